@@ -1,0 +1,277 @@
+#!/usr/bin/python
+"""Install distribution packages with apt, from the host's index or from files that the controller brought."""
+
+from __future__ import annotations
+
+import base64
+import glob
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: packages
+short_description: Install distribution packages, also on a host without a package index
+description:
+  - Asks dpkg what is missing and calls apt-get once for all of it.
+  - When nothing is missing it needs neither python3-apt nor an index, so check mode runs on an untouched host.
+  - The action plugin of the same name brings packages from the controller where the host reaches no index.
+options:
+  names:
+    description: Packages to have; real ones, not virtual.
+    type: list
+    elements: str
+    required: true
+  source:
+    description: Where packages come from. C(auto) asks the host's own apt whether it reaches its index.
+    choices: [auto, index, controller]
+    default: auto
+  cache_valid_time:
+    description: Seconds for which the package index counts as fresh.
+    type: int
+    default: 3600
+  lock_timeout:
+    description: Seconds to wait for another apt or dpkg.
+    type: int
+    default: 600
+  files:
+    description: Filled by the action plugin. Name and SHA-256 of each .deb in I(files_dir).
+    type: dict
+  files_dir:
+    description: Filled by the action plugin. Directory on the host that holds I(files).
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Install the firewall
+  packages:
+    names: [nftables]
+"""
+
+STATUS = "/var/lib/dpkg/status"
+LISTS = "/var/lib/apt/lists"
+
+
+class Failure(Exception):
+    """What the user is told: what failed, and the cure."""
+
+
+def installed(names: list[str]) -> set[str]:
+    """Those of `names` (of all packages, if empty) that dpkg has fully installed."""
+    query = subprocess.run(
+        ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *names],
+        capture_output=True,
+        text=True,
+    )
+    return {line.split()[0] for line in query.stdout.splitlines() if line.endswith(" installed")}
+
+
+def run(command: list[str]) -> str:
+    """Run a command that must succeed; its output."""
+    environment = {
+        **os.environ,
+        "DEBIAN_FRONTEND": "noninteractive",
+        "LC_ALL": "C.UTF-8",
+        "NEEDRESTART_MODE": "l",
+    }
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    if done.returncode:
+        tail = "\n".join(done.stdout.strip().splitlines()[-15:])
+        raise Failure(f"`{' '.join(command)}` ended with {done.returncode}:\n{tail}")
+    return done.stdout
+
+
+def reaches_index() -> bool:
+    """Whether the host's apt, with its own proxies and certificates, can fetch its first source's index."""
+    listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
+    urls = re.findall(r"^'(\S+/InRelease)'", listed.stdout, re.MULTILINE)
+    if not urls:
+        return False
+    impatient = ["Acquire::Retries=0", "Acquire::http::Timeout=8", "Acquire::https::Timeout=8"]
+    with tempfile.TemporaryDirectory() as directory:
+        command = ["/usr/lib/apt/apt-helper", *as_options(*impatient, "APT::Sandbox::User=root")]
+        target = os.path.join(directory, "InRelease")
+        return (
+            subprocess.run([*command, "download-file", urls[0], target], capture_output=True).returncode == 0
+        )
+
+
+def index_age() -> float:
+    """Seconds since apt last fetched an index; infinite when it has none."""
+    if not glob.glob(f"{LISTS}/*_Packages*"):
+        return float("inf")
+    return time.time() - os.stat(f"{LISTS}/partial" if os.path.isdir(f"{LISTS}/partial") else LISTS).st_mtime
+
+
+def as_options(*settings: str) -> list[str]:
+    """Settings of apt as command-line options."""
+    return [part for setting in settings for part in ("-o", setting)]
+
+
+def apt_update(lock_timeout: int) -> None:
+    """Refresh the host's package index."""
+    run(["apt-get", "update", *as_options("Acquire::Retries=3", f"DPkg::Lock::Timeout={lock_timeout}")])
+
+
+def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
+    """One apt-get for all of it; configuration files that the user changed stay as they are."""
+    settings = as_options(
+        f"DPkg::Lock::Timeout={lock_timeout}",
+        "Acquire::Retries=3",
+        "Dpkg::Options::=--force-confdef",
+        "Dpkg::Options::=--force-confold",
+    )
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *settings, *options, *what]
+    try:
+        run(command)
+    except Failure as failure:
+        # apt held dpkg's lock when it found this, so no other run is at work: a power cut or a kill left it.
+        if "dpkg was interrupted" not in str(failure):
+            raise
+        run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
+        run(command)
+
+
+def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> None:
+    """Install from the host's own package index, and look at the index anew if what it names is gone."""
+    fresh = index_age() < cache_valid_time
+    if not fresh:
+        apt_update(lock_timeout)
+    try:
+        apt_install(missing, lock_timeout)
+    except Failure:
+        if not fresh:
+            raise
+        apt_update(lock_timeout)
+        apt_install(missing, lock_timeout)
+
+
+def sha256(path: str) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def from_files(missing: list[str], files: dict[str, str], directory: str, lock_timeout: int) -> None:
+    """Install the .deb files that the controller's apt verified, each checked again against its SHA-256."""
+    # apt reads the files unprivileged; the directory that they were sent to is closed to others.
+    with tempfile.TemporaryDirectory(prefix="trainyard-packages-") as own:
+        os.chmod(own, 0o755)
+        for name, digest in files.items():
+            path = os.path.join(own, name)
+            shutil.move(os.path.join(directory, name), path)
+            os.chown(path, 0, 0)
+            os.chmod(path, 0o644)
+            if (found := sha256(path)) != digest:
+                raise Failure(f"{name} arrived damaged: SHA-256 {found}, expected {digest}. Run again.")
+        before = installed([])
+        # No download: what the files do not bring must be there already.
+        apt_install(sorted(glob.glob(f"{own}/*.deb")), lock_timeout, "--no-download")
+        # Given as a file, a dependency counts as wanted by the user; say again that it is not.
+        brought = installed([]) - before - set(missing)
+        if brought:
+            run(["apt-mark", "auto", *sorted(brought)])
+
+
+def signed_by(text: str) -> list[str]:
+    """Keyring files that a sources file (one-line or deb822) names."""
+    found = re.findall(r"^signed-by:\s*(/\S.*)$|\bsigned-by=([^\s\]]+)", text, re.MULTILINE | re.IGNORECASE)
+    return [
+        path for pair in found for part in pair for path in re.split(r"[\s,]+", part) if path.startswith("/")
+    ]
+
+
+def read_many(paths: list[str]) -> dict[str, str]:
+    """Path -> content (base64) of the files that are there."""
+    content = {}
+    for path in paths:
+        if os.path.isfile(path):
+            with open(path, "rb") as stream:
+                content[path] = base64.b64encode(stream.read()).decode()
+    return content
+
+
+def apt_state() -> dict:
+    """What another machine's apt needs to answer for this host: what it has, its sources, their keyrings."""
+
+    def dpkg(*arguments: str) -> list[str]:
+        return run(["dpkg", *arguments]).split()
+
+    sources = ["/etc/apt/sources.list", *sorted(glob.glob("/etc/apt/sources.list.d/*.list"))]
+    sources += sorted(glob.glob("/etc/apt/sources.list.d/*.sources"))
+    keyrings = ["/etc/apt/trusted.gpg", *sorted(glob.glob("/etc/apt/trusted.gpg.d/*"))]
+    for path in sources:
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                keyrings += signed_by(stream.read())
+    with open(STATUS, "rb") as stream:
+        status = base64.b64encode(gzip.compress(stream.read(), 6)).decode()
+    return {
+        "architecture": dpkg("--print-architecture")[0],
+        "foreign": dpkg("--print-foreign-architectures"),
+        "status": status,
+        "sources": read_many(sources),
+        "keyrings": read_many(keyrings),
+        "preferences": read_many(["/etc/apt/preferences", *sorted(glob.glob("/etc/apt/preferences.d/*"))]),
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "source": {"choices": ["auto", "index", "controller"], "default": "auto"},
+            "cache_valid_time": {"type": "int", "default": 3600},
+            "lock_timeout": {"type": "int", "default": 600},
+            "files": {"type": "dict"},
+            "files_dir": {"type": "path"},
+        },
+        required_together=[["files", "files_dir"]],
+        supports_check_mode=True,
+    )
+    options = module.params
+    if not (shutil.which("apt-get") and shutil.which("dpkg-query")):
+        module.fail_json(
+            msg="this host has no apt-get. Trainyard serves Debian 12 or later and Ubuntu 22.04 or later; "
+            "take the host out of the inventory."
+        )
+
+    def missing_of(names: list[str]) -> list[str]:
+        present = installed(names) if names else set()
+        return [name for name in names if name not in present]
+
+    missing = missing_of(options["names"])
+    if not missing or module.check_mode:
+        module.exit_json(changed=bool(missing), installed=missing)
+    try:
+        if options["files"] is not None:
+            from_files(missing, options["files"], options["files_dir"], options["lock_timeout"])
+        elif options["source"] == "controller" or (options["source"] == "auto" and not reaches_index()):
+            module.exit_json(changed=False, installed=[], wanted=missing, apt_state=apt_state())
+        else:
+            from_index(missing, options["cache_valid_time"], options["lock_timeout"])
+    except Failure as failure:
+        module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
+    still = missing_of(missing)
+    if still:
+        module.fail_json(
+            msg=f"apt-get ended well, but {', '.join(still)} is not there. A virtual package? Name a real one."
+        )
+    module.exit_json(changed=True, installed=missing)
+
+
+if __name__ == "__main__":
+    main()
