@@ -1,0 +1,551 @@
+"""Hold the whole inventory against what Trainyard needs, and report every problem at once.
+
+It runs on the controller and contacts no host. Each problem names the host or file, the key, what was found, what was
+expected and the cure. The checks are plain functions from (groups, variables, roles' specs) to problems; only
+`ActionModule` at the end knows Ansible.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.plugins.action import ActionBase
+
+HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+SHARED_PREFIXES = ("cluster", "trainyard")  # ours, though no role has that name
+
+
+class Undefined:
+    """A value that cannot be worked out yet, such as a template over facts that are not gathered. `str` gives the reason."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: `where` is a host, group or file; `key` the variable, or empty."""
+
+    where: str
+    key: str
+    found: str
+    expected: str
+    cure: str
+
+    def __str__(self) -> str:
+        key = f"{self.key}: " if self.key else ""
+        return f"{self.where}: {key}found {self.found}; expected {self.expected}. {self.cure}"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What the checks look at.
+
+    `groups`: group to hosts, in inventory order. `hosts`: host to its variables, templates resolved. `specs`: variable
+    to its option in a role's argument spec. `roles`: names of the roles. `source`: the inventory as the user named it.
+    `origins`: (host, variable) to "file:line", where it is known.
+    """
+
+    groups: Mapping[str, list[str]]
+    hosts: Mapping[str, Mapping[str, Any]]
+    specs: Mapping[str, Mapping[str, Any]]
+    roles: Iterable[str] = ()
+    source: str = "the inventory"
+    origins: Mapping[tuple[str, str], str] = ()
+
+    def members(self) -> list[str]:
+        """The cluster's hosts; the group's name is the contract with the playbooks."""
+        return list(self.groups.get("cluster", []))
+
+    def where(self, host: str, key: str = "") -> str:
+        origin = dict(self.origins).get((host, key))
+        return f"{host} ({origin})" if origin else host
+
+    def local(self) -> bool:
+        """True if the hosts are directories of this machine: they share its name and its addresses."""
+        return bool(self.members()) and all(
+            str(self.hosts[host].get("local_mode")).lower() in ("true", "yes") for host in self.members()
+        )
+
+
+def check(inventory: Inventory) -> list[Problem]:
+    """All problems that are visible without contacting a host, each once, in a stable order."""
+    checks = (
+        check_groups,
+        check_names,
+        check_network,
+        check_addresses,
+        check_known_variables,
+        check_types,
+        check_process_counts,
+    )
+    problems = [problem for each in checks for problem in each(inventory)]
+    return list(dict.fromkeys(problems))
+
+
+def check_groups(inventory: Inventory) -> Iterable[Problem]:
+    """Exactly one head; every host of the cluster is the head or a worker, never both."""
+    groups, source = inventory.groups, inventory.source
+    head, workers, members = (list(groups.get(name, [])) for name in ("head", "workers", "cluster"))
+    if not members and not head and not workers:
+        near = [name for name in groups if name not in ("all", "ungrouped") and groups[name]]
+        found = "no host in it" if not near else f"no host in it, but in: {', '.join(sorted(near))}"
+        yield Problem(
+            source,
+            "cluster",
+            found,
+            "at least one host, in the group head below the group cluster",
+            "Begin with a copy of one of inventory/examples, and name it with -i",
+        )
+        return
+    if len(head) != 1:
+        yield Problem(
+            source,
+            "head",
+            f"{len(head)} hosts ({', '.join(head)})" if head else "no host",
+            "exactly one host: it is node 0, where a run's ranks meet",
+            f"Move {'all but one of them' if head else 'one of the workers'} to the group "
+            f"{'workers' if head else 'head'}",
+        )
+    for host in sorted(set(head) & set(workers)):
+        yield Problem(
+            inventory.where(host),
+            "head, workers",
+            "the host in both groups",
+            "each host in one of them",
+            "Remove it from workers",
+        )
+    for host in [host for host in [*head, *workers] if host not in members]:
+        yield Problem(
+            inventory.where(host),
+            "cluster",
+            "the host in head or workers, but not in cluster",
+            "head and workers to be children of the group cluster",
+            "Write cluster: {children: {head: …, workers: …}}",
+        )
+    for host in [host for host in members if host not in head and host not in workers]:
+        yield Problem(
+            inventory.where(host),
+            "cluster",
+            "the host in cluster, but neither in head nor in workers",
+            "it to have its place in the order of the ranks",
+            "Put it into head or workers",
+        )
+
+
+def check_names(inventory: Inventory) -> Iterable[Problem]:
+    """Every name can be a machine's host name, and no two machines share one."""
+    if inventory.local():
+        return
+    taken: dict[str, str] = {}
+    for host in inventory.members():
+        own = inventory.hosts[host].get("identity_hostname") or host
+        for key, name in ({"": host} | ({"identity_hostname": own} if own != host else {})).items():
+            if fault := name_fault(str(name)):
+                cure = f"Rename it, for instance to {proper_name(str(name), len(taken) + 1)}"
+                if not key and is_ipv4(host):
+                    cure += f", and give it ansible_host: {host}"
+                yield Problem(
+                    inventory.where(host, key),
+                    key or "host name",
+                    f"{name!s:.80} ({fault})",
+                    "letters, digits and hyphens, as RFC 1123 has it",
+                    cure,
+                )
+        other = taken.setdefault(str(own).lower(), host)
+        if other != host:
+            yield Problem(
+                inventory.where(host, "identity_hostname"),
+                "host name",
+                f"{own}, which {other} has, too",
+                "one name a machine: ranks with equal names believe that they share a machine",
+                "Give one of them another name",
+            )
+
+
+def name_fault(name: str) -> str:
+    """What makes `name` unfit as a host name; empty if nothing does."""
+    if name.lower().split(".")[0] == "localhost":
+        return "this name means every machine itself"
+    if is_ipv4(name) or name.rpartition(".")[2].isdigit():
+        return "it reads as an address"
+    if len(name) > HOST_NAME_MAX:
+        return f"{len(name)} characters, {HOST_NAME_MAX} are allowed"
+    if "_" in name:
+        return "an underscore"
+    for label in name.split("."):
+        if len(label) > 63:
+            return f"a part of {len(label)} characters, 63 are allowed"
+        if not LABEL.fullmatch(label):
+            return f"the part {label!r}"
+    return ""
+
+
+def proper_name(name: str, number: int) -> str:
+    """A fit name near `name`, to propose."""
+    near = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63].strip("-")
+    return near if near and not name_fault(near) and near != name else f"node{number}"
+
+
+def check_network(inventory: Inventory) -> Iterable[Problem]:
+    """One cluster_network for all, a real IPv4 network with room for the hosts."""
+    if inventory.local():
+        return
+    found = {host: inventory.hosts[host].get("cluster_network") for host in inventory.members()}
+    by_value: dict[str, list[str]] = {}
+    for host, value in found.items():
+        by_value.setdefault(str(value), []).append(host)
+    if len(by_value) > 1:
+        listed = "; ".join(f"{value} ({', '.join(hosts)})" for value, hosts in by_value.items())
+        yield Problem(
+            inventory.source,
+            "cluster_network",
+            f"several values: {listed}",
+            "one for the whole cluster",
+            "Set it once, under all: vars:",
+        )
+    for hosts in by_value.values():
+        host = hosts[0]
+        value = found[host]
+        if fault := network_fault(value):
+            yield Problem(
+                inventory.where(host, "cluster_network") if value is not None else inventory.source,
+                "cluster_network",
+                "nothing" if value is None else f"{value} ({fault})",
+                "the hosts' IPv4 network in CIDR form, such as 192.168.1.0/24",
+                network_cure(value),
+            )
+
+
+def network_of(value: Any) -> ipaddress.IPv4Network | None:
+    return None if network_fault(value) else ipaddress.IPv4Network(value)
+
+
+def network_fault(value: Any) -> str:
+    """What is wrong with a cluster_network; empty if nothing is."""
+    if value is None:
+        return "not set"
+    if not isinstance(value, str) or "/" not in value:
+        return str(value) if isinstance(value, Undefined) else "no prefix length such as /24"
+    try:
+        network = ipaddress.IPv4Network(value)
+    except ValueError as error:
+        return str(error)
+    if network.is_loopback or network.is_multicast or network.network_address.is_unspecified:
+        return "no network between machines"
+    if network.prefixlen == 32:
+        return "a single address"
+    return ""
+
+
+def network_cure(value: Any) -> str:
+    try:
+        return f"Write cluster_network: {ipaddress.IPv4Network(value, strict=False)}"
+    except ValueError:
+        return "Set it under all: vars:"
+
+
+def check_addresses(inventory: Inventory) -> Iterable[Problem]:
+    """Each host has one usable address of its own in the cluster's network, and is reached at a place of its own."""
+    if inventory.local():
+        return
+    owners: dict[str, str] = {}
+    reached: dict[tuple, str] = {}
+    for host in inventory.members():
+        variables = inventory.hosts[host]
+        key = "cluster_address" if variables.get("cluster_address") is not None else "ansible_host"
+        value = variables.get(key)
+        network = network_of(variables.get("cluster_network"))
+        where = inventory.where(host, key)
+        if fault := address_fault(value, network):
+            expected = f"an IPv4 address of a host in {network}" if network else "an IPv4 address"
+            cure = "Correct it, or cluster_network" if network else "Write it in the form 192.168.1.101"
+            if key == "ansible_host":
+                cure = "Set cluster_address, the host's address on the cluster's network, or make ansible_host that address"
+            yield Problem(where, key, fault, expected, cure)
+        elif (other := owners.setdefault(str(value), host)) != host:
+            yield Problem(
+                where,
+                key,
+                f"{value}, which {other} has, too",
+                "an address of its own for every host",
+                "Correct one of the two",
+            )
+        place = tuple(
+            str(variables.get(name, default))
+            for name, default in (
+                ("ansible_host", host),
+                ("ansible_port", 22),
+                ("ansible_ssh_common_args", ""),
+            )
+        )
+        other = reached.setdefault(place, host)
+        if other != host and key != "ansible_host":
+            yield Problem(
+                inventory.where(host, "ansible_host"),
+                "ansible_host",
+                f"{place[0]} port {place[1]}, where {other} is reached, too",
+                "every host at a place of its own",
+                "Correct one of the two, or tell them apart by ansible_port",
+            )
+
+
+def address_fault(value: Any, network: ipaddress.IPv4Network | None) -> str:
+    """What was found where a host's address in `network` should be; empty if it is one."""
+    if value is None:
+        return "nothing"
+    if not is_ipv4(value):
+        return f"{value!s:.80}, which is not an IPv4 address"
+    address = ipaddress.IPv4Address(value)
+    if network is None:
+        return ""
+    if address not in network:
+        return f"{value}, which is outside of cluster_network {network}"
+    if network.prefixlen < 31 and address == network.network_address:
+        return f"{value}, which is the address of the network itself"
+    if network.prefixlen < 31 and address == network.broadcast_address:
+        return f"{value}, which is the network's broadcast address"
+    return ""
+
+
+def is_ipv4(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(ipaddress.IPv4Address(value))
+    except ValueError:
+        return False
+
+
+def check_known_variables(inventory: Inventory) -> Iterable[Problem]:
+    """A variable that begins like one of ours, or differs from one of ours by a slip, must be one of ours."""
+    prefixes = tuple(f"{name}_" for name in {*SHARED_PREFIXES, *inventory.roles})
+    for key, hosts in variables_of_hosts(inventory).items():
+        if key in inventory.specs:
+            continue
+        slip = next((name for name in inventory.specs if is_slip(key, name)), None)
+        if not key.startswith(prefixes) and not slip:
+            continue
+        near = slip or next(iter(difflib.get_close_matches(key, inventory.specs, 1, 0.6)), None)
+        yield Problem(
+            origin_of_first(inventory, hosts, key),
+            key,
+            "a variable that no role has",
+            f"{near}" if near else f"a variable of the role {key.split('_')[0]}",
+            f"Write {near} if that is meant, or remove it"
+            if near
+            else "Remove it; docs/variables.md lists them all",
+        )
+
+
+def is_slip(name: str, known: str) -> bool:
+    """True if `name` is `known` with one character missing, doubled, changed, or two neighbours swapped."""
+    if name == known or abs(len(name) - len(known)) > 1 or len(known) < 8:
+        return False
+    common = len(os.path.commonprefix([name, known]))
+    rest, known_rest = name[common:], known[common:]
+    return (
+        rest[1:] == known_rest[1:]
+        or rest[1:] == known_rest
+        or rest == known_rest[1:]
+        or (rest[:2] == known_rest[:2][::-1] and rest[2:] == known_rest[2:])
+    )
+
+
+def check_types(inventory: Inventory) -> Iterable[Problem]:
+    """The variables that are set have the types, choices and elements of the roles' argument specs."""
+    for key, hosts in variables_of_hosts(inventory).items():
+        if key not in inventory.specs or key in (
+            "cluster_address",
+            "cluster_network",
+        ):  # they have better checks
+            continue
+        option = {
+            name: item for name, item in inventory.specs[key].items() if name not in ("required", "default")
+        }
+        for host in hosts:
+            value = inventory.hosts[host][key]
+            if isinstance(value, Undefined):
+                continue  # a template over facts; the role will see its value
+            errors = ArgumentSpecValidator({key: option}).validate({key: value}).error_messages
+            for error in errors:
+                yield Problem(  # equal ones, from a variable of a group, count once
+                    dict(inventory.origins).get((host, key)) or host,
+                    key,
+                    f"{value!r:.100}",
+                    expected_by(option),
+                    f"Correct it ({error.rstrip('.')})",
+                )
+
+
+def expected_by(option: Mapping[str, Any]) -> str:
+    """An argument spec's option in words."""
+    words = {
+        "str": "a string",
+        "int": "an integer",
+        "bool": "true or false",
+        "list": "a list",
+        "dict": "a mapping",
+    }
+    kind = option.get("type", "str")
+    text = words.get(kind, f"a value of the type {kind}")
+    if option.get("choices"):
+        text = f"one of {', '.join(map(str, option['choices']))}"
+    elif kind == "list" and option.get("elements"):
+        text = f"a list, each of its items {words.get(option['elements'], option['elements'])}"
+    return text
+
+
+def check_process_counts(inventory: Inventory) -> Iterable[Problem]:
+    for host in inventory.members():
+        value = inventory.hosts[host].get("nproc_per_node")
+        if re.fullmatch(r"-?\d+", str(value)) and int(value) < 1:
+            yield Problem(
+                inventory.where(host, "nproc_per_node"),
+                "nproc_per_node",
+                str(value),
+                "1 or more processes",
+                "Leave it out for one a GPU",
+            )
+
+
+def check_interfaces(inventory: Inventory) -> Iterable[Problem]:
+    """The interfaces that the inventory names exist, as far as hosts' facts are known."""
+    for host in inventory.members():
+        variables = inventory.hosts[host]
+        there = (variables.get("ansible_facts") or {}).get("interfaces")
+        if not there or inventory.local():
+            continue
+        for key, names in named_interfaces(variables).items():
+            for name in names:
+                if name not in there:
+                    yield Problem(
+                        inventory.where(host, key),
+                        key,
+                        f"{name}, which the host has not got",
+                        f"one of {', '.join(sorted(there))}",
+                        "Correct the name; `ip -brief link` on the host lists them",
+                    )
+
+
+def named_interfaces(variables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Variable to the names of interfaces that must exist beforehand."""
+    named = (
+        {"cluster_interface": [variables["cluster_interface"]]} if variables.get("cluster_interface") else {}
+    )
+    interfaces = variables.get("network_interfaces")
+    if isinstance(interfaces, list):
+        named["network_interfaces"] = [
+            item["name"]
+            for item in interfaces
+            if isinstance(item, Mapping) and isinstance(item.get("name"), str)
+        ]
+    return {key: [name for name in names if isinstance(name, str)] for key, names in named.items()}
+
+
+def variables_of_hosts(inventory: Inventory) -> dict[str, list[str]]:
+    """Variable to the hosts that have it, hosts outside of the cluster left out."""
+    found: dict[str, list[str]] = {}
+    for host in inventory.members():
+        for key in inventory.hosts[host]:
+            found.setdefault(str(key), []).append(host)
+    return found
+
+
+def origin_of_first(inventory: Inventory, hosts: list[str], key: str) -> str:
+    """Where `key` is set: its file and line if known, else the host."""
+    origin = dict(inventory.origins).get((hosts[0], key))
+    return origin or (hosts[0] if len(hosts) == 1 else inventory.source)
+
+
+def report(problems: list[Problem], contacted: bool) -> str:
+    """The message that the user reads."""
+    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+    untouched = "nothing was changed" if contacted else "no host was contacted"
+    return "\n".join(
+        [f"The inventory has {count}; {untouched}.", *(f"  - {problem}" for problem in problems)]
+    )
+
+
+def read_specs(roles: str) -> tuple[list[str], dict[str, dict]]:
+    """The roles in the directory `roles`, and the options of all entry points in their argument specs."""
+    names = sorted(entry.name for entry in os.scandir(roles) if entry.is_dir())
+    specs: dict[str, dict] = {}
+    for name in names:
+        path = os.path.join(roles, name, "meta", "argument_specs.yml")
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
+                    specs.update(entry.get("options") or {})
+    return names, specs
+
+
+def origin_of(value: Any) -> str:
+    """ "file:line" of a value that Ansible read from an inventory, or an empty string: it does not promise to know."""
+    try:
+        from ansible._internal._datatag._tags import Origin
+    except ImportError:
+        return ""
+    origin = Origin.get_tag(value)
+    if not origin or not origin.path:
+        return (origin.description or "") if origin else ""
+    path = short_path(origin.path)
+    return f"{path}:{origin.line_num}" if origin.line_num else path
+
+
+def short_path(path: str) -> str:
+    """`path` relative to the working directory if it lies below it."""
+    return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+
+
+class ActionModule(ActionBase):
+    """`roles`: the directory of the roles. `facts`: check what facts tell, instead of what the inventory alone does."""
+
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _, arguments = self.validate_argument_spec(
+            {"roles": {"type": "path", "required": True}, "facts": {"type": "bool", "default": False}}
+        )
+        inventory = self._inventory(task_vars, arguments["roles"])
+        problems = list(check_interfaces(inventory)) if arguments["facts"] else check(inventory)
+        if problems:
+            return {"failed": True, "msg": report(problems, contacted=arguments["facts"])}
+        return {"changed": False}
+
+    def _inventory(self, task_vars: Mapping[str, Any], roles: str) -> Inventory:
+        names, specs = read_specs(roles)
+        groups = {name: list(hosts) for name, hosts in task_vars["groups"].items()}
+        wanted = tuple(f"{name}_" for name in {*SHARED_PREFIXES, *names})
+        known = {"ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_facts"}
+        hosts: dict[str, dict[str, Any]] = {}
+        origins: dict[tuple[str, str], str] = {}
+        for host in {host for name in ("cluster", "head", "workers") for host in groups.get(name, [])}:
+            variables = task_vars["hostvars"][host]
+            hosts[host] = {}
+            for key in variables:
+                ours = key.startswith(wanted) or key in specs or any(is_slip(key, name) for name in specs)
+                if not ours and key not in known:
+                    continue
+                origins[host, key] = origin_of(key)
+                try:
+                    hosts[host][key] = value = variables[key]
+                    origins[host, key] = origin_of(value) or origins[host, key]
+                except AnsibleError as error:
+                    hosts[host][key] = Undefined(f"a template that fails: {error.message}")
+        sources = [short_path(source) for source in task_vars.get("ansible_inventory_sources") or []]
+        return Inventory(groups, hosts, specs, names, ", ".join(sources) or "the inventory", origins)
