@@ -4,25 +4,32 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# Named, so that it holds in a directory that others may write to, too, where Ansible would pass ansible.cfg over.
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+# Ansible starts in no other locale.
+ANSIBLE := $(if $(filter UTF-8,$(shell locale charmap 2>/dev/null)),,LC_ALL=C.UTF-8) $(BIN)/ansible-playbook
 
 .PHONY: help
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# The stamps make each step run once per change of its lock.
+# ---- the environments; the stamps make each step run once per change of its lock ----
+
 $(VENV)/.controller: requirements/controller.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --require-hashes -r requirements/controller.txt
-	touch $@
+	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	  echo "Making .venv for Ansible with $$python (once; about half a minute)"; \
+	  "$$python" -m venv $(VENV)
+	@$(PIP) --require-hashes -r requirements/controller.txt
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.controller requirements/dev.txt requirements/torch.txt
-	$(PIP) --require-hashes -r requirements/dev.txt
-	$(PIP) -r requirements/torch.txt
-	touch $@
+	@echo "Adding to .venv what the tests need, torch too (once; some minutes)"
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) -r requirements/torch.txt
+	@touch $@
 
 .PHONY: venv dev lock
 venv: $(VENV)/.controller ## the controller's own environment, in .venv
@@ -33,3 +40,29 @@ lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, w
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --no-header -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt; \
 	done
+
+# ---- the demo ----
+
+.PHONY: demo show
+demo: name := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
+demo: $(VENV)/.controller ## train a small model on this machine, as two nodes, without root, and show it
+	$(ANSIBLE) site.yml
+	$(ANSIBLE) train.yml -e config=inventory/local/demo.yaml -e run=$(name)
+	@$(BIN)/python scripts/show_run.py runs/$(name) --below-unigram 1.0
+
+show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
+	@$(BIN)/python scripts/show_run.py $(addprefix runs/,$(RUN))
+
+# ---- the tests ----
+
+.PHONY: test lint
+test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS="unit distributed"
+	@$(BIN)/python tests/run.py $(LAYERS)
+
+lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own rules
+	@$(BIN)/python tests/run.py lint
+
+.PHONY: clean
+clean: ## remove what was generated here, the runs in runs/ apart
+	rm -rf $(VENV) .trainyard .ansible .pytest_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

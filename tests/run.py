@@ -1,0 +1,194 @@
+"""Runs the layers of tests, fast ones first, and sums up: what passed, what failed, what was skipped and why.
+
+    tests/run.py [LAYER …]        all layers, or the named ones; `make test` calls this
+
+A layer that fails does not hide the later ones. One that passes its time limit is stopped and counts as failed.
+The last line is `N passed, N failed, N skipped`; the exit status is 0 only where nothing failed.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, not the system's
+
+# Layer -> minutes after which it is stopped. Together they stay below CI's limit; on 2 cores they take about half of it.
+LIMITS = {"lint": 5, "unit": 5, "distributed": 10, "playbooks": 10, "lab": 25}
+
+
+@dataclass
+class Result:
+    """What one layer came to."""
+
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+    skips: list[str] = field(default_factory=list)  # the reason of each skipped test
+    seconds: float = 0.0
+
+
+def shell_scripts():
+    """The checked-in files that bash runs: named *.sh, or with a shell's name in their first line."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file() or path.suffix == ".j2":
+            continue
+        with path.open("rb") as file:
+            first = file.readline(100)
+        if path.suffix == ".sh" or (
+            first.startswith(b"#!") and first.split(b"/")[-1].strip().endswith(b"sh")
+        ):
+            yield name
+
+
+def lint_checks():
+    """The checks of `make lint`: (name, command) pairs."""
+    return [
+        ("ruff check", [BIN / "ruff", "check", "."]),
+        ("ruff format", [BIN / "ruff", "format", "--check", "."]),
+        ("yamllint", [BIN / "yamllint", "--strict", "."]),
+        ("ansible-lint", [BIN / "ansible-lint"]),
+        ("bash -n", ["bash", "-c", 'for script; do bash -n "$script" || bad=1; done; exit ${bad:-0}', "--", *shell_scripts()]),
+        ("house rules", [BIN / "python", "-m", "pytest", "-q", "tests/unit/test_house_rules.py"]),
+    ]  # fmt: skip
+
+
+def run(command, seconds):
+    """Runs `command` in a process group of its own; returns its exit status, or None where it took too long.
+
+    A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what they built.
+    """
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        stop(process)
+        return None
+    except KeyboardInterrupt:
+        stop(process)
+        raise
+
+
+def stop(process):
+    """Ends `process` and all of its group: asked twice, then killed."""
+    for number, seconds in ((signal.SIGINT, 60), (signal.SIGTERM, 10)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=seconds)
+            break
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            continue
+    # What is left of the group, if anything is.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def lint(limit):
+    """The lint layer: every check counts as one test."""
+    result = Result()
+    for name, command in lint_checks():
+        print(f"-- {name}", flush=True)
+        status = run(command, limit)
+        if status == 0:
+            result.passed += 1
+        else:
+            result.failures.append(
+                f"{name}: {'took too long' if status is None else f'exit status {status}'}"
+            )
+    return result
+
+
+def pytest(layer, limit, report):
+    """A layer of pytest's: tests/LAYER, counted from its XML report."""
+    command = [BIN / "python", "-m", "pytest", "-q", f"tests/{layer}", f"--junit-xml={report}"]
+    status = run(command, limit)
+    result = read_report(report)
+    if status is None:
+        result.failures.append(f"tests/{layer}: stopped at its limit of {limit // 60} minutes")
+    elif status == 5 and not result.skips:
+        result.failures.append(f"tests/{layer}: there is no test in it")
+    elif status not in (0, 1, 5) or (status == 1 and not result.failures):
+        result.failures.append(f"tests/{layer}: pytest ended with status {status}")
+    return result
+
+
+def read_report(path):
+    """Counts a JUnit XML report of pytest's; a missing or cut-off one counts as nothing."""
+    result = Result()
+    try:
+        cases = list(ElementTree.parse(path).iter("testcase"))
+    except (OSError, ElementTree.ParseError):
+        return result
+    for case in cases:
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            result.failures.append(f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}")
+        elif skipped is not None:
+            result.skips.append(skipped.get("message") or "no reason given")
+        else:
+            result.passed += 1
+    return result
+
+
+def summary(results):
+    """The closing table, the reasons for skips, the failed tests, and the plain last line."""
+    lines = ["", f"{'layer':<14}{'passed':>8}{'failed':>8}{'skipped':>9}{'time':>9}"]
+    for layer, result in results.items():
+        minutes, seconds = divmod(round(result.seconds), 60)
+        counts = f"{result.passed:>8}{len(result.failures):>8}{len(result.skips):>9}"
+        lines.append(f"{layer:<14}{counts}{f'{minutes}:{seconds:02}':>9}")
+    reasons = Counter((layer, reason) for layer, result in results.items() for reason in result.skips)
+    if reasons:
+        lines += ["", "Skipped:"]
+        lines += [f"  {layer}: {count} x {reason}" for (layer, reason), count in reasons.items()]
+    failures = [f"  {layer}: {name}" for layer, result in results.items() for name in result.failures]
+    if failures:
+        lines += ["", "Failed:", *failures]
+    passed = sum(result.passed for result in results.values())
+    skipped = sum(len(result.skips) for result in results.values())
+    lines += ["", f"{passed} passed, {len(failures)} failed, {skipped} skipped"]
+    return "\n".join(lines)
+
+
+def main(names):
+    unknown = [name for name in names if name not in LIMITS]
+    if unknown:
+        print(f"no layer is named {unknown[0]!r}; there are: {' '.join(LIMITS)}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed runner tidies up, too
+    results = {}
+    reports = Path(tempfile.mkdtemp(prefix="trainyard-tests-"))
+    try:
+        for layer in names or LIMITS:
+            print(f"\n==== {layer}", flush=True)
+            start = time.monotonic()
+            limit = LIMITS[layer] * 60
+            try:
+                results[layer] = (
+                    lint(limit) if layer == "lint" else pytest(layer, limit, reports / f"{layer}.xml")
+                )
+            except KeyboardInterrupt:
+                results[layer] = Result(failures=["interrupted"])
+                return 130
+            finally:
+                result = results.setdefault(layer, Result(failures=["broken off"]))
+                result.seconds = time.monotonic() - start
+    finally:
+        print(summary(results), flush=True)
+        shutil.rmtree(reports)
+    return 1 if any(result.failures for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

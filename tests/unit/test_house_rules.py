@@ -1,0 +1,207 @@
+"""The rules of the house that no other tool checks: what a file may not name, and what must agree with what."""
+
+import hashlib
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ("controller", "trainer", "dev")
+
+
+def committed():
+    """The checkout's text files as git knows them: (name, text) pairs, new and not yet ignored ones included."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            yield name, path.read_text(encoding="utf-8", errors="replace")
+
+
+# What would tie the repository to one machine or one registry. The brackets keep this file from matching itself.
+FORBIDDEN = {
+    "a path of one machine": r"(?<![\w.~-])/(?:hom[e]/(?!me/)\w|User[s]/\w|roo[t]/\w|wor[k]/|opt/whe[e]ls|opt/pyp[i])",
+    "a package index": r"https?://\S+/simpl[e]\b|\b(?:index-url|find-links)[ =]+\S*://",
+    "a registry's host": r"\b(?:pypi\.or[g]|pythonhosted\.or[g]|download\.pytorch\.or[g]|deb\.debian\.or[g]|archive\.ubuntu\.co[m])",
+    "a password or key": r"-----BEGIN [A-Z ]*PRIVATE KE[Y]|password: [\"']?\w{4,}$",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what):
+    pattern = re.compile(FORBIDDEN[what])
+    found = [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name, text in committed()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found, f"{what} stands in:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("a path of one machine", "cache: /hom" + "e/anna/.cache"),
+        ("a path of one machine", "PIP_FIND_LINKS=/opt/whe" + "els"),
+        ("a package index", "https://mirror.example.org/simpl" + "e/"),
+        ("a package index", "--extra-index-url https" + "://mirror.example.org/cpu"),
+        ("a registry's host", "see pypi.or" + "g"),
+        ("a password or key", "-----BEGIN OPENSSH PRIVATE KE" + "Y-----"),
+    ],
+)
+def test_the_patterns_find(what, line):
+    assert re.search(FORBIDDEN[what], line)
+
+
+# ---- locks ----
+
+
+def name_of(requirement):
+    """The normalised package name at the start of a requirement line."""
+    return re.match(r"[A-Za-z0-9._-]+", requirement).group().lower().replace("_", "-").replace(".", "-")
+
+
+def read_lock(name):
+    """A lock's packages: name -> (pinned version with its marker, its hashes)."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    packages = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            pinned = line.split("--hash")[0].strip()
+            packages.setdefault(name_of(line), []).append((pinned, re.findall(r"--hash=(\S+)", line)))
+    return packages
+
+
+def read_in(name):
+    """The packages that requirements/NAME.in asks for itself."""
+    lines = (ROOT / "requirements" / f"{name}.in").read_text().splitlines()
+    return {name_of(line) for line in lines if re.match(r"[A-Za-z0-9]", line)}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_package_is_pinned_and_hashed(lock):
+    packages = read_lock(lock)
+    assert read_in(lock) <= set(packages)
+    for lines in packages.values():
+        for pinned, hashes in lines:
+            assert re.match(r"[A-Za-z0-9._-]+==[^ ;]+", pinned), f"{lock}.txt: not pinned: {pinned}"
+            assert hashes, f"{lock}.txt: no hash: {pinned}"
+            assert all(digest.startswith("sha256:") for digest in hashes)
+
+
+def test_the_locks_agree():
+    dev = read_lock("dev")
+    for lock in ("controller", "trainer"):
+        for name, lines in read_lock(lock).items():
+            pins, expected = ({pinned.split(" ")[0] for pinned, _ in lines} for lines in (lines, dev[name]))
+            assert pins == expected, f"{lock}.txt and dev.txt pin {name} differently"
+
+
+def test_torch_has_one_version():
+    (version,) = re.findall(r"^torch==(\S+)$", (ROOT / "requirements/torch.txt").read_text(), re.M)
+    for name, text in committed():
+        if name == "tests/unit/test_house_rules.py":
+            continue
+        for found in re.findall(r"\btorch(?:==|_version: *[\"']?)(\d[\w.+]*)", text):
+            assert found == version, f"{name} names torch {found}; requirements/torch.txt has {version}"
+
+
+def test_architecture_gives_a_reason_for_every_dependency():
+    text = (ROOT / "docs/architecture.md").read_text().lower()
+    table = text[text.index("## dependencies") :]
+    asked = {package for lock in LOCKS for package in read_in(lock)} | {"torch"}
+    missing = [package for package in sorted(asked) if not re.search(rf"\b{re.escape(package)}\b", table)]
+    assert not missing, f"docs/architecture.md, Dependencies: no word about {', '.join(missing)}"
+
+
+# ---- roles ----
+
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
+
+
+def load(path):
+    return yaml.safe_load(path.read_text()) or {}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_roles_options_equal_its_defaults(role):
+    folder = ROOT / "roles" / role
+    entries = load(folder / "meta/argument_specs.yml")["argument_specs"]
+    defaults = load(folder / "defaults/main.yml") if (folder / "defaults/main.yml").exists() else {}
+    assert "main" in entries
+    options = {}
+    for entry in entries.values():
+        assert entry.get("short_description"), f"{role}: an entry point without short_description"
+        options.update(entry.get("options", {}))
+    own = {name for name in options if name.startswith(f"{role}_")}
+    for name, option in options.items():
+        assert option.get("description"), f"{role}: {name} has no description"
+        assert name in defaults or option.get("required") or name not in own, f"{role}: {name} has no default"
+        if name in defaults and "default" in option:
+            assert option["default"] == defaults[name], f"{role}: {name}'s two defaults differ"
+    assert set(defaults) <= own, f"{role}: defaults that argument_specs.yml does not name"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_roles_entry_points_exist(role):
+    folder = ROOT / "roles" / role
+    for entry in load(folder / "meta/argument_specs.yml")["argument_specs"]:
+        assert (folder / "tasks" / f"{entry}.yml").is_file(), f"{role}: no tasks/{entry}.yml"
+
+
+# ---- documents ----
+
+DOCUMENTS = sorted(name for name, _ in committed() if name.endswith(".md"))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name):
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (ROOT / name).parent.joinpath(target).exists(), (
+                f"{name} links to {target}, which is not there"
+            )
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_in_documents_exist(name):
+    text = (ROOT / name).read_text()
+    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):(?!=)", (ROOT / "Makefile").read_text(), re.M))
+    targets = {target for line in targets for target in line.split()}
+    commands = re.findall(r"^(?:    |\$ )?make ([a-z-]+)", text, re.M) + re.findall(r"`make ([a-z-]+)", text)
+    for target in commands:
+        assert target in targets, f"{name}: make {target} is no target of the Makefile"
+    for playbook in re.findall(r"ansible-playbook [^`#\n]*?([\w/-]+\.yml)", text):
+        assert (ROOT / playbook).is_file(), f"{name}: {playbook} is not there"
+
+
+# ---- the shipped texts ----
+
+TEXTS = sorted((ROOT / "trainer/data/texts").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_a_shipped_text_is_the_one_that_its_readme_states(path):
+    data = path.read_bytes()
+    stated = (path.parent / "README.md").read_text()
+    section = stated[stated.index(f"## {path.name}") :].split("\n## ")[0]
+    assert hashlib.sha256(data).hexdigest() in section
+    assert "Public domain" in section
+    assert f"{len(data):,} bytes" in section
+    paragraphs = data.decode("utf-8").split("\n\n")
+    assert 300_000 < len(data) < 700_000
+    assert len(paragraphs) > 500
+    assert all(paragraph.strip() and "\n" not in paragraph.strip() for paragraph in paragraphs)
+
+
+def test_the_shipped_texts_are_package_data():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["package-data"]["trainer.data"] == ["texts/*"]
+    assert TEXTS
