@@ -21,7 +21,7 @@ module: packages
 short_description: Install distribution packages, also on a host without a package index
 description:
   - Asks dpkg what is missing and calls apt-get once for all of it.
-  - When nothing is missing it needs neither python3-apt nor an index, so check mode runs on an untouched host.
+  - With nothing missing it needs neither python3-apt nor an index, so check mode runs on an untouched host.
   - The action plugin of the same name brings packages from the controller where the host reaches no index.
 options:
   names:
@@ -268,7 +268,7 @@ def main() -> None:
     still = missing_of(missing)
     if still:
         module.fail_json(
-            msg=f"apt-get ended well, but {', '.join(still)} is not there. A virtual package? Name a real one."
+            msg=f"apt-get ended, but {', '.join(still)} is not there. A virtual package? Name a real one."
         )
     module.exit_json(changed=True, installed=missing)
 

@@ -1,0 +1,505 @@
+#!/usr/bin/python
+"""Build the locked Python environment of the trainer, once per lock, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: python_env
+short_description: One virtual environment per lock, complete or invisible
+description:
+  - The environment is I(dir)/KEY; KEY is the hash of the lock, torch's pin, Python X.Y and the architecture.
+  - It counts once C(.complete) is written, which is last. A killed run leaves none; the next starts anew.
+  - I(dir)/current points to the newest, I(dir)/previous to the one before; others are removed, unless in use.
+  - The action plugin of the same name brings the wheels from the controller where the host reaches no index.
+options:
+  dir:
+    description: Directory of all environments.
+    type: path
+    required: true
+  lock:
+    description: Text of the requirements file with versions and hashes.
+    type: str
+    required: true
+  torch:
+    description: torch's requirement with its version, e.g. C(torch==2.13.0).
+    type: str
+    required: true
+  python:
+    description: Interpreter that the environment is made of; a path, or a name on PATH.
+    type: str
+    default: python3
+  source:
+    description: Where wheels come from. C(auto) asks pip whether it reaches its index.
+    choices: [auto, index, controller]
+    default: auto
+  releases:
+    description: Glob of release directories; the environments that their files C(environment) name stay.
+    type: str
+    default: ''
+  cache_dir:
+    description: pip's cache for this installation, removed when it is complete. pip's own when not given.
+    type: path
+  lock_timeout:
+    description: Seconds to wait for another run that builds in I(dir).
+    type: int
+    default: 3600
+  wheels:
+    description: Filled by the action plugin. Name and SHA-256 of each wheel from the controller.
+    type: dict
+  wheels_from:
+    description: Filled by the action plugin. Directory on the host to which it sent some of the wheels.
+    type: path
+  receive_only:
+    description: Filled by the action plugin. Take the wheels that have come so far, and build nothing yet.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Have the trainer's environment
+  python_env:
+    dir: /opt/trainyard/env
+    lock: "{{ lookup('ansible.builtin.file', 'requirements/trainer.txt') }}"
+    torch: torch==2.13.0
+"""
+
+SUPPORTED = ((3, 11), (3, 13))
+
+# What pip must know about a machine to choose wheels for it (PEP 508's names), asked of the interpreter.
+PROBE = """
+import importlib.util, json, os, platform, sys
+print(json.dumps({
+    "executable": sys.executable,
+    "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+    "glibc": platform.libc_ver()[1],
+    "markers": {
+        "implementation_name": sys.implementation.name,
+        "implementation_version": platform.python_version(),
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": platform.python_implementation(),
+        "platform_release": platform.release(),
+        "platform_system": platform.system(),
+        "platform_version": platform.version(),
+        "python_full_version": platform.python_version(),
+        "python_version": ".".join(platform.python_version_tuple()[:2]),
+        "sys_platform": sys.platform,
+    },
+}))
+"""
+
+# Imports what a run imports, so that a wheel which this machine cannot load fails here and not in a run.
+SELF_TEST = """
+import json, safetensors, tokenizers, torch, transformers, yaml
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}))
+"""
+
+
+class Failure(Exception):
+    """What the user is told: what failed, and the cure."""
+
+
+def interpreter(python: str) -> dict:
+    """What the probe says about `python`; refuses a missing one and a version that is not in the lock."""
+    path = python if os.sep in python else shutil.which(python)
+    if not path or not os.path.exists(path):
+        raise Failure(
+            f"no Python at {python!r}. Install one of 3.11 to 3.13, or name it in python_env_python."
+        )
+    # -I: neither the directory that we are in nor the user's own packages belong to it.
+    asked = subprocess.run([path, "-I", "-c", PROBE], capture_output=True, text=True)
+    if asked.returncode:
+        raise Failure(f"{path} does not run: {asked.stderr.strip()[-300:]}")
+    about = json.loads(asked.stdout)
+    version = about["markers"]["python_version"]
+    if not SUPPORTED[0] <= tuple(map(int, version.split("."))) <= SUPPORTED[1]:
+        raise Failure(
+            f"{path} is Python {version}; the environment is locked for 3.11, 3.12 and 3.13. Debian 12, "
+            "Debian 13 and Ubuntu 24.04 have one. Or install one and name it in this host's python_env_python."
+        )
+    return about
+
+
+def environment_key(lock: str, torch: str, python_version: str, machine: str) -> str:
+    """Name of an environment: 16 hex digits of everything that decides what is in it."""
+    parts = json.dumps([lock.strip(), torch.strip(), python_version, machine])
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+def installed_versions(path: str) -> dict[str, str]:
+    """Name -> version of what is installed in an environment, read off the names of its metadata directories.
+
+    pip is left out: it comes with the distribution's Python, not with the lock.
+    """
+    versions = {}
+    for metadata in glob.glob(f"{glob.escape(path)}/lib/python*/site-packages/*.dist-info"):
+        name, _, version = os.path.basename(metadata).removesuffix(".dist-info").rpartition("-")
+        versions[re.sub(r"[-_.]+", "-", name).lower()] = version
+    versions.pop("pip", None)
+    return dict(sorted(versions.items()))
+
+
+def versions_digest(versions: dict[str, str]) -> str:
+    """SHA-256 over the sorted name==version lines."""
+    return hashlib.sha256("\n".join(f"{n}=={v}" for n, v in sorted(versions.items())).encode()).hexdigest()
+
+
+def read_complete(path: str) -> dict | None:
+    """The record of a complete environment; None if it is not complete or no longer what was recorded."""
+    try:
+        with open(os.path.join(path, ".complete"), encoding="utf-8") as stream:
+            record = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    intact = (
+        os.path.exists(os.path.join(path, "bin", "python")) and installed_versions(path) == record["versions"]
+    )
+    return record if intact else None
+
+
+def processes_using(path: str) -> list[int]:
+    """Processes that run from an environment or have mapped a library of it."""
+    found = []
+    for process in glob.glob("/proc/[0-9]*"):
+        for name in ("cmdline", "maps"):
+            with contextlib.suppress(OSError), open(f"{process}/{name}", "rb") as stream:
+                if os.fsencode(path) + b"/" in stream.read():
+                    found.append(int(os.path.basename(process)))
+                    break
+    return sorted(set(found) - {os.getpid(), os.getppid()})
+
+
+def remove(path: str) -> None:
+    """Remove an environment, its mark of completeness first."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(path, ".complete"))
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        raise Failure(f"cannot remove {path}; remove it by hand (rm -r {path}) and run again.")
+
+
+def point(link: str, target: str) -> None:
+    """Let the symlink `link` point to `target`, in one step."""
+    new = f"{link}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    os.symlink(target, new)
+    os.rename(new, link)
+
+
+def sha256(path: str) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(directory: str, timeout: int) -> Iterator[int]:
+    """Hold the lock of `directory`; yields its descriptor. A child that inherits it keeps the lock, too."""
+    descriptor = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + timeout
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Failure(
+                        f"another run builds in {directory}, for more than {timeout} s now. "
+                        f"See who with `fuser {directory}/.lock`, end it, and run again."
+                    ) from None
+                time.sleep(0.5)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Environment:
+    """One environment: where it lies, what goes into it, and how its commands run."""
+
+    def __init__(self, options: dict, about: dict) -> None:
+        markers = about["markers"]
+        self.options = options
+        self.about = about
+        self.key = environment_key(
+            options["lock"], options["torch"], markers["python_version"], markers["platform_machine"]
+        )
+        self.directory = options["dir"]
+        self.path = os.path.join(self.directory, self.key)
+        self.wheels = os.path.join(self.directory, "wheels")
+        self.lock_descriptor = -1
+
+    def run(self, *command: str, offline: bool = False) -> str:
+        """Run a command that must succeed; its output. Offline, pip hears no configuration and no index."""
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"
+        }
+        if offline:
+            environment = {k: v for k, v in environment.items() if not k.startswith("PIP_")}
+            environment.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", PIP_FIND_LINKS=self.wheels)
+        if self.options["cache_dir"]:
+            environment["PIP_CACHE_DIR"] = self.options["cache_dir"]
+        # /tmp may be memory, and a CUDA build of torch is several gigabytes.
+        environment.update(TMPDIR=self.temporary(), PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            pass_fds=[self.lock_descriptor],
+            cwd=self.directory,
+        )
+        if done.returncode:
+            raise Failure(explain(command, done.stdout + done.stderr, self))
+        return done.stdout
+
+    def temporary(self) -> str:
+        """A directory for pip's temporary files, on the environment's own disk."""
+        path = os.path.join(self.directory, ".tmp")
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
+
+    def pip(self, *arguments: str, offline: bool = False) -> str:
+        """Run the environment's pip."""
+        return self.run(f"{self.path}/bin/python", "-I", "-m", "pip", *arguments, offline=offline)
+
+    def write(self, name: str, text: str) -> str:
+        """A file in the environment's directory; its path."""
+        path = os.path.join(self.path, name)
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return path
+
+    def start(self) -> None:
+        """An empty virtual environment at its final place: its scripts name that path."""
+        if os.path.lexists(self.path):
+            if users := processes_using(self.path):
+                raise Failure(
+                    f"{self.path} is not what was installed there (someone used pip in it?), and processes "
+                    f"{', '.join(map(str, users))} use it. Stop the run first (trainer stop), then run again."
+                )
+            remove(self.path)
+        if not self.about["venv"]:
+            version = self.about["markers"]["python_version"]
+            raise Failure(
+                f"{self.about['executable']} cannot make virtual environments. On Debian and Ubuntu: "
+                f"sudo apt install python{version}-venv"
+            )
+        self.run(self.about["executable"], "-I", "-m", "venv", self.path)
+
+    def reaches_index(self) -> bool:
+        """Whether the host's pip, as it is set up, finds the first package of the lock."""
+        first = re.match(r"[\w.-]+==\S+", self.options["lock"].lstrip())
+        probe = self.temporary()
+        try:
+            self.pip(
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--retries",
+                "0",
+                "--timeout",
+                "8",
+                "--dest",
+                probe,
+                first[0],
+            )
+        except Failure:
+            return False
+        return True
+
+    def build(self, offline: bool) -> dict:
+        """Install all, test it, and write the record that makes it count; the record."""
+        started = time.monotonic()
+        lock = self.write("requirements.txt", self.options["lock"])
+        install = ("install", "--quiet", "--no-compile", "--only-binary=:all:")
+        self.pip(*install, "--require-hashes", "--requirement", lock, offline=offline)
+        # A CPU build of torch finds all that it asks for in the lock. A CUDA build brings the nvidia packages
+        # that it pins, and the constraints keep it from replacing anything of the lock.
+        pinned = "".join(f"{name}=={version}\n" for name, version in installed_versions(self.path).items())
+        constraints = self.write("constraints.txt", pinned)
+        self.pip(*install, "--constraint", constraints, self.options["torch"], offline=offline)
+        self.pip("check")
+        self.run(f"{self.path}/bin/python", "-I", "-m", "compileall", "-q", "-j", "0", f"{self.path}/lib")
+        tested = json.loads(self.run(f"{self.path}/bin/python", "-I", "-c", SELF_TEST).splitlines()[-1])
+        versions = installed_versions(self.path)
+        record = {
+            "key": self.key,
+            "python": self.about["markers"]["python_full_version"],
+            **tested,
+            "versions": versions,
+            "digest": versions_digest(versions),
+            "source": "controller" if offline else "index",
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        # All that was installed reaches the disk before the mark that says so.
+        subprocess.run(["sync", "-f", self.path], check=True)
+        path = self.write(".complete.new", json.dumps(record, indent=1) + "\n")
+        with open(path, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.rename(path, os.path.join(self.path, ".complete"))
+        subprocess.run(["sync", "-f", self.path], check=True)
+        return record
+
+    def receive(self, wheels: dict[str, str], sent: str | None) -> None:
+        """Move wheels that were sent to the login user's directory into our own, if their hash is right."""
+        os.makedirs(self.wheels, mode=0o755, exist_ok=True)
+        for path in glob.glob(f"{glob.escape(sent)}/*.whl") if sent else []:
+            name = os.path.basename(path)
+            own = os.path.join(self.wheels, name)
+            shutil.move(path, f"{own}.part")
+            os.chown(f"{own}.part", os.geteuid(), os.getegid())
+            os.chmod(f"{own}.part", 0o644)
+            found = sha256(f"{own}.part")
+            if found != wheels.get(name):
+                os.unlink(f"{own}.part")
+                raise Failure(
+                    f"{name} arrived damaged: SHA-256 {found}, expected {wheels.get(name)}. Run again."
+                )
+            os.rename(f"{own}.part", own)
+
+    def staged(self) -> dict[str, str]:
+        """Name -> SHA-256 of the wheels that came with an earlier run that did not end."""
+        return {
+            os.path.basename(path): sha256(path) for path in glob.glob(f"{glob.escape(self.wheels)}/*.whl")
+        }
+
+    def make_current(self) -> bool:
+        """Point `current` here and `previous` to the one before; whether that changed anything."""
+        current = os.path.join(self.directory, "current")
+        before = os.readlink(current) if os.path.islink(current) else None
+        if before == self.key:
+            return False
+        if before and os.path.isdir(os.path.join(self.directory, before)):
+            point(os.path.join(self.directory, "previous"), before)
+        point(current, self.key)
+        return True
+
+    def clean(self) -> list[str]:
+        """Remove what only installing needed, and environments that nothing needs; the names of these."""
+        for rest in (self.wheels, os.path.join(self.directory, ".tmp"), self.options["cache_dir"]):
+            if rest:
+                shutil.rmtree(rest, ignore_errors=True)
+        keep = {self.key}
+        for link in ("current", "previous"):
+            with contextlib.suppress(OSError):
+                keep.add(os.readlink(os.path.join(self.directory, link)))
+        releases = self.options["releases"]
+        for named in glob.glob(f"{releases}/environment") if releases else []:
+            with open(named, encoding="utf-8") as stream:
+                keep.add(os.path.basename(stream.read().strip()))
+        pruned = []
+        for name in sorted(os.listdir(self.directory)):
+            path = os.path.join(self.directory, name)
+            if re.fullmatch(r"[0-9a-f]{16}", name) and name not in keep and not processes_using(path):
+                remove(path)
+                pruned.append(name)
+        return pruned
+
+
+def explain(command: tuple[str, ...], output: str, environment: Environment) -> str:
+    """What failed, in the tool's own last words, and what to do about it."""
+    markers = environment.about["markers"]
+    where = f"Python {markers['python_version']} on {markers['platform_machine']}"
+    free = shutil.disk_usage(environment.directory).free / 2**30
+    cures = {
+        "No space left": f"The disk of {environment.directory} is full ({free:.1f} GiB free): make room there, "
+        "or set python_env_dir.",
+        "DO NOT MATCH THE HASHES": "The index serves something else than what the lock was made from: find out "
+        "which proxy or mirror alters it before you go on.",
+        "No matching distribution found for torch": f"There is no {environment.options['torch']} for {where}. "
+        "Set python_env_torch to a build that the index has, or python_env_python to another Python, or tell "
+        "this host's pip where the build is (pip config).",
+        "No matching distribution found": f"pip finds no such wheel for {where}. Without internet on this "
+        "host, set python_env_source: controller.",
+        "NewConnectionError": "This host does not reach its index: set python_env_source: controller.",
+    }
+    cure = next((cure for symptom, cure in cures.items() if symptom in output), "")
+    last = [line for line in output.splitlines() if line.strip()][-8:]
+    return "\n".join([f"`{' '.join(command)}` failed:", *last, cure]).rstrip()
+
+
+def have(environment: Environment, options: dict) -> dict:
+    """Have the environment, or say what the controller must bring first; the module's result."""
+    source = "controller" if options["wheels"] is not None else options["source"]
+    with locked(environment.directory, options["lock_timeout"]) as environment.lock_descriptor:
+        if options["wheels"] is not None:
+            environment.receive(options["wheels"], options["wheels_from"])
+            if options["receive_only"]:
+                return {"changed": True}
+        record = read_complete(environment.path)
+        built = record is None
+        if built:
+            environment.start()
+            # The pip of the empty environment is the one that can tell whether it reaches an index.
+            if source == "auto":
+                source = "index" if environment.reaches_index() else "controller"
+            if source == "controller" and options["wheels"] is None:
+                wanted = {"target": environment.about, "key": environment.key, "staged": environment.staged()}
+                return {"changed": False, **wanted}
+            record = environment.build(offline=source == "controller")
+        switched = environment.make_current()
+        pruned = environment.clean()
+    return {
+        "changed": built or switched or bool(pruned),
+        "path": environment.path,
+        "pruned": pruned,
+        **record,
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "dir": {"type": "path", "required": True},
+            "lock": {"type": "str", "required": True},
+            "torch": {"type": "str", "required": True},
+            "python": {"type": "str", "default": "python3"},
+            "source": {"choices": ["auto", "index", "controller"], "default": "auto"},
+            "releases": {"type": "str", "default": ""},
+            "cache_dir": {"type": "path"},
+            "lock_timeout": {"type": "int", "default": 3600},
+            "wheels": {"type": "dict"},
+            "wheels_from": {"type": "path"},
+            "receive_only": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    options = module.params
+    # The service user reads what root installs, whatever umask root has.
+    os.umask(0o022)
+    try:
+        environment = Environment(options, interpreter(options["python"]))
+        if module.check_mode:
+            record = read_complete(environment.path)
+            module.exit_json(changed=record is None, path=environment.path, **(record or {}))
+        os.makedirs(environment.directory, mode=0o755, exist_ok=True)
+        result = have(environment, options)
+    except Failure as failure:
+        module.fail_json(msg=str(failure))
+    except OSError as failure:
+        module.fail_json(msg=f"{failure.filename or options['dir']}: {failure.strerror}")
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
