@@ -3,7 +3,7 @@
 
 One change at a time goes by one name. `change` keeps the old state, starts a timer, writes the new files and
 applies them from a unit of its own; `confirm` ends the guard. Whatever dies in between (the controller, the
-connection, the host itself), the timer or the next boot puts the old state back. Needs Python and systemd alone.
+connection, the host itself), the timer or the next boot puts the old state back. It needs Python and systemd.
 
     guard change NAME < CHANGE.json      arm, write, check, and apply a moment later
     guard confirm NAME --token TOKEN     the change is good: forget the old state
@@ -232,7 +232,7 @@ class Guard:
 
     @contextlib.contextmanager
     def lock(self):
-        """Confirming and restoring exclude one another. No command runs under it: a hang would block the undo."""
+        """Confirming and restoring exclude one another. No command runs inside: it might hang."""
         os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
         with open(os.path.join(self.state_dir, ".lock"), "w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -278,8 +278,8 @@ class Guard:
     def change(self, name, change):
         """Arm, write and check now; have it applied a moment later. Returns {state, token, timeout}.
 
-        `change`: why (str), timeout (s), files [{path, content | state: absent | move_to, mode, owner, group}],
-        and the lists of commands check (before anything is applied), apply, verify (repeated for a while) and
+        `change`: why, timeout (s), files [{path, content | state: absent | move_to, mode, owner, group}], and
+        the lists of commands check (before anything is applied), apply, verify (repeated for a while) and
         undo (after the files are back). A failing check: {state: restored, report}.
         """
         self.systemd.check_ready()
@@ -404,7 +404,7 @@ class Guard:
         return {"state": "failed", "fault": fault}
 
     def confirm(self, name, token):
-        """End the guard. Returns {state}: confirmed, pending (not applied yet) or restored, with the report."""
+        """End the guard. Returns {state}: confirmed, pending (not applied yet), restored (with report)."""
         target = self.directory(name)
         with self.lock():
             manifest = self.read(name)

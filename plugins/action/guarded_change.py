@@ -1,0 +1,313 @@
+"""Change files under the guard of the role guard, and confirm over a new connection.
+
+The options are documented in plugins/modules/guarded_change.py.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import subprocess
+import tempfile
+import time
+
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+COMMANDS = {"type": "list", "elements": "list", "default": []}
+CONNECT_TIMEOUT = 5  # s an attempt
+RESTORE_LIMIT = 60  # s from the end of the timeout until the host must answer as before
+LEFT_BEHIND = "an earlier run ended before it had confirmed the change"
+
+
+class ActionModule(ActionBase):
+    """Compare, arm and write, apply, confirm over a new connection; else wait for the undo and fail."""
+
+    _requires_connection = True
+    _supports_check_mode = True
+    _supports_diff = True
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        self._vars = task_vars
+        change = self._arguments()
+        if self._connection.transport not in ("ssh", "local"):
+            raise AnsibleActionFail(
+                "guarded_change needs the ssh connection, to come back by a new one; "
+                f"this host uses {self._connection.transport}"
+            )
+        here = self._connection.get_option("host") if self._connection.transport == "ssh" else "localhost"
+        found = self._host("compare", change=json.dumps(change))
+        undone = []
+        if found["armed"] and not self._task.check_mode:
+            undone = self._finish_undo(here)
+            result["warnings"] = [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
+            found = self._host("compare", change=json.dumps(change))
+
+        differing = [
+            item for item, state in zip(change["files"], found["files"], strict=True) if state["differs"]
+        ]
+        result.update(
+            changed=bool(differing), address=here, undone=undone, paths=[item["path"] for item in differing]
+        )
+        if self._task.diff:
+            result["diff"] = diffs(change["files"], found["files"])
+        if not differing or self._task.check_mode:
+            return result
+
+        targets = change.pop("addresses") or [here]
+        with self._known_hosts(found["host_keys"]) as known_hosts:
+            for address in targets:
+                if address != here:
+                    self._refuse_foreign_key(address, found["host_keys"])
+            reached = self._change({**change, "files": differing}, here, targets, known_hosts)
+        if reached != here:
+            self._learn_keys(reached, found["host_keys"])
+        result["address"] = reached
+        return result
+
+    def _arguments(self):
+        item = {
+            "path": {"type": "path", "required": True},
+            "content": {"type": "str"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "move_to": {"type": "path"},
+            "mode": {"type": "str", "default": "0644"},
+            "owner": {"type": "str", "default": "root"},
+            "group": {"type": "str", "default": "root"},
+        }
+        _, given = self.validate_argument_spec(
+            {
+                "name": {"type": "str", "required": True},
+                "why": {"type": "str", "required": True},
+                "files": {"type": "list", "elements": "dict", "required": True, "options": item},
+                "check": COMMANDS,
+                "apply": COMMANDS,
+                "verify": COMMANDS,
+                "undo": {"type": "list", "elements": "list"},
+                "addresses": {"type": "list", "elements": "str", "default": []},
+                "timeout": {"type": "int", "default": 45},
+            }
+        )
+        for file in given["files"]:
+            if (file.get("content") is not None) + (file["state"] == "absent") + bool(
+                file.get("move_to")
+            ) != 1:
+                raise AnsibleActionFail(f"{file['path']}: say one of content, state: absent and move_to")
+        if not 20 <= given["timeout"] <= 600:
+            raise AnsibleActionFail(f"timeout is {given['timeout']} s: it must be 20 to 600 s")
+        if given["undo"] is None:
+            given["undo"] = given["apply"]
+        for commands in ("check", "apply", "verify", "undo"):
+            given[commands] = [[str(word) for word in command] for command in given[commands]]
+        return json.loads(json.dumps(given))  # plain values: tags of the templates stay here
+
+    # Talking to the host.
+
+    def _host(self, operation, **arguments):
+        """The answer of module guard_host over the present connection."""
+        answer = self._execute_module(
+            module_name="guard_host", module_args={"operation": operation, **arguments}, task_vars=self._vars
+        )
+        if "guard" not in answer:
+            raise AnsibleActionFail(
+                answer.get("msg") or answer.get("module_stderr") or f"guard_host {operation} failed"
+            )
+        return answer["guard"]
+
+    @contextlib.contextmanager
+    def _new_connection(self, address, here, known_hosts):
+        """The block talks over a connection of its own to `address`; no socket of an earlier one is used."""
+        old = self._connection
+        new = copy.copy(old)
+        new._options = dict(old._options)
+        new._shell = copy.copy(old._shell)
+        new._connected = False
+        if old.transport == "ssh":
+            arguments = (
+                "-o ControlMaster=no -o ControlPath=none -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
+            )
+            if address != here:
+                arguments += (
+                    f' -o "UserKnownHostsFile={known_hosts}" -o GlobalKnownHostsFile=/dev/null'
+                    " -o StrictHostKeyChecking=yes -o HostKeyAlias=trainyard-guarded"
+                )
+            new.set_option("ssh_args", f"{arguments} {old.get_option('ssh_args') or ''}")
+            new.set_option("host", address)
+            new.set_option("timeout", CONNECT_TIMEOUT)
+            new.set_option("reconnection_retries", 0)
+        self._connection = new
+        try:
+            yield
+        finally:
+            self._connection = old
+
+    def _ask(self, address, here, known_hosts, operation, **arguments):
+        """The answer over a new connection, or {state: unreachable, error}."""
+        try:
+            with self._new_connection(address, here, known_hosts):
+                return self._host(operation, **arguments)
+        except AnsibleActionFail:
+            raise
+        except AnsibleError as error:
+            return {"state": "unreachable", "error": " ".join(str(error).split())}
+
+    def _forget_connection(self):
+        """The shared socket may lead nowhere after the change; the next task opens another."""
+        if self._connection.transport == "ssh":
+            with contextlib.suppress(AnsibleError):
+                self._connection.reset()
+
+    # The course of a change.
+
+    def _finish_undo(self, here):
+        """Have what an earlier run left armed restored. Returns what was put back, a list of sentences."""
+        before = self._host("status")["armed"]
+        self._host("restore", why=LEFT_BEHIND)
+        end = time.monotonic() + RESTORE_LIMIT
+        answer = {}
+        while time.monotonic() < end:
+            time.sleep(2)
+            answer = self._ask(here, here, None, "status")
+            if "armed" in answer and not answer["armed"]:
+                self._forget_connection()
+                return [sentence(answer["reports"].get(name)) for name in before]
+        self._forget_connection()
+        raise AnsibleConnectionFailure(
+            f"{LEFT_BEHIND}; undoing it, the host did not answer at {here} within {RESTORE_LIMIT} s "
+            f"({answer.get('error', 'still busy')}). Run the playbook again when it does."
+        )
+
+    def _change(self, change, here, targets, known_hosts):
+        """Arm, apply and confirm. Returns the address that answered; raises with the undo's report."""
+        name, timeout = change["name"], change["timeout"]
+        end = time.monotonic() + timeout
+        armed = self._host("change", name=name, change=json.dumps(change))
+        if armed["state"] == "restored":
+            raise AnsibleActionFail(f"Nothing was applied. {sentence(armed['report'])}")
+        errors, report = {}, None
+        # Past the timeout nothing can be confirmed; the question is then when the host answers as before.
+        while report is None and time.monotonic() < end + RESTORE_LIMIT:
+            time.sleep(1)
+            for address in targets if time.monotonic() < end else []:
+                answer = self._ask(address, here, known_hosts, "confirm", name=name, token=armed["token"])
+                if answer["state"] == "confirmed":
+                    self._forget_connection()
+                    return address
+                report = report or answer.get("report")
+                if "error" in answer:
+                    errors[address] = answer["error"]
+            if report is None and (here not in targets or time.monotonic() >= end):
+                status = self._ask(here, here, known_hosts, "status")
+                if "armed" in status and name not in status["armed"]:
+                    report = status["reports"].get(name, {})
+        self._forget_connection()
+        tried = "; ".join(f"{address}: {error}" for address, error in errors.items())
+        if report is None:
+            raise AnsibleConnectionFailure(
+                f"The change ({change['why']}) was not confirmed, and {timeout + RESTORE_LIMIT} s later the "
+                f"host does not answer at {here} either. It undoes the change by itself, by its timer or at "
+                "its next start; at its console, /usr/local/lib/trainyard/guard status tells more. "
+                f"Tried: {tried or 'nothing'}"
+            )
+        raise AnsibleActionFail(
+            f"The change was undone; the host answers at {here} as before. {sentence(report)}"
+            + (f" Connecting anew had failed: {tried}" if tried else "")
+        )
+
+    # Host keys for a new address: the same keys, shown over the connection that is trusted already.
+
+    @contextlib.contextmanager
+    def _known_hosts(self, keys):
+        with tempfile.NamedTemporaryFile("w", prefix="trainyard-known-hosts-") as file:
+            file.writelines(f"trainyard-guarded {key}\n" for key in keys)
+            file.flush()
+            yield file.name
+
+    def _ssh_settings(self, address):
+        """(known-hosts file, the name of `address` in it), as the user's ssh has them."""
+        with self._new_connection(address, address, None):
+            connection = self._connection
+            program = connection.get_option("ssh_executable")
+            command = connection._build_command(program, "ssh", "-G", address)
+            for end in getattr(
+                connection, "sshpass_pipe", ()
+            ):  # made for a password that -G does not ask for
+                os.close(end)
+        command = command[command.index(program.encode()) :]
+        shown = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        ).stdout
+        settings = dict(line.split(" ", 1) for line in shown.splitlines() if " " in line)
+        files = settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+        port = settings.get("port", "22")
+        name = settings.get("hostkeyalias") or (address if port == "22" else f"[{address}]:{port}")
+        return os.path.expanduser(files[0]), name
+
+    def _known_keys(self, file, name):
+        found = subprocess.run(
+            ["ssh-keygen", "-F", name, "-f", file], capture_output=True, text=True, check=False
+        )
+        lines = [
+            line.split() for line in found.stdout.splitlines() if line and not line.startswith(("#", "@"))
+        ]
+        return [f"{fields[1]} {fields[2]}" for fields in lines if len(fields) >= 3]
+
+    def _refuse_foreign_key(self, address, keys):
+        if self._connection.transport != "ssh":
+            return
+        file, name = self._ssh_settings(address)
+        types = {key.split()[0] for key in keys}
+        foreign = [key for key in self._known_keys(file, name) if key.split()[0] in types and key not in keys]
+        if foreign:
+            raise AnsibleActionFail(
+                f"{file} knows another machine at {name}, so the host could not be reached there; nothing "
+                "was changed. Either the address is taken, or that machine is gone: then forget it with "
+                f"ssh-keygen -R '{name}' -f '{file}'"
+            )
+
+    def _learn_keys(self, address, keys):
+        if self._connection.transport != "ssh":
+            return
+        file, name = self._ssh_settings(address)
+        known = self._known_keys(file, name)
+        os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+        lines = "".join(f"{name} {key}\n" for key in keys if key not in known)
+        if lines and file != os.devnull:
+            with open(file, "a+b") as out:  # one write: other hosts' tasks append to the same file
+                end = out.seek(0, os.SEEK_END)
+                out.seek(max(0, end - 1))
+                out.write((b"\n" if end and out.read(1) != b"\n" else b"") + lines.encode())
+
+
+def sentence(report):
+    """What the guard undid and why, as text."""
+    if not report:
+        return "The host has no report of what it undid."
+    undone = ", ".join(report["undone"]) or "no file differed"
+    failed = [
+        f"`{done['command']}`: {done['output'] or done['rc']}" for done in report["commands"] if done["rc"]
+    ]
+    text = f"{report['change']}: {report['why']}. Undone: {undone}."
+    return text + (f" Commands that failed while undoing: {'; '.join(failed)}." if failed else "")
+
+
+def diffs(files, states):
+    """Ansible's diff entries for the files that differ; private ones by name alone."""
+    entries = []
+    for item, state in zip(files, states, strict=True):
+        if not state["differs"]:
+            continue
+        private = state.get("before") is None or not int(item["mode"], 8) & 0o044
+        entries.append(
+            {
+                "before_header": item["path"],
+                "after_header": item.get("move_to") or item["path"],
+                "before": "(private)\n" if private else state["before"],
+                "after": "(private, changed)\n" if private else item.get("content") or "",
+            }
+        )
+    return entries

@@ -1,0 +1,157 @@
+"""The host's end of the action guarded_change: compare files, and talk to the installed guard."""
+
+import glob
+import grp
+import json
+import os
+import pwd
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: guard_host
+short_description: The host's end of guarded_change
+description: Internal; use guarded_change.
+options:
+  operation:
+    description: What to do.
+    type: str
+    required: true
+    choices: [compare, change, confirm, status, restore]
+  name: {description: The name of the change., type: str}
+  token: {description: The token of the change to confirm., type: str}
+  change: {description: The change as JSON (see guard change)., type: str}
+  why: {description: The reason for a restore., type: str}
+"""
+
+GUARD = "/usr/local/lib/trainyard/guard"
+STATE_DIR = "/var/lib/trainyard-guard"
+
+
+def differs(item):
+    """Whether something would change at `item` (path, content | state | move_to, mode, owner, group)."""
+    path = item["path"]
+    if item.get("move_to") or item.get("state") == "absent":
+        return os.path.lexists(path)
+    if os.path.islink(path) or not os.path.isfile(path):
+        return True
+    found = os.stat(path)
+    with open(path, "rb") as source:
+        content = source.read()
+    wanted = (item["content"].encode(), int(item["mode"], 8), account(pwd.getpwnam, item["owner"]).pw_uid)
+    group = account(grp.getgrnam, item["group"]).gr_gid
+    return (content, found.st_mode & 0o7777, found.st_uid, found.st_gid) != (*wanted, group)
+
+
+def account(lookup, name):
+    try:
+        return lookup(name)
+    except KeyError:
+        raise ValueError(f"there is no user or group '{name}' on this host") from None
+
+
+def shown(item):
+    """The present text at the item's path for a diff, or None where it is private, binary or large."""
+    try:
+        with open(item["path"], "rb") as source:
+            content = source.read(100_000)
+            private = not os.fstat(source.fileno()).st_mode & 0o044
+        return None if private else content.decode()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def host_keys(module):
+    """The public host keys that this host's sshd shows: a list of `type base64` strings."""
+    sshd = module.get_bin_path("sshd", opt_dirs=["/usr/sbin"])
+    files = []
+    if sshd:
+        rc, out, _ = module.run_command([sshd, "-T"])
+        files = (
+            [line.split(None, 1)[1] + ".pub" for line in out.splitlines() if line.startswith("hostkey ")]
+            if not rc
+            else []
+        )
+    keys = []
+    for path in files or sorted(glob.glob("/etc/ssh/ssh_host_*_key.pub")):
+        try:
+            with open(path) as source:
+                keys.append(" ".join(source.read().split()[:2]))
+        except OSError:
+            continue  # a configured key that does not exist is not shown either
+    return keys
+
+
+def compare(module, change):
+    """Which files differ, what is armed, and the host's keys."""
+    files = [{"path": item["path"], "differs": differs(item)} for item in change["files"]]
+    if module._diff:
+        for item, result in zip(change["files"], files, strict=True):
+            result["before"] = shown(item)
+    armed = []
+    if os.path.isdir(STATE_DIR):
+        armed = [
+            name
+            for name in os.listdir(STATE_DIR)
+            if os.path.exists(os.path.join(STATE_DIR, name, "manifest.json"))
+        ]
+    return {"files": files, "armed": sorted(armed), "host_keys": host_keys(module)}
+
+
+def guard(module, *arguments, data=None):
+    """Run the installed guard; its JSON answer."""
+    if not os.path.exists(GUARD):
+        module.fail_json(
+            msg=f"{GUARD} is not installed on this host: include the role guard before guarded_change"
+        )
+    rc, out, err = module.run_command([GUARD, *arguments], data=data)
+    if rc:
+        module.fail_json(msg=err.strip() or f"{GUARD} {arguments[0]} ended with {rc}")
+    return json.loads(out)
+
+
+def restore_soon(module, why):
+    """Have everything that is armed restored a moment later, for this connection may not outlive it."""
+    command = ["systemd-run", "--collect", "--on-active=1", "--timer-property=AccuracySec=100ms"]
+    rc, out, err = module.run_command([*command, GUARD, "restore", "--all", "--why", why])
+    if rc:
+        module.fail_json(msg=f"the unfinished change cannot be undone: {(err or out).strip()}")
+    return {}
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "operation": {
+                "type": "str",
+                "required": True,
+                "choices": ["compare", "change", "confirm", "status", "restore"],
+            },
+            "name": {"type": "str"},
+            "token": {"type": "str", "no_log": False},
+            "change": {"type": "str", "no_log": True},
+            "why": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    try:
+        if given["operation"] == "compare":
+            result = compare(module, json.loads(given["change"]))
+        elif given["operation"] == "change":
+            result = guard(module, "change", given["name"], data=given["change"])
+        elif given["operation"] == "confirm":
+            result = guard(module, "confirm", given["name"], "--token", given["token"])
+        elif given["operation"] == "status":
+            result = guard(module, "status")
+        else:
+            result = restore_soon(module, given["why"])
+    except (OSError, ValueError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=False, guard=result)
+
+
+if __name__ == "__main__":
+    main()
