@@ -1,0 +1,121 @@
+"""The commands: `trainer train|launch|check|generate|stop`. Exit codes: docs/architecture.md."""
+
+import argparse
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from trainer import config as configuration
+from trainer import environment
+from trainer.errors import BadInput, TrainerError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code. Bad input is one message, never a traceback."""
+    options = _parser().parse_args(arguments)
+    _quiet()
+    try:
+        return _run(options)
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "stop":
+        from trainer.commands import stop
+
+        return stop.main(options.run_dir)
+    if options.command == "generate":
+        from trainer.commands import generate
+
+        return generate.main(
+            options.directory,
+            options.prompt,
+            options.max_new_tokens,
+            options.temperature,
+            options.top_k,
+            options.seed,
+        )
+
+    config = configuration.load(options.config, options.overrides)
+    place = environment.read(config.run)
+    if options.command == "launch":
+        from trainer.commands import launch
+
+        return launch.main(config, place, [options.config, *options.overrides])
+    if options.command == "check":
+        from trainer.commands import check
+
+        return check.main(config, place, options.config_only)
+
+    if "RANK" not in os.environ and environment.number("WORLD_SIZE", 1) > 1:
+        raise BadInput("WORLD_SIZE is more than 1 and RANK is not set: start the ranks by `trainer launch CONFIG`")
+    launcher = os.environ.get("TRAINYARD_LAUNCHER")
+    if launcher:
+        environment.follow_parent(int(launcher))
+        environment.log_to(place, config.run)
+    from trainer.commands import train
+
+    return train.main(config, place)
+
+
+def _quiet() -> None:
+    """Silence what other libraries say about themselves; errors stay."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", category=UserWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trainer", description="Train a language model on one or many hosts."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (
+        ("train", "one rank of a run (or a whole run of one process)"),
+        ("launch", "this host's ranks of a run, as the environment says"),
+        ("check", "validate configuration, data and model; nothing is trained"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("config", metavar="CONFIG.yaml", type=Path)
+        command.add_argument(
+            "overrides", metavar="key=value", nargs="*", help="settings that override the file's"
+        )
+        if name == "check":
+            command.add_argument(
+                "--config-only", action="store_true", help="only the configuration; needs no torch"
+            )
+
+    generate = commands.add_parser("generate", help="text from a run directory or a model directory")
+    generate.add_argument("directory", metavar="DIR", type=Path)
+    generate.add_argument(
+        "--prompt", default="", help="what the text begins with; default: the start of a document"
+    )
+    generate.add_argument("--max-new-tokens", type=_positive, default=200)
+    generate.add_argument("--temperature", type=_from_zero, default=0.8, help="0: always the likeliest token")
+    generate.add_argument("--top-k", type=_positive, default=50, help="choose among so many likeliest tokens")
+    generate.add_argument("--seed", type=int, default=0)
+
+    stop = commands.add_parser("stop", help="ask a run to save and end")
+    stop.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, found {value}")
+    return value
+
+
+def _from_zero(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected 0 or more, found {text}")
+    return value

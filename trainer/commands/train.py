@@ -1,0 +1,176 @@
+"""`trainer train`: one rank of a run, from configuration to finished model."""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from trainer import checkpoint, metrics, optim, recorder
+from trainer.balance import shares
+from trainer.config import Config
+from trainer.data import pack, read
+from trainer.data.index import Index, last_step
+from trainer.environment import Environment
+from trainer.errors import BadInput, TrainerError
+from trainer.loop import Progress, Run, train
+from trainer.model import load as model_load
+from trainer.strategies import STRATEGIES
+from trainer.world import World, log, translated, versions
+
+
+def main(config: Config, environment: Environment) -> int:
+    """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
+    stop_signal = recorder.StopSignal()
+    status = None
+    try:
+        environment.run_dir.mkdir(parents=True, exist_ok=True)
+        if environment.first_on_host:
+            status = metrics.Status(
+                environment.run_dir,
+                run=config.run,
+                attempt=environment.attempt,
+                world_size=environment.world_size,
+                host=environment.host,
+            )
+            status.update(state="starting")
+        with translated():
+            _train(config, environment, status, stop_signal)
+        return 0
+    except TrainerError as error:
+        with contextlib.suppress(OSError):
+            if status:
+                status.update(state="stopped" if error.code == 75 else "failed", reason=str(error))
+        print(f"{'stopped' if error.code == 75 else 'error'}: {error}", flush=True)
+        if environment.world_size > 1:
+            _leave(error.code)
+        return error.code
+    except OSError as error:
+        print(
+            f"error: {environment.run_dir}: {error}; look at the disk and at who may write there", flush=True
+        )
+        return 1
+
+
+def _train(config: Config, environment: Environment, status, stop_signal) -> None:
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)
+    torch.set_num_threads(threads)
+    shares(config.batch_size, environment.world_size)  # refuse early what the ranks cannot share
+    begin = time.time()
+    world = World(config, environment)
+
+    found = checkpoint.find(environment.run_dir, world)
+    if found and config.resume == "never":
+        raise BadInput(
+            f"run '{config.run}' has a checkpoint of step {found.manifest['step']} and resume is never: "
+            "set resume to auto to go on from it, or choose another run name"
+        )
+    data_digest = world.together(lambda: read.digest(config) if world.first_on_host else None)
+    digests = world.gather(data_digest)
+    on_hosts = [
+        digest or digests[world.nodes.index(node)] for digest, node in zip(digests, world.nodes, strict=True)
+    ]
+    world.same("dataset", [digest[:12] for digest in on_hosts], "give every host the same files")
+
+    source = model_load.source(config, world)
+    if world.first:
+        log(
+            f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}; preparing the data"
+        )
+    packed = world.together(
+        lambda: pack.prepare(config, on_hosts[0], source.tokenizer, environment.cache_dir)
+    )
+    model_load.check_vocabulary(source, packed.largest_id)
+    model = model_load.build(config, source, world)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    identity = {
+        "model": model_load.architecture(model),
+        "dataset": on_hosts[0],
+        "tokenizer": model_load.tokenizer_digest(source.tokenizer),
+        "sequence_length": config.sequence_length,
+        "seed": config.seed,
+    }
+
+    optimizer = optim.adamw(model, config)
+    progress = Progress()
+    if found:
+        checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
+        checkpoint.load(found, world, model, optimizer)
+        progress = Progress(**found.manifest["progress"])
+    run = Run(
+        config=config,
+        world=world,
+        packed=packed,
+        index=Index(config.seed, len(packed)),
+        strategy=STRATEGIES[config.strategy](model, world),
+        optimizer=optimizer,
+        progress=progress,
+        steps=last_step(config, len(packed), progress.step, progress.cursor),
+        peak_lr=config.lr or (optim.TRAINED if source.weights else optim.FRESH),
+    )
+    if world.first:
+        log(
+            f"{parameters:,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, {len(packed):,} "
+            f"sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
+            f"{config.strategy}, {config.dtype}, {world.device}, {threads} threads a rank"
+        )
+        if found:
+            log(f"resuming after step {progress.step}, from {world.hosts[found.source]}")
+
+    observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
+    if found:
+        observer.show(last_checkpoint=progress.step)
+    train(run, observer)
+    observer.save()
+    if world.first_on_host:
+        world_facts = {
+            "world": recorder.hosts(world),
+            "versions": versions(),
+            "settings": dataclasses.asdict(config),
+        }
+        size = {"parameters": parameters, "dataset_tokens": len(packed.tokens), "sequences": len(packed)}
+        metrics.summarise(
+            environment.run_dir,
+            run=config.run,
+            state="finished",
+            started=begin,
+            finished=time.time(),
+            **size,
+            **world_facts,
+        )
+    world.together(
+        lambda: (
+            _export(model, source.tokenizer, environment.run_dir / "model") if world.first_on_host else None
+        )
+    )
+    observer.show(state="finished", reason=None, eta_seconds=0)
+    if world.first:
+        log(f"finished: model in {environment.run_dir / 'model'}")
+    world.close()
+
+
+def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
+    """Write the model in transformers' format; the directory appears complete."""
+    temporary = directory.with_name(".model.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        shutil.rmtree(directory, ignore_errors=True)
+        os.rename(temporary, directory)
+    except Exception as error:  # safetensors has its own kinds; all mean that the disk did not take it
+        raise TrainerError(
+            f"{directory}: the model cannot be written: {error}; free some space there and start the run again: "
+            "it goes on from its last checkpoint"
+        ) from None
+
+
+def _leave(code: int) -> None:
+    """End at once: torch's own farewell would wait for peers that may be gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,265 @@
+"""A run's configuration: one flat, frozen dataclass, read from YAML and `key=value` overrides.
+
+The controller imports this file to check a run before any host is touched, so it needs PyYAML alone.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from trainer.errors import BadInput
+
+STRATEGIES = ("ddp",)
+
+
+def key(default, doc, *, least=None, above=None, most=None, choices=None, pattern=None):
+    """A key of the configuration: its default, one line of documentation (with the unit), and its range."""
+    rules = {"least": least, "above": above, "most": most, "choices": choices, "pattern": pattern}
+    return dataclasses.field(default=default, metadata={"doc": doc, **rules})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every key of a run. Keys are flat: each is one word that an operator types after `-e`."""
+
+    run: str = key("run", "name of the run", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+    model: str = key(
+        "tiny",
+        "`tiny` (a small GPT-2 from random weights with its own tokenizer), a directory in transformers' format "
+        "(with only a config.json: random weights), or a name on the Hugging Face hub",
+    )
+    trust_remote_code: bool = key(
+        False, "run Python code that comes with the model; only for a model you trust"
+    )
+
+    dataset: str = key(
+        "austen", "name of a text that ships with the trainer, a .txt or .jsonl file, or a directory of those"
+    )
+    text_field: str = key("text", "the field of a JSONL line that holds the text")
+    max_samples: int | None = key(
+        None, "use only the first so many samples (JSONL lines, paragraphs of a text); default: all", least=1
+    )
+    vocab_size: int = key(
+        2048, "tokens in the tokenizer that `model: tiny` trains on the dataset", least=257, most=1_000_000
+    )
+    sequence_length: int = key(256, "tokens in a packed sequence", least=2)
+
+    batch_size: int = key(16, "sequences in an optimizer step, over all ranks", least=1)
+    micro_batch_size: int = key(
+        4, "sequences that a rank computes at once, at most; less needs less memory", least=1
+    )
+    steps: int | None = key(None, "optimizer steps; with epochs too, whichever ends first", least=1)
+    epochs: float | None = key(None, "passes over the data; default: 1 where steps are not given", above=0)
+
+    lr: float | None = key(
+        None, "peak learning rate; default: 1e-3 from random weights, 5e-5 for a trained model", above=0
+    )
+    lr_schedule: str = key(
+        "cosine",
+        "after the warm-up: down to a tenth, down to zero, or level",
+        choices=("cosine", "linear", "constant"),
+    )
+    warmup_steps: int = key(0, "steps of linear warm-up", least=0)
+    weight_decay: float = key(0.01, "AdamW's weight decay, on matrices only", least=0)
+    beta1: float = key(0.9, "AdamW's decay of the mean of gradients", least=0, most=0.9999)
+    beta2: float = key(0.95, "AdamW's decay of the mean of squared gradients", least=0, most=0.99999)
+    grad_clip: float = key(1.0, "largest norm of the gradient; 0: no clipping", least=0)
+    seed: int = key(0, "seed of the random weights and of the order of the data", least=0, most=2**63 - 1)
+
+    strategy: str = key("ddp", "how the ranks share the work", choices=STRATEGIES)
+    dtype: str = key(
+        "float32",
+        "number format of the computation; weights and AdamW stay float32",
+        choices=("float32", "bfloat16"),
+    )
+    device: str = key(
+        "auto", "where to compute; auto: the GPU where there is one", choices=("auto", "cpu", "cuda")
+    )
+    threads: int | None = key(
+        None, "CPU threads a rank; default: the host's cores shared by its ranks", least=1
+    )
+    timeout_seconds: float = key(
+        300.0, "seconds to wait for another rank in a step before giving up", least=1
+    )
+
+    checkpoint_every: int = key(500, "steps between checkpoints; 0: only at the end and at a stop", least=0)
+    checkpoint_keep: int = key(2, "checkpoints kept on a host", least=1)
+    resume: str = key(
+        "auto",
+        "auto: from the newest valid checkpoint of the run; never: refuse to start where there is one",
+        choices=("auto", "never"),
+    )
+
+    def digest(self) -> str:
+        """A short hash of all settings."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def describe() -> list[dict]:
+    """The schema, in order: `{name, type, default, doc, choices}` a key; for documentation and for key checks."""
+    return [
+        {
+            "name": field.name,
+            "type": "/".join(_kinds(field)) + ("" if field.default is not None else " (optional)"),
+            "default": field.default,
+            "doc": field.metadata["doc"],
+            "choices": list(field.metadata["choices"] or []),
+        }
+        for field in FIELDS.values()
+    ]
+
+
+def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file, then `key=value` overrides.
+
+    Raises BadInput that lists every problem at once, each with its file and line (or the override), what was found,
+    what was expected and the nearest name.
+    """
+    problems: list[str] = []
+    values: dict[str, tuple[object, str]] = {}  # key -> (value, where it stands)
+    if path is not None:
+        for name, value, where in _read_yaml(Path(path), problems):
+            if _known(name, where, problems):
+                if name in values:
+                    problems.append(
+                        f"{where}: '{name}' stands twice (first at {values[name][1]}); remove one"
+                    )
+                values[name] = (value, where)
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        where = f"override '{override}'"
+        if not equals:
+            problems.append(f"{where}: expected key=value")
+        elif _known(name, where, problems):
+            values[name] = (text, where)
+
+    settings = {}
+    for name, (value, where) in values.items():
+        try:
+            settings[name] = _checked(FIELDS[name], value)
+        except ValueError as error:
+            problems.append(f"{where}: {name}: {error}")
+    if problems:
+        raise BadInput("\n".join(problems))
+    return Config(**settings)
+
+
+def from_mapping(mapping: dict, where: str = "configuration") -> Config:
+    """A configuration from key-value pairs that are already in memory; raises BadInput as `load` does."""
+    problems, settings = [], {}
+    for name, value in mapping.items():
+        if _known(str(name), where, problems):
+            try:
+                settings[name] = _checked(FIELDS[name], value)
+            except ValueError as error:
+                problems.append(f"{where}: {name}: {error}")
+    if problems:
+        raise BadInput("\n".join(problems))
+    return Config(**settings)
+
+
+def _read_yaml(path: Path, problems: list[str]):
+    """Yield (key, value, 'file:line') of the top level of a YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; give the path of a configuration (YAML)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        if root is None:
+            return
+        if not isinstance(root, yaml.MappingNode):
+            raise BadInput(
+                f"{path}:{root.start_mark.line + 1}: expected lines 'key: value', found {_what(root)}"
+            )
+        loader = yaml.SafeLoader("")
+        for name, node in root.value:
+            where = f"{path}:{name.start_mark.line + 1}"
+            if not isinstance(node, yaml.ScalarNode):
+                problems.append(
+                    f"{where}: {name.value}: expected one value, found {_what(node)}; keys are flat"
+                )
+                continue
+            yield str(name.value), loader.construct_object(node), where
+    except (yaml.MarkedYAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise BadInput(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{path}: not YAML: {error}") from None
+
+
+def _what(node: yaml.Node) -> str:
+    return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(type(node).__name__, f"'{node.value}'")
+
+
+def _known(name: str, where: str, problems: list[str]) -> bool:
+    if name in FIELDS:
+        return True
+    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.6)
+    cure = f"did you mean '{near[0]}'?" if near else f"the keys are: {', '.join(FIELDS)}"
+    problems.append(f"{where}: unknown key '{name}'; {cure}")
+    return False
+
+
+def _kinds(field: dataclasses.Field) -> list[str]:
+    kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else [field.type]
+    return [kind.__name__ for kind in kinds if kind is not types.NoneType]
+
+
+def _checked(field: dataclasses.Field, value: object):
+    """`value` as the field's type and in its range; raises ValueError with what was found and what is expected."""
+    (kind,) = _kinds(field)
+    rules = field.metadata
+    if kind != "str" and isinstance(value, str):
+        # An override, or a number that Ansible quoted: read it as YAML would.
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            pass
+        if kind == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]+", value):
+            value = float(value)  # YAML 1.1 takes 1e-3 for a word
+    if value is None and field.default is None:
+        return None
+    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value).__name__ != kind:
+        wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[
+            kind
+        ]
+        cure = f"; quote it: '{value}'" if kind == "str" and isinstance(value, int | float) else ""
+        raise ValueError(f"expected {wanted}, found {'nothing' if value is None else repr(value)}{cure}")
+    if kind == "str" and not value:
+        raise ValueError("expected a text, found an empty one")
+    if rules["choices"] and value not in rules["choices"]:
+        near = difflib.get_close_matches(value, rules["choices"], n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"expected {' or '.join(rules['choices'])}, found '{value}'{hint}")
+    if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
+        raise ValueError(
+            f"'{value}' must begin with a letter or digit, then letters, digits, '.', '_' or '-', 63 at most"
+        )
+    if kind == "float" and not (float("-inf") < value < float("inf")):
+        raise ValueError(f"expected a finite number, found {value}")
+    for rule, holds, words in (
+        ("least", lambda limit: value >= limit, "at least"),
+        ("above", lambda limit: value > limit, "more than"),
+        ("most", lambda limit: value <= limit, "at most"),
+    ):
+        if rules[rule] is not None and not holds(rules[rule]):
+            raise ValueError(f"expected {words} {rules[rule]}, found {value}")
+    return value

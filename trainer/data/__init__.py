@@ -1,0 +1,1 @@
+"""From text files to packed sequences: read -> tokenise -> pack -> index."""

@@ -1,0 +1,92 @@
+"""Where a run lies and who takes part, from the environment (RUN.env, torchrun's variables). No torch here."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One process's place in the run."""
+
+    run_dir: Path
+    cache_dir: Path  # tokenised data, by content
+    host: str  # the name that the operator knows this host by
+    attempt: int  # how often the run was started
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+    @property
+    def first_on_host(self) -> bool:
+        return self.local_rank == 0
+
+    @property
+    def stop_file(self) -> Path:
+        return self.run_dir / "stop"
+
+
+def read(run: str) -> Environment:
+    """The environment of a rank of run `run`; without any variables: a run of one process below ./runs."""
+    managed = os.environ.get("TRAINYARD_RUN_DIR")
+    run_dir = Path(managed or Path("runs") / run).absolute()
+    if "TRAINYARD_CACHE_DIR" in os.environ:
+        cache_dir = Path(os.environ["TRAINYARD_CACHE_DIR"])
+    elif managed:
+        cache_dir = run_dir.parent.parent / "cache"  # a host's layout: docs/architecture.md
+    else:
+        cache_dir = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainyard"
+    launched = "RANK" in os.environ  # by torchrun; RUN.env's own WORLD_SIZE says nothing of this process
+    return Environment(
+        run_dir=run_dir,
+        cache_dir=cache_dir.absolute(),
+        host=os.environ.get("TRAINYARD_HOST") or socket.gethostname(),
+        attempt=number("TRAINYARD_ATTEMPT", 1),
+        rank=number("RANK", 0) if launched else 0,
+        world_size=number("WORLD_SIZE", 1) if launched else 1,
+        local_rank=number("LOCAL_RANK", 0) if launched else 0,
+        local_world_size=number("LOCAL_WORLD_SIZE", 1) if launched else 1,
+        node_rank=number("GROUP_RANK", number("NODE_RANK", 0)) if launched else 0,
+    )
+
+
+def number(name: str, default: int | None = None) -> int:
+    """The whole number in environment variable `name`; raises BadInput where it is missing or something else."""
+    text = os.environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal():
+        raise BadInput(f"environment variable {name}: expected a whole number, found '{text}'")
+    return int(text)
+
+
+def follow_parent(parent: int) -> None:
+    """Be told (SIGTERM) when the launcher dies, however it dies: no rank is left behind alone."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("the launcher is gone")
+
+
+def log_to(environment: Environment, run: str) -> None:
+    """Send this process's output to logs/rank-N.log, after what earlier attempts wrote."""
+    folder = environment.run_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / f"rank-{environment.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    print(
+        f"=== run {run}, attempt {environment.attempt}, rank {environment.rank} of {environment.world_size} on "
+        f"{environment.host}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
+        flush=True,
+    )

@@ -1,0 +1,114 @@
+"""What a run tells: metrics.jsonl, status.json and summary.json, written by the first rank of every host. No torch here.
+
+metrics.jsonl, one object a line, by `kind`:
+  train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds comm_seconds
+         wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes memory_peak_bytes time
+         (compute, comm and memory are the writing rank's own; reserved is null on a CPU)
+  epoch  epoch step loss time: the mean over the epoch's tokens
+  event  event step time, and what the event needs
+After a resume the lines beyond the checkpoint's step are cut: a step stands once.
+
+status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt world_size
+last_checkpoint reason updated host compute_seconds slowest. compute_seconds: of every rank in the last step; slowest:
+{rank, host, seconds}. What is not known yet is null.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+STATES = ("starting", "running", "saving", "stopped", "failed", "finished")
+FINAL = ("stopped", "failed", "finished")
+POINTS = 1000  # losses in a summary, at most
+
+
+class Status:
+    """A run's status.json."""
+
+    EVERY = 0.5  # seconds between writings, unless the state changes
+
+    def __init__(self, run_dir: Path, **facts):
+        self.path = run_dir / "status.json"
+        self.facts = {
+            **dict.fromkeys(
+                "run state step steps loss tokens_per_second eta_seconds attempt world_size last_checkpoint reason "
+                "updated host compute_seconds slowest".split()
+            ),
+            **facts,
+        }
+        self._written = 0.0
+
+    def update(self, **facts) -> None:
+        """Take in new facts, and write if it is time to."""
+        changed = "state" in facts and facts["state"] != self.facts["state"]
+        self.facts.update(facts)
+        if changed or time.monotonic() - self._written >= self.EVERY:
+            self.facts["updated"] = time.time()
+            write_json(self.path, self.facts)
+            self._written = time.monotonic()
+
+
+class Metrics:
+    """A run's metrics.jsonl, cut back to `step` and appended to."""
+
+    def __init__(self, run_dir: Path, step: int):
+        path = run_dir / "metrics.jsonl"
+        if path.exists():
+            temporary = path.with_suffix(".tmp")
+            with temporary.open("w") as file:
+                file.writelines(json.dumps(record) + "\n" for record in read(path) if record["step"] <= step)
+            os.replace(temporary, path)
+        self._file = path.open("a")
+
+    def write(self, kind: str, **record) -> None:
+        """Append one line."""
+        self._file.write(json.dumps({"kind": kind, **record, "time": time.time()}) + "\n")
+        self._file.flush()
+
+
+def read(path: Path):
+    """Yield the records of a metrics.jsonl; a line cut short by a crash is passed over."""
+    with path.open() as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a JSON file whole: a reader sees the old one or the new one."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def summarise(run_dir: Path, **facts) -> dict:
+    """Write summary.json from metrics.jsonl and `facts`, and return it.
+
+    losses: [step, loss], thinned to POINTS; epochs: [epoch, loss]; best: the lowest step's.
+    """
+    records = list(read(run_dir / "metrics.jsonl"))
+    train = [record for record in records if record["kind"] == "train"]
+    every = max(1, len(train) // POINTS)
+    seconds = sum(record["step_seconds"] for record in train)
+    tokens = sum(record["tokens"] for record in train)
+    best = min(train, key=lambda record: record["loss"], default=None)
+    summary = {
+        **facts,
+        "steps": train[-1]["step"] if train else 0,
+        "losses": [
+            [r["step"], r["loss"]] for n, r in enumerate(train) if n % every == 0 or n == len(train) - 1
+        ],
+        "epochs": [[record["epoch"], record["loss"]] for record in records if record["kind"] == "epoch"],
+        "first_loss": train[0]["loss"] if train else None,
+        "last_loss": train[-1]["loss"] if train else None,
+        "best": {"step": best["step"], "loss": best["loss"]} if best else None,
+        "train_seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "memory_peak_bytes": max((record["memory_peak_bytes"] or 0 for record in train), default=None),
+    }
+    write_json(run_dir / "summary.json", summary)
+    return summary

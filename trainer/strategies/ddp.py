@@ -1,0 +1,115 @@
+"""Data parallel: every rank holds all weights; gradients are summed in buckets while the backward pass still runs.
+
+torch's own DistributedDataParallel lays its buckets out anew after its first step, and a ring adds ranks in an order that
+depends on a value's place in its bucket: a resumed run would differ in the last bit. Here the layout is fixed, gradients are
+summed instead of averaged (a share may be of any size), and what travels is one flat tensor a bucket.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+from trainer.strategies.base import Strategy
+from trainer.world import World, translated
+
+BUCKET_BYTES = 25 << 20
+
+
+class Bucket:
+    """Some parameters, in the order in which the backward pass reaches them; their gradients are views of `flat`."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]):
+        self.parameters = parameters
+        first = parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        self.waiting = 0
+        offset = 0
+        for parameter in parameters:
+            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+
+class DDP(Strategy):
+    """See the module."""
+
+    def __init__(self, model: torch.nn.Module, world: World):
+        self.model, self.world = model, world
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.buckets = [Bucket(parameters) for parameters in _split(reversed(trainable))]
+        self._sending = False
+        self._next = 0  # buckets travel in order, on every rank
+        self._works: list = []
+        if world.size > 1:
+            for bucket in self.buckets:
+                for parameter in bucket.parameters:
+                    parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._ready(bucket))
+
+    def zero_grad(self) -> None:
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+
+    @contextlib.contextmanager
+    def micro_batch(self, last: bool):
+        self._sending = last and self.world.size > 1
+        for bucket in self.buckets:
+            bucket.waiting = len(bucket.parameters)
+        yield
+        self._sending = False
+
+    def _ready(self, bucket: Bucket) -> None:
+        if self._sending:
+            bucket.waiting -= 1
+            while self._next < len(self.buckets) and self.buckets[self._next].waiting == 0:
+                self._send()
+
+    def _send(self) -> None:
+        bucket = self.buckets[self._next]
+        self._next += 1
+        self._works.append(dist.all_reduce(bucket.flat, group=self.world.training, async_op=True))
+
+    def finish(self) -> None:
+        if self.world.size == 1:
+            return
+        with translated(self.world):
+            while self._next < len(self.buckets):  # parameters that this batch did not reach
+                self._send()
+            for work in self._works:
+                work.wait()
+        self._works.clear()
+        self._next = 0
+
+    def clip(self, limit: float) -> float:
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(b.flat) for b in self.buckets])
+        ).item()
+        if limit and norm > limit:
+            for bucket in self.buckets:
+                bucket.flat.mul_(limit / (norm + 1e-6))
+        return norm
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        if self.world.size > 1:
+            with translated(self.world):
+                dist.all_reduce(values, group=self.world.training)
+        return values
+
+    @property
+    def wire_bytes(self) -> int:
+        size = self.world.size
+        total = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self.buckets)
+        return 2 * (size - 1) * total // size  # a ring: each rank sends two (n-1)/n of the buffer
+
+
+def _split(parameters):
+    """Group parameters of one type and device into buckets of about BUCKET_BYTES."""
+    bucket, size = [], 0
+    for parameter in parameters:
+        alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (size >= BUCKET_BYTES or not alike):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    if bucket:
+        yield bucket

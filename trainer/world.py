@@ -1,0 +1,199 @@
+"""The ranks of a run, and how they talk. Messages are JSON and tensors: nothing is pickled.
+
+Two process groups: `control` (gloo, patient: data preparation and saving may take long on one host) and `training`
+(gloo or NCCL, with the configured time-out: in a step, a silent peer is a lost peer).
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+
+from trainer import __version__, errors
+from trainer.config import Config
+from trainer.environment import Environment
+
+PATIENCE = datetime.timedelta(hours=6)
+
+
+class World:
+    """All ranks of the run, and this one's place among them.
+
+    hosts: the host's name of every rank. addresses: host's name by its cluster address, where known.
+    """
+
+    def __init__(self, config: Config, environment: Environment):
+        self.environment = environment
+        self.rank, self.size = environment.rank, environment.world_size
+        self.device = _device(config, environment)
+        self.control = self.training = None
+        self.hosts = [environment.host]
+        if self.size > 1:
+            with translated(self):
+                dist.init_process_group("gloo", timeout=PATIENCE)
+                self.control = dist.group.WORLD
+                self.training = dist.new_group(
+                    backend="nccl" if self.device.type == "cuda" else "gloo",
+                    timeout=datetime.timedelta(seconds=config.timeout_seconds),
+                )
+        mine = {
+            "host": environment.host,
+            "node": environment.node_rank,
+            "address": os.environ.get("CLUSTER_ADDRESS", ""),
+            "versions": versions(),
+            "digest": config.digest(),
+        }
+        everyone = self.gather(mine)
+        self.hosts = [one["host"] for one in everyone]
+        self.nodes = [one["node"] for one in everyone]
+        self.addresses = {one["address"]: one["host"] for one in everyone if one["address"]}
+        self.same(
+            "versions", [json.dumps(one["versions"]) for one in everyone], "run site.yml: it makes them equal"
+        )
+        self.same("configuration", [one["digest"] for one in everyone], "give every host the same RUN.yaml")
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def first_on_host(self) -> bool:
+        return self.environment.first_on_host
+
+    def gather(self, message) -> list:
+        """Every rank's `message` (anything that JSON holds), by rank; all ranks must call."""
+        if self.size == 1:
+            return [message]
+        data = json.dumps(message).encode()
+        with translated(self):
+            lengths = torch.zeros(self.size, dtype=torch.int64)
+            lengths[self.rank] = len(data)
+            dist.all_reduce(lengths, group=self.control)
+            padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            parts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(parts, padded, group=self.control)
+        return [
+            json.loads(bytes(part[:length].numpy()))
+            for part, length in zip(parts, lengths.tolist(), strict=True)
+        ]
+
+    def share(self, message, source: int = 0):
+        """Rank `source`'s `message` (anything that JSON holds) on every rank; all ranks must call."""
+        return self.gather(message if self.rank == source else None)[source]
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill `tensor` (any shape, contiguous, on the CPU) on every rank with rank `source`'s values."""
+        if self.size > 1:
+            with translated(self):
+                dist.broadcast(tensor, source, group=self.control)
+
+    def together(self, action):
+        """`action()` on every rank; what fails on one rank fails on all, with the message of the one and its host."""
+        result, failure = None, None
+        try:
+            result = action()
+        except errors.TrainerError as error:
+            failure = {"code": error.code, "message": str(error)}
+        failures = [(rank, one) for rank, one in enumerate(self.gather(failure)) if one]
+        if failures:
+            rank, one = failures[0]
+            prefix = f"{self.hosts[rank]}: " if len(set(self.hosts)) > 1 else ""
+            raise errors.KINDS[one["code"]](prefix + one["message"])
+        return result
+
+    def same(self, what: str, values: list[str], cure: str) -> None:
+        """Raise BadInput on every rank where `values` (one a rank) differ between hosts, naming the hosts."""
+        if len(set(values)) == 1:
+            return
+        groups: dict[str, list[str]] = {}
+        for host, value in zip(self.hosts, values, strict=True):
+            if host not in groups.setdefault(value, []):
+                groups[value].append(host)
+        listing = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in groups.items())
+        raise errors.BadInput(f"the hosts differ in their {what}: {listing}. Cure: {cure}")
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def versions() -> dict:
+    """What must be equal on all hosts for one run."""
+    import transformers
+
+    return {
+        "trainer": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _device(config: Config, environment: Environment) -> torch.device:
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if environment.local_rank >= found:
+        raise errors.BadInput(
+            f"{environment.host}: {environment.local_world_size} processes want a GPU each, torch {torch.__version__} "
+            f"sees {found}; set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
+        )
+    device = torch.device("cuda", environment.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def translated(world: World | None = None):
+    """Turn torch's exceptions into those that end a run with a reason: out of memory, lost peers."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise errors.OutOfMemory(_memory_message(world, str(error))) from error
+    except MemoryError as error:
+        raise errors.OutOfMemory(_memory_message(world, "host memory is used up")) from error
+    except dist.DistError as error:
+        raise errors.LostPeers(_peer_message(world, str(error))) from error
+    except RuntimeError as error:
+        text = str(error)
+        if "can't allocate memory" in text or "out of memory" in text.lower():
+            raise errors.OutOfMemory(_memory_message(world, text)) from error
+        if re.search(r"gloo|nccl|connection (closed|reset)|broken pipe|timed out", text, re.IGNORECASE):
+            raise errors.LostPeers(_peer_message(world, text)) from error
+        raise
+
+
+def _memory_message(world: World | None, text: str) -> str:
+    where = f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
+    first = text.strip().splitlines()[0]
+    return f"out of memory: {where}: {first}. Cure: a smaller micro_batch_size, sequence_length or model, or dtype bfloat16"
+
+
+def _peer_message(world: World | None, text: str) -> str:
+    first = text.strip().splitlines()[-1] if text.strip() else "no reason given"
+    peer = ""
+    for address, host in getattr(world, "addresses", {}).items():
+        if re.search(rf"(?<![\d.]){re.escape(address)}(?![\d.])", text):
+            peer = f" (that is {host})"
+    host = world.environment.host if world else "this host"
+    return (
+        f"lost a peer: rank {world.rank if world else '?'} on {host}: {first}{peer}. "
+        "The peer's own log says why it ended; start the run again to resume it from its last checkpoint"
+    )
+
+
+def log(message: str) -> None:
+    """One line for the operator, at once."""
+    import time
+
+    print(time.strftime("%H:%M:%S"), message, file=sys.stdout, flush=True)
