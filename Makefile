@@ -66,3 +66,14 @@ lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own
 clean: ## remove what was generated here, the runs in runs/ apart
 	rm -rf $(VENV) .trainyard .ansible .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +
+
+# Root builds the lab and its inventory; the name of the variable is the option's.
+HOSTS ?= 3
+SUITE ?=
+LAB ?=
+.PHONY: lab lab-down
+lab: ## real systemd hosts here: HOSTS=3 SUITE=trixie LAB="--offline …"; needs root
+	@LAB_TYPED="make lab HOSTS=$(HOSTS)" $(PYTHON) -m lab up --install --hosts $(HOSTS) $(if $(SUITE),--suite $(SUITE)) $(LAB)
+
+lab-down: ## take them down; nothing of them stays
+	@LAB_TYPED="make lab-down" $(PYTHON) -m lab down

@@ -1,0 +1,118 @@
+"""The root that every host starts from: a stock minimal machine, built once and kept.
+
+Roles must install what they need, so nothing is here that a fresh installation would not have.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from lab import machine
+from lab.shell import LabError, locked, run
+
+CACHE = Path("/var/cache/trainyard-lab")
+PACKAGES = (
+    "systemd-sysv",
+    "dbus",
+    "libpam-systemd",
+    "udev",
+    "openssh-server",
+    "python3",
+    "sudo",
+    "iproute2",
+    "ca-certificates",
+)
+
+# What an installer would have done. Host keys and the machine's id are each host's own.
+CUSTOMIZE = """
+set -eu
+cd "$1"
+chroot . useradd --create-home --shell /bin/bash --groups sudo ops
+chroot . systemctl enable --quiet systemd-networkd ssh
+rm -f etc/ssh/ssh_host_* etc/apt/sources.list.d/* etc/apt/sources.list etc/apt/apt.conf.d/99mmdebstrap
+cp -- "$LAB_FILES/machine.sources" etc/apt/sources.list.d/
+test ! -s "$LAB_FILES/apt.conf" || cp -- "$LAB_FILES/apt.conf" etc/apt/apt.conf.d/90machine
+if test -s "$LAB_FILES/ca.crt"; then
+  mkdir -p usr/local/share/ca-certificates
+  csplit --quiet --elide-empty-files --prefix=usr/local/share/ca-certificates/machine- --suffix-format=%03d.crt \
+    "$LAB_FILES/ca.crt" '/-----BEGIN CERTIFICATE-----/' '{*}'
+  chroot . update-ca-certificates >/dev/null
+fi
+: > etc/machine-id
+rm -f var/lib/dbus/machine-id
+"""
+
+
+def ready(suite: str) -> Path:
+    """The cached root for SUITE; built now if it is not there, or if apt's sources or certificates have changed."""
+    stanzas = machine.distribution_sources(suite)
+    files = {
+        "machine.sources": machine.sources_text(stanzas),
+        "apt.conf": machine.acquire_settings(),
+        "ca.crt": _local_certificates(),
+    }
+    key = hashlib.sha256(
+        repr((PACKAGES, CUSTOMIZE, suite, os.uname().machine, sorted(files.items()))).encode()
+    ).hexdigest()
+    root = CACHE / f"{suite}-{key[:12]}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with locked(CACHE / f".lock-{root.name}", waiting=f"Waiting for another build of {root.name} …"):
+        if not root.exists():
+            _build(root, suite, stanzas, files)
+    return root
+
+
+def _local_certificates() -> str:
+    """Certificates that this machine trusts beyond the distribution's own: a company's, a proxy's."""
+    shipped = set()
+    for file in Path("/usr/share/ca-certificates").rglob("*.crt"):
+        shipped |= set(_certificates(file))
+    return "".join(text for text in _certificates(machine.CA_BUNDLE) if text not in shipped)
+
+
+def _certificates(file: Path) -> list[str]:
+    if not file.exists():
+        return []
+    return [
+        f"{text}\n"
+        for text in re.findall(r"-----BEGIN CERT.*?-----END CERTIFICATE-----", file.read_text(), re.DOTALL)
+    ]
+
+
+def _build(root: Path, suite: str, stanzas: list[dict[str, str]], files: dict[str, str]) -> None:
+    """Under a temporary name, in mount and process namespaces that die with this process; the name comes last."""
+    print(f"Building a stock {suite} root, once (about a minute) …", flush=True)
+    work = CACHE / f".building-{root.name}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    for name, text in files.items():
+        (work / name).write_text(text)
+    (work / "customize").write_text(CUSTOMIZE)
+    log = work / "log"
+    log.touch()
+    options = [f"--aptopt={line}" for line in files["apt.conf"].splitlines()]
+    own_namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+    try:
+        run(
+            *["setpriv", "--pdeathsig", "KILL", *own_namespaces, "env", f"LAB_FILES={work}"],
+            *[
+                "mmdebstrap",
+                "--quiet",
+                "--mode=root",
+                "--variant=minbase",
+                f"--include={','.join(PACKAGES)}",
+                *options,
+            ],
+            *[f'--customize-hook=sh {work}/customize "$1"', suite, work / "root", work / "machine.sources"],
+        )
+    except LabError as error:
+        raise LabError(f"building the {suite} root failed. {error}") from None
+    for file in machine.keyrings(stanzas):
+        there = work / "root" / file.relative_to("/")
+        if file.exists() and not there.exists():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, there)
+    (work / "root").rename(root)
+    shutil.rmtree(work)

@@ -1,0 +1,111 @@
+"""Control groups of a host: its share of CPU, freezing it, and killing all of it at once.
+
+A machine with cgroup v2 alone has one tree. A hybrid one (v1 controllers beside a v2 tree) has three that matter here:
+v2 for freezing and killing, `cpu` for the quota, and `name=systemd`, in which systemd inside the host keeps its units.
+"""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from lab.shell import LabError, wait_until
+
+TOP = "trainyard-lab"
+PERIOD_US = 100_000
+
+
+def _trees() -> dict[str, Path]:
+    """Mount points by role: v2, cpu and systemd (the last two only where v1 has them)."""
+    found = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            found.setdefault("v2", Path(where))
+        elif kind == "cgroup" and "cpu" in options.split(","):
+            found["cpu"] = Path(where)
+        elif kind == "cgroup" and "name=systemd" in options.split(","):
+            found["systemd"] = Path(where)
+    if "v2" not in found:
+        raise LabError(
+            "this machine mounts no cgroup v2 tree (neither alone nor beside v1): the lab needs one"
+        )
+    return found
+
+
+class Group:
+    """The control groups of one host, or with no host of a whole lab.
+
+    Below each tree, TOP/LAB/HOST holds the limits; its child `keep` the process that keeps the host running, `run` the
+    host itself, and `exec` what the harness starts inside it. (v2 wants processes in leaves only.)
+    """
+
+    def __init__(self, lab: str, host: str = ""):
+        self.trees = {role: tree / TOP / lab / host for role, tree in _trees().items()}
+
+    def create(self) -> None:
+        for group in self.trees.values():
+            for part in ("keep", "run", "exec"):
+                (group / part).mkdir(parents=True, exist_ok=True)
+        if "cpu" not in self.trees:  # v2 alone: hand the controller down, level by level
+            for parent in list(self.trees["v2"].parents)[2::-1]:
+                (parent / "cgroup.subtree_control").write_text("+cpu")
+
+    def procs_files(self, part: str) -> list[Path]:
+        """Where a process writes its number to join that part in every tree."""
+        return [group / part / "cgroup.procs" for group in self.trees.values()]
+
+    def pids(self) -> list[int]:
+        """Every process of it."""
+        found = []
+        for file in self.trees["v2"].rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                found += map(int, file.read_text().split())
+        return found
+
+    def set_cpus(self, cpus: float | None) -> None:
+        """At most that many CPUs' time together; None lifts the limit."""
+        quota = None if cpus is None else max(1000, round(cpus * PERIOD_US))
+        if "cpu" in self.trees:
+            (self.trees["cpu"] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self.trees["cpu"] / "cpu.cfs_quota_us").write_text(str(quota or -1))
+        else:
+            (self.trees["v2"] / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
+
+    def freeze(self, frozen: bool) -> None:
+        """Stop every process dead, or let them go on; returns once it is so."""
+        (self.trees["v2"] / "cgroup.freeze").write_text("1" if frozen else "0")
+        events = self.trees["v2"] / "cgroup.events"
+        if not wait_until(lambda: f"frozen {int(frozen)}" in events.read_text(), 10):
+            raise LabError(f"{self.trees['v2']}: did not {'freeze' if frozen else 'thaw'} within 10 s")
+
+    def kill(self) -> None:
+        """Kill every process at once and wait for the last."""
+        if not self.trees["v2"].exists():
+            return
+        (self.trees["v2"] / "cgroup.kill").write_text("1")
+        (self.trees["v2"] / "cgroup.freeze").write_text("0")
+        if not wait_until(lambda: not self.pids(), 20):
+            raise LabError(
+                f"{self.trees['v2']}: still has processes {self.pids()} 20 s after they were killed"
+            )
+
+    def remove(self) -> None:
+        """Take the groups away, leaves first; there must be no process in them."""
+        for group in self.trees.values():
+            for directory, _, _ in os.walk(group, topdown=False):
+                _rmdir(Path(directory))
+            with contextlib.suppress(OSError):  # another lab's, or not ours alone
+                group.parent.rmdir()
+
+
+def _rmdir(directory: Path) -> None:
+    for _ in range(100):
+        try:
+            directory.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:  # busy: the last process is dead, but not yet reaped
+            time.sleep(0.05)
+    raise LabError(f"cannot remove the control group {directory}")

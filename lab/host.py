@@ -1,0 +1,220 @@
+"""One host of a lab: its files before the first boot, starting it, and getting into it."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.cgroup import Group
+from lab.network import Network
+from lab.shell import LabError, run
+
+# Keeps a host running across its own reboots (nspawn then ends with status 133), in mount and network namespaces that
+# vanish with it. What it writes goes to the host's log.
+KEEPER = r"""
+set -eu
+for file in $KEEP_PROCS; do echo $$ > "$file"; done
+mkdir -p /run/systemd/nspawn
+mount -t tmpfs -o mode=0755 tmpfs /run/systemd/nspawn
+mount -t overlay -o "lowerdir=$BASE,upperdir=$DISK/upper,workdir=$DISK/work" lab-root "$DISK/root"
+while :; do
+  sh -c 'for file in $RUN_PROCS; do echo $$ > "$file"; done; exec "$@"' - "$@" &
+  until ip link set "$PORT" master "$BRIDGE" up 2>/dev/null; do
+    kill -0 $! 2>/dev/null || break
+    sleep 0.05
+  done
+  status=0; wait $! || status=$?
+  echo "=== nspawn ended with status $status"
+  test "$status" -eq 133 || exit "$status"
+done
+"""
+
+
+@dataclass
+class Host:
+    """Host NAME, number NUMBER (1, 2, …) of a lab; STATE is where its log lies, DISK where what it writes does."""
+
+    lab: str
+    name: str
+    number: int
+    network: Network
+    state: Path
+    disk: Path
+    interface: str = "eth0"
+
+    @property
+    def address(self) -> str:
+        return self.network.address(self.number)
+
+    @property
+    def group(self) -> Group:
+        return Group(self.lab, self.name)
+
+    # --- before the first boot ---------------------------------------------------------------------------------------
+
+    def prepare(
+        self, base: Path, hostname: str, password_hash: str, online: bool, pip: str, servers: list[str]
+    ) -> str:
+        """Write what makes it itself into its layer of the file system. Returns its lines for known_hosts."""
+        upper = self.disk / "upper"
+        for directory in (upper, self.disk / "work", self.disk / "root"):
+            directory.mkdir(parents=True)
+        upper.chmod(0o755)
+        self.state.mkdir(parents=True)
+
+        def write(path: str, text: str, mode: int = 0o644) -> Path:
+            return _write(base, upper, path, text, mode)
+
+        write("etc/hostname", f"{hostname}\n")
+        write("etc/hosts", f"127.0.0.1\tlocalhost\n127.0.1.1\t{hostname}\n")
+        write("etc/machine-id", f"{uuid.uuid4().hex}\n", 0o444)
+        write("etc/resolv.conf", "".join(f"nameserver {server}\n" for server in servers))
+        gateway = f"Gateway={self.network.gateway}\n" if online else ""
+        write(
+            f"etc/systemd/network/10-{self.interface}.network",
+            f"[Match]\nName={self.interface}\n\n[Network]\nAddress={self.address}/24\n{gateway}"
+            "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+        )
+        if pip:
+            write("etc/pip.conf", pip)
+        shadow = (base / "etc/shadow").read_text().splitlines()
+        shadow = [
+            f"ops:{password_hash}:{line.split(':', 2)[2]}" if line.startswith("ops:") else line
+            for line in shadow
+        ]
+        shadow_file = write("etc/shadow", "\n".join(shadow) + "\n", 0o640)
+        os.chown(shadow_file, 0, (base / "etc/shadow").stat().st_gid)
+        return self._host_keys(upper / "etc/ssh")
+
+    def _host_keys(self, folder: Path) -> str:
+        folder.mkdir(mode=0o755, parents=True)
+        known = ""
+        for kind in ("ed25519", "ecdsa"):
+            file = folder / f"ssh_host_{kind}_key"
+            run("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "root@debian", "-f", file)
+            known += f"{self.address} {' '.join(file.with_suffix('.pub').read_text().split()[:2])}\n"
+        return known
+
+    # --- on and off --------------------------------------------------------------------------------------------------
+
+    def start(self, base: Path, hostname: str, binds: list[Path]) -> None:
+        """Switch it on. It belongs to no terminal and outlives this process."""
+        group = self.group
+        port = f"p{self.number}"
+        nspawn = [
+            *(
+                "systemd-nspawn",
+                "--quiet",
+                "--boot",
+                f"--directory={self.disk / 'root'}",
+                f"--machine={self.name}",
+            ),
+            *(f"--hostname={hostname}", "--register=no", "--keep-unit", "--settings=no", "--resolv-conf=off"),
+            *("--timezone=off", "--link-journal=no", "--console=read-only"),
+            f"--network-veth-extra={port}:{self.interface}",
+            *(f"--bind-ro={str(path).replace(':', chr(92) + ':')}" for path in binds),
+        ]
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "yes",
+            "BASE": str(base),
+            "DISK": str(self.disk),
+            "PORT": port,
+            "BRIDGE": f"b{self.number}",
+            "KEEP_PROCS": " ".join(map(str, group.procs_files("keep"))),
+            "RUN_PROCS": " ".join(map(str, group.procs_files("run"))),
+        }
+        own_mounts = ["unshare", "--mount", "--propagation", "private"]
+        with (self.state / "log").open("ab") as log:
+            subprocess.Popen(
+                self.network.enter(*own_mounts, "sh", "-c", KEEPER, "keeper", *nspawn),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def power_off(self) -> None:
+        """A power cut: the wire goes dead first, so that nobody hears a farewell."""
+        self.network.wire(self.number, up=False)
+        self.group.kill()
+
+    def running(self) -> bool:
+        return bool(self.group.pids())
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def leader(self) -> int | None:
+        """The process that is number 1 inside; None while it is off."""
+        for pid in self.group.pids():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+                if len(numbers) == 2 and numbers[1] == "1":
+                    return pid
+        return None
+
+    def enter(self, *argv: str) -> list[str]:
+        """The command line that runs ARGV inside as root, counted against the host's own share of CPU."""
+        leader = self.leader()
+        if leader is None:
+            raise LabError(
+                f"{self.name} is off: `python3 -m lab power --name {self.lab} {self.name} on` starts it"
+            )
+        join = 'for file in $1; do echo $$ > "$file"; done; shift; exec "$@"'
+        clean = [
+            "env",
+            "-i",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME=/root",
+            "LANG=C.UTF-8",
+        ]
+        inside = [
+            "nsenter",
+            f"--target={leader}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--cgroup",
+            "--root",
+            "--wd",
+        ]
+        procs = " ".join(map(str, self.group.procs_files("exec")))
+        return [
+            "sh",
+            "-c",
+            join,
+            "-",
+            procs,
+            *inside,
+            *clean,
+            f"TERM={os.environ.get('TERM', 'dumb')}",
+            *argv,
+        ]
+
+    def erase(self) -> None:
+        """Its layer of the file system and its log."""
+        shutil.rmtree(self.disk, ignore_errors=True)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+def _write(base: Path, upper: Path, path: str, text: str, mode: int) -> Path:
+    """Write UPPER/PATH; directories get the mode and owner that they have below, for the upper one's count."""
+    file = upper / path
+    missing = [parent for parent in Path(path).parents if not (upper / parent).exists()]
+    for parent in reversed(missing):
+        (upper / parent).mkdir()
+        below = base / parent
+        if below.is_dir():
+            shutil.copystat(below, upper / parent)
+            os.chown(upper / parent, below.stat().st_uid, below.stat().st_gid)
+    file.touch(mode=0o600)
+    file.write_text(text)
+    file.chmod(mode)
+    return file

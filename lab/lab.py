@@ -1,0 +1,483 @@
+"""A lab: its options, its state on this machine, and everything that can be done with it."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from lab import base, machine
+from lab.cgroup import Group
+from lab.host import Host
+from lab.network import Network, exists
+from lab.shell import LabError, inside_netns, locked, run, wait_until
+
+STATE = Path("/run/trainyard-lab")
+DISK = Path("/var/lib/trainyard-lab")
+CHECKOUT = Path(__file__).resolve().parent.parent
+MAX_HOSTS = 32
+BOOT_SECONDS = 120
+
+# Debian's package for each tool that the lab needs on this machine.
+TOOLS = {
+    "systemd-nspawn": "systemd-container",
+    "mmdebstrap": "mmdebstrap",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "ssh-keygen": "openssh-client",
+}
+
+
+@dataclass
+class Options:
+    """What `up` builds. Mappings are by host name; `quota` is in CPUs, `rate` in tc's words (20mbit)."""
+
+    name: str = "lab"
+    hosts: int = 3
+    suite: str = ""
+    quota: dict[str, float] = field(default_factory=dict)
+    rate: dict[str, str] = field(default_factory=dict)
+    offline: bool = False
+    hostnames: list[str] = field(default_factory=list)
+    interfaces: dict[str, str] = field(default_factory=dict)
+    unpinned: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,11}", self.name) or self.name.endswith(("-", "-stranger")):
+            raise LabError(f"--name {self.name}: 1 to 12 small letters, digits and hyphens, a letter first")
+        if not 1 <= self.hosts <= MAX_HOSTS:
+            raise LabError(f"--hosts {self.hosts}: a lab has 1 to {MAX_HOSTS} hosts")
+        names = self.host_names()
+        for option in ("quota", "rate", "interfaces"):
+            for name in getattr(self, option):
+                if name not in names:
+                    raise LabError(
+                        f"--{option} {name}=…: there is no such host; they are {names[0]} to {names[-1]}"
+                    )
+        for name, cpus in self.quota.items():
+            if not 0.01 <= cpus <= 1024:
+                raise LabError(f"--quota {name}={cpus}: a number of CPUs from 0.01 up")
+        for name, rate in self.rate.items():
+            if not re.fullmatch(r"\d+(\.\d+)?[kmg]?bit", rate):
+                raise LabError(f"--rate {name}={rate}: a number and kbit, mbit or gbit, such as 20mbit")
+        for name, interface in self.interfaces.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", interface):
+                raise LabError(f"--interfaces {name}={interface}: 1 to 15 letters, digits, dots, hyphens")
+        if len(self.hostnames) > self.hosts:
+            raise LabError(f"--hostnames names {len(self.hostnames)} hosts, but --hosts is {self.hosts}")
+        self.suite = self.suite or machine.os_release().get("VERSION_CODENAME", "bookworm")
+        if not re.fullmatch(r"[a-z]+", self.suite):
+            raise LabError(f"--suite {self.suite}: the code name of a release, such as bookworm")
+
+    def host_names(self) -> list[str]:
+        """node1, node2, … as the inventory has them."""
+        return [f"node{i}" for i in range(1, self.hosts + 1)]
+
+
+class Lab:
+    """Lab NAME, up or not. `up` builds it; every other method wants it up, except `down`."""
+
+    def __init__(self, name: str = "lab"):
+        Options(name=name)  # refuses a bad name
+        self.name = name
+        self.state = STATE / name
+        self.disk = DISK / name
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory directory that `up` writes: for `ansible-playbook -i`."""
+        default = CHECKOUT / "inventory/lab"
+        return default if self.name == "lab" else CHECKOUT / ".trainyard/labs" / self.name / "inventory"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.state / "known_hosts"
+
+    def record(self) -> dict:
+        """What `up` wrote down: options, index, base, password, binds. Raises LabError when it is not up."""
+        file = self.state / "state.json"
+        if not file.exists():
+            raise LabError(f"there is no lab {self.name!r}: `python3 -m lab up --name {self.name}` makes one")
+        record = json.loads(file.read_text())
+        if not record["ready"]:
+            raise LabError(
+                f"lab {self.name!r} did not come up whole: `python3 -m lab down --name {self.name}` clears it away"
+            )
+        return record
+
+    @property
+    def options(self) -> Options:
+        return Options(**self.record()["options"])
+
+    @property
+    def password(self) -> str:
+        """What `ops` logs in with, and gives to sudo."""
+        return self.record()["password"]
+
+    @property
+    def network(self) -> Network:
+        return Network(self.name, self.record()["index"])
+
+    @property
+    def hosts(self) -> dict[str, Host]:
+        """The hosts by their inventory names."""
+        return {host.name: host for host in self._hosts(self.options, self.network)}
+
+    def _hosts(self, options: Options, network: Network) -> list[Host]:
+        return [
+            Host(
+                self.name,
+                name,
+                i,
+                network,
+                self.state / name,
+                self.disk / name,
+                options.interfaces.get(name, "eth0"),
+            )
+            for i, name in enumerate(options.host_names(), start=1)
+        ]
+
+    def host(self, name: str) -> Host:
+        """One host; raises LabError with the names there are."""
+        hosts = self.hosts
+        if name not in hosts:
+            raise LabError(f"lab {self.name!r} has no host {name!r}; it has {', '.join(hosts)}")
+        return hosts[name]
+
+    # --- up and down -------------------------------------------------------------------------------------------------
+
+    def up(self, options: Options, replace: bool = False, install: bool = False) -> None:
+        """Build it: returns when every host answers SSH and has finished booting. On any failure nothing stays.
+
+        REPLACE takes a running lab of the name down first; INSTALL lets apt install what this machine lacks.
+        """
+        _require_tools(install)
+        with self._locked():
+            if not replace and self._is_whole():
+                raise LabError(
+                    f"lab {self.name!r} is up already. `python3 -m lab down --name {self.name}` takes it down, "
+                    "`up --replace` builds it anew"
+                )
+            with _interruptible():
+                try:
+                    self._remove()
+                    self._build(options)
+                except BaseException:
+                    self._remove()
+                    raise
+
+    def _is_whole(self) -> bool:
+        with contextlib.suppress(LabError, ValueError):
+            return self.record()["ready"]
+        return False
+
+    def _build(self, options: Options) -> None:
+        started = time.monotonic()
+        root = base.ready(options.suite)
+        pip, endpoints, binds, servers = machine.Pip(), [], [], []
+        if not options.offline:
+            pip = machine.pip_configuration()
+            sources = machine.distribution_sources(options.suite)
+            servers = machine.name_servers()
+            endpoints = [(server, 53) for server in servers if machine.is_private(server)]
+            endpoints += machine.private_endpoints(pip.urls + machine.apt_urls(sources))
+            binds = pip.folders + machine.apt_folders(sources)
+        password = secrets.token_urlsafe(12)
+        record = {
+            "ready": False,
+            "options": asdict(options),
+            "base": str(root),
+            "password": password,
+            "binds": [str(path) for path in binds],
+        }
+        self._claim_index(record)
+        network = Network(self.name, record["index"])
+        network.create(options.hosts)
+        if not options.offline:
+            self._connect(network, endpoints)
+        self._prepare_hosts(options, network, root, password, pip.text, servers)
+        self._write_inventory(options, network, password)
+        hosts = self._hosts(options, network)
+        for host in hosts:
+            host.group.create()
+            host.group.set_cpus(options.quota.get(host.name))
+            if host.name in options.rate:
+                network.set_rate(host.number, options.rate[host.name])
+            host.start(root, self._hostname(options, host), binds)
+        self._wait_for(hosts)
+        record["ready"] = True
+        self._save(record)
+        print(
+            f"Lab {self.name!r} is up after {time.monotonic() - started:.0f} s: {options.hosts} hosts, "
+            f"{network.subnet}, inventory {self.inventory}"
+        )
+
+    def _prepare_hosts(
+        self, options: Options, network: Network, root: Path, password: str, pip: str, servers: list[str]
+    ) -> None:
+        hash_it = [
+            "perl",
+            "-e",
+            'chomp(my $word = <STDIN>); print crypt($word, "\\$6\\$$ARGV[0]\\$")',
+            secrets.token_hex(8),
+        ]
+        password_hash = run("chroot", root, *hash_it, stdin=password)
+        known = ""
+        for host in self._hosts(options, network):
+            name = self._hostname(options, host)
+            known += host.prepare(root, name, password_hash, not options.offline, pip, servers)
+        self.known_hosts.write_text("" if options.unpinned else known)
+        (self.state / "host_keys").write_text(known)
+        shutil.copy(Path(__file__).with_name("relay.py"), self.state / "relay.py")
+
+    def _hostname(self, options: Options, host: Host) -> str:
+        return options.hostnames[host.number - 1] if host.number <= len(options.hostnames) else "debian"
+
+    def _wait_for(self, hosts: list[Host]) -> None:
+        """Until each of HOSTS answers on its SSH port and systemd has finished starting."""
+        for host in hosts:
+            if not wait_until(lambda host=host: self._answers(host), BOOT_SECONDS):
+                tail = "\n".join((host.state / "log").read_text(errors="replace").splitlines()[-15:])
+                raise LabError(
+                    f"{host.name} did not answer SSH within {BOOT_SECONDS} s. The end of its log:\n{tail}"
+                )
+        for host in hosts:
+            subprocess.run(
+                host.enter("systemctl", "is-system-running", "--wait"),
+                capture_output=True,
+                timeout=BOOT_SECONDS,
+            )
+
+    @staticmethod
+    def _answers(host: Host) -> bool:
+        with inside_netns(host.network.netns):
+            try:
+                with socket.create_connection((host.address, 22), timeout=1) as peer:
+                    return peer.recv(4) == b"SSH-"
+            except OSError:
+                return False
+
+    def _write_inventory(self, options: Options, network: Network, password: str) -> None:
+        relay = shlex.join(
+            ["nsenter", f"--net=/run/netns/{network.netns}", _python(), "-I", str(self.state / "relay.py")]
+        )
+        common = [
+            *("-o", f"ProxyCommand={relay} %h %p"),
+            *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "GlobalKnownHostsFile=/dev/null"),
+        ]
+        hosts = {
+            host.name: {"ansible_host": host.address, "cluster_address": host.address}
+            for host in self._hosts(options, network)
+        }
+        head, *workers = options.host_names()
+        cluster_vars = {
+            "cluster_name": self.name,
+            "cluster_network": str(network.subnet),
+            "ansible_user": "ops",
+            "ansible_password": password,
+            "ansible_become_password": password,
+            "ansible_ssh_common_args": shlex.join(common),
+        }
+        children = {
+            "head": {"hosts": {head: hosts[head]}},
+            "workers": {"hosts": {name: hosts[name] for name in workers}},
+        }
+        inventory = {"all": {"vars": cluster_vars, "children": {"cluster": {"children": children}}}}
+        self.inventory.mkdir(parents=True, exist_ok=True)
+        self.inventory.chmod(0o700)
+        text = f"# Written by the lab {self.name!r}; it goes when the lab goes.\n{json.dumps(inventory, indent=2)}\n"
+        _write_secret(self.inventory / "hosts.yml", text)
+
+    def down(self) -> None:
+        """Take it down, whole or not; nothing stays, and nothing is said where there was nothing."""
+        with self._locked():
+            self._remove()
+
+    def _remove(self) -> None:
+        network = Network(self.name, 0)  # its names do not depend on the number
+        Group(self.name).kill()
+        for pid in network.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not network.pids(), 5)
+        Group(self.name).remove()
+        network.remove()
+        shutil.rmtree(self.disk, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            DISK.rmdir()
+        if self.inventory.is_dir():
+            shutil.rmtree(self.inventory)
+        with locked(STATE / ".lock"):
+            shutil.rmtree(self.state, ignore_errors=True)
+            _restore_forwarding()
+
+    # --- bookkeeping between labs -------------------------------------------------------------------------------------
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return locked(
+            STATE / f".lock-{self.name}", waiting=f"Waiting for another command on lab {self.name!r} …"
+        )
+
+    def _save(self, record: dict) -> None:
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.state.chmod(0o700)
+        _write_secret(self.state / "state.json", json.dumps(record, indent=2))
+
+    def _claim_index(self, record: dict) -> None:
+        """The smallest number that no other lab has; the subnet is named for it."""
+        with locked(STATE / ".lock"):
+            taken = {json.loads(file.read_text())["index"] for file in STATE.glob("*/state.json")}
+            record["index"] = min(set(range(len(taken) + 1)) - taken)
+            self._save(record)
+
+    def _connect(self, network: Network, endpoints: list[tuple[str, int]]) -> None:
+        """The way out, having noted what the machine's own forwarding was, so that the last lab can restore it."""
+        with locked(STATE / ".lock"):
+            note = STATE / ".forwarding.json"
+            before = json.loads(note.read_text()) if note.exists() else {}
+            for interface in machine.uplinks():
+                if interface not in before:
+                    before[interface] = _forwarding(interface).read_text().strip()
+            _write_secret(note, json.dumps(before))
+            network.connect(endpoints)
+
+    # --- using it ----------------------------------------------------------------------------------------------------
+
+    def exec(self, name: str, *argv: str, check: bool = True) -> str:
+        """Run ARGV as root inside a host and return its standard output."""
+        return run(*self.host(name).enter(*argv), check=check)
+
+    def stranger(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run ARGV on this machine's files, but with the network of a client on the switch that is nobody's peer."""
+        return subprocess.run(self.stranger_command(*argv), capture_output=True, text=True)
+
+    def stranger_command(self, *argv: str) -> list[str]:
+        return ["nsenter", f"--net=/run/netns/{self.network.stranger_netns}", *argv]
+
+    def power(self, name: str, on: bool) -> None:
+        """Off is a power cut: no farewell, no clean shutdown. On waits until the host answers."""
+        with self._locked():
+            host, record = self.host(name), self.record()
+            if not on:
+                host.power_off()
+            elif not host.running():
+                host.network.wire(host.number, up=True)
+                host.start(
+                    Path(record["base"]),
+                    self._hostname(self.options, host),
+                    [Path(p) for p in record["binds"]],
+                )
+                self._wait_for([host])
+
+    def cut(self, name: str) -> None:
+        """Pull the host's wire out; it goes on running."""
+        host = self.host(name)
+        host.network.wire(host.number, up=False)
+
+    def join(self, name: str) -> None:
+        """Plug the host's wire in again."""
+        host = self.host(name)
+        host.network.wire(host.number, up=True)
+
+    def freeze(self, name: str, frozen: bool = True) -> None:
+        """Stop all of a host's processes; its kernel still holds the connections and answers nothing but ACKs."""
+        self.host(name).group.freeze(frozen)
+
+    def set_rate(self, name: str, rate: str | None) -> None:
+        """Change the rate of a host's wire, both directions; None lifts it."""
+        host = self.host(name)
+        host.network.set_rate(host.number, rate)
+
+    def set_cpus(self, name: str, cpus: float | None) -> None:
+        """Change a host's share of CPU; None lifts the limit."""
+        self.host(name).group.set_cpus(cpus)
+
+
+def all_labs() -> list[Lab]:
+    """Every lab that has left a state on this machine."""
+    return [Lab(file.parent.name) for file in sorted(STATE.glob("*/state.json"))]
+
+
+def require_root(command: str) -> None:
+    """Raises LabError with what to type."""
+    if os.geteuid() != 0:
+        raise LabError(
+            f"the lab makes network namespaces and boots hosts, which needs root. Type: sudo {command}"
+        )
+
+
+def _require_tools(install: bool) -> None:
+    missing = {tool: package for tool, package in TOOLS.items() if not shutil.which(tool)}
+    if not missing:
+        return
+    packages = sorted(set(missing.values()))
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    if not install:
+        raise LabError(f"this machine lacks {', '.join(missing)}. Type: sudo {' '.join(command)}")
+    print(f"This machine lacks {', '.join(missing)}; installing {', '.join(packages)} with apt …", flush=True)
+    run("apt-get", "update")
+    run("env", "DEBIAN_FRONTEND=noninteractive", *command)
+
+
+def _python() -> str:
+    """A Python for the relay whose path has nothing that a shell or SSH would stumble over."""
+    return "/usr/bin/python3" if Path("/usr/bin/python3").exists() else os.path.realpath(sys.executable)
+
+
+def _forwarding(interface: str) -> Path:
+    return Path(f"/proc/sys/net/ipv4/conf/{interface}/forwarding")
+
+
+def _restore_forwarding() -> None:
+    """Once no lab is left, the machine forwards what it forwarded before the first."""
+    note = STATE / ".forwarding.json"
+    if note.exists() and not list(STATE.glob("*/state.json")):
+        for interface, value in json.loads(note.read_text()).items():
+            if _forwarding(interface).exists():
+                _forwarding(interface).write_text(value)
+        note.unlink()
+
+
+def _write_secret(file: Path, text: str) -> None:
+    """Whole or not at all, and readable by its owner alone."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".new-", delete=False) as new:
+        new.write(text)  # NamedTemporaryFile makes it 0600
+    os.replace(new.name, file)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """A closed terminal and a polite kill end the block as Ctrl-C does, so that it can clean up."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    wanted = (signal.SIGTERM, signal.SIGHUP)
+    try:
+        before = {number: signal.signal(number, interrupt) for number in wanted}
+    except ValueError:  # not in the main thread: there, signals are somebody else's
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["CHECKOUT", "Lab", "LabError", "Options", "all_labs", "exists", "require_root"]
