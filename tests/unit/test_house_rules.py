@@ -27,7 +27,7 @@ def committed():
 FORBIDDEN = {
     "a path of one machine": r"(?<![\w.~-])/(?:hom[e]/(?!me/)\w|User[s]/\w|roo[t]/\w|wor[k]/|opt/whe[e]ls|opt/pyp[i])",
     "a package index": r"https?://\S+/simpl[e]\b|\b(?:index-url|find-links)[ =]+\S*://",
-    "a registry's host": r"\b(?:pypi\.or[g]|pythonhosted\.or[g]|download\.pytorch\.or[g]|deb\.debian\.or[g]|archive\.ubuntu\.co[m])",
+    "a registry's host": r"\b(?:(?:pypi|pythonhosted|download\.pytorch|deb\.debian)\.or[g]|archive\.ubuntu\.co[m])",
     "a password or key": r"-----BEGIN [A-Z ]*PRIVATE KE[Y]|password: [\"']?\w{4,}$",
 }  # fmt: skip
 

@@ -1,0 +1,191 @@
+"""tests/run.py: a layer that fails is counted and does not hide the later ones; what is skipped is said."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("run_layers", ROOT / "tests/run.py")
+run_layers = importlib.util.module_from_spec(spec)
+sys.modules["run_layers"] = run_layers
+spec.loader.exec_module(run_layers)
+
+
+@pytest.fixture
+def layers(tmp_path, monkeypatch):
+    """A checkout of tests alone; returns a function that writes a layer's test file."""
+    monkeypatch.setattr(run_layers, "ROOT", tmp_path)
+
+    def write(layer, body):
+        folder = tmp_path / "tests" / layer
+        folder.mkdir(parents=True)
+        (folder / f"test_{layer}.py").write_text(body)
+
+    return write
+
+
+def last_line(text):
+    return text.rstrip().splitlines()[-1]
+
+
+def test_counts_and_names_everything(layers, capsys):
+    layers(
+        "unit",
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert 1 == 2\n"
+        "@pytest.mark.skip(reason='no GPU here')\n"
+        "def test_gpu(): pass\n"
+        "@pytest.fixture\n"
+        "def broken(): raise OSError\n"
+        "def test_error(broken): pass\n",
+    )
+    layers("distributed", "def test_good(): pass\n")
+    assert run_layers.main(["unit", "distributed"]) == 1
+    shown = capsys.readouterr().out
+    assert last_line(shown) == "2 passed, 2 failed, 1 skipped"
+    assert "unit: 1 x no GPU here" in shown
+    assert re.search(r"unit: .*test_unit::test_bad", shown)
+    assert re.search(r"unit: .*test_unit::test_error", shown)
+
+
+def test_passes_where_all_do(layers, capsys):
+    layers("unit", "def test_good(): pass\n")
+    assert run_layers.main(["unit"]) == 0
+    assert last_line(capsys.readouterr().out) == "1 passed, 0 failed, 0 skipped"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("", "there is no test in it"),
+        ("def test_x(:\n", "test_unit"),
+        ("import os\ndef test_x(): os._exit(9)\n", "pytest ended with status 9"),
+    ],
+)
+def test_a_broken_or_empty_layer_has_failed(layers, capsys, body, reason):
+    layers("unit", body)
+    layers("distributed", "def test_good(): pass\n")
+    assert run_layers.main(["unit", "distributed"]) == 1
+    shown = capsys.readouterr().out
+    assert reason in shown
+    assert last_line(shown) == "1 passed, 1 failed, 0 skipped"
+
+
+def test_a_layer_past_its_limit_is_stopped_and_the_next_one_runs(layers, capsys, monkeypatch, tmp_path):
+    torn_down = tmp_path / "torn-down"
+    layers(
+        "unit",
+        "import pathlib, pytest, time\n"
+        "@pytest.fixture\n"
+        "def host():\n"
+        "    yield\n"
+        f"    pathlib.Path({str(torn_down)!r}).touch()\n"
+        "def test_slow(host): time.sleep(60)\n",
+    )
+    layers("distributed", "def test_good(): pass\n")
+    monkeypatch.setitem(run_layers.LIMITS, "unit", 3 / 60)
+    assert run_layers.main(["unit", "distributed"]) == 1
+    shown = capsys.readouterr().out
+    assert "stopped at its limit" in shown
+    assert last_line(shown) == "1 passed, 1 failed, 0 skipped"
+    assert torn_down.exists()
+
+
+def test_ctrl_c_tears_down_and_still_sums_up(tmp_path):
+    """The runner itself, in a checkout of its own: SIGINT lets fixtures clean up, and the exit status is 130."""
+    (tmp_path / "tests/unit").mkdir(parents=True)
+    (tmp_path / "tests/run.py").write_text((ROOT / "tests/run.py").read_text())
+    (tmp_path / "tests/unit/test_slow.py").write_text(
+        "import pathlib, pytest, time\n"
+        "@pytest.fixture\n"
+        "def host():\n"
+        "    pathlib.Path('up').touch()\n"
+        "    yield\n"
+        "    pathlib.Path('down').touch()\n"
+        "def test_slow(host): time.sleep(60)\n"
+    )
+    command = [sys.executable, "tests/run.py", "unit"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    shown, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert (tmp_path / "down").exists()
+    assert last_line(shown) == "0 passed, 1 failed, 0 skipped"
+
+
+def test_an_unknown_layer_is_refused(capsys):
+    assert run_layers.main(["uni"]) == 2
+    assert "no layer is named 'uni'; there are: lint unit" in capsys.readouterr().err
+
+
+def test_the_limits_leave_ci_room():
+    """CI ends a run after 90 minutes; making the environment takes some of them."""
+    assert sum(run_layers.LIMITS.values()) <= 60
+
+
+def test_docs_name_every_layer():
+    text = (ROOT / "docs/testing.md").read_text()
+    for layer in run_layers.LIMITS:
+        assert f"`{layer}`" in text
+
+
+# ---- scripts/find-python ----
+
+
+def find_python(tmp_path, pythons, **environ):
+    """Runs scripts/find-python where PATH holds only the given fake Pythons: name -> (version, has venv)."""
+    for name, (version, has_venv) in pythons.items():
+        fake = tmp_path / name
+        fake.write_text(
+            f'#!/bin/bash\ncase "$2" in *ensurepip*) exit {0 if has_venv else 1};; *) echo {version};; esac\n'
+        )
+        fake.chmod(0o755)
+    script = str(ROOT / "scripts/find-python")
+    return subprocess.run(
+        ["/bin/bash", script], env={"PATH": str(tmp_path), **environ}, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("pythons", "found"),
+    [
+        ({"python3": ("3.11.2", True)}, "python3"),
+        ({"python3": ("3.13.5", True), "python3.12": ("3.12.1", True)}, "python3"),
+        ({"python3": ("3.10.12", True), "python3.12": ("3.12.3", True)}, "python3.12"),
+        ({"python3": ("3.14.0", True), "python3.11": ("3.11.9", True)}, "python3.11"),
+        ({"python3": ("3.12.3", False), "python3.11": ("3.11.9", True)}, "python3.11"),
+    ],
+)
+def test_a_fit_python_is_found(tmp_path, pythons, found):
+    result = find_python(tmp_path, pythons)
+    assert (result.returncode, result.stdout.strip()) == (0, found), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("pythons", "environ", "message"),
+    [
+        ({}, {}, "python3: no such command"),
+        ({"python3": ("3.10.12", True)}, {}, "python3 is 3.10.12"),
+        ({"python3": ("3.11.2", False)}, {}, "sudo apt install python3.11-venv"),
+        ({"python3": ("3.11.2", True)}, {"PYTHON": "python3.9"}, "python3.9: no such command"),
+    ],
+)
+def test_an_unfit_python_is_refused_with_the_cure(tmp_path, pythons, environ, message):
+    result = find_python(tmp_path, pythons, **environ)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Python 3.11, 3.12 or 3.13" in result.stderr
