@@ -1,0 +1,55 @@
+"""Have the locked environment on a host; the controller brings the wheels where the host reaches no index."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "plugins" / "module_utils"))
+
+from offline_ship import in_batches, shipped
+from offline_wheels import Failure, wheelhouse
+
+BATCH_BYTES = 512 * 2**20
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    """Calls the module; where it asks for wheels, collects them here, sends them, and calls it again."""
+
+    def run(self, tmp=None, task_vars=None):
+        """The module's result."""
+        super().run(tmp, task_vars)
+        host = task_vars["inventory_hostname"]
+
+        def module(**options) -> dict:
+            arguments = {**self._task.args, **options}
+            return self._execute_module("python_env", module_args=arguments, task_vars=task_vars)
+
+        def say(text: str) -> None:
+            display.display(f"{host}: {text}")
+
+        result = module()
+        if result.get("failed") or "target" not in result:
+            return result
+        directory = ROOT / ".trainyard" / "wheelhouse" / result["key"]
+        lock, torch = self._task.args["lock"], self._task.args["torch"]
+        try:
+            wheels = wheelhouse(lock, torch, result["target"], directory, say)
+        except Failure as failure:
+            raise AnsibleActionFail(str(failure)) from None
+        lacking = [directory / name for name in wheels if result["staged"].get(name) != wheels[name]]
+        size = sum(path.stat().st_size for path in lacking)
+        say(f"reaches no package index; bringing {len(lacking)} wheels, {size / 1e6:,.0f} MB")
+        for batch in in_batches(lacking, BATCH_BYTES):
+            with shipped(self, batch) as remote:
+                received = module(wheels=wheels, wheels_from=remote, receive_only=True)
+            if received.get("failed"):
+                return received
+        return module(wheels=wheels)

@@ -1,0 +1,43 @@
+"""Whether all hosts have the same environment, and where not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+
+def python_env_differences(environments: dict[str, dict], lock: str) -> list[str]:
+    """One line for each host and package that differs from most hosts; empty if the environments are equal.
+
+    `environments`: host -> {"python": "3.11.2", "versions": {name: version}}, torch's with its build tag.
+    A package that the lock itself pins by Python version is compared among the hosts of one Python only.
+    """
+    names = [re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)]
+    by_python = {name for name, count in Counter(names).items() if count > 1}
+
+    def group(host: str, package: str) -> str:
+        return ".".join(environments[host]["python"].split(".")[:2]) if package in by_python else "all"
+
+    differences = []
+    for package in sorted({name for one in environments.values() for name in one["versions"]}):
+        found: dict[str, dict[str, str]] = {}
+        for host, one in environments.items():
+            version = one["versions"].get(package, "nothing")
+            found.setdefault(group(host, package), {})[host] = version
+        for versions in found.values():
+            usual, _ = Counter(versions.values()).most_common(1)[0]
+            others = next(host for host, version in versions.items() if version == usual)
+            differences += [
+                f"{host}: {package} {version} (most have {usual}, such as {others})"
+                for host, version in versions.items()
+                if version != usual
+            ]
+    return differences
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict:
+        """Name -> function."""
+        return {"python_env_differences": python_env_differences}

@@ -1,0 +1,152 @@
+"""The wheels of an environment, downloaded once on the controller for a host that reaches no index.
+
+Runs on the controller. pip is told the host's Python and platform; which packages the host needs is
+worked out here, because pip judges a requirement's markers by the Python that it runs on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+
+class Failure(Exception):
+    """What the user is told: what failed, and the cure."""
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def locked_for(lock: str, markers: dict[str, str]) -> dict[str, str]:
+    """Name -> line (version, hashes) of the packages of a lock that a machine with these markers needs."""
+    needed = {}
+    for line in lock.replace("\\\n", " ").splitlines():
+        pinned, *hashes = line.split(" --hash=")
+        if pinned.strip() and not pinned.startswith("#"):
+            requirement = Requirement(pinned.strip())
+            if requirement.marker is None or requirement.marker.evaluate(markers):
+                line = f"{requirement.name}{requirement.specifier}"
+                needed[canonicalize_name(requirement.name)] = " ".join(
+                    [line, *(f"--hash={digest.strip()}" for digest in hashes)]
+                )
+    return needed
+
+
+def asked_by(wheel: Path, markers: dict[str, str]) -> dict[str, str]:
+    """Name -> requirement of what a wheel asks for on a machine with these markers, extras left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA")]
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    asked = {}
+    for text in metadata.get_all("Requires-Dist", []):
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({**markers, "extra": ""}):
+            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+            asked[canonicalize_name(requirement.name)] = f"{requirement.name}{extras}{requirement.specifier}"
+    return asked
+
+
+def platform_options(target: dict) -> list[str]:
+    """pip's options that say for which interpreter and platform to choose wheels."""
+    markers = target["markers"]
+    machine = markers["platform_machine"]
+    major, minor = (int(part) for part in target["glibc"].split(".")[:2])
+    if markers["sys_platform"] != "linux" or major != 2:
+        raise Failure(f"wheels can be brought to Linux with glibc 2 only; this is {markers['sys_platform']}.")
+    # Wheels name the oldest glibc that they run with; the names before 2.17 have years in them.
+    platforms = [f"manylinux_2_{number}_{machine}" for number in range(minor, 4, -1)]
+    platforms += [f"manylinux{year}_{machine}" for year in (2014, 2010, 1)] + [f"linux_{machine}"]
+    version = markers["python_version"]
+    options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", version]
+    for abi in (f"cp{version.replace('.', '')}", "abi3", "none"):
+        options += ["--abi", abi]
+    for platform in platforms:
+        options += ["--platform", platform]
+    return options
+
+
+def download(requirements: list[str], target: dict, directory: Path, *options: str) -> None:
+    """Let the controller's pip, set up as it is, download these wheels for the host, and no dependencies."""
+    listed = directory / "requirements.txt"
+    listed.write_text("".join(f"{line}\n" for line in requirements))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
+    command += ["--disable-pip-version-check", *platform_options(target), *options]
+    command += ["--dest", str(directory), "--requirement", str(listed)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    listed.unlink()
+    if done.returncode == 0:
+        return
+    last = "\n".join([line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-6:])
+    markers = target["markers"]
+    if "No module named pip" in last:
+        raise Failure(
+            f"the controller's Python, {sys.executable}, has no pip. Use Trainyard's own: make venv."
+        )
+    if "No matching distribution" in last:
+        raise Failure(
+            "pip on the controller finds no build for the host's Python "
+            f"{markers['python_version']} on {markers['platform_machine']}:\n{last}\n"
+            "Put the wheel where the controller's pip looks (pip config set global.find-links FOLDER), or set "
+            "python_env_torch or the host's python_env_python to what there is a build for."
+        )
+    raise Failure(f"pip on the controller could not download wheels:\n{last}")
+
+
+def wheel_of(name: str, directory: Path) -> Path:
+    """The wheel of a package in a directory."""
+    (found,) = [path for path in directory.glob("*.whl") if parse_wheel_filename(path.name)[0] == name]
+    return found
+
+
+def collect(lock: str, torch: str, target: dict, directory: Path) -> None:
+    """Download all wheels for `target`: the lock's, and torch with what it asks for besides."""
+    markers = target["markers"]
+    locked = locked_for(lock, markers)
+    download(list(locked.values()), target, directory, "--require-hashes")
+    known = set(locked)
+    wanted = {canonicalize_name(Requirement(torch).name): torch}
+    # torch pins the nvidia packages of a CUDA build exactly, so the first that pip takes is the right one.
+    while wanted:
+        download(list(wanted.values()), target, directory)
+        known |= set(wanted)
+        asked = [asked_by(wheel_of(name, directory), markers) for name in wanted]
+        wanted = {name: text for one in asked for name, text in one.items() if name not in known}
+
+
+def wheelhouse(lock: str, torch: str, target: dict, directory: Path, say=lambda text: None) -> dict[str, str]:
+    """Name -> SHA-256 of the wheels in `directory`, downloaded if need be; several hosts may ask at once."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{directory}.lock", "w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        manifest = directory / "manifest.json"
+        if manifest.exists():
+            wheels = json.loads(manifest.read_text())
+            if all((directory / name).is_file() for name in wheels):
+                return wheels
+        say(f"downloading wheels for Python {target['markers']['python_version']}, once for all such hosts")
+        shutil.rmtree(directory, ignore_errors=True)
+        partial = Path(f"{directory}.part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        collect(lock, torch, target, partial)
+        wheels = {path.name: sha256(path) for path in sorted(partial.glob("*.whl"))}
+        with (partial / "manifest.json").open("w") as stream:
+            json.dump(wheels, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.rename(directory)
+        return wheels
