@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
 from trainer.environment import Environment
-from trainer.errors import BadInput, TrainerError
+from trainer.errors import BadInput, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import load as model_load
 from trainer.strategies import STRATEGIES
@@ -42,18 +43,24 @@ def main(config: Config, environment: Environment) -> int:
             _train(config, environment, status, stop_signal)
         return 0
     except TrainerError as error:
-        with contextlib.suppress(OSError):
-            if status:
-                status.update(state="stopped" if error.code == 75 else "failed", reason=str(error))
-        print(f"{'stopped' if error.code == 75 else 'error'}: {error}", flush=True)
-        if environment.world_size > 1:
-            _leave(error.code)
-        return error.code
+        failure = error
     except OSError as error:
-        print(
-            f"error: {environment.run_dir}: {error}; look at the disk and at who may write there", flush=True
+        failure = TrainerError(f"{environment.run_dir}: {error}; look at the disk and at who may write there")
+    except Exception as error:
+        traceback.print_exc()
+        failure = TrainerError(
+            f"a fault of the trainer itself, please report it: {type(error).__name__}: {error}"
         )
-        return 1
+
+    word = "stopped" if failure.code == Stopped.code else "failed"
+    with contextlib.suppress(OSError):
+        if status:
+            status.update(state=word, reason=str(failure))
+        environment.stop_file.unlink(missing_ok=True)
+    print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
+    if environment.world_size > 1:
+        _leave(failure.code)
+    return failure.code
 
 
 def _train(config: Config, environment: Environment, status, stop_signal) -> None:
@@ -79,7 +86,8 @@ def _train(config: Config, environment: Environment, status, stop_signal) -> Non
     source = model_load.source(config, world)
     if world.first:
         log(
-            f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}; preparing the data"
+            f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}; preparing "
+            f"the data"
         )
     packed = world.together(
         lambda: pack.prepare(config, on_hosts[0], source.tokenizer, environment.cache_dir)
@@ -114,7 +122,8 @@ def _train(config: Config, environment: Environment, status, stop_signal) -> Non
     )
     if world.first:
         log(
-            f"{parameters:,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, {len(packed):,} "
+            f"{parameters:,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, "
+            f"{len(packed):,} "
             f"sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
             f"{config.strategy}, {config.dtype}, {world.device}, {threads} threads a rank"
         )
@@ -139,6 +148,7 @@ def _train(config: Config, environment: Environment, status, stop_signal) -> Non
             state="finished",
             started=begin,
             finished=time.time(),
+            unigram_entropy=packed.unigram_entropy,
             **size,
             **world_facts,
         )
@@ -164,7 +174,8 @@ def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
         os.rename(temporary, directory)
     except Exception as error:  # safetensors has its own kinds; all mean that the disk did not take it
         raise TrainerError(
-            f"{directory}: the model cannot be written: {error}; free some space there and start the run again: "
+            f"{directory}: the model cannot be written: {error}; free some space there and start the run "
+            f"again: "
             "it goes on from its last checkpoint"
         ) from None
 

@@ -1,9 +1,9 @@
 """Documents to packed sequences, in a memory-mapped cache.
 
 All documents, each followed by the end-of-text token, make one stream of tokens. Sequence k reads tokens k*S to k*S+S-1
-and predicts tokens k*S+1 to k*S+S, so that no token is dropped and each is predicted once; except a document's first one,
-which no other document can foretell. Positions begin anew at every document (and sequence): that is what keeps attention
-within a document.
+and predicts tokens k*S+1 to k*S+S, so that no token is dropped and each is predicted once; except a
+document's first one, which no other document can foretell. Positions begin anew at every document (and
+sequence): that is what keeps attention within a document.
 """
 
 import contextlib
@@ -29,14 +29,15 @@ BATCH = 1 << 20  # characters tokenised at once
 class Packed:
     """The packed sequences of a dataset; a view of the cache.
 
-    tokens: (T,) uint32, the stream. starts: (D,) int64, where each document begins. valid: (N,) int64, how many tokens of
-    each sequence carry a loss.
+    tokens: (T,) uint32, the stream. starts: (D,) int64, where each document begins. valid: (N,) int64, how
+    many tokens of each sequence carry a loss.
     """
 
     def __init__(self, directory: Path, sequence_length: int, pad_id: int):
         facts = json.loads((directory / "facts.json").read_text())
         self.length, self.pad_id = sequence_length, pad_id
         self.documents, self.largest_id = facts["documents"], facts["largest_id"]
+        self.unigram_entropy = facts["unigram_entropy"]
         self.tokens = np.memmap(directory / "tokens.bin", dtype=np.uint32, mode="r")
         self.starts = np.memmap(directory / "starts.bin", dtype=np.int64, mode="r")
         total = len(self.tokens)
@@ -50,7 +51,10 @@ class Packed:
         return len(self.valid)
 
     def __getitem__(self, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sequence k: inputs, labels, positions; each (sequence_length,) int64. Labels without a loss are IGNORE."""
+        """Sequence k: inputs, labels, positions; each (sequence_length,) int64.
+
+        Labels without a loss are IGNORE.
+        """
         begin = k * self.length
         window = np.asarray(self.tokens[begin : begin + self.length + 1], dtype=np.int64)
         count = len(window) - 1
@@ -70,9 +74,11 @@ class Packed:
 
 
 def prepare(config: Config, data_digest: str, tokenizer, cache_dir: Path) -> Packed:
-    """The packed dataset, from the cache; tokenised first by whichever rank of the host comes first, others wait."""
+    """The packed dataset, from the cache; tokenised first by whichever rank of the host comes first, others
+    wait.
+    """
     tokenizer_digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    name = hashlib.sha256(f"3 {data_digest} {tokenizer_digest}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"4 {data_digest} {tokenizer_digest}".encode()).hexdigest()[:32]
     directory = cache_dir / name
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -111,10 +117,19 @@ def _tokenise(config: Config, tokenizer, directory: Path) -> None:
     if total < 2:
         raise BadInput(f"dataset: {config.dataset}: {total} tokens are too few to learn from; give more text")
     (temporary / "starts.bin").write_bytes(starts.tobytes())
-    (temporary / "facts.json").write_text(
-        json.dumps({"documents": len(starts), "tokens": total, "largest_id": largest})
-    )
+    facts = {"documents": len(starts), "tokens": total, "largest_id": largest}
+    facts["unigram_entropy"] = _entropy(np.memmap(temporary / "tokens.bin", dtype=np.uint32, mode="r"))
+    (temporary / "facts.json").write_text(json.dumps(facts))
     os.rename(temporary, directory)
+
+
+def _entropy(tokens: np.ndarray) -> float:
+    """The entropy of the frequencies of tokens (T,), in nats; a piece at a time, as T may not fit into memory."""
+    counts = np.zeros(int(tokens.max()) + 1, dtype=np.int64)
+    for begin in range(0, len(tokens), BATCH):
+        counts += np.bincount(tokens[begin : begin + BATCH], minlength=len(counts))
+    frequencies = counts[counts > 0] / len(tokens)
+    return float(-(frequencies * np.log(frequencies)).sum())
 
 
 def _batches(samples):
