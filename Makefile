@@ -56,6 +56,7 @@ show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
 # ---- the tests ----
 
 .PHONY: test lint
+test: export TRAINYARD_INSTALL := 1
 test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS="unit distributed"
 	@$(BIN)/python tests/run.py $(LAYERS)
 

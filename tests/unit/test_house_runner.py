@@ -189,3 +189,16 @@ def test_an_unfit_python_is_refused_with_the_cure(tmp_path, pythons, environ, me
     assert result.returncode == 2
     assert message in result.stderr
     assert "Python 3.11, 3.12 or 3.13" in result.stderr
+
+
+@pytest.mark.parametrize(("user", "asked", "installs"), [(0, "1", True), (1000, "1", False), (0, "", False)])
+def test_only_root_that_asked_gets_a_python_installed(tmp_path, user, asked, installs):
+    """A fake apt-get that leaves a fit python3 behind."""
+    apt = f'#!/bin/bash\n[ "$1" = install ] || exit 0\necho "#!/bin/bash\necho 3.11.2" > {tmp_path}/python3\n'
+    apt += f"/bin/chmod +x {tmp_path}/python3\n"
+    for name, text in {"id": f"#!/bin/bash\necho {user}\n", "apt-get": apt}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    result = find_python(tmp_path, {}, TRAINYARD_INSTALL=asked)
+    assert (result.returncode == 0) == installs
+    assert (tmp_path / "python3").exists() == installs
