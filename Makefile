@@ -43,11 +43,15 @@ lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, w
 
 # ---- the demo ----
 
+# What a small model learns in two or three minutes on two cores.
+DEMO := -e model=tiny -e dataset=austen -e sequence_length=128 -e batch_size=8 -e steps=700 -e lr=0.003 -e warmup_steps=50
+
 .PHONY: demo show
 demo: name := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
 demo: $(VENV)/.controller ## train a small model on this machine, as two nodes, without root, and show it
-	$(ANSIBLE) site.yml
-	$(ANSIBLE) train.yml -e config=inventory/local/demo.yaml -e run=$(name)
+	$(ANSIBLE) -i inventory/local site.yml
+	$(ANSIBLE) -i inventory/local train.yml $(DEMO) -e run=$(name)
+	@.trainyard/node1/opt/current/bin/trainer generate runs/$(name) --prompt "Captain Wentworth" > runs/$(name)/sample.txt
 	@$(BIN)/python scripts/show_run.py runs/$(name) --below-unigram 1.0
 
 show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
@@ -64,17 +68,7 @@ lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own
 	@$(BIN)/python tests/run.py lint
 
 .PHONY: clean
-clean: ## remove what was generated here, the runs in runs/ apart
-	rm -rf $(VENV) .trainyard .ansible .pytest_cache .ruff_cache build *.egg-info
+clean: ## remove what was generated here; runs/ and labs stay
+	rm -rf $(VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
+	[[ ! -d .trainyard ]] || find .trainyard -mindepth 1 -maxdepth 1 ! -name labs -exec rm -rf {} +
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +
-
-# Root builds the lab and its inventory; the name of the variable is the option's.
-HOSTS ?= 3
-SUITE ?=
-LAB ?=
-.PHONY: lab lab-down
-lab: ## real systemd hosts here: HOSTS=3 SUITE=trixie LAB="--offline …"; needs root
-	@LAB_TYPED="make lab HOSTS=$(HOSTS)" $(PYTHON) -m lab up --install --hosts $(HOSTS) $(if $(SUITE),--suite $(SUITE)) $(LAB)
-
-lab-down: ## take them down; nothing of them stays
-	@LAB_TYPED="make lab-down" $(PYTHON) -m lab down
