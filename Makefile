@@ -67,6 +67,23 @@ test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS=
 lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own rules
 	@$(BIN)/python tests/run.py lint
 
+# ---- the lab ----
+
+# Root builds the lab and its inventory; the name of the variable is the option's.
+HOSTS ?= 3
+SUITE ?=
+LAB ?=
+PYTHON3 := $(or $(PYTHON),python3)
+
+.PHONY: lab lab-down
+lab: ## real systemd hosts here: HOSTS=3 SUITE=trixie LAB="--offline …"; needs root
+	@LAB_TYPED="make lab HOSTS=$(HOSTS)" $(PYTHON3) -m lab up --install --hosts $(HOSTS) $(if $(SUITE),--suite $(SUITE)) $(LAB)
+
+lab-down: ## take them down; nothing of them stays
+	@LAB_TYPED="make lab-down" $(PYTHON3) -m lab down
+
+# ---- tidying up ----
+
 .PHONY: clean
 clean: ## remove what was generated here; runs/ and labs stay
 	rm -rf $(VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
