@@ -233,8 +233,8 @@ class ActionModule(ActionBase):
             connection = self._connection
             program = connection.get_option("ssh_executable")
             command = connection._build_command(program, "ssh", "-G", address)
-            for end in getattr(
-                connection, "sshpass_pipe", ()
+            for end in (
+                getattr(connection, "sshpass_pipe", None) or ()
             ):  # made for a password that -G does not ask for
                 os.close(end)
         command = command[command.index(program.encode()) :]

@@ -1,0 +1,542 @@
+"""From what a host's network is (module network_survey) and what it shall be to the change that leads there.
+
+Pure functions: nothing here reads a file or talks to a host.
+"""
+
+import difflib
+import fnmatch
+import ipaddress
+import os
+import re
+
+import yaml
+
+OUR_FILE = "/etc/netplan/90-trainyard.yaml"
+HEADER = "# Written by Trainyard from network_interfaces in the inventory; a change here is lost at the next run.\n"
+CLOUD_INIT_OFF = "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg"
+IFUPDOWN_RECORD = "/etc/network/interfaces.before-trainyard"
+KINDS = ("ethernets", "bonds", "bridges", "vlans", "wifis")
+KEYS = ("name", "macaddress", "kind", "addresses", "gateway", "routes", "nameservers", "mtu", "options")
+ROUTE_KEYS = ("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu")
+STANZA = re.compile(
+    r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
+)
+
+
+class Refused(Exception):
+    """A setting that cannot be carried out; the message says which, why, and what to write."""
+
+
+def network_plan(survey, wanted, renderer="auto"):
+    """The change that makes `wanted` (network_interfaces of one host) true.
+
+    Returns {errors: [str]} alone, or also {files, netplan, apply, verify, undo, addresses, summary}: arguments of
+    guarded_change, and `netplan` {name: text} for the check in a directory of its own.
+    """
+    survey, wanted = plain(survey), plain(wanted)
+    try:
+        entries = [entry(number, item, survey["interfaces"]) for number, item in enumerate(wanted)]
+        check_together(entries, survey["interfaces"])
+        renderer = choose_renderer(renderer, survey["active"])
+        return {"errors": [], **plan(survey, entries, renderer)}
+    except Refused as refusal:
+        return {"errors": [str(refusal)]}
+
+
+def plain(value):
+    """`value` without Ansible's tags, which YAML's safe dumper refuses."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return value
+
+
+# What is wanted.
+
+
+def entry(number, item, present):
+    """One checked item of network_interfaces: {where, name, kind, networks, definition (netplan's)}."""
+    where = f"network_interfaces[{number}]"
+    if not isinstance(item, dict):
+        raise Refused(f"{where} is {item!r}: write a mapping with name (or macaddress) and addresses")
+    for key in item:
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, 1)
+            hint = f"did you mean {near[0]}?" if near else "raw netplan keys go under options."
+            raise Refused(f"{where}: unknown key '{key}'; {hint} There are {', '.join(KEYS)}")
+    kind = item.get("kind", "ethernets")
+    if kind not in KINDS:
+        raise Refused(f"{where}.kind is '{kind}': write one of {', '.join(KINDS)}")
+    name, mac = item.get("name"), str(item.get("macaddress") or "").lower()
+    if not name and not mac:
+        raise Refused(f"{where} says neither name nor macaddress. {there_are(present)}")
+    if mac and not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
+        raise Refused(f"{where}.macaddress is '{mac}': write it like 52:54:00:12:34:56")
+    if kind in ("ethernets", "wifis"):
+        name = find_interface(where, name, mac, present)
+    elif not name or not re.fullmatch(r"[^\s/:]{1,15}", name):
+        raise Refused(f"{where}.name is '{name}': a new {kind[:-1]} needs a name of at most 15 characters")
+
+    definition = {"match": {"macaddress": mac}} if mac and kind in ("ethernets", "wifis") else {}
+    if mac and item.get("name") and kind == "ethernets":
+        definition["set-name"] = item["name"]
+    addresses = [interface_address(where, text) for text in as_list(where, "addresses", item)]
+    if addresses:
+        # Static means static: a lease beside it would bring a second default route.
+        definition.update(addresses=[str(address) for address in addresses], dhcp4=False, dhcp6=False)
+    networks = [address.network for address in addresses]
+    routes = [checked_route(where, route, networks) for route in as_list(where, "routes", item)]
+    if item.get("gateway") is not None:
+        gateway = ip_address(f"{where}.gateway", item["gateway"])
+        if gateway in [address.ip for address in addresses]:
+            raise Refused(f"{where}.gateway {gateway} is the interface's own address: write the router's")
+        on_link(f"{where}.gateway", gateway, networks)
+        routes.insert(0, {"to": "default" if gateway.version == 4 else "::/0", "via": str(gateway)})
+    if routes:
+        definition["routes"] = routes
+    if item.get("nameservers"):
+        definition["nameservers"] = checked_nameservers(where, item["nameservers"])
+    if item.get("mtu") is not None:
+        mtu = item["mtu"]
+        if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
+            raise Refused(f"{where}.mtu is {mtu!r}: write a number of bytes from 68 to 65535")
+        definition["mtu"] = int(mtu)
+    options = item.get("options") or {}
+    if not isinstance(options, dict):
+        raise Refused(f"{where}.options is {options!r}: write netplan's own keys as a mapping")
+    for key in options:
+        if key in definition and key not in ("dhcp4", "dhcp6"):
+            raise Refused(f"{where}.options says '{key}', which the entry itself says too: write it once")
+    definition.update(options)
+    return {"where": where, "name": name, "kind": kind, "addresses": addresses, "definition": definition}
+
+
+def there_are(present):
+    listed = ", ".join(
+        f"{link['name']} ({link['mac']}{', ' if link['addresses'] else ''}{', '.join(link['addresses'])})"
+        for link in present
+    )
+    return f"The host has: {listed or 'no interface but loopback'}"
+
+
+def find_interface(where, name, mac, present):
+    """The present name of the interface that an item means."""
+    if mac:
+        found = [
+            link["name"]
+            for link in present
+            if link["mac"] == mac and link["kind"] not in ("vlan", "bridge", "bond")
+        ]
+        if not found:
+            raise Refused(f"{where}: no interface has the macaddress {mac}. {there_are(present)}")
+        return found[0]
+    if name not in [link["name"] for link in present]:
+        raise Refused(f"{where}: the host has no interface '{name}'. {there_are(present)}")
+    return name
+
+
+def as_list(where, key, item):
+    value = item.get(key) or []
+    if not isinstance(value, list):
+        raise Refused(f"{where}.{key} is {value!r}: write a list")
+    return value
+
+
+def ip_address(where, text):
+    try:
+        return ipaddress.ip_address(str(text))
+    except ValueError:
+        raise Refused(f"{where} is '{text}': write an IP address such as 192.168.1.1") from None
+
+
+def interface_address(where, text):
+    try:
+        address = ipaddress.ip_interface(str(text))
+    except ValueError:
+        raise Refused(
+            f"{where}.addresses: '{text}' is no address with a prefix such as 192.168.1.100/24"
+        ) from None
+    if "/" not in str(text):
+        raise Refused(f"{where}.addresses: '{text}' has no prefix length: write it like {text}/24")
+    network = address.network
+    if (
+        address.version == 4
+        and network.prefixlen < 31
+        and address.ip in (network.network_address, network.broadcast_address)
+    ):
+        what = "network" if address.ip == network.network_address else "broadcast"
+        raise Refused(
+            f"{where}.addresses: {address} is the {what} address of {network}, which no host can have"
+        )
+    if address.ip.is_multicast or address.ip.is_loopback or address.ip.is_unspecified:
+        raise Refused(f"{where}.addresses: {address} is not an address that an interface can have")
+    return address
+
+
+def on_link(where, address, networks):
+    if networks and not any(address in network for network in networks if network.version == address.version):
+        raise Refused(
+            f"{where} {address} lies in none of the interface's networks ({', '.join(map(str, networks))}), so it "
+            "cannot be reached: correct it, or write it under routes with on-link: true"
+        )
+
+
+def checked_route(where, route, networks):
+    if not isinstance(route, dict) or "to" not in route:
+        raise Refused(f"{where}.routes: {route!r} is no mapping with 'to' (and 'via')")
+    for key in route:
+        if key not in ROUTE_KEYS:
+            raise Refused(f"{where}.routes: unknown key '{key}'; there are {', '.join(ROUTE_KEYS)}")
+    if route["to"] != "default":
+        try:
+            ipaddress.ip_network(str(route["to"]))
+        except ValueError:
+            raise Refused(
+                f"{where}.routes: 'to: {route['to']}' is neither default nor a network such as 10.0.0.0/8"
+            ) from None
+    if "via" in route:
+        via = ip_address(f"{where}.routes: via", route["via"])
+        if not route.get("on-link"):
+            on_link(f"{where}.routes: via", via, networks)
+    return dict(route)
+
+
+def checked_nameservers(where, given):
+    given = given if isinstance(given, dict) else {"addresses": given}
+    if set(given) - {"addresses", "search"}:
+        raise Refused(
+            f"{where}.nameservers: write a list of addresses, or a mapping with addresses and search"
+        )
+    addresses = as_list(f"{where}.nameservers", "addresses", given)
+    return {**given, "addresses": [str(ip_address(f"{where}.nameservers", address)) for address in addresses]}
+
+
+def check_together(entries, present):
+    """What no entry alone can show: names and addresses said twice, two default routes, missing members."""
+    names, addresses, defaults = {}, {}, {}
+    for item in entries:
+        if item["name"] in names:
+            raise Refused(
+                f"{item['where']} and {names[item['name']]} are both for {item['name']}: write one entry"
+            )
+        names[item["name"]] = item["where"]
+        for address in item["addresses"]:
+            if address.ip in addresses:
+                raise Refused(
+                    f"{item['where']}.addresses: {address.ip} stands in {addresses[address.ip]} already"
+                )
+            addresses[address.ip] = item["where"]
+        for route in item["definition"].get("routes", []):
+            if route["to"] in ("default", "0.0.0.0/0", "::/0") and "table" not in route:
+                key = (":" in str(route.get("via", "")), route.get("metric"))
+                if key in defaults:
+                    raise Refused(
+                        f"{item['where']} and {defaults[key]} both have a default route: "
+                        "keep one, or give them different metrics (routes: to, via, metric)"
+                    )
+                defaults[key] = item["where"]
+    known = set(names) | {link["name"] for link in present}
+    for item in entries:
+        options = item["definition"]
+        members = options.get("interfaces", []) if item["kind"] in ("bonds", "bridges") else []
+        if item["kind"] == "vlans":
+            members = [options.get("link")]
+            if "id" not in options:
+                raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
+        for member in members:
+            if member not in known:
+                raise Refused(
+                    f"{item['where']}.options names '{member}', no interface of the host. {there_are(present)}"
+                )
+
+
+def choose_renderer(renderer, active):
+    """The manager that the machine uses stays."""
+    if renderer != "auto":
+        return renderer
+    return "NetworkManager" if active["NetworkManager"] and not active["systemd-networkd"] else "networkd"
+
+
+# What is there now and speaks for the same interfaces.
+
+
+def aside(path, taken):
+    """A name beside `path` under which no manager reads it."""
+    name, number = f"{path}.before-trainyard", 1
+    while name in taken:
+        number += 1
+        name = f"{path}.before-trainyard.{number}"
+    return name
+
+
+def matches(identifier, definition, links):
+    """The names of `links` that a netplan definition speaks for."""
+    match = definition.get("match") if isinstance(definition, dict) else None
+    if not match:
+        return [link["name"] for link in links if link["name"] == identifier]
+    found = []
+    for link in links:
+        by_name = "name" not in match or fnmatch.fnmatchcase(link["name"], str(match["name"]))
+        by_mac = "macaddress" not in match or str(match["macaddress"]).lower() == link["mac"]
+        by_driver = "driver" not in match  # the survey does not know drivers: such a match is left to netplan
+        if by_name and by_mac and by_driver:
+            found.append(link["name"])
+    return found
+
+
+def netplan_claims(files, ours, links, taken):
+    """Changes to other netplan files so that none of them speaks for a name in `ours`."""
+    changes = []
+    for path, file in files.items():
+        if path == OUR_FILE:
+            continue
+        try:
+            document = yaml.safe_load(file["text"]) or {}
+            network = document.get("network") or {}
+        except (yaml.YAMLError, AttributeError) as error:
+            raise Refused(
+                f"{path} is no valid YAML, so netplan cannot work on this host: {' '.join(str(error).split())}"
+            ) from None
+        claimed = False
+        for kind in KINDS:
+            definitions = network.get(kind) or {}
+            for identifier, definition in list(definitions.items()):
+                meant = matches(identifier, definition, links)
+                hit = [name for name in meant if name in ours] or [
+                    name for name in (identifier,) if name in ours
+                ]
+                if not hit:
+                    continue
+                rest = [name for name in meant if name not in ours]
+                if rest:
+                    raise Refused(
+                        f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
+                        f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
+                    )
+                claimed = True
+                del definitions[identifier]
+            if kind in network and not network[kind]:
+                del network[kind]
+        if not claimed:
+            continue
+        left = yaml.safe_dump(document, sort_keys=False)
+        if not path.startswith(
+            "/etc/"
+        ):  # a file of the same name in /etc hides the one that we must not touch
+            changes.append(
+                {"path": f"/etc/netplan/{os.path.basename(path)}", "content": left, "mode": "0600"}
+            )
+        elif set(network) <= {"version"}:
+            changes.append({"path": path, "move_to": aside(path, taken)})
+        else:
+            changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
+            changes.append({"path": path, "content": left, "mode": file["mode"]})
+    return changes
+
+
+def networkd_claims(files, ours, links, taken):
+    """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`."""
+    changes = []
+    for path, file in files.items():
+        base = os.path.basename(path)
+        names, macs = [], []
+        section = ""
+        for line in file["text"].splitlines():
+            line = line.strip()
+            if line.startswith("["):
+                section = line
+            elif section == "[Match]" and "=" in line and not line.startswith(("#", ";")):
+                key, _, value = line.partition("=")
+                if key.strip() == "Name":
+                    names += value.split()
+                elif key.strip() in ("MACAddress", "PermanentMACAddress"):
+                    macs += value.lower().replace("-", ":").split()
+        meant = [
+            link["name"]
+            for link in links
+            if (names or macs)
+            and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
+            and (not macs or link["mac"] in macs)
+        ]
+        hit = [name for name in meant if name in ours]
+        if not any(base < f"10-netplan-{name}.network" for name in hit):
+            continue
+        if set(meant) - set(ours):  # it configures others too: let it come after netplan's
+            changes.append({"path": path, "move_to": f"{os.path.dirname(path)}/20-trainyard-{base}"})
+        else:
+            changes.append({"path": path, "move_to": aside(path, taken)})
+    return changes
+
+
+def ifupdown_claims(files, ours):
+    """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
+
+    The stanzas taken out are kept together in one file, from which ifdown can take the interfaces down.
+    """
+    changes, record, names = [], [], []
+    for path, file in files.items():
+        lines, kept, drop = file["text"].splitlines(), [], False
+        for line in lines:
+            words = line.split()
+            if STANZA.match(line):
+                keyword, mine = words[0], [word for word in words[1:] if word in ours]
+                drop = keyword == "iface" and len(words) > 1 and words[1] in ours
+                if drop:
+                    names += [words[1]] if words[1] not in names else []
+                elif (keyword == "auto" or keyword.startswith("allow-")) and mine:
+                    others = [word for word in words[1:] if word not in ours]
+                    kept.append(f"# trainyard: {line}")
+                    kept += [" ".join([keyword, *others])] if others else []
+                    continue
+            if drop and words and not words[0].startswith("#"):
+                record.append(line)
+                line = f"# trainyard: {line}"
+            kept.append(line)
+        text = "\n".join(kept) + "\n"
+        if kept != lines:
+            changes.append({"path": path, "content": text, "mode": file["mode"]})
+    if record:
+        changes.append({"path": IFUPDOWN_RECORD, "content": "\n".join(record) + "\n", "mode": "0600"})
+    return changes, names
+
+
+def networkmanager_claims(files, ours, links, taken):
+    """Profiles of NetworkManager for a name in `ours`, moved out of the directory that it reads."""
+    macs = {link["mac"] for link in links if link["name"] in ours}
+    changes = []
+    for path, file in files.items():
+        settings = dict(re.findall(r"(?m)^\s*(interface-name|mac-address)\s*=\s*(\S+)", file["text"]))
+        if settings.get("interface-name") in ours or settings.get("mac-address", "").lower() in macs:
+            changes.append(
+                {"path": path, "move_to": aside(f"/etc/NetworkManager/{os.path.basename(path)}", taken)}
+            )
+    return changes
+
+
+# The change.
+
+
+def plan(survey, entries, renderer):
+    ours = [item["name"] for item in entries]
+    links, files, active = survey["interfaces"], survey["files"], survey["active"]
+    taken = survey["asides"]
+    network = {"version": 2}
+    for item in entries:
+        network.setdefault(item["kind"], {})[item["name"]] = {"renderer": renderer, **item["definition"]}
+    text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
+    stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
+    profiles = networkmanager_claims(files["networkmanager"], ours, links, taken)
+    claims = [
+        *netplan_claims(files["netplan"], ours, links, taken),
+        *networkd_claims(files["networkd"], ours, links, taken),
+        *stanzas,
+        *profiles,
+    ]
+    wanted = [{"path": OUR_FILE, "content": text, "mode": "0600"}]
+    if survey["cloud_init"]:
+        wanted.append({"path": CLOUD_INIT_OFF, "content": "network: {config: disabled}\n", "mode": "0644"})
+    servers = nameservers(survey["resolv_conf"], entries, active)
+    if servers:
+        wanted.append({"path": "/etc/resolv.conf", "content": servers, "mode": "0644"})
+    return {
+        "files": wanted + claims,
+        "netplan": netplan_after(files["netplan"], wanted + claims),
+        "addresses": new_addresses(survey["session"], entries, links),
+        "summary": summary(entries, claims),
+        **commands(entries, ifupdown, profiles, active),
+    }
+
+
+def nameservers(resolv_conf, entries, active):
+    """The text of a plain /etc/resolv.conf where nothing but that file tells this host its name servers, else None."""
+    wanted = [
+        server
+        for item in entries
+        for server in item["definition"].get("nameservers", {}).get("addresses", [])
+    ]
+    if resolv_conf is None or active["systemd-resolved"] or active["NetworkManager"] or not wanted:
+        return None
+    if set(wanted) <= set(re.findall(r"(?m)^\s*nameserver\s+(\S+)", resolv_conf)):
+        return None
+    search = [
+        name for item in entries for name in item["definition"].get("nameservers", {}).get("search", [])
+    ]
+    lines = [HEADER.rstrip("\n"), *([f"search {' '.join(search)}"] if search else [])]
+    return "\n".join([*lines, *(f"nameserver {server}" for server in wanted)]) + "\n"
+
+
+def netplan_after(files, changes):
+    """{name: text} of all netplan files as they will be, for netplan's own check."""
+    after = {os.path.basename(path): file["text"] for path, file in files.items()}
+    for change in changes:
+        name = os.path.basename(change["path"])
+        if not change["path"].startswith("/etc/netplan/") or not name.endswith(".yaml"):
+            continue
+        if "content" in change:
+            after[name] = change["content"]
+        else:
+            after.pop(name, None)
+    return after
+
+
+def new_addresses(session, entries, links):
+    """Where to reach the host afterwards, most likely first; [] where it is at the address that is in use now."""
+    if session is None:
+        return []
+    now = ipaddress.ip_address(session["address"])
+    if any(address.ip == now for item in entries for address in item["addresses"]):
+        return []
+    in_use = next(
+        (link for link in links if str(now) in (text.split("/")[0] for text in link["addresses"])), None
+    )
+    holder = next((item for item in entries if in_use and item["name"] == in_use["name"]), None)
+    if holder is None or not holder["addresses"]:
+        return []  # another interface changes, or the address comes from DHCP
+    prefix = next(text for text in in_use["addresses"] if text.split("/")[0] == str(now))
+    network = ipaddress.ip_interface(prefix).network
+    same = [address for address in holder["addresses"] if address.version == now.version]
+    return [str(address.ip) for address in sorted(same, key=lambda address: address.ip not in network)]
+
+
+def commands(entries, ifupdown, profiles, active):
+    """{apply, verify, undo}: lists of commands."""
+    apply, undo = [["netplan", "apply"]], [["netplan", "apply"]]
+    if ifupdown:
+        apply = [["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", *ifupdown], *apply]
+        undo = [["netplan", "generate"]]
+        if not active["systemd-networkd"]:
+            undo.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])
+        undo += [["ip", "address", "flush", "dev", name, "scope", "global"] for name in ifupdown]
+        undo.append(["ifup", "--force", *ifupdown])
+    if profiles:
+        apply = [["nmcli", "connection", "reload"], *apply]
+        undo = [["nmcli", "connection", "reload"], *undo]
+    verify = []
+    for item in entries:
+        for route in item["definition"].get("routes", []):
+            if route["to"] in ("default", "0.0.0.0/0", "::/0") and "via" in route and "table" not in route:
+                verify.append(
+                    ["/usr/local/lib/trainyard/guard", "reachable", str(route["via"]), item["name"]]
+                )
+    return {"apply": apply, "verify": verify, "undo": undo}
+
+
+def summary(entries, claims):
+    """One line for people: what the interfaces get, and which files give way."""
+    parts = [f"{item['name']} {', '.join(map(str, item['addresses'])) or item['kind']}" for item in entries]
+    moved = [
+        change["path"]
+        for change in claims
+        if "move_to" in change or not change["path"].endswith("-trainyard")
+    ]
+    return "; ".join(parts) + (f" (instead of {', '.join(moved)})" if moved else "")
+
+
+class FilterModule:
+    def filters(self):
+        return {"network_plan": network_plan}

@@ -1,0 +1,66 @@
+"""What configures the network of a host now: the input of the filter network_plan."""
+
+import glob
+import os
+import stat
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import active, interfaces, ssh_session
+
+DOCUMENTATION = r"""
+module: network_survey
+short_description: Read what configures this host's network
+description: Reads only. Configuration files may hold keys of wireless networks, so register it under no_log.
+options: {}
+"""
+
+PLACES = {
+    "netplan": [
+        "/usr/lib/netplan/*.yaml",
+        "/lib/netplan/*.yaml",
+        "/etc/netplan/*.yaml",
+        "/run/netplan/*.yaml",
+    ],
+    "networkd": ["/etc/systemd/network/*.network"],
+    "ifupdown": ["/etc/network/interfaces", "/etc/network/interfaces.d/*"],
+    "networkmanager": ["/etc/NetworkManager/system-connections/*"],
+}
+
+
+def read(patterns):
+    """{path: {text, mode}} of the files that match; a file that two patterns reach through links counts once."""
+    files = {}
+    for path in [path for pattern in patterns for path in sorted(glob.glob(pattern))]:
+        real = os.path.realpath(path)
+        if os.path.isfile(real) and real not in (os.path.realpath(known) for known in files):
+            with open(real, encoding="utf-8", errors="surrogateescape") as source:
+                files[path] = {"text": source.read(), "mode": f"{stat.S_IMODE(os.stat(real).st_mode):04o}"}
+    return files
+
+
+def main():
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    resolv_conf = None
+    if os.path.isfile("/etc/resolv.conf") and not os.path.islink("/etc/resolv.conf"):
+        with open("/etc/resolv.conf", errors="replace") as source:
+            resolv_conf = source.read()
+    try:
+        survey = {
+            "interfaces": interfaces(module.run_command),
+            "session": ssh_session(),
+            "files": {kind: read(patterns) for kind, patterns in PLACES.items()},
+            "asides": sorted(glob.glob("/etc/**/*.before-trainyard*", recursive=True)),
+            "active": active(
+                module.run_command, ["systemd-networkd", "NetworkManager", "systemd-resolved", "networking"]
+            ),
+            "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
+            "resolv_conf": resolv_conf,
+            "netplan": bool(module.get_bin_path("netplan")),
+        }
+    except (OSError, ValueError) as error:
+        module.fail_json(msg=f"the network of this host cannot be read: {error}")
+    module.exit_json(changed=False, survey=survey)
+
+
+if __name__ == "__main__":
+    main()
