@@ -48,8 +48,8 @@ class ActionModule(ActionBase):
         size = sum(path.stat().st_size for path in lacking)
         say(f"reaches no package index; bringing {len(lacking)} wheels, {size / 1e6:,.0f} MB")
         for batch in in_batches(lacking, BATCH_BYTES):
-            with shipped(self, batch) as remote:
-                received = module(wheels=wheels, wheels_from=remote, receive_only=True)
+            with shipped(self, batch, directory) as archive:
+                received = module(wheels=wheels, archive=archive, receive_only=True)
             if received.get("failed"):
                 return received
         return module(wheels=wheels)

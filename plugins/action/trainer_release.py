@@ -35,5 +35,5 @@ class ActionModule(ActionBase):
         except Failure as failure:
             raise AnsibleActionFail(str(failure)) from None
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        with shipped(self, [wheel]) as remote:
-            return module(version=version, wheel=f"{remote}/{wheel.name}", wheel_sha256=digest)
+        with shipped(self, [wheel], wheel.parent) as archive:
+            return module(version=version, wheels={wheel.name: digest}, archive=archive)

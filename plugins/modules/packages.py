@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import glob
 import gzip
-import hashlib
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.received_files import Damaged, unpack
 
 DOCUMENTATION = r"""
 module: packages
@@ -42,10 +42,10 @@ options:
     type: int
     default: 600
   files:
-    description: Filled by the action plugin. Name and SHA-256 of each .deb in I(files_dir).
+    description: Filled by the action plugin. Name and SHA-256 of each .deb in I(archive).
     type: dict
-  files_dir:
-    description: Filled by the action plugin. Directory on the host that holds I(files).
+  archive:
+    description: Filled by the action plugin. Tar file on the host that holds I(files).
     type: path
 """
 
@@ -155,30 +155,19 @@ def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> 
         apt_install(missing, lock_timeout)
 
 
-def sha256(path: str) -> str:
-    """SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def from_files(missing: list[str], files: dict[str, str], directory: str, lock_timeout: int) -> None:
+def from_files(missing: list[str], files: dict[str, str], archive: str, lock_timeout: int) -> None:
     """Install the .deb files that the controller's apt verified, each checked again against its SHA-256."""
-    # apt reads the files unprivileged; the directory that they were sent to is closed to others.
+    # apt reads them unprivileged.
     with tempfile.TemporaryDirectory(prefix="trainyard-packages-") as own:
         os.chmod(own, 0o755)
-        for name, digest in files.items():
-            path = os.path.join(own, name)
-            shutil.move(os.path.join(directory, name), path)
-            os.chown(path, 0, 0)
-            os.chmod(path, 0o644)
-            if (found := sha256(path)) != digest:
-                raise Failure(f"{name} arrived damaged: SHA-256 {found}, expected {digest}. Run again.")
+        unpack(archive, own, files)
         before = installed([])
-        # No download: what the files do not bring must be there already.
-        apt_install(sorted(glob.glob(f"{own}/*.deb")), lock_timeout, "--no-download")
+        # Without sources: what the files do not bring must be there already, and nothing else is taken instead.
+        no_sources = as_options("Dir::Etc::sourcelist=/dev/null", "Dir::Etc::sourceparts=/dev/null")
+        no_index = as_options(
+            f"Dir::State::lists={own}/lists", "Dir::Cache::pkgcache=", "Dir::Cache::srcpkgcache="
+        )
+        apt_install(sorted(glob.glob(f"{own}/*.deb")), lock_timeout, *no_sources, *no_index)
         # Given as a file, a dependency counts as wanted by the user; say again that it is not.
         brought = installed([]) - before - set(missing)
         if brought:
@@ -237,9 +226,9 @@ def main() -> None:
             "cache_valid_time": {"type": "int", "default": 3600},
             "lock_timeout": {"type": "int", "default": 600},
             "files": {"type": "dict"},
-            "files_dir": {"type": "path"},
+            "archive": {"type": "path"},
         },
-        required_together=[["files", "files_dir"]],
+        required_together=[["files", "archive"]],
         supports_check_mode=True,
     )
     options = module.params
@@ -258,12 +247,12 @@ def main() -> None:
         module.exit_json(changed=bool(missing), installed=missing)
     try:
         if options["files"] is not None:
-            from_files(missing, options["files"], options["files_dir"], options["lock_timeout"])
+            from_files(missing, options["files"], options["archive"], options["lock_timeout"])
         elif options["source"] == "controller" or (options["source"] == "auto" and not reaches_index()):
             module.exit_json(changed=False, installed=[], wanted=missing, apt_state=apt_state())
         else:
             from_index(missing, options["cache_valid_time"], options["lock_timeout"])
-    except Failure as failure:
+    except (Failure, Damaged) as failure:
         module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
     still = missing_of(missing)
     if still:

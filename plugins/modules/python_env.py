@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.received_files import Damaged, sha256, unpack
 
 DOCUMENTATION = r"""
 module: python_env
@@ -60,8 +61,8 @@ options:
   wheels:
     description: Filled by the action plugin. Name and SHA-256 of each wheel from the controller.
     type: dict
-  wheels_from:
-    description: Filled by the action plugin. Directory on the host to which it sent some of the wheels.
+  archive:
+    description: Filled by the action plugin. Tar file on the host with some of the wheels.
     type: path
   receive_only:
     description: Filled by the action plugin. Take the wheels that have come so far, and build nothing yet.
@@ -199,15 +200,6 @@ def point(link: str, target: str) -> None:
         os.unlink(new)
     os.symlink(target, new)
     os.rename(new, link)
-
-
-def sha256(path: str) -> str:
-    """SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -363,22 +355,11 @@ class Environment:
         subprocess.run(["sync", "-f", self.path], check=True)
         return record
 
-    def receive(self, wheels: dict[str, str], sent: str | None) -> None:
-        """Move wheels that were sent to the login user's directory into our own, if their hash is right."""
+    def receive(self, wheels: dict[str, str], archive: str | None) -> None:
+        """Take wheels that were sent, if their hashes are right."""
         os.makedirs(self.wheels, mode=0o755, exist_ok=True)
-        for path in glob.glob(f"{glob.escape(sent)}/*.whl") if sent else []:
-            name = os.path.basename(path)
-            own = os.path.join(self.wheels, name)
-            shutil.move(path, f"{own}.part")
-            os.chown(f"{own}.part", os.geteuid(), os.getegid())
-            os.chmod(f"{own}.part", 0o644)
-            found = sha256(f"{own}.part")
-            if found != wheels.get(name):
-                os.unlink(f"{own}.part")
-                raise Failure(
-                    f"{name} arrived damaged: SHA-256 {found}, expected {wheels.get(name)}. Run again."
-                )
-            os.rename(f"{own}.part", own)
+        if archive:
+            unpack(archive, self.wheels, wheels)
 
     def staged(self) -> dict[str, str]:
         """Name -> SHA-256 of the wheels that came with an earlier run that did not end."""
@@ -446,7 +427,7 @@ def have(environment: Environment, options: dict) -> dict:
     source = "controller" if options["wheels"] is not None else options["source"]
     with locked(environment.directory, options["lock_timeout"]) as environment.lock_descriptor:
         if options["wheels"] is not None:
-            environment.receive(options["wheels"], options["wheels_from"])
+            environment.receive(options["wheels"], options["archive"])
             if options["receive_only"]:
                 return {"changed": True}
         record = read_complete(environment.path)
@@ -483,7 +464,7 @@ def main() -> None:
             "cache_dir": {"type": "path"},
             "lock_timeout": {"type": "int", "default": 3600},
             "wheels": {"type": "dict"},
-            "wheels_from": {"type": "path"},
+            "archive": {"type": "path"},
             "receive_only": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -498,7 +479,7 @@ def main() -> None:
             module.exit_json(changed=record is None, path=environment.path, **(record or {}))
         os.makedirs(environment.directory, mode=0o755, exist_ok=True)
         result = have(environment, options)
-    except Failure as failure:
+    except (Failure, Damaged) as failure:
         module.fail_json(msg=str(failure))
     except OSError as failure:
         module.fail_json(msg=f"{failure.filename or options['dir']}: {failure.strerror}")

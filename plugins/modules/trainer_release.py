@@ -32,12 +32,12 @@ options:
     description: Filled by the action plugin. Version of the wheel.
     type: str
     required: true
-  wheel:
-    description: Filled by the action plugin. Path of the wheel on the host.
+  wheels:
+    description: Filled by the action plugin. Name and SHA-256 of the wheel in I(archive).
+    type: dict
+  archive:
+    description: Filled by the action plugin. Tar file on the host that holds the wheel.
     type: path
-  wheel_sha256:
-    description: Filled by the action plugin. The wheel's SHA-256.
-    type: str
 """
 
 EXAMPLES = r"""
@@ -51,7 +51,6 @@ EXAMPLES = r"""
 import contextlib
 import fcntl
 import glob
-import hashlib
 import os
 import re
 import shlex
@@ -59,6 +58,7 @@ import shutil
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.received_files import Damaged, unpack
 
 COMMAND = """\
 #!/bin/sh
@@ -97,14 +97,8 @@ def run(command: list[str], **options) -> None:
         raise Failure(f"`{shlex.join(command)}` ended with {done.returncode}:\n{last}")
 
 
-def install(release: str, environment: str, wheel: str, digest: str) -> None:
+def install(release: str, environment: str, archive: str, wheels: dict[str, str]) -> None:
     """Make a release of a wheel: under another name first, so that it is there whole or not at all."""
-    with open(wheel, "rb") as stream:
-        found = hashlib.sha256(stream.read()).hexdigest()
-    if found != digest:
-        raise Failure(
-            f"{os.path.basename(wheel)} arrived damaged: SHA-256 {found}, expected {digest}. Run again."
-        )
     new = os.path.join(os.path.dirname(release), f".{os.path.basename(release)}.new")
     shutil.rmtree(new, ignore_errors=True)
     os.makedirs(os.path.join(new, "bin"))
@@ -122,7 +116,10 @@ def install(release: str, environment: str, wheel: str, digest: str) -> None:
         "--no-deps",
         "--no-compile",
     ]
-    run([*pip, "--no-cache-dir", "--target", lib, wheel])
+    unpack(archive, new, wheels)
+    for wheel in wheels:
+        run([*pip, "--no-cache-dir", "--target", lib, os.path.join(new, wheel)])
+        os.unlink(os.path.join(new, wheel))
     # The names in compiled files are those that tracebacks show.
     final_lib = os.path.join(release, "lib")
     run([python, "-I", "-m", "compileall", "-q", "-s", lib, "-p", final_lib, lib])
@@ -201,9 +198,9 @@ def have(options: dict, check_mode: bool) -> dict:
     with open(os.path.join(directory, "releases", ".lock"), "w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         if not os.path.isdir(release):
-            if not options["wheel"]:
+            if not options["wheels"]:
                 return {"changed": False, "wanted": True}
-            install(release, environment, options["wheel"], options["wheel_sha256"])
+            install(release, environment, options["archive"], options["wheels"])
         try:
             self_test(release, options["user"])
         except Failure as failure:
@@ -224,17 +221,17 @@ def main() -> None:
             "user": {"type": "str"},
             "keep": {"type": "int", "default": 3},
             "version": {"type": "str", "required": True},
-            "wheel": {"type": "path"},
-            "wheel_sha256": {"type": "str"},
+            "wheels": {"type": "dict"},
+            "archive": {"type": "path"},
         },
-        required_together=[["wheel", "wheel_sha256"]],
+        required_together=[["wheels", "archive"]],
         supports_check_mode=True,
     )
     # The service user reads what root installs, whatever umask root has.
     os.umask(0o022)
     try:
         result = have(module.params, module.check_mode)
-    except Failure as failure:
+    except (Failure, Damaged) as failure:
         module.fail_json(msg=str(failure))
     except OSError as failure:
         module.fail_json(msg=f"{failure.filename or module.params['dir']}: {failure.strerror}")

@@ -1,0 +1,235 @@
+"""The packages that a host lacks, worked out and downloaded by the controller's apt on the host's behalf.
+
+Runs on the controller, as any user. apt gets a root of its own: the host's dpkg status, sources, keyrings and
+preferences, and of the controller's configuration only how it reaches the network. The controller's own apt stays
+as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+
+class Failure(Exception):
+    """What the user is told: what failed, and the cure."""
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """Run a command that must succeed; its output."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
+    )
+    if done.returncode:
+        last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])
+        raise Failure(f"on the controller, `{' '.join(command)}` ended with {done.returncode}:\n{last}")
+    return done.stdout
+
+
+def network_settings() -> str:
+    """How the controller's apt reaches the network: proxies, certificates, time-outs. Nothing that relaxes a check."""
+    kept = []
+    for line in run(["apt-config", "dump"]).splitlines():
+        relaxed = re.match(
+            r"Acquire::(Allow\S*|\S*Insecure\S*|IndexTargets\b|Languages\b|GzipIndexes\b)",
+            line,
+            re.IGNORECASE,
+        )
+        if line.startswith("Acquire::") and not relaxed:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def without_media(text: str) -> str:
+    """Sources without those on a CD or a local disk of the host, which the controller does not have."""
+    if re.search(r"^URIs:", text, re.MULTILINE | re.IGNORECASE):
+        stanzas = re.split(r"\n\s*\n", text)
+        return "\n\n".join(
+            one for one in stanzas if not re.search(r"^URIs:\s*(cdrom|file|copy):", one, re.M | re.I)
+        )
+    return (
+        "\n".join(line for line in text.splitlines() if not re.match(r"\s*deb.*\s(cdrom|file|copy):", line))
+        + "\n"
+    )
+
+
+class HostsApt:
+    """apt on the controller, answering for one host.
+
+    `shared`, the index and the downloaded packages, is common to all hosts with the same sources, keyrings,
+    preferences and architecture.
+    """
+
+    def __init__(self, state: dict, directory: Path, host: str) -> None:
+        self.state = state
+        same = json.dumps(
+            [state[key] for key in ("architecture", "foreign", "sources", "keyrings", "preferences")]
+        )
+        self.shared = directory / hashlib.sha256(same.encode()).hexdigest()[:16]
+        self.own = directory / f"host-{host}"
+        self.config = self.own / "apt.conf"
+        self.archives = self.shared / "archives"
+
+    def write(self) -> None:
+        """Lay out the root that apt works in."""
+        shutil.rmtree(self.own, ignore_errors=True)
+        etc = self.own / "etc"
+        for path in (
+            *(
+                etc / name
+                for name in ("sources.list.d", "preferences.d", "trusted.gpg.d", "apt.conf.d", "keyrings")
+            ),
+            self.shared / "lists" / "partial",
+            self.archives / "partial",
+        ):
+            path.mkdir(parents=True, exist_ok=True)
+        (self.own / "status").write_bytes(gzip.decompress(base64.b64decode(self.state["status"])))
+        (self.own / "extended_states").touch()
+        keyrings = {}
+        for path, content in self.state["keyrings"].items():
+            folder = etc / ("trusted.gpg.d" if path.startswith("/etc/apt/trusted.gpg") else "keyrings")
+            copy = folder / (
+                os.path.basename(path)
+                if folder.name == "trusted.gpg.d"
+                else path.strip("/").replace("/", "_")
+            )
+            copy.write_bytes(base64.b64decode(content))
+            keyrings[path] = copy
+        for path, content in self.state["sources"].items():
+            text = without_media(base64.b64decode(content).decode(errors="replace"))
+            # The longest first: one path may begin another.
+            for named in sorted(keyrings, key=len, reverse=True):
+                text = text.replace(named, str(keyrings[named]))
+            folder = etc / "sources.list.d" if "sources.list.d" in path else etc
+            (folder / os.path.basename(path)).write_text(text)
+        for path, content in self.state["preferences"].items():
+            folder = etc / "preferences.d" if "preferences.d" in path else etc
+            (folder / os.path.basename(path)).write_bytes(base64.b64decode(content))
+        self.config.write_text(network_settings() + self.settings(etc))
+
+    def settings(self, etc: Path) -> str:
+        """apt's configuration: every place its own, every signature checked."""
+        places = {
+            "Dir::Etc": etc,
+            "Dir::Etc::parts": etc / "apt.conf.d",
+            "Dir::Etc::main": etc / "none",
+            "Dir::Etc::netrc": "/etc/apt/auth.conf",
+            "Dir::Etc::netrcparts": "/etc/apt/auth.conf.d",
+            "Dir::Etc::trusted": etc / "none",
+            "Dir::State": self.shared,
+            "Dir::State::lists": self.shared / "lists",
+            "Dir::State::status": self.own / "status",
+            "Dir::State::extended_states": self.own / "extended_states",
+            "Dir::Cache": self.own,
+            "Dir::Cache::archives": self.archives,
+            "Dir::Log": self.own,
+            "APT::Architecture": self.state["architecture"],
+            "APT::Install-Recommends": "false",
+            "APT::Sandbox::User": "root",
+            "Acquire::AllowInsecureRepositories": "false",
+            "Acquire::AllowWeakRepositories": "false",
+            "Acquire::AllowDowngradeToInsecureRepositories": "false",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "3",
+            "Debug::NoLocking": "true",
+        }
+        lines = [f'{name} "{value}";' for name, value in places.items()]
+        architectures = [self.state["architecture"], *self.state["foreign"]]
+        lines += [
+            "#clear APT::Architectures;",
+            *(f'APT::Architectures:: "{name}";' for name in architectures),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def apt(self, *arguments: str) -> str:
+        """Run apt-get in the host's stead."""
+        return run(["apt-get", *arguments], {"APT_CONFIG": str(self.config)})
+
+    def update(self, valid_seconds: int) -> None:
+        """Refresh the index of the host's sources if the last refresh is too old."""
+        stamp = self.shared / "updated"
+        if stamp.exists() and time.time() - stamp.stat().st_mtime < valid_seconds:
+            return
+        # Without --error-on=any apt takes a source that it cannot reach, or whose signature is wrong, for a warning.
+        self.apt("update", "--quiet", "--error-on=any")
+        stamp.touch()
+
+    def lacking(self, names: list[str]) -> dict[str, str]:
+        """File name -> SHA-256 of each package that the host needs for `names`; downloaded into `archives`."""
+        install = ("install", "--yes", "--quiet", "--no-install-recommends")
+        self.apt(*install, "--download-only", *names)
+        simulated = self.apt(*install, "--simulate", *names)
+        found = {}
+        for name, version, architecture in parse_simulated(simulated):
+            record = self.record(name, version, architecture)
+            file = f"{name}_{version.replace(':', '%3a')}_{architecture}.deb"
+            digest = sha256(self.archives / file)
+            if record != digest:
+                raise Failure(
+                    f"{self.archives / file} is damaged: SHA-256 {digest}, expected {record}. Remove it, run again."
+                )
+            found[file] = digest
+        return found
+
+    def record(self, name: str, version: str, architecture: str) -> str:
+        """SHA-256 of a package, from the signed index."""
+        shown = run(
+            ["apt-cache", "show", "--no-all-versions", f"{name}:{architecture}={version}"],
+            {"APT_CONFIG": str(self.config)},
+        )
+        (digest,) = set(re.findall(r"^SHA256: ([0-9a-f]{64})$", shown, re.MULTILINE))
+        return digest
+
+
+def parse_simulated(output: str) -> list[tuple[str, str, str]]:
+    """(name, version, architecture) of each package that `apt-get --simulate` would install.
+
+    A line is `Inst NAME [OLD VERSION] (NEW VERSION ORIGIN [ARCHITECTURE])`, with more in brackets behind it.
+    """
+    return re.findall(
+        r"^Inst (\S+?)(?::\S+)? (?:\[[^\]]*\] )?\((\S+) .*?\[(\w[\w-]*)\]\)", output, re.MULTILINE
+    )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def bring(
+    state: dict, names: list[str], directory: Path, host: str, valid_seconds: int
+) -> tuple[Path, dict[str, str]]:
+    """(directory, file name -> SHA-256) of what a host lacks for `names`; several hosts may ask at once."""
+    if not (shutil.which("apt-get") and shutil.which("apt-config")):
+        raise Failure(
+            f"{host} reaches no package index and lacks {', '.join(names)}; the controller cannot bring them, "
+            "because it has no apt. Run from a Debian or Ubuntu controller (a container of one will do), or install "
+            "them on the host by hand."
+        )
+    if not state["sources"]:
+        raise Failure(
+            f"{host} has no package sources in /etc/apt, so its packages are unknown. Add its distribution's."
+        )
+    apt = HostsApt(state, directory, host)
+    apt.shared.mkdir(parents=True, exist_ok=True)
+    with (apt.shared / ".lock").open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        apt.write()
+        try:
+            apt.update(valid_seconds)
+            return apt.archives, apt.lacking(names)
+        finally:
+            shutil.rmtree(apt.own, ignore_errors=True)
