@@ -1,8 +1,8 @@
 """Hold the whole inventory against what Trainyard needs, and report every problem at once.
 
-It runs on the controller and contacts no host. Each problem names the host or file, the key, what was found, what was
-expected and the cure. The checks are plain functions from (groups, variables, roles' specs) to problems; only
-`ActionModule` at the end knows Ansible.
+It runs on the controller and contacts no host. Each problem names the host or file, the key, what was found,
+what was expected and the cure. The checks are plain functions from an `Inventory` to problems; only
+`ActionModule`, at the end, knows Ansible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHARED_PREFIXES = ("cluster", "trainyard")  # ours, though no role has that name
 
 
 class Undefined:
-    """A value that cannot be worked out yet, such as a template over facts that are not gathered. `str` gives the reason."""
+    """A value that cannot be worked out, such as a template over facts not gathered yet; `str` says why."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -54,9 +54,9 @@ class Problem:
 class Inventory:
     """What the checks look at.
 
-    `groups`: group to hosts, in inventory order. `hosts`: host to its variables, templates resolved. `specs`: variable
-    to its option in a role's argument spec. `roles`: names of the roles. `source`: the inventory as the user named it.
-    `origins`: (host, variable) to "file:line", where it is known.
+    `groups`: group to hosts, in inventory order. `hosts`: host to its variables, templates resolved.
+    `specs`: variable to its option in a role's argument spec. `roles`: names of the roles. `source`: the
+    inventory as the user named it. `origins`: (host, variable) to "file:line", where it is known.
     """
 
     groups: Mapping[str, list[str]]
@@ -259,7 +259,7 @@ def network_cure(value: Any) -> str:
 
 
 def check_addresses(inventory: Inventory) -> Iterable[Problem]:
-    """Each host has one usable address of its own in the cluster's network, and is reached at a place of its own."""
+    """Each host has an address of its own in the cluster's network, and is reached at a place of its own."""
     if inventory.local():
         return
     owners: dict[str, str] = {}
@@ -274,7 +274,7 @@ def check_addresses(inventory: Inventory) -> Iterable[Problem]:
             expected = f"an IPv4 address of a host in {network}" if network else "an IPv4 address"
             cure = "Correct it, or cluster_network" if network else "Write it in the form 192.168.1.101"
             if key == "ansible_host":
-                cure = "Set cluster_address, the host's address on the cluster's network, or make ansible_host that address"
+                cure = "Correct it; or, if the controller does reach the host by it, set cluster_address"
             yield Problem(where, key, fault, expected, cure)
         elif (other := owners.setdefault(str(value), host)) != host:
             yield Problem(
@@ -353,7 +353,9 @@ def is_slip(name: str, known: str) -> bool:
     """True if `name` is `known` with one character missing, doubled, changed, or two neighbours swapped."""
     if name == known or abs(len(name) - len(known)) > 1 or len(known) < 8:
         return False
-    common = len(os.path.commonprefix([name, known]))
+    common = 0
+    while name[common : common + 1] == known[common : common + 1]:
+        common += 1
     rest, known_rest = name[common:], known[common:]
     return (
         rest[1:] == known_rest[1:]
@@ -492,7 +494,7 @@ def read_specs(roles: str) -> tuple[list[str], dict[str, dict]]:
 
 
 def origin_of(value: Any) -> str:
-    """ "file:line" of a value that Ansible read from an inventory, or an empty string: it does not promise to know."""
+    """The "file:line" where Ansible read a value, or nothing: it does not promise to know."""
     try:
         from ansible._internal._datatag._tags import Origin
     except ImportError:
@@ -510,7 +512,7 @@ def short_path(path: str) -> str:
 
 
 class ActionModule(ActionBase):
-    """`roles`: the directory of the roles. `facts`: check what facts tell, instead of what the inventory alone does."""
+    """`roles`: the roles' directory. `facts`: check what only facts tell, instead of all the rest."""
 
     _requires_connection = False
     _supports_check_mode = True

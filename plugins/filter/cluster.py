@@ -1,0 +1,98 @@
+"""The cluster's hosts, from the inventory's groups and variables, for roles that write about them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+HOST_KEYS = ("ed25519", "ecdsa", "rsa")  # the facts ssh_host_key_KIND_public; ssh prefers them in this order
+
+
+def cluster_hosts(names: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[dict]:
+    """`names` with what /etc/hosts needs: name, address on the cluster's network, names (canonical first)."""
+    names = list(names)
+    shorts = Counter(part.split(".")[0] for name in names for part in {name, _own_name(hostvars[name], name)})
+    hosts = []
+    for name in names:
+        variables = hostvars[name]
+        address = variables.get("cluster_address") or variables.get("ansible_host") or name
+        full = list(dict.fromkeys([_own_name(variables, name), name]))
+        short = [part.split(".")[0] for part in full if shorts[part.split(".")[0]] == 1]
+        hosts.append({"name": name, "address": str(address), "names": list(dict.fromkeys([*full, *short]))})
+    return hosts
+
+
+def _own_name(variables: Mapping[str, Any], name: str) -> str:
+    return str(variables.get("identity_hostname") or name)
+
+
+def ssh_port(variables: Mapping[str, Any]) -> int:
+    """The port of a host's SSH server, as the host itself saw the connection that read its facts."""
+    connection = ((variables.get("ansible_facts") or {}).get("env") or {}).get("SSH_CONNECTION") or ""
+    return int(connection.split()[3]) if len(connection.split()) == 4 else 22
+
+
+def peer_known_hosts(
+    hosts: Iterable[dict], hostvars: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """Host to its lines for ssh_known_hosts, from its facts; hosts without facts are left out.
+
+    `hosts` as `cluster_hosts` gives them. The facts came over a connection whose host key was pinned before.
+    """
+    lines = {}
+    for host in hosts:
+        facts = hostvars[host["name"]].get("ansible_facts") or {}
+        port = ssh_port(hostvars[host["name"]])
+        places = [*host["names"], host["address"]]
+        pattern = ",".join(places if port == 22 else [f"[{place}]:{port}" for place in places])
+        keys = [
+            (facts[f"ssh_host_key_{kind}_public_keytype"], facts[f"ssh_host_key_{kind}_public"])
+            for kind in HOST_KEYS
+            if facts.get(f"ssh_host_key_{kind}_public")
+        ]
+        if keys:
+            lines[host["name"]] = [f"{pattern} {kind} {key} trainyard@{host['name']}" for kind, key in keys]
+    return lines
+
+
+def peer_ssh_ports(hosts: Iterable[dict], hostvars: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Host to its lines for ssh's configuration; hosts without facts, or on port 22, have none."""
+    lines = {}
+    for host in hosts:
+        port, mark = ssh_port(hostvars[host["name"]]), f"# trainyard@{host['name']}"
+        places = ",".join([*host["names"], host["address"]])
+        if port != 22:
+            lines[host["name"]] = [f"Match originalhost {places} {mark}", f"  Port {port} {mark}"]
+    return lines
+
+
+def peer_authorized_keys(hosts: Iterable[dict], keys: Mapping[str, str]) -> dict[str, list[str]]:
+    """Host to its line for authorized_keys: its key, good from its own address alone, and for commands alone.
+
+    `keys`: host to its public key as ssh-keygen writes it; hosts without one are left out.
+    """
+    lines = {}
+    for host in hosts:
+        kind, _, rest = (keys.get(host["name"]) or "").partition(" ")
+        if rest:
+            options = f'from="{host["address"]}",restrict'
+            lines[host["name"]] = [f"{options} {kind} {rest.split()[0]} trainyard@{host['name']}"]
+    return lines
+
+
+def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
+    """Up to `most` of `peers`, from `host` on and around: each host begins elsewhere, and each is asked equally often."""
+    start = peers.index(host)
+    return [*peers[start:], *peers[:start]][:most]
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "cluster_hosts": cluster_hosts,
+            "next_peers": next_peers,
+            "peer_authorized_keys": peer_authorized_keys,
+            "peer_known_hosts": peer_known_hosts,
+            "peer_ssh_ports": peer_ssh_ports,
+        }

@@ -1,0 +1,47 @@
+"""A block of lines of ours in a file that otherwise belongs to the machine's owner."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+BEGIN = "# BEGIN trainyard"
+END = "# END trainyard"
+
+
+def split(text: str) -> tuple[list[str], list[str]]:
+    """The lines of `text` outside and inside of our block. A block without an end goes to the last line."""
+    outside: list[str] = []
+    inside: list[str] = []
+    within = False
+    for line in text.removesuffix("\n").split("\n") if text else []:
+        if line.startswith((BEGIN, END)):
+            within = line.startswith(BEGIN)
+        else:
+            (inside if within else outside).append(line)
+    return outside, inside
+
+
+def join(outside: list[str], inside: list[str], note: str = "") -> str:
+    """A file's text: the owner's lines as they are, then our block; no block if there is nothing in it."""
+    block = [f"{BEGIN}{note and ': '}{note}", *inside, END] if inside else []
+    lines = [*outside, *block]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def read(path: str) -> str:
+    """The file's text; empty if it is not there."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def write(module, path: str, text: str) -> None:
+    """Put `text` into `path` whole, by rename, with the old one's mode and owner."""
+    descriptor, temporary = tempfile.mkstemp(dir=module.tmpdir)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    # Hosts in containers have some of these files as mounts, which cannot be renamed over.
+    module.atomic_move(temporary, path, unsafe_writes=True)

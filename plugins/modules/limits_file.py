@@ -1,0 +1,110 @@
+#!/usr/bin/python
+"""Limits of login sessions, in a file of limits.d, but only those that this machine can grant."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: limits_file
+short_description: Limits of login sessions, in a file of limits.d, but only those that this machine can grant
+description:
+  - PAM refuses the whole login if it cannot set a limit, as in a container without CAP_SYS_RESOURCE. So
+    each limit is tried first, in a process of its own. One that fails is left out and reported; on a
+    machine of its own, it is a failure.
+options:
+  path:
+    description: The file.
+    type: path
+    required: true
+  limits:
+    description: The limits, each soft and hard.
+    type: list
+    elements: dict
+    required: true
+    options:
+      domain: {type: str, required: true, description: "A user, or a group with @"}
+      item: {type: str, required: true, choices: [memlock, nofile], description: "memlock counts KiB"}
+      value: {type: str, required: true, description: "A number, or unlimited"}
+      why: {type: str, description: "The reason, a comment in the file"}
+"""
+
+EXAMPLES = """
+- name: Let the service group pin memory
+  limits_file:
+    path: /etc/security/limits.d/90-trainyard.conf
+    limits:
+      - {domain: "@trainyard", item: memlock, value: unlimited}
+"""
+
+RETURN = """
+left_out:
+  description: Items that this container cannot grant.
+  type: list
+  returned: always
+"""
+
+import os
+import resource
+import subprocess
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.managed_block import read, write
+
+ITEMS = {"memlock": (resource.RLIMIT_MEMLOCK, 1024), "nofile": (resource.RLIMIT_NOFILE, 1)}
+
+
+def grantable(limit: dict) -> bool:
+    """True if a process of root can take the limit, as PAM will for a login; tried in a child."""
+    kind, unit = ITEMS[limit["item"]]
+    number = resource.RLIM_INFINITY if limit["value"] == "unlimited" else int(limit["value"]) * unit
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(kind, (number, number))
+        except (OSError, ValueError):
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def render(limits: list[dict]) -> str:
+    lines = ["# Written by the role tuning; limits of login sessions. Units of systemd have their own."]
+    for limit in limits:
+        lines += ["", *([f"# {limit['why']}"] if limit["why"] else [])]
+        lines.append(f"{limit['domain']} - {limit['item']} {limit['value']}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def main() -> None:
+    limit = {
+        "domain": {"type": "str", "required": True},
+        "item": {"type": "str", "required": True, "choices": list(ITEMS)},
+        "value": {"type": "str", "required": True},
+        "why": {"type": "str"},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "limits": {"type": "list", "elements": "dict", "required": True, "options": limit},
+        },
+        supports_check_mode=True,
+    )
+    path = module.params["path"]
+    granted = [limit for limit in module.params["limits"] if grantable(limit)]
+    left_out = [limit["item"] for limit in module.params["limits"] if limit not in granted]
+    if left_out:
+        container = (
+            subprocess.run(["systemd-detect-virt", "--container", "--quiet"], check=False).returncode == 0
+        )
+        if not container:
+            module.fail_json(msg=f"This machine cannot grant {', '.join(left_out)}: root itself is refused.")
+        module.warn(f"This container may not raise limits; left as they are: {', '.join(left_out)}")
+    before, after = read(path), render(granted)
+    if before != after and not module.check_mode:
+        write(module, path, after)
+        module.set_mode_if_different(path, "0644", False)
+    diff = {"before_header": path, "after_header": path, "before": before, "after": after}
+    module.exit_json(changed=before != after, left_out=left_out, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

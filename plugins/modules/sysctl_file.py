@@ -1,0 +1,133 @@
+#!/usr/bin/python
+"""Kernel settings, in a file of sysctl.d and in the running kernel."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: sysctl_file
+short_description: Kernel settings, in a file of sysctl.d and in the running kernel
+description:
+  - The file holds every setting with its reason. The running kernel gets those that differ, in the same run.
+  - In a container, some keys are not there or read-only, because the kernel is another's. They are
+    reported in C(unavailable); on a machine of its own, a key that cannot be set is a failure.
+options:
+  path:
+    description: The file.
+    type: path
+    required: true
+  settings:
+    description: The settings, in the order of the file.
+    type: list
+    elements: dict
+    required: true
+    options:
+      key: {type: str, required: true, description: "Name, with dots"}
+      value: {type: str, required: true, description: "Value; a list of numbers is separated by blanks"}
+      why: {type: str, description: "The reason, a comment in the file"}
+"""
+
+EXAMPLES = """
+- name: Swap late
+  sysctl_file:
+    path: /etc/sysctl.d/90-trainyard.conf
+    settings:
+      - {key: vm.swappiness, value: "10", why: Memory in use is worth more than cached files.}
+"""
+
+RETURN = """
+applied:
+  description: Keys whose value in the running kernel was changed.
+  type: list
+  returned: always
+unavailable:
+  description: Keys that this container may not set, with the reason.
+  type: dict
+  returned: always
+"""
+
+import errno
+import os
+import subprocess
+import textwrap
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.managed_block import read, write
+
+# What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
+NOT_OURS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def render(settings: list[dict]) -> str:
+    """The file's text."""
+    lines = ["# Written by the role tuning; change tuning_sysctl in the inventory instead."]
+    for setting in settings:
+        lines += ["", *textwrap.wrap(setting["why"] or "", 100, initial_indent="# ", subsequent_indent="# ")]
+        lines.append(f"{setting['key']} = {setting['value']}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def apply(settings: list[dict], root: str, write_it: bool) -> tuple[list[str], dict[str, OSError]]:
+    """Give the kernel below `root` (/proc/sys) the values that differ; only look if not `write_it`.
+
+    Returns the keys that differed, and the keys that failed with their errors.
+    """
+    differed, failed = [], {}
+    for setting in settings:
+        path = os.path.join(root, setting["key"].replace(".", "/"))
+        try:
+            with open(path, encoding="ascii") as file:
+                if file.read().split() == setting["value"].split():
+                    continue
+            if not os.access(path, os.W_OK):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            differed.append(setting["key"])
+            if write_it:
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(setting["value"])
+        except OSError as error:
+            failed[setting["key"]] = error
+            differed = [key for key in differed if key != setting["key"]]
+    return differed, failed
+
+
+def in_container() -> bool:
+    return subprocess.run(["systemd-detect-virt", "--container", "--quiet"], check=False).returncode == 0
+
+
+def main() -> None:
+    setting = {
+        "key": {"type": "str", "required": True, "no_log": False},
+        "value": {"type": "str", "required": True},
+        "why": {"type": "str"},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "settings": {"type": "list", "elements": "dict", "required": True, "options": setting},
+        },
+        supports_check_mode=True,
+    )
+    path, settings = module.params["path"], module.params["settings"]
+    before, after = read(path), render(settings)
+    applied, failed = apply(settings, "/proc/sys", not module.check_mode)
+    container = in_container()
+    hard = {key: error for key, error in failed.items() if not (container and error.errno in NOT_OURS)}
+    if hard:
+        listed = "; ".join(f"{key}: {error.strerror}" for key, error in hard.items())
+        module.fail_json(
+            msg=f"The kernel does not take these settings: {listed}. Correct the value in tuning_sysctl, "
+            "or leave the key alone with an empty value."
+        )
+    unavailable = {key: error.strerror for key, error in failed.items()}
+    if unavailable:
+        module.warn(f"This container's kernel is not its own; left as they are: {', '.join(unavailable)}")
+    if before != after and not module.check_mode:
+        write(module, path, after)
+        module.set_mode_if_different(path, "0644", False)
+    diff = {"before_header": path, "after_header": path, "before": before, "after": after}
+    changed = before != after or bool(applied)
+    module.exit_json(changed=changed, applied=applied, unavailable=unavailable, diff=diff)
+
+
+if __name__ == "__main__":
+    main()
