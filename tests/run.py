@@ -70,9 +70,17 @@ def lint_checks():
 def run(command, seconds):
     """Runs `command` in a process group of its own; returns its exit status, or None where it took too long.
 
-    A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what they built.
+    A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what they built. What the user's environment
+    tells Ansible is left out: the tests are of this checkout.
     """
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    environment |= {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
