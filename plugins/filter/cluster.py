@@ -82,7 +82,7 @@ def peer_authorized_keys(hosts: Iterable[dict], keys: Mapping[str, str]) -> dict
 
 
 def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
-    """Up to `most` of `peers`, from `host` on and around: each host begins elsewhere, and each is asked equally often."""
+    """Up to `most` of `peers`, from `host` on and around, so that each host is asked equally often."""
     start = peers.index(host)
     return [*peers[start:], *peers[:start]][:most]
 
