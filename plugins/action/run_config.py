@@ -1,0 +1,296 @@
+"""Turn what the operator typed into a run's whole configuration, on the controller, before any host is touched.
+
+Precedence, low to high: the trainer's defaults, `base` (the stored configuration of a run that is resumed), the
+inventory's `trainer_config`, `-e config=FILE`, `-e key=value`. Everything that can be found wrong here is refused here:
+names, values, a dataset or model that is not there, and the content of the dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import glob
+import hashlib
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping
+
+import yaml
+from ansible import context
+from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE, BOOLEANS_TRUE
+from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
+
+CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if CHECKOUT not in sys.path:
+    sys.path.append(CHECKOUT)
+
+from trainer import config as trainer_config  # noqa: E402
+from trainer.data import read as trainer_data  # noqa: E402
+from trainer.errors import BadInput  # noqa: E402
+
+# What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the trainer, too.
+SWITCHES = {
+    "config": "a YAML file of trainer keys",
+    "follow": "only follow a run that is active",
+    "resume": "go on with a run that was stopped or failed",
+    "smoke": "try a few steps on each host alone, then on all together, before the run",
+}
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
+SHIPPED_MODELS = ("tiny",)
+
+
+def plain(value):
+    """`value` without Ansible's marks, as YAML and the trainer expect it."""
+    if isinstance(value, Mapping):
+        return {plain(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def switch(name: str, value: object) -> bool:
+    """A yes-or-no word of the command line; raises BadInput with the words there are."""
+    word = value.lower() if isinstance(value, str) else value
+    if word in BOOLEANS_TRUE:
+        return True
+    if word in BOOLEANS_FALSE:
+        return False
+    raise BadInput(f"-e {name}={value}: expected true or false ({SWITCHES[name]})")
+
+
+def role_variables(roles_dir: str) -> set[str]:
+    """All public variables, from the roles' argument specs."""
+    names: set[str] = set()
+    for path in glob.glob(os.path.join(glob.escape(roles_dir), "*", "meta", "argument_specs.yml")):
+        with open(path, encoding="utf-8") as file:
+            for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
+                names |= set(entry.get("options") or {})
+    return names
+
+
+def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[dict, dict]:
+    """Split the extra variables into (switches, trainer keys); raises BadInput for one that is nobody's."""
+    switches, keys, problems = {}, {}, []
+    known = {*SWITCHES, *trainer_config.FIELDS, *variables}
+    for name, value in extra.items():
+        if name in SWITCHES:
+            switches[name] = value
+        elif name in trainer_config.FIELDS:
+            keys[name] = value
+        elif name not in known and not name.startswith("ansible_"):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            cure = (
+                f"did you mean '{near[0]}'?"
+                if near
+                else f"the run's keys are: {', '.join(trainer_config.FIELDS)}"
+            )
+            problems.append(f"-e {name}={value}: unknown key '{name}'; {cure}")
+    if problems:
+        raise BadInput("\n".join(problems))
+    return switches, keys
+
+
+def file_keys(path: str) -> dict:
+    """The keys that a configuration file sets; raises BadInput with file and line."""
+    trainer_config.load(path)  # every fault, with its place
+    with open(path, encoding="utf-8") as file:
+        return yaml.safe_load(file) or {}
+
+
+def merge(sources: list[tuple[str, Mapping[str, object]]]) -> trainer_config.Config:
+    """One configuration of several (where, keys), later ones over earlier; raises BadInput with every fault of each."""
+    problems, merged = [], {}
+    for where, keys in sources:
+        try:
+            trainer_config.from_mapping(keys, where)
+        except BadInput as error:
+            problems.append(str(error))
+        merged.update(keys)
+    if problems:
+        raise BadInput("\n".join(problems))
+    return trainer_config.from_mapping(merged)
+
+
+def new_name(model: str) -> str:
+    """A name for a run that was given none: the model's, and the time."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(model.rstrip("/"))).strip(".-_")[:40] or "run"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def looks_like_path(value: str) -> bool:
+    return value.startswith(("/", "./", "../", "~")) or os.path.exists(value)
+
+
+def model_directory(value: str) -> str | None:
+    """The directory of the controller that `model` means, or None for a name; raises BadInput for neither."""
+    if value in SHIPPED_MODELS:
+        return None
+    if not looks_like_path(value):
+        near = difflib.get_close_matches(value, SHIPPED_MODELS, n=1, cutoff=0.7)
+        if near or not MODEL_NAME.fullmatch(value):
+            hint = (
+                f"did you mean '{near[0]}'?"
+                if near
+                else "give tiny, a directory, or a name on the hub such as org/model"
+            )
+            raise BadInput(f"model: {value}: there is no such model; {hint}")
+        return None
+    path = os.path.abspath(os.path.expanduser(value))
+    if not os.path.isdir(path):
+        found = "a file" if os.path.exists(path) else "nothing"
+        raise BadInput(
+            f"model: {value}: expected a directory on this controller, found {found}; correct the path"
+        )
+    if not os.path.isfile(os.path.join(path, "config.json")):
+        there = ", ".join(sorted(os.listdir(path))[:5]) or "nothing"
+        raise BadInput(
+            f"model: {value}: expected a directory in transformers' format with a config.json, found {there}; "
+            "export the model with save_pretrained"
+        )
+    return path
+
+
+def dataset_path(config: trainer_config.Config) -> str | None:
+    """The file or directory of the controller that `dataset` means, read to its end; None for a shipped text."""
+    value = config.dataset
+    for _ in trainer_data.samples(config):
+        pass
+    path = os.path.abspath(os.path.expanduser(value))
+    return path if os.path.exists(path) else None
+
+
+def content_hash(path: str) -> str:
+    """SHA-256 (hex) of a file's content, or of a directory's names and contents."""
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    total = hashlib.sha256()
+    for directory, names, files in os.walk(path):
+        names.sort()
+        for name in sorted(files):
+            full = os.path.join(directory, name)
+            total.update(f"{os.path.relpath(full, path)}\0{content_hash(full)}\n".encode())
+    return total.hexdigest()
+
+
+def upload(path: str, kind: str) -> dict[str, str]:
+    """What to bring to the hosts: `key` of the configuration, source, and where it goes below the state directory."""
+    digest = content_hash(path)
+    below = {"dataset": "data", "model": "models"}[kind]
+    return {
+        "key": kind,
+        "source": path,
+        "directory": f"{below}/{digest}",
+        "path": f"{below}/{digest}/{os.path.basename(path)}",
+        "bytes": str(size(path)),
+    }
+
+
+def size(path: str) -> int:
+    """Bytes of a file, or of all files below a directory."""
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(path) for f in files)
+
+
+def commands(run: str) -> dict[str, str]:
+    """The commands that go on with the run, as the operator can paste them into this shell."""
+    words = ["ansible-playbook"]
+    for inventory in context.CLIARGS.get("inventory") or ():
+        words += ["-i", inventory.rstrip(",") + "," if inventory.endswith(",") else inventory]
+    if context.CLIARGS.get("subset"):
+        words += ["-l", context.CLIARGS["subset"]]
+    for flag, given in (("-K", "become_ask_pass"), ("-k", "ask_pass")):
+        if context.CLIARGS.get(given):
+            words.append(flag)
+    train = os.path.relpath(os.path.join(CHECKOUT, "train.yml"))
+    playbooks = os.path.relpath(os.path.join(CHECKOUT, "playbooks"))
+    results = os.path.relpath(os.path.join(CHECKOUT, "runs", run))
+    ansible = shlex.join(words)
+    return {
+        "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true",
+        "resume": f"{ansible} {shlex.quote(train)} -e run={run} -e resume=true",
+        "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
+        "results": results,
+        "logs": os.path.join(results, "logs"),
+    }
+
+
+def build(
+    extra: Mapping, inventory_keys: Mapping, base: Mapping | None, variables: Iterable[str], local: bool
+) -> dict:
+    """The whole answer of the plugin; raises BadInput."""
+    words, keys = sort_words(extra, variables)
+    flags = {name: switch(name, words.get(name, False)) for name in ("follow", "resume", "smoke")}
+    if (flags["follow"] or flags["resume"]) and "run" not in keys:
+        word = "follow" if flags["follow"] else "resume"
+        raise BadInput(f"-e {word}=true: which run? Name it: -e run=NAME")
+    sources = [
+        ("the stored configuration of the run", base or {}),
+        ("trainer_config in the inventory", inventory_keys),
+    ]
+    if base:
+        sources.reverse()  # the run's own configuration was made of the inventory's and more
+    if "config" in words:
+        path = os.path.expanduser(str(words["config"]))
+        sources.append((path, file_keys(path)))
+    sources.append(("-e", keys))
+    merged = merge(sources)
+    run = merged.run if any("run" in s for _, s in sources) else new_name(merged.model)
+    config = dataclasses.asdict(
+        trainer_config.from_mapping({**dataclasses.asdict(merged), "run": run, "resume": "auto"})
+    )
+    uploads = []
+    if not flags["follow"] and not (flags["resume"] and base is None):
+        kept = base or {}
+        # What a resumed run stored is a path on the hosts, where it was brought when the run began.
+        if config["model"] != kept.get("model") and (path := model_directory(config["model"])):
+            uploads.append((path, "model"))
+        if config["dataset"] != kept.get("dataset") and (path := dataset_path(merged)):
+            uploads.append((path, "dataset"))
+        if local:  # the hosts are this machine: they read the files where they lie
+            config.update({kind: path for path, kind in uploads})
+            uploads = []
+    config = {name: value for name, value in config.items() if value is not None}
+    return {
+        "run": run,
+        "config": config,
+        "uploads": [upload(path, kind) for path, kind in uploads],
+        "hub_model": config["model"] not in SHIPPED_MODELS
+        and not os.path.isabs(config["model"])
+        and not looks_like_path(config["model"]),
+        "commands": commands(run),
+        **flags,
+    }
+
+
+class ActionModule(ActionBase):
+    """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), roles (path)."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = False
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args = plain(self._task.args)
+        extra = plain(load_extra_vars(self._loader))
+        try:
+            answer = build(
+                extra,
+                args.get("inventory_keys") or {},
+                args.get("base") or None,
+                role_variables(os.path.join(CHECKOUT, "roles")),
+                bool(args.get("local")),
+            )
+        except BadInput as error:
+            return {**result, "failed": True, "changed": False, "msg": f"{error}\nNothing was started."}
+        return {**result, "changed": False, **answer}

@@ -1,0 +1,455 @@
+"""Follow a run live, while the task runs.
+
+Every host's worker polls its own host over its own connection (one small shell command a poll) and lays what it saw
+into a spool directory of this ansible-playbook. The worker of the first host also reads the spool and draws one line:
+step, loss, tokens/s, time left, slowest host. Only this file knows how a run looks from outside; hosts never call back.
+
+The task itself never fails: it returns an `outcome`, so that the play can stop the other hosts and fetch the logs
+before it says what went wrong.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+
+from ansible import constants as C
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+# Workers have no terminal. This module is first imported by the main process, which looks the action up before it forks.
+ON_A_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
+
+WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll
+RECENT_STEPS = 20  # steps over which hosts are compared
+LOG_LINES = 15  # of a failed rank
+FINAL = ("finished", "stopped", "failed")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# What an exit code of the trainer means, and what to do about it.
+EXITS = {
+    1: ("a fault in the trainer itself", "The log below says where. Resume it, or report it with the log."),
+    2: ("bad input, nothing was started", "Correct what the log names, then start again."),
+    3: ("the loss diverged (not a number)", "Lower the learning rate, or raise warmup_steps, then resume."),
+    4: ("out of memory", "Lower micro_batch_size or sequence_length, then resume."),
+    5: (
+        "it lost its peers",
+        "The peers' logs say why. If none of them failed, look at the network between the hosts, then resume.",
+    ),
+}
+
+
+# --- one host, polled -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class View:
+    """What the controller knows of one host of the run.
+
+    `state` is that of the keeper (systemd, or the process group): active, ended, or unknown before the first answer.
+    `code` is the launcher's exit code, `cause` systemd's word for its end (oom-kill, signal, …); `seen` is controller time.
+    """
+
+    host: str
+    state: str = "unknown"
+    code: int | None = None
+    cause: str = ""
+    status: dict = field(default_factory=dict)
+    last: dict = field(default_factory=dict)
+    compute_seconds: list[float] = field(default_factory=list)
+    logs: dict[str, list[str]] = field(default_factory=dict)
+    offset: int = 0
+    seen: float = 0.0
+    silent_since: float | None = None
+    error: str = ""
+
+    @property
+    def result(self) -> str:
+        """running, finished, stopped or failed, by the launcher's word or, where it had none left to say, its exit."""
+        if self.state != "ended":
+            return "running"
+        if self.status.get("state") in FINAL:
+            return self.status["state"]
+        return {0: "finished", 75: "stopped"}.get(self.code, "failed")
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, as the launcher's status has it (systemd forgets that of a unit it unloads), else the keeper's."""
+        return self.status.get("exit_code", self.code)
+
+
+def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
+    """The shell command of one poll: keeper's state, status.json, and at most WINDOW new bytes of metrics.jsonl."""
+    if keeper == "systemd":
+        unit = shlex.quote(f"trainyard@{run}.service")
+        state = f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus"
+    else:
+        variable = shlex.quote(f"TRAINYARD_RUN_DIR={run_dir}")
+        state = (
+            f"if grep -qszxF {variable} /proc/[0-9]*/environ; then echo ActiveState=active; "
+            "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi"
+        )
+    return (
+        f"cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state}; echo ::status; cat status.json 2>/dev/null; "
+        f"size=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0); from=$((size - {WINDOW})); "
+        f'[ "$from" -gt {offset} ] || from={offset}; '
+        '[ "$from" -le "$size" ] || from=0; '  # a resumed run cuts its metrics back
+        'echo; echo "::metrics $from"; tail -c +$((from + 1)) metrics.jsonl 2>/dev/null; true'
+    )
+
+
+def log_command(run_dir: str) -> str:
+    """The shell command that shows the last lines of every log of the run on a host."""
+    return (
+        f"cd {shlex.quote(run_dir)}/logs || exit 0; for log in *.log; do "
+        f'[ -s "$log" ] || continue; echo "::log $log"; tail -n {LOG_LINES} "$log"; done'
+    )
+
+
+def read_poll(view: View, output: str, now: float) -> None:
+    """Take the answer to `poll_command` into `view`. What is not whole yet (a half-written line) is left for the next poll."""
+    head, _, rest = output.partition("::status\n")
+    status, _, metrics = rest.partition("\n::metrics ")
+    keeper = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
+    view.seen, view.silent_since, view.error = now, None, ""
+    view.state = "ended" if keeper.get("ActiveState") in ("inactive", "failed") else "active"
+    if view.state == "ended":
+        code = keeper.get("ExecMainStatus", "")
+        view.code = int(code) if code.isdigit() else None
+        view.cause = keeper.get("Result", "")
+    with_status = _json_object(status)
+    if with_status:
+        view.status = with_status
+    start, _, lines = metrics.partition("\n")
+    whole = lines[: lines.rfind("\n") + 1]
+    view.offset = int(start or view.offset) + len(whole.encode("utf-8", "surrogateescape"))
+    for line in whole.splitlines():
+        record = _json_object(line)
+        if record and record.get("kind", "train") == "train":
+            view.last = record
+            if "compute_seconds" in record:
+                view.compute_seconds = [*view.compute_seconds, float(record["compute_seconds"])][
+                    -RECENT_STEPS:
+                ]
+
+
+def read_logs(output: str) -> dict[str, list[str]]:
+    """The answer to `log_command`: {log name: its last lines}."""
+    logs: dict[str, list[str]] = {}
+    name = None
+    for line in output.splitlines():
+        if line.startswith("::log "):
+            name = line.removeprefix("::log ")
+            logs[name] = []
+        elif name is not None:
+            logs[name].append(line)
+    return logs
+
+
+def _json_object(text: str) -> dict:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# --- all hosts, judged ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Limits:
+    """Seconds of patience: `settle` for the others to end after the first did, `unreachable` for a host that is silent."""
+
+    settle: float = 20.0
+    unreachable: float = 300.0
+
+
+def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | None]:
+    """What has become of the run, and the host to blame: (running | finished | stopped | failed | unreachable, host or None).
+
+    A run fails with its first host; the others get `settle` seconds to end by themselves, because only then it can
+    be told which one failed and which ones merely lost it.
+    """
+    ended = [v for v in views if v.state == "ended"]
+    failed = [v for v in ended if v.result == "failed"]
+    silent = [v for v in views if v.state != "ended" and v.silent_since is not None]
+    if failed:
+        first_seen = min(v.seen for v in failed)
+        if len(ended) < len(views) and now - first_seen < limits.settle:
+            return "running", None
+        return "failed", blamed(failed, silent)
+    if len(ended) == len(views):
+        return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
+    for view in silent:
+        if now - view.silent_since > limits.unreachable:
+            return "unreachable", view
+    return "running", None
+
+
+def blamed(failed: list[View], silent: list[View]) -> View:
+    """The host that failed first: a failure of its own outranks lost peers, and a host that fell silent explains those."""
+    own = [v for v in failed if v.exit_code != 5]
+    if not own and silent:
+        return silent[0]
+    return min(own or failed, key=lambda v: (v.status.get("updated") or 0, v.seen))
+
+
+def slowest(views: list[View]) -> tuple[str, float] | None:
+    """The host whose own share of a step takes longest, and by what part more than the fastest; None if all are within 5 %."""
+    means = {v.host: sum(v.compute_seconds) / len(v.compute_seconds) for v in views if v.compute_seconds}
+    if len(means) < 2 or min(means.values()) <= 0:
+        return None
+    host = max(means, key=means.__getitem__)
+    lag = means[host] / min(means.values()) - 1
+    return (host, lag) if lag > 0.05 else None
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def progress_line(run: str, views: list[View], now: float) -> str:
+    """One line on the whole run, from the host that has got furthest."""
+    ahead = max(views, key=lambda v: (v.last.get("step") or v.status.get("step") or 0, v.seen))
+    status = {**ahead.status, **{k: v for k, v in ahead.last.items() if v is not None}}
+    step, steps = status.get("step") or 0, ahead.status.get("steps") or 0
+    state = ahead.status.get("state", "starting")
+    parts = [run]
+    if step and steps:
+        parts.append(f"step {step}/{steps} ({100 * step // steps} %)")
+    if state != "running" or not step:
+        parts.append(state)
+    if status.get("loss") is not None:
+        parts.append(f"loss {status['loss']:.4f}")
+    if status.get("tokens_per_second"):
+        parts.append(f"{status['tokens_per_second']:,.0f} tokens/s")
+    if ahead.status.get("eta_seconds") is not None and state not in FINAL:
+        parts.append(f"{clock(ahead.status['eta_seconds'])} left")
+    lag = slowest(views)
+    if lag:
+        parts.append(f"slowest {lag[0]} (+{lag[1]:.0%})")
+    for view in views:
+        if view.silent_since is not None and view.state != "ended":
+            parts.append(f"{view.host} unreachable for {clock(now - view.silent_since)}")
+        elif view.state == "unknown":
+            parts.append(f"{view.host} has not answered yet")
+        elif view.state == "ended" and view.result != "finished":
+            parts.append(f"{view.host} {view.result}")
+    return "  ".join(parts)
+
+
+def meaning(view: View) -> tuple[str, str]:
+    """(what happened, what to do) for a host that failed."""
+    code = view.exit_code
+    if view.cause == "oom-kill":
+        return (
+            "the kernel killed it: the host ran out of memory",
+            "Lower micro_batch_size or sequence_length, then resume.",
+        )
+    if code in EXITS:
+        return f"{EXITS[code][0]} (exit code {code})", EXITS[code][1]
+    if code is None or view.cause == "signal" or code >= 128:
+        return (
+            "its processes were killed from outside",
+            "See who did (memory, a person, a reboot), then resume.",
+        )
+    return f"exit code {code}", "The log below says more."
+
+
+def explain(run: str, outcome: str, view: View | None, views: list[View], commands: dict[str, str]) -> str:
+    """The message for a run that did not finish: where, why, the rank's last lines, what to do."""
+    step = max((v.last.get("step") or v.status.get("step") or 0 for v in views), default=0)
+    if outcome == "stopped":
+        return f"Run {run} was stopped at step {step}; it is saved. Resume it: {commands['resume']}"
+    if outcome == "unreachable":
+        return (
+            f"Run {run}: {view.host} has not answered for {clock(time.time() - view.silent_since)} ({view.error}). "
+            f"The run may go on there. Look at the host, then follow it again: {commands['follow']}"
+        )
+    if view.state != "ended":  # it fell silent, and the others lost it
+        others = ", ".join(v.host for v in views if v.result == "failed")
+        what, cure = (
+            f"it fell silent and was lost as a peer by {others}",
+            "See whether it has power and network, then resume.",
+        )
+        logs: dict[str, list[str]] = {}
+    else:
+        what, cure = meaning(view)
+        logs = guilty_logs(view)
+    reason = view.status.get("reason") if view.result == "failed" else ""
+    lines = [f"Run {run} failed on {view.host} after step {step}: {what}."]
+    if reason:
+        lines.append(f"  It says: {reason}")
+    for name, tail in logs.items():
+        lines += [f"  Last lines of {name} on {view.host}:", *(f"    {line}" for line in tail)]
+    for other in views:
+        if other is not view:
+            lines.append(f"  {other.host}: {meaning(other)[0] if other.result == 'failed' else other.result}")
+    lines += [f"What to do: {cure}", f"  Resume: {commands['resume']}", f"  All logs: {commands['logs']}"]
+    return "\n".join(lines)
+
+
+def guilty_logs(view: View) -> dict[str, list[str]]:
+    """The last lines worth showing: the failed rank's if the launcher knows it, else of all logs that are not empty."""
+    rank = view.status.get("failed_rank")
+    name = f"rank-{rank}.log"
+    return {name: view.logs[name]} if name in view.logs else view.logs
+
+
+# --- the plugin -----------------------------------------------------------------------------------------------------
+
+
+class Spool:
+    """A directory of this ansible-playbook, in which each host's worker keeps its view for the one that draws."""
+
+    def __init__(self, task_id: str) -> None:
+        self.path = os.path.join(C.DEFAULT_LOCAL_TMP, f"follow-{task_id}")
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+
+    def put(self, name: str, value: dict) -> None:
+        path = os.path.join(self.path, name)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(path + ".new", path)
+
+    def get(self, name: str) -> dict:
+        try:
+            with open(os.path.join(self.path, name), encoding="utf-8") as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return {}
+
+
+class ActionModule(ActionBase):
+    """Arguments: run, run_dir, keeper, hosts (of the run, in order), apart, commands, refresh, log_every, unreachable."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = False
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args = self._task.args
+        host = task_vars["inventory_hostname"]
+        self.hosts = [str(h) for h in args["hosts"]]
+        self.run_name, self.run_dir, self.keeper = str(args["run"]), str(args["run_dir"]), str(args["keeper"])
+        self.refresh = float(args.get("refresh", 2))
+        self.log_every = float(args.get("log_every", 10))
+        self.limits = Limits(unreachable=float(args.get("unreachable", 300)))
+        if args.get("apart"):
+            self.limits.settle = float("inf")  # each host is a run of its own: every result counts
+        self.commands = {k: str(v) for k, v in args["commands"].items()}
+        self.spool = Spool(self._task._uuid)
+        self.view = View(host)
+        self.over = threading.Event()
+        # Signals belong to the main thread, which knows when one would do harm (Screen.draw).
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        # A thread of its own: a host that stopped answering holds its poll for a minute, and the line must say so meanwhile.
+        # The context carries what Ansible keeps of the current task.
+        poller = threading.Thread(target=contextvars.copy_context().run, args=(self._poll,), daemon=True)
+        poller.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        outcome = self._draw() if host == self.hosts[0] else self._wait()
+        self.over.set()
+        poller.join(timeout=5)
+        result.update(changed=False, outcome=outcome, state=self.view.result, last=self.view.last)
+        return result
+
+    def _poll(self) -> None:
+        """Keep this host's view in the spool fresh until the run is over."""
+        while not self.over.is_set():
+            self._poll_once()
+            self.spool.put(self.view.host, asdict(self.view))
+            if self.view.state == "ended":
+                return
+            self.over.wait(self.refresh)
+
+    def _poll_once(self) -> None:
+        now = time.time()
+        try:
+            answer = self._ask(poll_command(self.keeper, self.run_name, self.run_dir, self.view.offset))
+            read_poll(self.view, answer, time.time())
+            if self.view.result == "failed":
+                self.view.logs = read_logs(self._ask(log_command(self.run_dir)))
+        except (AnsibleError, OSError, ValueError) as error:
+            self.view.silent_since = self.view.silent_since or now
+            self.view.error = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            if isinstance(error, AnsibleConnectionFailure):
+                self._connection.reset()
+
+    def _ask(self, command: str) -> str:
+        answer = self._low_level_execute_command(command, sudoable=False)
+        if answer["rc"] != 0:
+            raise AnsibleError(
+                f"cannot read {self.run_dir}: {(answer['stderr'] or answer['stdout']).strip()[-200:]}"
+            )
+        return answer["stdout"]
+
+    def _wait(self) -> dict:
+        """In the workers of all hosts but the first: wait for the outcome that the first one finds."""
+        while not (outcome := self.spool.get(".outcome")):
+            time.sleep(min(1.0, self.refresh))
+        return outcome
+
+    def _draw(self) -> dict:
+        """In the worker of the first host: draw until the run is over, and find the outcome."""
+        screen = Screen(self.log_every)
+        while True:
+            time.sleep(min(1.0, self.refresh))
+            views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
+            now = time.time()
+            what, culprit = verdict(views, now, self.limits)
+            screen.draw(progress_line(self.run_name, views, now), now, last=what != "running")
+            if what != "running":
+                break
+        message = "" if what == "finished" else explain(self.run_name, what, culprit, views, self.commands)
+        outcome = {"result": what, "host": culprit.host if culprit else "", "message": message}
+        self.spool.put(".outcome", outcome)
+        return outcome
+
+
+class Screen:
+    """One line, redrawn on a terminal; in a log, a new line when it changed, at a calm rate."""
+
+    def __init__(self, log_every: float) -> None:
+        self.log_every = log_every
+        self.drawn_at = 0.0
+        self.drawn = ""
+
+    def draw(self, line: str, now: float, last: bool) -> None:
+        """Show `line`, if it is time to; `last` leaves it standing."""
+        if ON_A_TERMINAL:
+            if line != self.drawn or last:
+                width = max(20, display.columns)
+                self._show(f"\r\x1b[K{line[:width]}", screen_only=True, newline=last)
+        elif line != self.drawn and (last or now - self.drawn_at >= self.log_every):
+            self._show(line)
+            self.drawn_at = now
+        else:
+            return
+        self.drawn = line
+
+    def _show(self, text: str, **how) -> None:
+        # A worker that dies of Ctrl-C while it holds the lock of the queue to the main process would hang that for ever.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            display.display(text, **how)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

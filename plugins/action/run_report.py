@@ -1,0 +1,70 @@
+"""Say what a finished run left, and what may come next."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+
+def report(run: str, results: str, generate: str) -> str:
+    """The text after a finished run: its figures from summary.json, where its results lie, and the next command."""
+    try:
+        with open(os.path.join(results, "summary.json"), encoding="utf-8") as file:
+            summary = json.load(file)
+    except (OSError, ValueError):
+        summary = {}
+    figures = [f"Run {run} finished"]
+    if summary.get("steps"):
+        figures.append(f"{summary['steps']} steps")
+    if summary.get("first_loss") is not None and summary.get("last_loss") is not None:
+        figures.append(f"loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}")
+    if summary.get("tokens_per_second"):
+        figures.append(f"{summary['tokens_per_second']:,.0f} tokens/s")
+    shown = os.path.relpath(results)
+    there = [
+        f"  {os.path.join(shown, name):<36} {what}"
+        for name, what in (
+            ("summary.json", "figures and settings"),
+            ("metrics.jsonl", "every step"),
+            ("logs", "of every rank, by host"),
+            ("model", "the trained model, in transformers' format"),
+        )
+        if os.path.exists(os.path.join(results, name))
+    ]
+    return "\n".join(
+        [
+            "",
+            ": ".join([figures[0], ", ".join(figures[1:])]).rstrip(": "),
+            *there,
+            "Try the model:",
+            f"  {generate}",
+        ]
+    )
+
+
+class ActionModule(ActionBase):
+    """Arguments: run, results, host, local, trainer, run_dir."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _requires_connection = False
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args = self._task.args
+        words = [str(args["trainer"]), "generate", str(args["run_dir"]), "--prompt", "She"]
+        if args["local"]:
+            words[0] = os.path.relpath(words[0])
+            words[2] = os.path.relpath(words[2])
+            generate = shlex.join(words)
+        else:
+            generate = f"ssh {shlex.quote(str(args['host']))} {shlex.quote(shlex.join(words))}"
+        text = report(str(args["run"]), str(args["results"]), generate)
+        display.display(text)
+        return {**result, "changed": False, "text": text}

@@ -1,0 +1,170 @@
+"""Who takes part in a run, with which ranks, and what stands against it."""
+
+from __future__ import annotations
+
+import re
+
+from ansible.errors import AnsibleFilterError
+
+
+def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
+    """The hosts of a run in the order of their node ranks: the inventory's head first, then as they are given.
+
+    A subset of the cluster (`-l`) may lack the head; then its first host takes that place.
+    """
+    return [h for h in hosts if h in head] + [h for h in hosts if h not in head]
+
+
+def run_plan(facts: dict[str, dict], run: str, port: int) -> dict[str, dict[str, str]]:
+    """Each host's rank variables, in node order: {host: {variable: value}}.
+
+    `facts` are those of the module run_host, in node order; of each, `address`, `interface`, `processes` and `run_dir` count.
+    """
+    if not facts:
+        raise AnsibleFilterError("run_plan: a run needs at least one host")
+    world = sum(fact["processes"] for fact in facts.values())
+    master = next(iter(facts.values()))["address"]
+    plan, offset = {}, 0
+    for rank, (host, fact) in enumerate(facts.items()):
+        plan[host] = {
+            "TRAINYARD_RUN": run,
+            "TRAINYARD_RUN_DIR": fact["run_dir"],
+            "TRAINYARD_HOST": host,
+            "NNODES": str(len(facts)),
+            "NODE_RANK": str(rank),
+            "NPROC_PER_NODE": str(fact["processes"]),
+            "RANK_OFFSET": str(offset),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(port),
+            "CLUSTER_ADDRESS": fact["address"],
+            # NCCL takes the name for a prefix (eth1 would match eth10, too) unless `=` stands before it.
+            "NCCL_SOCKET_IFNAME": f"={fact['interface']}",
+            "GLOO_SOCKET_IFNAME": fact["interface"],
+        }
+        offset += fact["processes"]
+    return plan
+
+
+def run_alone(facts: dict[str, dict], run: str, port: int, one_machine: bool) -> dict[str, dict[str, str]]:
+    """As `run_plan`, but every host for itself, a run of one node; on `one_machine` each needs a port of its own."""
+    return {
+        host: run_plan({host: fact}, run, port + number * one_machine)[host]
+        for number, (host, fact) in enumerate(facts.items())
+    }
+
+
+def run_env(variables: dict[str, str]) -> str:
+    """The text of RUN.env: KEY=VALUE lines in the format that systemd's EnvironmentFile and a shell read alike."""
+    lines = []
+    for key, value in variables.items():
+        text = str(value)
+        if "\n" in text:
+            raise AnsibleFilterError(f"run_env: {key}: a line break in the value")
+        if not re.fullmatch(r"[A-Za-z0-9_./:=@%+,-]*", text):
+            text = '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
+        lines.append(f"{key}={text}\n")
+    return "".join(lines)
+
+
+def run_problems(
+    facts: dict[str, dict],
+    run: str,
+    *,
+    port: int,
+    commands: dict[str, str],
+    resume: bool = False,
+    follow: bool = False,
+    need_bytes: int = 0,
+) -> list[str]:
+    """What stands against a run, each with its host and its cure; an empty list if it can start.
+
+    `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host.
+    """
+    problems = []
+    without = [h for h, f in facts.items() if not f["release"]]
+    if without:
+        return [f"{_hosts(without)}: the trainer is not deployed there; run site.yml first"]
+    releases = {f["release"] for f in facts.values()}
+    if len(releases) > 1:
+        shown = ", ".join(f"{h} has {f['release']}" for h, f in facts.items())
+        return [f"the hosts have different releases of the trainer ({shown}); run site.yml on all of them"]
+
+    active = [h for h, f in facts.items() if run in f["active"]]
+    # A directory without a status, or one that only says "starting", is what an interrupted start left.
+    known = [h for h, f in facts.items() if f["run_state"] not in (None, "unknown", "starting")]
+    if follow:
+        if not known and not active:
+            problems.append(
+                f"run {run}: no host knows it; its name may be misspelt, or it was started on other hosts"
+            )
+        return problems
+    if len(active) == len(facts) or (active and known and not resume):
+        problems.append(
+            f"run {run} is already active on {_hosts(active)}; follow it: {commands['follow']} or stop it: {commands['stop']}"
+        )
+        return problems
+    others = sorted({name for f in facts.values() for name in f["active"]} - {run})
+    if others:
+        where = _hosts([h for h, f in facts.items() if others[0] in f["active"]])
+        other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
+        seen = commands["follow"].replace(f"run={run}", f"run={others[0]}")
+        problems.append(
+            f"run {others[0]} is already active on {where}; follow it: {seen} or stop it: {other}"
+        )
+        return problems
+    if resume:
+        lacking = [h for h, f in facts.items() if f["run_state"] is None]
+        if not known or next(iter(facts)) in lacking:
+            problems.append(
+                f"run {run}: there is nothing to resume on {_hosts(lacking)}; start it without -e resume=true, "
+                "or on the hosts that it had (-l)"
+            )
+    elif known:
+        states = sorted({facts[h]["run_state"] for h in known})
+        problems.append(
+            f"run {run} exists on {_hosts(known)} (state: {', '.join(states)}); "
+            f"go on with it: {commands['resume']} or give the new one another name: -e run=NAME"
+        )
+    head = next(iter(facts))
+    if facts[head]["port_holder"] and not active:  # what an interrupted start left is ended first
+        problems.append(
+            f"{head}: port {port}, where the ranks meet, is held by {facts[head]['port_holder']}; "
+            f"end that, or choose another port: -e trainer_port={port + 1}"
+        )
+    for host, fact in facts.items():
+        if not fact["interface"]:
+            links = ", ".join(f"{name} {'/'.join(held)}" for name, held in fact["interfaces"].items())
+            problems.append(
+                f"{host}: no interface holds its cluster address {fact['address']} (there are: {links}); "
+                "correct cluster_address in the inventory, or run site.yml to set the address"
+            )
+        if fact["free_bytes"] < need_bytes:
+            problems.append(
+                f"{host}: {_gigabytes(fact['free_bytes'])} free below {fact['run_dir'].rsplit('/runs/', 1)[0]}, "
+                f"{_gigabytes(need_bytes)} wanted; remove old runs there, or set trainer_min_free_gb lower"
+            )
+        for path in fact["missing_paths"]:
+            problems.append(
+                f"{host}: {path} of the run is not there any more; start a new run with the file given anew"
+            )
+    return problems
+
+
+def _hosts(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "run_nodes": run_nodes,
+            "run_plan": run_plan,
+            "run_alone": run_alone,
+            "run_env": run_env,
+            "run_problems": run_problems,
+        }

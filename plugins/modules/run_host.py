@@ -1,0 +1,188 @@
+#!/usr/bin/python
+"""What one host says about itself before a run is planned on it. Reads only."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_host
+short_description: Gather what a run's plan needs to know of a host
+description:
+  - Reads, in one trip, the deployed release, the runs that are active, the state of the named run, the GPUs,
+    the interface that holds the cluster address, the holder of the master port and the free disk space.
+  - Changes nothing.
+options:
+  run: {type: str, required: true, description: The run's name.}
+  keeper: {type: str, choices: [systemd, process], required: true, description: What keeps runs alive on this host.}
+  opt_dir: {type: path, required: true, description: Where releases are deployed.}
+  etc_dir: {type: path, required: true, description: "Where runs/RUN.yaml is kept."}
+  state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
+  address: {type: str, required: true, description: The host's IPv4 address on the cluster network.}
+  port: {type: int, required: true, description: The port that the run's master would listen on.}
+  processes: {type: int, default: 0, description: Processes to start here; 0 means one a GPU, or one without.}
+  paths: {type: list, elements: str, default: [], description: Paths whose presence is asked for.}
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: Ask the host
+  run_host:
+    run: first
+    keeper: systemd
+    opt_dir: /opt/trainyard
+    etc_dir: /etc/trainyard
+    state_dir: /var/lib/trainyard
+    address: 10.77.0.11
+    port: 29500
+"""
+
+RETURN = r"""
+host_facts:
+  description: The answers; see docs/architecture.md, "A run's files".
+  type: dict
+  returned: always
+"""
+
+import glob
+import json
+import os
+import socket
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.run_processes import run_processes
+
+UNIT = "trainyard@"
+
+
+def release(opt_dir: str) -> str | None:
+    """Name of the release that `current` points to, if it is whole."""
+    current = os.path.join(opt_dir, "current")
+    if not os.access(os.path.join(current, "bin", "trainer"), os.X_OK):
+        return None
+    return os.path.basename(os.path.realpath(current))
+
+
+def active_runs(module: AnsibleModule, keeper: str, state_dir: str) -> list[str]:
+    """Names of the runs that are alive here."""
+    if keeper == "process":
+        runs_dir = os.path.join(state_dir, "runs")
+        return sorted(
+            {os.path.basename(d) for d in run_processes().values() if os.path.dirname(d) == runs_dir}
+        )
+    states = "active,activating,deactivating,reloading"
+    command = ["systemctl", "list-units", UNIT + "*", f"--state={states}", "--plain", "--no-legend", "--full"]
+    _, out, _ = module.run_command(command)
+    units = [line.split()[0] for line in out.splitlines() if line.split()]
+    return sorted(unit.removeprefix(UNIT).removesuffix(".service") for unit in units)
+
+
+def run_state(run_dir: str) -> str | None:
+    """The run's last state by its status.json; `unknown` if it has a directory and no readable status; None if it has none."""
+    if not os.path.isdir(run_dir):
+        return None
+    try:
+        with open(os.path.join(run_dir, "status.json"), encoding="utf-8") as file:
+            return str(json.load(file)["state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def interfaces(module: AnsibleModule) -> dict[str, list[str]]:
+    """IPv4 addresses of every interface: {name: [address, …]}."""
+    found: dict[str, list[str]] = {"lo": ["127.0.0.1"]}  # also where there is no `ip`
+    ip = module.get_bin_path("ip", opt_dirs=["/usr/sbin", "/sbin"])
+    if ip:
+        _, out, _ = module.run_command([ip, "-json", "-4", "address", "show"])
+        try:
+            links = json.loads(out or "[]")
+        except ValueError:
+            links = []
+        for link in links:
+            addresses = [a["local"] for a in link.get("addr_info", []) if "local" in a]
+            if addresses:
+                found[link["ifname"]] = addresses
+    return found
+
+
+def port_holder(port: int) -> str | None:
+    """Who listens on the TCP port, in words; None if it is free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger are no obstacle
+        try:
+            probe.bind(("", port))
+            return None
+        except OSError:
+            pass
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+        except OSError:
+            continue
+        # Columns: local address (hex:hex), state 0A = listening, inode.
+        inodes |= {r[9] for r in rows if r[3] == "0A" and int(r[1].rsplit(":", 1)[1], 16) == port}
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        if target.startswith("socket:[") and target[8:-1] in inodes:
+            pid = descriptor.split("/")[2]
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read().decode(errors="replace").split("\0")
+            except OSError:
+                words = []
+            return f"process {pid} ({' '.join(words).strip()[:80] or 'unnamed'})"
+    return "a process of another user"
+
+
+def free_bytes(path: str) -> int:
+    """Bytes that an unprivileged user may still write below `path` (or its nearest parent that exists)."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "run": {"type": "str", "required": True},
+            "keeper": {"type": "str", "choices": ["systemd", "process"], "required": True},
+            "opt_dir": {"type": "path", "required": True},
+            "etc_dir": {"type": "path", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "address": {"type": "str", "required": True},
+            "port": {"type": "int", "required": True},
+            "processes": {"type": "int", "default": 0},
+            "paths": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    p = module.params
+    run_dir = os.path.join(p["state_dir"], "runs", p["run"])
+    links = interfaces(module)
+    gpus = len(glob.glob("/proc/driver/nvidia/gpus/*"))
+    module.exit_json(
+        changed=False,
+        host_facts={
+            "release": release(p["opt_dir"]),
+            "active": active_runs(module, p["keeper"], p["state_dir"]),
+            "run_dir": run_dir,
+            "run_state": run_state(run_dir),
+            "run_file": os.path.isfile(os.path.join(p["etc_dir"], "runs", p["run"] + ".yaml")),
+            "address": p["address"],
+            "interface": next((name for name, held in links.items() if p["address"] in held), None),
+            "interfaces": links,
+            "gpus": gpus,
+            "processes": p["processes"] or gpus or 1,
+            "port_holder": port_holder(p["port"]),
+            "free_bytes": free_bytes(p["state_dir"]),
+            "missing_paths": [path for path in p["paths"] if not os.path.exists(path)],
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

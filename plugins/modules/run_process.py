@@ -1,0 +1,129 @@
+#!/usr/bin/python
+"""Keeps a run as plain background processes, where there is no systemd to do it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_process
+short_description: Start or stop a run on a host without systemd
+description:
+  - Starts the command that the unit trainyard@RUN would start, in a session of its own, so that it outlives the
+    controller and does not hear its Ctrl-C.
+  - Stops it by a TERM to the launcher, which lets the ranks save; after O(patience) seconds by a KILL to every process of the run.
+options:
+  state: {type: str, choices: [started, stopped], default: started, description: Whether the run shall live.}
+  run_dir: {type: path, required: true, description: The run's directory.}
+  env_file: {type: path, description: "RUN.env; needed to start."}
+  command: {type: list, elements: str, description: The launcher and its arguments; needed to start.}
+  patience: {type: int, default: 60, description: Seconds between the TERM and the KILL.}
+attributes:
+  check_mode: {support: full, description: Says what would change.}
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: Start the run
+  run_process:
+    run_dir: /home/me/trainyard/.trainyard/node1/var/runs/first
+    env_file: /home/me/trainyard/.trainyard/node1/etc/runs/first.env
+    command: [/home/me/trainyard/.trainyard/node1/opt/current/bin/trainer, launch, /home/me/first.yaml]
+"""
+
+RETURN = r"""
+pids: {description: The run's processes after the module, type: list, elements: int, returned: always}
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.run_processes import VARIABLE, run_processes
+
+# The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would keep it.
+KEEPER = r"""
+trap : TERM
+"$@" & child=$!
+echo $child > "$0/launch.pid"
+wait $child; code=$?
+while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+echo $code > "$0/.exit" && mv "$0/.exit" "$0/exit"
+"""
+
+
+def read_env_file(path: str) -> dict[str, str]:
+    """The variables of a file in systemd's EnvironmentFile format, as RUN.env uses it: KEY=VALUE, quoted where needed."""
+    variables = {}
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            for word in shlex.split(line, comments=True):
+                key, _, value = word.partition("=")
+                variables[key] = value
+    return variables
+
+
+def start(run_dir: str, env_file: str, command: list[str]) -> None:
+    """Start the keeper and return once it runs."""
+    if os.path.exists(os.path.join(run_dir, "exit")):
+        os.unlink(os.path.join(run_dir, "exit"))
+    environment = {**os.environ, **read_env_file(env_file), VARIABLE: run_dir}
+    with open(os.path.join(run_dir, "logs", "launch.log"), "ab") as log:
+        subprocess.Popen(
+            ["/bin/sh", "-c", KEEPER, run_dir, *command],
+            env=environment,
+            cwd=run_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def stop(run_dir: str, patience: float) -> None:
+    """Ask the launcher to end, wait, and then end whatever is left."""
+    try:
+        with open(os.path.join(run_dir, "launch.pid"), encoding="ascii") as file:
+            launcher = int(file.read())
+    except (OSError, ValueError):
+        launcher = -1
+    if launcher in run_processes(run_dir):
+        os.kill(launcher, signal.SIGTERM)
+        deadline = time.monotonic() + patience
+        while run_processes(run_dir) and time.monotonic() < deadline:
+            time.sleep(0.2)
+    while left := run_processes(run_dir):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.1)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "run_dir": {"type": "path", "required": True},
+            "env_file": {"type": "path"},
+            "command": {"type": "list", "elements": "str"},
+            "patience": {"type": "int", "default": 60},
+        },
+        required_if=[("state", "started", ("env_file", "command"))],
+        supports_check_mode=True,
+    )
+    p = module.params
+    alive = bool(run_processes(p["run_dir"]))
+    changed = alive != (p["state"] == "started")
+    if changed and not module.check_mode:
+        if p["state"] == "started":
+            start(p["run_dir"], p["env_file"], p["command"])
+        else:
+            stop(p["run_dir"], p["patience"])
+    module.exit_json(changed=changed, pids=sorted(run_processes(p["run_dir"])))
+
+
+if __name__ == "__main__":
+    main()
