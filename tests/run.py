@@ -70,9 +70,9 @@ def lint_checks():
 def run(command, seconds):
     """Runs `command` in a process group of its own; returns its exit status, or None where it took too long.
 
-    A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what they built. What the user's environment
-    tells Ansible is left out: the tests are of this checkout.
+    A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what they built.
     """
+    # What the user tells Ansible by environment is no part of this checkout.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     environment |= {
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
