@@ -1,0 +1,206 @@
+"""From the inventory and what listens on a host (module firewall_survey) to its nftables rules.
+
+Pure functions: nothing here reads a file or talks to a host.
+"""
+
+import ipaddress
+
+ANY = ("0.0.0.0/0", "::/0")
+RULES = """\
+#!/usr/sbin/nft -f
+# Written by Trainyard's role firewall; a change here is lost at the next run. firewall_allow opens more.
+# The two lines before the table make loading it a replacement in one step.
+table inet trainyard
+delete table inet trainyard
+
+table inet trainyard {{
+{sets}
+	chain input {{
+		type filter hook input priority filter; policy drop;
+
+		ct state established,related accept
+		iif "lo" accept
+		ct state invalid drop
+
+		# Errors, path MTU and neighbour discovery: without them even allowed traffic breaks.
+		meta l4proto {{ icmp, icmpv6 }} accept
+		# Answers to the machine's own DHCP client.
+		udp sport 67 udp dport 68 accept
+		ip6 saddr fe80::/10 udp sport 547 udp dport 546 accept
+
+{rules}
+	}}
+}}
+"""
+
+
+class Refused(Exception):
+    """A setting that cannot be carried out; the message says which, why, and what to write."""
+
+
+def firewall_peers(hostvars, names, own):
+    """The sorted addresses of the hosts `names` except `own`: cluster_address, ansible_host, network_interfaces."""
+    found = set()
+    for name in names:
+        if name == own:
+            continue
+        variables = hostvars[name]
+        reached = str(variables.get("ansible_host") or name)
+        given = [str(variables.get("cluster_address") or reached), reached]
+        for interface in variables.get("network_interfaces") or []:
+            given += [str(address) for address in interface.get("addresses") or []]
+        for text in given:
+            try:
+                found.add(ipaddress.ip_interface(text).ip)
+            except ValueError:
+                continue  # a name, not an address; firewall_plan refuses a peer of which nothing else is known
+    return [str(address) for address in sorted(found, key=lambda address: (address.version, address))]
+
+
+def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
+    """The rules of one host.
+
+    peers: addresses; allow: [{port, proto, from}]; ssh_from: networks, empty for everyone; expected_peers: how many
+    other hosts the cluster has. Returns {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes}:
+    `closes` names each listening socket that only peers will reach.
+    """
+    try:
+        if survey["ufw"] or survey["firewalld"]:
+            name = "ufw" if survey["ufw"] else "firewalld"
+            off = "ufw disable" if name == "ufw" else "systemctl disable --now firewalld"
+            raise Refused(
+                f"{name} is active on this host, and two firewalls would contradict each other; nothing was changed. "
+                f"Either turn it off (sudo {off}), or keep it and set firewall_manage: false for this host "
+                "(then open to the peers, in it, all TCP and UDP ports yourself)."
+            )
+        if expected_peers and not peers:
+            raise Refused(
+                "no peer of this host has an IP address in the inventory: give each host its cluster_address"
+            )
+        allowed = [allowance(number, item) for number, item in enumerate(allow)]
+        sources = [network(f"firewall_ssh_from[{number}]", text) for number, text in enumerate(ssh_from)]
+        ports = ssh_ports(survey)
+        check_session(survey["session"], sources)
+    except Refused as refusal:
+        return {"errors": [str(refusal)]}
+    addresses = [ipaddress.ip_address(peer) for peer in peers]
+    rules = [f"\t\t{rule}" for rule in ssh_rules(ports, sources)]
+    for version, family, kind in ((4, "ip", "ipv4"), (6, "ip6", "ipv6")):
+        if any(address.version == version for address in addresses):
+            # Any port: NCCL and gloo take random ones. fib: it came by an interface that leads back to the peer.
+            rules.append(f"\t\t{family} saddr @peers_{kind} fib saddr . iif oif exists accept")
+    rules += [f"\t\t{rule}" for item in allowed for rule in allow_rules(item)]
+    sets = "".join(
+        peer_set(kind, [address for address in addresses if address.version == version])
+        for version, kind in ((4, "ipv4"), (6, "ipv6"))
+    )
+    closes = [
+        f"{item['proto']} port {item['port']} ({item['process']})"
+        for item in survey["listening"]
+        if not (item["proto"] == "tcp" and item["port"] in ports) and not kept(item, allowed)
+    ]
+    return {
+        "errors": [],
+        "rules": RULES.format(sets=sets, rules="\n".join(rules)),
+        "ssh_ports": ports,
+        "closes": list(dict.fromkeys(closes)),
+    }
+
+
+def network(where, text):
+    try:
+        return ipaddress.ip_network(str(text), strict=False)
+    except ValueError:
+        raise Refused(f"{where} is '{text}': write an address or a network such as 192.168.1.0/24") from None
+
+
+def allowance(number, item):
+    """A checked item of firewall_allow: {ports (nft's words), first, last, proto, sources}."""
+    where = f"firewall_allow[{number}]"
+    unknown = set(item) - {"port", "proto", "from"}
+    if unknown:
+        raise Refused(f"{where}: unknown key '{sorted(unknown)[0]}'; there are port, proto and from")
+    first, _, last = str(item.get("port", "")).partition("-")
+    if not (first.isdigit() and (last or first).isdigit() and 1 <= int(first) <= int(last or first) <= 65535):
+        raise Refused(
+            f"{where}.port is '{item.get('port', '')}': write a port such as 9100, or a range such as 8000-8010"
+        )
+    proto = item.get("proto") or "tcp"
+    if proto not in ("tcp", "udp"):
+        raise Refused(f"{where}.proto is '{proto}': write tcp or udp")
+    sources = item.get("from") or []
+    sources = [
+        network(f"{where}.from", text) for text in (sources if isinstance(sources, list) else [sources])
+    ]
+    ports = first if not last else f"{first}-{last}"
+    return {
+        "ports": ports,
+        "first": int(first),
+        "last": int(last or first),
+        "proto": proto,
+        "sources": sources,
+    }
+
+
+def ssh_ports(survey):
+    """The ports on which SSH really answers: that of this very session, and those of a listening sshd."""
+    ports = {
+        item["port"] for item in survey["listening"] if item["proto"] == "tcp" and item["process"] == "sshd"
+    }
+    if survey["session"]:
+        ports.add(survey["session"]["port"])
+    if not ports:
+        raise Refused(
+            "nobody seems to listen for SSH on this host, so its port cannot be kept open; is sshd running?"
+        )
+    return sorted(ports)
+
+
+def check_session(session, sources):
+    """Refuse rules that would shut the controller itself out."""
+    if session and sources:
+        client = ipaddress.ip_address(session["client"].removeprefix("::ffff:"))
+        if not any(client in source for source in sources if source.version == client.version):
+            raise Refused(
+                f"firewall_ssh_from ({', '.join(map(str, sources))}) leaves out {client}, from where this very "
+                "connection comes: add it, or a network that holds it"
+            )
+
+
+def by_family(sources, match):
+    """nft rules that accept `match` from `sources`, or from everywhere."""
+    if not sources or {str(source) for source in sources} >= set(ANY):
+        return [f"{match} accept"]
+    rules = []
+    for version, family in ((4, "ip"), (6, "ip6")):
+        listed = ", ".join(str(source) for source in sources if source.version == version)
+        if listed:
+            rules.append(f"{family} saddr {{ {listed} }} {match} accept")
+    return rules
+
+
+def ssh_rules(ports, sources):
+    return by_family(sources, f"tcp dport {{ {', '.join(map(str, ports))} }}")
+
+
+def allow_rules(item):
+    return by_family(item["sources"], f"{item['proto']} dport {item['ports']}")
+
+
+def peer_set(kind, addresses):
+    if not addresses:
+        return ""
+    listed = ",\n".join(f"\t\t\t{address}" for address in addresses)
+    return f"\tset peers_{kind} {{\n\t\ttype {kind}_addr\n\t\telements = {{\n{listed}\n\t\t}}\n\t}}\n\n"
+
+
+def kept(socket, allowed):
+    return any(
+        item["proto"] == socket["proto"] and item["first"] <= socket["port"] <= item["last"]
+        for item in allowed
+    )
+
+
+class FilterModule:
+    def filters(self):
+        return {"firewall_peers": firewall_peers, "firewall_plan": firewall_plan}
