@@ -422,38 +422,63 @@ def check_process_counts(inventory: Inventory) -> Iterable[Problem]:
             )
 
 
+def check_facts(inventory: Inventory) -> list[Problem]:
+    """What only the hosts' facts tell; hosts whose facts are not known are left out."""
+    return [] if inventory.local() else [*check_interfaces(inventory), *check_clones(inventory)]
+
+
 def check_interfaces(inventory: Inventory) -> Iterable[Problem]:
-    """The interfaces that the inventory names exist, as far as hosts' facts are known."""
+    """The interfaces that the inventory names exist."""
     for host in inventory.members():
         variables = inventory.hosts[host]
         there = (variables.get("ansible_facts") or {}).get("interfaces")
-        if not there or inventory.local():
+        if not there:
             continue
-        for key, names in named_interfaces(variables).items():
-            for name in names:
-                if name not in there:
-                    yield Problem(
-                        inventory.where(host, key),
-                        key,
-                        f"{name}, which the host has not got",
-                        f"one of {', '.join(sorted(there))}",
-                        "Correct the name; `ip -brief link` on the host lists them",
-                    )
+        made, wanted = interfaces_of(variables)
+        for key, name in wanted:
+            if name not in there and name not in made:
+                yield Problem(
+                    inventory.where(host, key),
+                    key,
+                    f"{name}, which the host has not got",
+                    f"one of {', '.join(sorted(there))}",
+                    "Correct the name; `ip -brief link` on the host lists them",
+                )
 
 
-def named_interfaces(variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Variable to the names of interfaces that must exist beforehand."""
-    named = (
-        {"cluster_interface": [variables["cluster_interface"]]} if variables.get("cluster_interface") else {}
+def interfaces_of(variables: Mapping[str, Any]) -> tuple[set[str], list[tuple[str, str]]]:
+    """The interfaces that the role network makes or names, and (variable, interface) for those that must exist."""
+    made: set[str] = set()
+    wanted = (
+        [("cluster_interface", str(variables["cluster_interface"]))]
+        if variables.get("cluster_interface")
+        else []
     )
     interfaces = variables.get("network_interfaces")
-    if isinstance(interfaces, list):
-        named["network_interfaces"] = [
-            item["name"]
-            for item in interfaces
-            if isinstance(item, Mapping) and isinstance(item.get("name"), str)
-        ]
-    return {key: [name for name in names if isinstance(name, str)] for key, names in named.items()}
+    for item in interfaces if isinstance(interfaces, list) else []:
+        name = item.get("name")
+        virtual = item.get("kind") in ("bonds", "bridges", "vlans")
+        if name and (virtual or item.get("macaddress")):
+            made.add(str(name))
+        elif name:
+            wanted.append(("network_interfaces", str(name)))
+    return made, wanted
+
+
+def check_clones(inventory: Inventory) -> Iterable[Problem]:
+    """Every host has an SSH host key of its own: equal keys are one machine named twice, or clones of one disk."""
+    owners: dict[str, str] = {}
+    for host in inventory.members():
+        key = (inventory.hosts[host].get("ansible_facts") or {}).get("ssh_host_key_ed25519_public")
+        if key and (other := owners.setdefault(key, host)) != host:
+            yield Problem(
+                inventory.where(host, "ansible_host"),
+                "SSH host key",
+                f"the one that {other} has, too",
+                "a key of its own for every machine",
+                "If both names lead to one machine, remove one. If one was cloned from the other, give it new keys: "
+                "rm /etc/ssh/ssh_host_*, dpkg-reconfigure openssh-server, and then ssh-keygen -R for it here",
+            )
 
 
 def variables_of_hosts(inventory: Inventory) -> dict[str, list[str]]:
@@ -524,7 +549,7 @@ class ActionModule(ActionBase):
             {"roles": {"type": "path", "required": True}, "facts": {"type": "bool", "default": False}}
         )
         inventory = self._inventory(task_vars, arguments["roles"])
-        problems = list(check_interfaces(inventory)) if arguments["facts"] else check(inventory)
+        problems = check_facts(inventory) if arguments["facts"] else check(inventory)
         if problems:
             return {"failed": True, "msg": report(problems, contacted=arguments["facts"])}
         return {"changed": False}

@@ -1,0 +1,411 @@
+"""The inventory's rules, without any host: each kind of bad input, and that good inventories have no problem."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plugins.action import inventory_check as ic
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES, SPECS = ic.read_specs(str(ROOT / "roles"))
+
+GOOD = {
+    "node1": {"cluster_network": "192.168.1.0/24", "ansible_host": "192.168.1.100"},
+    "node2": {"cluster_network": "192.168.1.0/24", "ansible_host": "192.168.1.101"},
+    "node3": {"cluster_network": "192.168.1.0/24", "ansible_host": "192.168.1.102"},
+}
+
+
+def inventory(hosts=None, head=("node1",), workers=None, cluster=None, **changes):
+    """A good inventory of three hosts, with `changes`: host to variables that are added (None: removed)."""
+    hosts = {name: dict(variables) for name, variables in (hosts or GOOD).items()}
+    for name, variables in changes.items():
+        merged = {**hosts[name], **variables}
+        hosts[name] = {key: value for key, value in merged.items() if value is not None}
+    workers = [name for name in hosts if name not in head] if workers is None else workers
+    groups = {
+        "all": list(hosts),
+        "cluster": list(hosts) if cluster is None else cluster,
+        "head": list(head),
+        "workers": list(workers),
+    }
+    return ic.Inventory(groups, hosts, SPECS, ROLES, "hosts.yml")
+
+
+def renamed(old, new):
+    return {new if name == old else name: variables for name, variables in GOOD.items()}
+
+
+def everywhere(**variables):
+    return {name: variables for name in GOOD}
+
+
+# What is wrong: (inventory, where, key, words of the message). Exactly this problem, and no other, must be found.
+BAD = {
+    "two heads": (
+        inventory(head=("node1", "node2"), workers=["node3"]),
+        "hosts.yml",
+        "head",
+        ["2 hosts", "node1, node2"],
+    ),
+    "no head": (inventory(head=()), "hosts.yml", "head", ["no host", "exactly one", "one of the workers"]),
+    "head and worker": (
+        inventory(workers=["node1", "node2", "node3"]),
+        "node1",
+        "head, workers",
+        ["both groups", "Remove it from workers"],
+    ),
+    "in no group": (inventory(workers=["node2"]), "node3", "cluster", ["neither in head nor in workers"]),
+    "cluster is no parent": (
+        inventory(cluster=["node1", "node2"]),
+        "node3",
+        "cluster",
+        ["not in cluster", "children"],
+    ),
+    "an address twice": (
+        inventory(node3={"ansible_host": "192.168.1.101"}),
+        "node3",
+        "ansible_host",
+        ["node2 has, too"],
+    ),
+    "a cluster address twice": (
+        inventory(node3={"cluster_address": "192.168.1.101"}),
+        "node3",
+        "cluster_address",
+        ["192.168.1.101", "node2 has, too"],
+    ),
+    "reached at one place": (
+        inventory(
+            node1={"ansible_host": "gate.example.org", "cluster_address": "192.168.1.100"},
+            node2={"ansible_host": "gate.example.org", "cluster_address": "192.168.1.101"},
+        ),
+        "node2",
+        "ansible_host",
+        ["gate.example.org port 22", "node1 is reached"],
+    ),
+    "outside of the network": (
+        inventory(node2={"ansible_host": "192.168.2.101"}),
+        "node2",
+        "ansible_host",
+        ["192.168.2.101", "outside of cluster_network 192.168.1.0/24"],
+    ),
+    "not an address": (
+        inventory(node2={"ansible_host": "192.168.1.300"}),
+        "node2",
+        "ansible_host",
+        ["192.168.1.300"],
+    ),
+    "a name where an address must be": (
+        inventory(node2={"ansible_host": "node2.example.org"}),
+        "node2",
+        "ansible_host",
+        ["not an IPv4 address", "set cluster_address"],
+    ),
+    "an address with its prefix": (
+        inventory(node2={"cluster_address": "192.168.1.101/24"}),
+        "node2",
+        "cluster_address",
+        ["/24"],
+    ),
+    "IPv6": (
+        inventory(node2={"cluster_address": "fd00::2"}),
+        "node2",
+        "cluster_address",
+        ["fd00::2", "IPv4"],
+    ),
+    "a number as address": (inventory(node2={"cluster_address": 7}), "node2", "cluster_address", ["found 7"]),
+    "no address": (inventory(node2={"ansible_host": None}), "node2", "ansible_host", ["found nothing"]),
+    "the network's address": (
+        inventory(node2={"ansible_host": "192.168.1.0"}),
+        "node2",
+        "ansible_host",
+        ["network itself"],
+    ),
+    "broadcast": (inventory(node2={"ansible_host": "192.168.1.255"}), "node2", "ansible_host", ["broadcast"]),
+    "an underscore": (
+        inventory(renamed("node2", "node_2")),
+        "node_2",
+        "host name",
+        ["underscore", "RFC 1123", "node-2"],
+    ),
+    "a name too long": (inventory(renamed("node2", "n" * 65)), "n" * 65, "host name", ["65 characters"]),
+    "a part too long": (inventory(renamed("node2", "n" * 64)), "n" * 64, "host name", ["63 are allowed"]),
+    "a hyphen at the end": (inventory(renamed("node2", "node2-")), "node2-", "host name", ["'node2-'"]),
+    "an empty part": (inventory(renamed("node2", "node2..lan")), "node2..lan", "host name", ["''"]),
+    "an address as name": (
+        inventory(renamed("node2", "192.168.1.101")),
+        "192.168.1.101",
+        "host name",
+        ["reads as an address", "ansible_host: 192.168.1.101"],
+    ),
+    "localhost": (
+        inventory(renamed("node2", "localhost")),
+        "localhost",
+        "host name",
+        ["every machine itself"],
+    ),
+    "a host name set twice": (
+        inventory(node3={"identity_hostname": "NODE2"}),
+        "node3",
+        "host name",
+        ["NODE2, which node2 has, too"],
+    ),
+    "a bad host name set": (
+        inventory(node3={"identity_hostname": "no_de"}),
+        "node3",
+        "identity_hostname",
+        ["no_de", "underscore"],
+    ),
+    "host bits in the network": (
+        inventory(**everywhere(cluster_network="192.168.1.5/24")),
+        "node1",
+        "cluster_network",
+        ["host bits set", "Write cluster_network: 192.168.1.0/24"],
+    ),
+    "no prefix": (
+        inventory(**everywhere(cluster_network="192.168.1.0")),
+        "node1",
+        "cluster_network",
+        ["no prefix length"],
+    ),
+    "no network": (
+        inventory(**everywhere(cluster_network=None)),
+        "hosts.yml",
+        "cluster_network",
+        ["found nothing"],
+    ),
+    "an IPv6 network": (
+        inventory(**everywhere(cluster_network="fd00::/64")),
+        "node1",
+        "cluster_network",
+        ["fd00::/64"],
+    ),
+    "loopback": (
+        inventory(**everywhere(cluster_network="127.0.0.0/8")),
+        "node1",
+        "cluster_network",
+        ["between machines"],
+    ),
+    "a slip in the prefix": (
+        inventory(**everywhere(cluser_network="192.168.1.0/24")),
+        "hosts.yml",
+        "cluser_network",
+        ["no role has", "Write cluster_network"],
+    ),
+    "an unknown one of ours": (
+        inventory(node2={"cluster_adress_v4": "x"}),
+        "node2",
+        "cluster_adress_v4",
+        ["no role has", "cluster_address"],
+    ),
+    "a role's unknown one": (
+        inventory(node2={"tuning_sysctls": {}}),
+        "node2",
+        "tuning_sysctls",
+        ["Write tuning_sysctl "],
+    ),
+    "far from all": (inventory(node2={"trainyard_xyz": 1}), "node2", "trainyard_xyz", ["no role has"]),
+    "neighbours swapped": (
+        inventory(node2={"nproc_pre_node": 1}),
+        "node2",
+        "nproc_pre_node",
+        ["nproc_per_node"],
+    ),
+    "no number": (
+        inventory(node2={"nproc_per_node": "four"}),
+        "node2",
+        "nproc_per_node",
+        ["'four'", "an integer"],
+    ),
+    "zero processes": (
+        inventory(node2={"nproc_per_node": 0}),
+        "node2",
+        "nproc_per_node",
+        ["found 0", "1 or more"],
+    ),
+    "fewer than none": (inventory(node2={"nproc_per_node": "-2"}), "node2", "nproc_per_node", ["found -2"]),
+    "no choice": (
+        inventory(node2={"network_renderer": "ifupdown"}),
+        "node2",
+        "network_renderer",
+        ["one of auto, networkd"],
+    ),
+    "no mapping": (inventory(node2={"tuning_sysctl": "a"}), "node2", "tuning_sysctl", ["'a'", "a mapping"]),
+    "a mapping's unknown key": (
+        inventory(node2={"network_interfaces": [{"name": "eth0", "adresses": []}]}),
+        "node2",
+        "network_interfaces",
+        ["adresses"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_problem_with_its_place_and_its_cure(what):
+    bad, where, key, words = BAD[what]
+    problems = ic.check(bad)
+    assert len(problems) == 1, problems
+    assert (problems[0].where, problems[0].key) == (where, key)
+    for word in words:
+        assert word in str(problems[0])
+    assert problems[0].cure
+
+
+def test_a_good_inventory_has_no_problem():
+    assert ic.check(inventory()) == []
+
+
+def test_no_host_at_all_is_one_problem_that_names_where_hosts_are():
+    empty = ic.Inventory(
+        {"all": ["a"], "ungrouped": [], "gpus": ["a"], "cluster": []}, {}, SPECS, ROLES, "hosts.yml"
+    )
+    (problem,) = ic.check(empty)
+    assert "gpus" in problem.found
+    assert "inventory/examples" in problem.cure
+
+
+def test_all_problems_come_at_once():
+    bad = inventory(
+        renamed("node3", "no_de"),
+        head=("node1", "node2"),
+        workers=["no_de"],
+        node2={"ansible_host": "192.168.1.100", "nproc_per_node": 0, "cluster_nam": "x"},
+    )
+    keys = [problem.key for problem in ic.check(bad)]
+    assert sorted(keys) == ["ansible_host", "cluster_nam", "head", "host name", "nproc_per_node"]
+    text = ic.report(ic.check(bad), contacted=False)
+    assert text.startswith("The inventory has 5 problems; no host was contacted.")
+    assert len(text.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "node2": {
+                "nproc_per_node": "4",
+                "ansible_become": True,
+                "my_cluster_note": 1,
+                "networking": "no variable of ours",
+            }
+        },
+        {"node2": {"identity_hostname": "node2.example.org"}},
+        # One public address, told apart by ports; the cluster's own addresses differ.
+        {
+            "node1": {
+                "ansible_host": "gate.example.org",
+                "ansible_port": 2201,
+                "cluster_address": "192.168.1.1",
+            },
+            "node2": {
+                "ansible_host": "gate.example.org",
+                "ansible_port": 2202,
+                "cluster_address": "192.168.1.2",
+            },
+        },
+        {"node2": {"tuning_nofile": ic.Undefined("a template over facts")}},
+    ],
+)
+def test_what_is_allowed(changes):
+    assert ic.check(inventory(**changes)) == []
+
+
+def test_two_addresses_of_a_point_to_point_network_are_good():
+    hosts = {
+        "a": {"cluster_network": "10.0.0.0/31", "cluster_address": "10.0.0.0"},
+        "b": {"cluster_network": "10.0.0.0/31", "cluster_address": "10.0.0.1"},
+    }
+    assert ic.check(inventory(hosts, head=("a",))) == []
+
+
+def test_local_mode_needs_no_addresses_but_is_checked_otherwise():
+    hosts = {name: {"local_mode": True, "nproc_per_node": 0} for name in ("node1", "node2")}
+    assert {problem.key for problem in ic.check(inventory(hosts))} == {"nproc_per_node"}
+
+
+def test_a_host_that_claims_local_mode_alone_loosens_nothing():
+    bad = inventory(node1={"local_mode": True}, node2={"ansible_host": "10.0.0.1"})
+    assert [problem.key for problem in ic.check(bad)] == ["ansible_host"]
+
+
+def facts(*interfaces, key="AAAA"):
+    return {"interfaces": list(interfaces), "ssh_host_key_ed25519_public": key}
+
+
+def test_interfaces_that_a_host_has_not_got_are_named_with_those_that_it_has():
+    bad = inventory(
+        node1={"cluster_interface": "eth0", "ansible_facts": facts("lo", "eth0", key="A")},
+        node2={"cluster_interface": "enp5s0", "ansible_facts": facts("lo", "eth0", key="B")},
+        node3={"cluster_interface": "enp5s0"},  # its facts are not known: -l
+    )
+    (problem,) = ic.check_facts(bad)
+    assert (problem.where, problem.key) == ("node2", "cluster_interface")
+    assert "enp5s0" in problem.found
+    assert problem.expected == "one of eth0, lo"
+
+
+def test_interfaces_of_the_network_role_must_exist_unless_it_makes_or_renames_them():
+    wanted = [
+        {"name": "eth0"},
+        {"name": "eth7", "addresses": ["192.168.1.101/24"]},
+        {"name": "bond0", "kind": "bonds"},
+        {"name": "lan0", "macaddress": "02:00:00:00:00:01"},
+        {"macaddress": "02:00:00:00:00:02"},
+    ]
+    bad = inventory(
+        node2={
+            "network_interfaces": wanted,
+            "cluster_interface": "bond0",
+            "ansible_facts": facts("lo", "eth0"),
+        }
+    )
+    (problem,) = ic.check_facts(bad)
+    assert problem.key == "network_interfaces"
+    assert "eth7" in problem.found
+
+
+def test_hosts_with_one_host_key_are_one_machine_or_clones():
+    same = facts("eth0", key="AAAA")
+    (problem,) = ic.check_facts(inventory(node1={"ansible_facts": same}, node3={"ansible_facts": same}))
+    assert problem.where == "node3"
+    assert "node1" in problem.found
+    assert "dpkg-reconfigure openssh-server" in problem.cure
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "inventory").glob("**/hosts.yml")), ids=lambda path: path.parent.name
+)
+def test_the_inventories_that_ship_are_good(path):
+    """As Ansible itself reads them; nothing is contacted to read an inventory."""
+    if "lab" in path.parts:
+        pytest.skip("written by the lab")
+    command = [str(Path(sys.executable).with_name("ansible-inventory")), "-i", str(path.parent), "--list"]
+    listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    members = {}
+
+    def walk(group):
+        inner = listed.get(group, {})
+        members[group] = [
+            *inner.get("hosts", []),
+            *(host for child in inner.get("children", []) for host in walk(child)),
+        ]
+        return members[group]
+
+    walk("all")
+    hosts = listed["_meta"]["hostvars"]
+    for variables in hosts.values():  # templates that only a run resolves
+        for key, value in variables.items():
+            if "{{" in json.dumps(value):
+                variables[key] = ic.Undefined("a template")
+    assert ic.check(ic.Inventory(members, hosts, SPECS, ROLES, str(path))) == []
+
+
+def test_every_scenario_has_its_example():
+    names = {path.parent.name for path in (ROOT / "inventory/examples").glob("*/hosts.yml")}
+    assert names == {"home-lan", "single-gpu", "two-by-eight", "rdma-pair"}
+    text = yaml.safe_load((ROOT / "inventory/examples/rdma-pair/hosts.yml").read_text())
+    assert text["all"]["vars"]["cluster_network"] == "192.168.250.0/24"
