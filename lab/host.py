@@ -32,6 +32,22 @@ while :; do
 done
 """
 
+# Number 1 of a host until it becomes systemd. nspawn leaves /sys and /proc/sys read-only but for the network's part of the
+# latter, so that no role changes the machine itself. udev, and with it netplan, needs a /sys that can be written: so the
+# host's own network devices are opened, and of all others the lists are taken away, or udev would stop at the first.
+INIT = r"""
+set -e
+mount -t sysfs -o nosuid,nodev,noexec sysfs /mnt
+mount -o remount,rw /mnt
+mount -o remount,rw /sys
+umount /sys/bus /sys/class
+mkdir /sys/class/net
+mount --bind /mnt/class/net /sys/class/net
+mount --bind /mnt/devices/virtual/net /sys/devices/virtual/net
+umount /mnt
+exec /usr/lib/systemd/systemd
+"""
+
 
 @dataclass
 class Host:
@@ -105,21 +121,15 @@ class Host:
         group = self.group
         port = f"p{self.number}"
         nspawn = [
-            *(
-                "systemd-nspawn",
-                "--quiet",
-                "--boot",
-                f"--directory={self.disk / 'root'}",
-                f"--machine={self.name}",
-            ),
+            *("systemd-nspawn", "--quiet", f"--directory={self.disk / 'root'}", f"--machine={self.name}"),
             *(f"--hostname={hostname}", "--register=no", "--keep-unit", "--settings=no", "--resolv-conf=off"),
             *("--timezone=off", "--link-journal=no", "--console=read-only"),
             f"--network-veth-extra={port}:{self.interface}",
             *(f"--bind-ro={str(path).replace(':', chr(92) + ':')}" for path in binds),
+            *("--", "/bin/sh", "-c", INIT),
         ]
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
-            "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "yes",
             "BASE": str(base),
             "DISK": str(self.disk),
             "PORT": port,
