@@ -1,9 +1,11 @@
-"""Checkpoints: complete or invisible, checked by hash, two copies on different hosts, resumed at any world size.
+"""Checkpoints: complete or invisible, checked by hash, two copies on different hosts, resumed at any world
+size.
 
 A checkpoint is a directory `checkpoints/step-NNNNNNNN` in the format of a transformers model (config.json,
-model.safetensors, tokenizer) with optimizer.safetensors and manifest.json beside it. Tensors are kept by parameter name,
-so that they do not depend on how many ranks there were. The first ranks of nodes 0 and 1 each write a copy under a temporary
-name; only when both are safe on disk do both get their manifest and their name.
+model.safetensors, tokenizer) with optimizer.safetensors and manifest.json beside it. Tensors are kept by
+parameter name, so that they do not depend on how many ranks there were. The first ranks of nodes 0 and 1 each
+write a copy under a temporary name; only when both are safe on disk do both get their manifest and their
+name.
 """
 
 import base64
@@ -39,7 +41,8 @@ class Found:
 
 
 def save(run_dir: Path, world: World, model, optimizer, tokenizer, facts: dict, keep: int) -> Path:
-    """Write a checkpoint of `facts['step']`; all ranks must call. Returns its path (which exists on the copies' hosts).
+    """Write a checkpoint of `facts['step']`; all ranks must call. Returns its path (which exists on the
+    copies' hosts).
 
     Raises TrainerError on all ranks where a copy could not be written; what was there before is untouched.
     """
@@ -70,7 +73,8 @@ def save(run_dir: Path, world: World, model, optimizer, tokenizer, facts: dict, 
         raise
     if world.first and any(one["files"] != copies[0]["files"] for one in copies):
         log(
-            f"warning: the copies of {final.name} differ between {' and '.join(one['host'] for one in copies)}: the hosts "
+            f"warning: the copies of {final.name} differ between "
+            f"{' and '.join(one['host'] for one in copies)}: the hosts "
             "compute differently"
         )
     if writes:
@@ -79,16 +83,26 @@ def save(run_dir: Path, world: World, model, optimizer, tokenizer, facts: dict, 
 
 
 def find(run_dir: Path, world: World) -> Found | None:
-    """The newest checkpoint that is valid on any host; all ranks must call. Damaged ones are named in the log."""
-    manifest, path, problems = newest(run_dir / "checkpoints") if world.first_on_host else (None, None, [])
-    everyone = world.gather({"manifest": manifest, "problems": problems})
-    if world.first:
-        for rank, one in enumerate(everyone):
-            for problem in one["problems"]:
-                log(f"{world.hosts[rank]}: passed over a damaged checkpoint: {problem}")
+    """The newest checkpoint that is valid on any host; all ranks must call.
+
+    Damaged ones are named in the log.
+    """
+    folder = run_dir / "checkpoints"
+    manifest, _, damaged = newest(folder) if world.first_on_host else (None, None, {})
+    everyone = world.gather({"manifest": manifest, "damaged": {path.name: why for path, why in damaged.items()}})
+    problems = [f"{world.hosts[rank]}: {why}" for rank, one in enumerate(everyone) for why in one["damaged"].values()]
     holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
     if not holders:
+        if problems:
+            raise BadInput(
+                "none of the run's checkpoints is valid; bring a good one back, or choose another run name:\n"
+                + "\n".join(problems)
+            )
         return None
+    for problem in problems if world.first else ():
+        log(f"passed over a damaged checkpoint: {problem}")
+    for path in damaged:  # out of the way; deleted once a good one has been written
+        path.rename(path.with_name(f".{path.name}.damaged"))
     source = -max(holders)[1]
     best = everyone[source]["manifest"]
     nodes = {
@@ -100,25 +114,27 @@ def find(run_dir: Path, world: World) -> Found | None:
     here = world.nodes[world.rank] in nodes
     return Found(
         manifest=best,
-        path=run_dir / "checkpoints" / f"step-{best['step']:08d}" if here else None,
+        path=folder / f"step-{best['step']:08d}" if here else None,
         source=source,
         everywhere=nodes == set(world.nodes),
     )
 
 
-def newest(folder: Path) -> tuple[dict | None, Path | None, list[str]]:
-    """The newest valid checkpoint in `folder`: its manifest and path, and what is wrong with newer ones."""
-    problems = []
+def newest(folder: Path) -> tuple[dict | None, Path | None, dict[Path, str]]:
+    """The newest valid checkpoint in `folder`: its manifest and path, and what is wrong with newer ones, by path."""
+    problems = {}
     for path in reversed(_list(folder)):
         try:
             return validate(path), path, problems
         except BadInput as error:
-            problems.append(str(error))
+            problems[path] = str(error)
     return None, None, problems
 
 
 def validate(path: Path) -> dict:
-    """The manifest of the checkpoint at `path`; raises BadInput where a file is missing, cut short or altered."""
+    """The manifest of the checkpoint at `path`; raises BadInput where a file is missing, cut short or
+    altered.
+    """
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files = manifest["files"].items()
@@ -151,7 +167,8 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             differences.append(f"{what}: {then} then, {now} now{content}")
     if differences:
         raise BadInput(
-            f"the run's checkpoint of step {manifest['step']} was made from something else: {'; '.join(differences)}. "
+            f"the run's checkpoint of step {manifest['step']} was made from something else: "
+            f"{'; '.join(differences)}. "
             "Cure: choose another run name, or set these back"
         )
 
@@ -231,7 +248,6 @@ def _write(temporary: Path, model, optimizer, tokenizer) -> dict:
         tokenizer.save_pretrained(temporary)
         return {file.name: _settled(file) for file in sorted(temporary.iterdir()) if file.is_file()}
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise TrainerError(_disk_message(temporary.parent, error)) from None
 
 
@@ -264,7 +280,9 @@ def _disk_message(folder: Path, error: Exception) -> str:
 
 
 def _rotate(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the `keep` newest up to `step`, which has just been written, and what interrupted saves left."""
+    """Delete all but the `keep` newest up to `step`, which has just been written, and what interrupted saves
+    left.
+    """
     older = [path for path in _list(folder) if _step(path) <= step]
     for path in older[:-keep]:
         doomed = path.with_name(f".{path.name}.old")

@@ -51,7 +51,9 @@ def _run(options: argparse.Namespace) -> int:
         return check.main(config, place, options.config_only)
 
     if "RANK" not in os.environ and environment.number("WORLD_SIZE", 1) > 1:
-        raise BadInput("WORLD_SIZE is more than 1 and RANK is not set: start the ranks by `trainer launch CONFIG`")
+        raise BadInput(
+            "WORLD_SIZE is more than 1 and RANK is not set: start the ranks by `trainer launch CONFIG`"
+        )
     launcher = os.environ.get("TRAINYARD_LAUNCHER")
     if launcher:
         environment.follow_parent(int(launcher))
@@ -63,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _quiet() -> None:
     """Silence what other libraries say about themselves; errors stay."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -3,10 +3,9 @@
 The controller imports this file to check a run before any host is touched, so it needs PyYAML alone.
 """
 
+import contextlib
 import dataclasses
 import difflib
-import hashlib
-import json
 import re
 import types
 import typing
@@ -34,7 +33,8 @@ class Config:
 
     model: str = key(
         "tiny",
-        "`tiny` (a small GPT-2 from random weights with its own tokenizer), a directory in transformers' format "
+        "`tiny` (a small GPT-2 from random weights with its own tokenizer), a directory in transformers' "
+        "format "
         "(with only a config.json: random weights), or a name on the Hugging Face hub",
     )
     trust_remote_code: bool = key(
@@ -99,16 +99,14 @@ class Config:
         choices=("auto", "never"),
     )
 
-    def digest(self) -> str:
-        """A short hash of all settings."""
-        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
-
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
 def describe() -> list[dict]:
-    """The schema, in order: `{name, type, default, doc, choices}` a key; for documentation and for key checks."""
+    """The schema, in order: `{name, type, default, doc, choices}` a key; for documentation and for key
+    checks.
+    """
     return [
         {
             "name": field.name,
@@ -124,47 +122,42 @@ def describe() -> list[dict]:
 def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
     """The configuration in a YAML file, then `key=value` overrides.
 
-    Raises BadInput that lists every problem at once, each with its file and line (or the override), what was found,
-    what was expected and the nearest name.
+    Raises BadInput that lists every problem at once, each with its file and line (or the override), what was
+    found, what was expected and the nearest name.
     """
     problems: list[str] = []
     values: dict[str, tuple[object, str]] = {}  # key -> (value, where it stands)
-    if path is not None:
-        for name, value, where in _read_yaml(Path(path), problems):
-            if _known(name, where, problems):
-                if name in values:
-                    problems.append(
-                        f"{where}: '{name}' stands twice (first at {values[name][1]}); remove one"
-                    )
-                values[name] = (value, where)
+    for name, value, where in _read_yaml(Path(path), problems) if path is not None else ():
+        if name in values:
+            problems.append(f"{where}: '{name}' stands twice (first at {values[name][1]}); remove one")
+        values[name] = (value, where)
     for override in overrides:
         name, equals, text = override.partition("=")
         where = f"override '{override}'"
-        if not equals:
-            problems.append(f"{where}: expected key=value")
-        elif _known(name, where, problems):
+        if equals:
             values[name] = (text, where)
+        else:
+            problems.append(f"{where}: expected key=value")
+    return _build(values, problems)
 
+
+def from_mapping(mapping: dict, where: str = "configuration") -> Config:
+    """A configuration from key-value pairs that are in memory; raises BadInput as `load` does."""
+    return _build({str(name): (value, where) for name, value in mapping.items()}, [])
+
+
+def _build(values: dict[str, tuple[object, str]], problems: list[str]) -> Config:
     settings = {}
     for name, (value, where) in values.items():
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.6)
+            cure = f"did you mean '{near[0]}'?" if near else f"the keys are: {', '.join(FIELDS)}"
+            problems.append(f"{where}: unknown key '{name}'; {cure}")
+            continue
         try:
             settings[name] = _checked(FIELDS[name], value)
         except ValueError as error:
             problems.append(f"{where}: {name}: {error}")
-    if problems:
-        raise BadInput("\n".join(problems))
-    return Config(**settings)
-
-
-def from_mapping(mapping: dict, where: str = "configuration") -> Config:
-    """A configuration from key-value pairs that are already in memory; raises BadInput as `load` does."""
-    problems, settings = [], {}
-    for name, value in mapping.items():
-        if _known(str(name), where, problems):
-            try:
-                settings[name] = _checked(FIELDS[name], value)
-            except ValueError as error:
-                problems.append(f"{where}: {name}: {error}")
     if problems:
         raise BadInput("\n".join(problems))
     return Config(**settings)
@@ -207,30 +200,21 @@ def _what(node: yaml.Node) -> str:
     return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(type(node).__name__, f"'{node.value}'")
 
 
-def _known(name: str, where: str, problems: list[str]) -> bool:
-    if name in FIELDS:
-        return True
-    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.6)
-    cure = f"did you mean '{near[0]}'?" if near else f"the keys are: {', '.join(FIELDS)}"
-    problems.append(f"{where}: unknown key '{name}'; {cure}")
-    return False
-
-
 def _kinds(field: dataclasses.Field) -> list[str]:
     kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else [field.type]
     return [kind.__name__ for kind in kinds if kind is not types.NoneType]
 
 
 def _checked(field: dataclasses.Field, value: object):
-    """`value` as the field's type and in its range; raises ValueError with what was found and what is expected."""
+    """`value` as the field's type and in its range; raises ValueError with what was found and what is
+    expected.
+    """
     (kind,) = _kinds(field)
     rules = field.metadata
     if kind != "str" and isinstance(value, str):
         # An override, or a number that Ansible quoted: read it as YAML would.
-        try:
+        with contextlib.suppress(yaml.YAMLError):
             value = yaml.safe_load(value)
-        except yaml.YAMLError:
-            pass
         if kind == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]+", value):
             value = float(value)  # YAML 1.1 takes 1e-3 for a word
     if value is None and field.default is None:

@@ -1,13 +1,15 @@
 """The training loop. Read this first.
 
-A step takes `batch_size` packed sequences, which every rank knows from (seed, cursor) alone. Each rank computes its share of
-them in micro-batches. The loss is the sum over the share's tokens divided by the number of tokens of the *whole* batch, and
-gradients are summed over ranks: so the gradient is that of the batch's mean token loss, however the batch is split, and the
-loss curve depends on data, seed, batch, model and optimizer only.
+A step takes `batch_size` packed sequences, which every rank knows from (seed, cursor) alone. Each rank
+computes its share of them in micro-batches. The loss is the sum over the share's tokens divided by the number
+of tokens of the *whole* batch, and gradients are summed over ranks: so the gradient is that of the batch's
+mean token loss, however the batch is split, and the loss curve depends on data, seed, batch, model and
+optimizer only.
 """
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,9 +70,12 @@ class StepReport:
 
 
 def train(run: Run, observer) -> None:
-    """Train to the last step. `observer` is told of every step, decides about stopping, and saves (recorder.py)."""
+    """Train to the last step.
+
+    `observer` is told of every step, decides about stopping, and saves (recorder.py).
+    """
     while run.progress.step < run.steps:
-        report = train_step(run, stop=observer.asked_to_stop())
+        report = train_step(run, observer.asked_to_stop)
         observer.after_step(report)
         if report.stop and run.progress.step < run.steps:
             observer.save()
@@ -81,7 +86,7 @@ def train(run: Run, observer) -> None:
             observer.save()
 
 
-def train_step(run: Run, stop: bool = False) -> StepReport:
+def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
     """One optimizer step over the global batch."""
     config, world, progress = run.config, run.world, run.progress
     begin = time.perf_counter()
@@ -104,12 +109,14 @@ def train_step(run: Run, stop: bool = False) -> StepReport:
 
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip)
-    loss, asked, *rank_seconds = exchange(run, loss, stop, compute_seconds)
+    loss, asked, *rank_seconds = exchange(run, loss, asked_to_stop(), compute_seconds)
     comm_seconds = _now(world) - begin - compute_seconds
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise Diverged(
-            f"diverged at step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}. The weights of this step were not "
-            "changed. Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
+            f"diverged at step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}. The weights of "
+            f"this step were not "
+            "changed. Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last "
+            "checkpoint"
         )
 
     lr = optim.learning_rate(config, run.peak_lr, progress.step + 1, run.steps)
@@ -152,7 +159,9 @@ def token_loss(run: Run, sequences: list[int]) -> torch.Tensor:
 
 
 def exchange(run: Run, loss: torch.Tensor, stop: bool, seconds: float) -> list[float]:
-    """All that the ranks tell each other beside gradients, in one message: [loss, stops, seconds of rank 0, of 1, …]."""
+    """All that the ranks tell each other beside gradients, in one message: [loss, stops, seconds of rank 0,
+    of 1, …].
+    """
     message = torch.zeros(2 + run.world.size, dtype=torch.float64, device=run.world.device)
     message[0] = loss
     message[1] = float(stop)

@@ -1,16 +1,16 @@
-"""What a run tells: metrics.jsonl, status.json and summary.json, written by the first rank of every host. No torch here.
+"""What a run tells: metrics.jsonl, status.json and summary.json, by the first rank of every host. No torch here.
 
 metrics.jsonl, one object a line, by `kind`:
-  train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds comm_seconds
-         wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes memory_peak_bytes time
+  train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds
+         comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes memory_peak_bytes time
          (compute, comm and memory are the writing rank's own; reserved is null on a CPU)
   epoch  epoch step loss time: the mean over the epoch's tokens
   event  event step time, and what the event needs
 After a resume the lines beyond the checkpoint's step are cut: a step stands once.
 
-status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt world_size
-last_checkpoint reason updated host compute_seconds slowest. compute_seconds: of every rank in the last step; slowest:
-{rank, host, seconds}. What is not known yet is null.
+status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt
+world_size last_checkpoint reason updated host compute_seconds slowest. compute_seconds: of every rank in the
+last step; slowest: {rank, host, seconds}. What is not known yet is null.
 """
 
 import json
@@ -20,6 +20,10 @@ from pathlib import Path
 
 STATES = ("starting", "running", "saving", "stopped", "failed", "finished")
 FINAL = ("stopped", "failed", "finished")
+KEYS = (
+    *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
+    *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest"),
+)
 POINTS = 1000  # losses in a summary, at most
 
 
@@ -31,10 +35,7 @@ class Status:
     def __init__(self, run_dir: Path, **facts):
         self.path = run_dir / "status.json"
         self.facts = {
-            **dict.fromkeys(
-                "run state step steps loss tokens_per_second eta_seconds attempt world_size last_checkpoint reason "
-                "updated host compute_seconds slowest".split()
-            ),
+            **dict.fromkeys(KEYS),
             **facts,
         }
         self._written = 0.0

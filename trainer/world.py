@@ -1,16 +1,17 @@
 """The ranks of a run, and how they talk. Messages are JSON and tensors: nothing is pickled.
 
-Two process groups: `control` (gloo, patient: data preparation and saving may take long on one host) and `training`
-(gloo or NCCL, with the configured time-out: in a step, a silent peer is a lost peer).
+Two process groups: `control` (gloo, patient: data preparation and saving may take long on one host) and
+`training` (gloo or NCCL, with the configured time-out: in a step, a silent peer is a lost peer).
 """
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
 import platform
 import re
-import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,9 @@ from trainer import __version__, errors
 from trainer.config import Config
 from trainer.environment import Environment
 
-PATIENCE = datetime.timedelta(hours=6)
+PATIENCE = datetime.timedelta(hours=2)
+# What may differ by host: paths (their content is compared) and how a host computes.
+OWN_SETTINGS = ("model", "dataset", "device", "threads")
 
 
 class World:
@@ -36,18 +39,18 @@ class World:
         self.hosts = [environment.host]
         if self.size > 1:
             with translated(self):
-                dist.init_process_group("gloo", timeout=PATIENCE)
-                self.control = dist.group.WORLD
-                self.training = dist.new_group(
-                    backend="nccl" if self.device.type == "cuda" else "gloo",
-                    timeout=datetime.timedelta(seconds=config.timeout_seconds),
-                )
+                timeout = datetime.timedelta(seconds=config.timeout_seconds)
+                dist.init_process_group("gloo", timeout=timeout)
+                self.training = dist.group.WORLD
+                self.control = dist.new_group(backend="gloo", timeout=PATIENCE)
+                if self.device.type == "cuda":
+                    self.training = dist.new_group(backend="nccl", timeout=timeout)
         mine = {
             "host": environment.host,
             "node": environment.node_rank,
             "address": os.environ.get("CLUSTER_ADDRESS", ""),
             "versions": versions(),
-            "digest": config.digest(),
+            "settings": {k: v for k, v in dataclasses.asdict(config).items() if k not in OWN_SETTINGS},
         }
         everyone = self.gather(mine)
         self.hosts = [one["host"] for one in everyone]
@@ -56,7 +59,9 @@ class World:
         self.same(
             "versions", [json.dumps(one["versions"]) for one in everyone], "run site.yml: it makes them equal"
         )
-        self.same("configuration", [one["digest"] for one in everyone], "give every host the same RUN.yaml")
+        for key in mine["settings"]:
+            values = [json.dumps(one["settings"].get(key)) for one in everyone]
+            self.same(f"setting {key}", values, "give every host the same configuration")
 
     @property
     def first(self) -> bool:
@@ -95,7 +100,9 @@ class World:
                 dist.broadcast(tensor, source, group=self.control)
 
     def together(self, action):
-        """`action()` on every rank; what fails on one rank fails on all, with the message of the one and its host."""
+        """`action()` on every rank; what fails on one rank fails on all, with the message of the one and its
+        host.
+        """
         result, failure = None, None
         try:
             result = action()
@@ -145,7 +152,8 @@ def _device(config: Config, environment: Environment) -> torch.device:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if environment.local_rank >= found:
         raise errors.BadInput(
-            f"{environment.host}: {environment.local_world_size} processes want a GPU each, torch {torch.__version__} "
+            f"{environment.host}: {environment.local_world_size} processes want a GPU each, torch "
+            f"{torch.__version__} "
             f"sees {found}; set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
         )
     device = torch.device("cuda", environment.local_rank)
@@ -176,7 +184,10 @@ def translated(world: World | None = None):
 def _memory_message(world: World | None, text: str) -> str:
     where = f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
     first = text.strip().splitlines()[0]
-    return f"out of memory: {where}: {first}. Cure: a smaller micro_batch_size, sequence_length or model, or dtype bfloat16"
+    return (
+        f"out of memory: {where}: {first}. Cure: a smaller micro_batch_size, sequence_length or model, or "
+        f"dtype bfloat16"
+    )
 
 
 def _peer_message(world: World | None, text: str) -> str:
@@ -194,6 +205,4 @@ def _peer_message(world: World | None, text: str) -> str:
 
 def log(message: str) -> None:
     """One line for the operator, at once."""
-    import time
-
-    print(time.strftime("%H:%M:%S"), message, file=sys.stdout, flush=True)
+    print(time.strftime("%H:%M:%S"), message, flush=True)

@@ -7,7 +7,10 @@ from trainer.errors import BadInput
 
 
 def main(config: Config, environment: Environment, config_only: bool) -> int:
-    """Print what was found; raises BadInput that lists every problem at once. `config_only` needs no torch."""
+    """Print what was found; raises BadInput that lists every problem at once.
+
+    `config_only` needs no torch.
+    """
     if config_only:
         print(f"configuration of run '{config.run}': good")
         return 0
@@ -31,6 +34,7 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     if problems:
         raise BadInput("\n".join(problems))
     print(
-        f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are good"
+        f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are "
+        f"good"
     )
     return 0

@@ -52,7 +52,7 @@ def _model_directory(directory: Path) -> Path:
         _, path, problems = checkpoint.newest(directory / "checkpoints")
         if path:
             return path
-        raise BadInput("\n".join([f"{directory}: no valid checkpoint in it", *problems]))
+        raise BadInput("\n".join([f"{directory}: no valid checkpoint in it", *problems.values()]))
     kind = (
         "neither a model (config.json) nor a run (model/ or checkpoints/)"
         if directory.is_dir()

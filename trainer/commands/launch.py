@@ -1,7 +1,8 @@
-"""`trainer launch`: this host's ranks, started and watched by torchrun's agent with explicit members and ranks.
+"""`trainer launch`: this host's ranks, started and watched by torchrun's agent with explicit members and
+ranks.
 
-The agent runs in a thread, so that this one can always answer a signal. A stop becomes the stop file: the ranks agree,
-save and end with 75. However the ranks end, status.json has the last word, with the reason.
+The agent runs in a thread, so that this one can always answer a signal. A stop becomes the stop file: the
+ranks agree, save and end with 75. However the ranks end, status.json has the last word, with the reason.
 """
 
 import errno
@@ -12,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 from trainer import metrics
@@ -38,7 +38,6 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
         TRAINYARD_CACHE_DIR=str(environment.cache_dir),
         TRAINYARD_ATTEMPT=str(attempt),
         TRAINYARD_LAUNCHER=str(os.getpid()),
-        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )
     os.environ.setdefault(
         "OMP_NUM_THREADS", str(config.threads or max(1, len(os.sched_getaffinity(0)) // ranks))
@@ -69,7 +68,11 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
                 outcome.update(code=75, reason="stopped on request before the hosts had met")
                 break
     environment.stop_file.unlink(missing_ok=True)
-    return _conclude(run_dir, config, outcome, environment.host, status)
+    code = _conclude(run_dir, config, outcome, environment.host, status)
+    if agent.is_alive():  # in torch's own wait, which nothing interrupts
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, address, port) -> None:
@@ -105,7 +108,10 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
     except Exception as error:  # the store's errors have no common kind
         lines = str(error).strip().splitlines()
         waited = f"the hosts did not meet at {address}:{port} within {config.timeout_seconds:.0f} s"
-        cure = "check that the run was started on all of them, that MASTER_ADDR is the head's address, and the firewall"
+        cure = (
+            "check that the run was started on all of them, that MASTER_ADDR is the head's address, and "
+            "the firewall"
+        )
         outcome.update(code=5, reason=f"{waited}: {lines[0] if lines else type(error).__name__}; {cure}")
 
 
@@ -139,7 +145,9 @@ def _conclude(run_dir: Path, config: Config, outcome: dict, host: str, status: m
 
 
 def _root_cause(failures: dict[int, int]) -> tuple[int, int]:
-    """The rank that failed first and its exit code: whoever lost a peer, or was ended by the agent, came later."""
+    """The rank that failed first and its exit code: whoever lost a peer, or was ended by the agent, came
+    later.
+    """
     own = {rank: code for rank, code in failures.items() if code not in (5, -signal.SIGTERM)}
     return next(iter((own or failures).items()))
 

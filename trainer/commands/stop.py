@@ -1,14 +1,21 @@
 """`trainer stop`: ask a run's ranks to save and end. A file, so that it works under any keeper."""
 
+import json
 from pathlib import Path
 
 from trainer.errors import BadInput
+from trainer.metrics import FINAL
 
 
 def main(run_dir: Path) -> int:
     """Ask, and return; the run's status.json tells when it has ended."""
-    if not (run_dir / "status.json").exists():
-        raise BadInput(f"{run_dir}: not a run's directory (no status.json)")
+    try:
+        state = json.loads((run_dir / "status.json").read_text())["state"]
+    except (OSError, ValueError, KeyError):
+        raise BadInput(f"{run_dir}: not a run's directory (no status.json)") from None
+    if state in FINAL:
+        print(f"the run in {run_dir} is not active: it has {state}")
+        return 0
     (run_dir / "stop").touch()
     print(f"asked the run in {run_dir} to save and end after its current step")
     return 0

@@ -39,8 +39,11 @@ def main(config: Config, environment: Environment) -> int:
                 host=environment.host,
             )
             status.update(state="starting")
+        torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size))
         with translated():
-            _train(config, environment, status, stop_signal)
+            world = World(config, environment)
+        with translated(world):
+            _train(config, world, status, stop_signal)
         return 0
     except TrainerError as error:
         failure = error
@@ -63,13 +66,9 @@ def main(config: Config, environment: Environment) -> int:
     return failure.code
 
 
-def _train(config: Config, environment: Environment, status, stop_signal) -> None:
-    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)
-    torch.set_num_threads(threads)
-    shares(config.batch_size, environment.world_size)  # refuse early what the ranks cannot share
-    begin = time.time()
-    world = World(config, environment)
-
+def _train(config: Config, world: World, status, stop_signal) -> None:
+    begin, environment = time.time(), world.environment
+    shares(config.batch_size, world.size)  # refuse early what the ranks cannot share
     found = checkpoint.find(environment.run_dir, world)
     if found and config.resume == "never":
         raise BadInput(
@@ -125,7 +124,7 @@ def _train(config: Config, environment: Environment, status, stop_signal) -> Non
             f"{parameters:,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, "
             f"{len(packed):,} "
             f"sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
-            f"{config.strategy}, {config.dtype}, {world.device}, {threads} threads a rank"
+            f"{config.strategy}, {config.dtype}, {world.device}, {torch.get_num_threads()} threads a rank"
         )
         if found:
             log(f"resuming after step {progress.step}, from {world.hosts[found.source]}")

@@ -51,8 +51,8 @@ def digest(config: Config) -> str:
 def samples(config: Config) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether a document ends with it), `max_samples` at most.
 
-    A JSONL line is a document; so is a text file, which comes paragraph by paragraph, each with its blank lines.
-    Raises BadInput that names file and line: not UTF-8, not JSON, no such field, nothing there.
+    A JSONL line is a document; so is a text file, which comes paragraph by paragraph, each with its blank
+    lines. Raises BadInput that names file and line: not UTF-8, not JSON, no such field, nothing there.
     """
     count = 0
     for path in resolve(config):

@@ -17,7 +17,9 @@ from trainer.world import World, log
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: its transformers configuration, its tokenizer, and its weights, if it has any."""
+    """Where a model comes from: its transformers configuration, its tokenizer, and its weights, if it has
+    any.
+    """
 
     config: object
     tokenizer: object
@@ -25,7 +27,10 @@ class Source:
 
 
 def source(config: Config, world: World) -> Source:
-    """Find model and tokenizer; no weights are read yet. All ranks must call. Raises BadInput with the cure."""
+    """Find model and tokenizer; no weights are read yet.
+
+    All ranks must call. Raises BadInput with the cure.
+    """
     if config.model == "tiny":
         text = world.together(lambda: own_tokenizer.train(config) if world.first else None)
         tokenizer = own_tokenizer.wrap(world.share(text))
@@ -40,7 +45,10 @@ def source(config: Config, world: World) -> Source:
 
 
 def build(config: Config, found: Source, world: World) -> torch.nn.Module:
-    """The model, float32, on the rank's device, in training mode; equal weights on all ranks. All ranks must call."""
+    """The model, float32, on the rank's device, in training mode; equal weights on all ranks.
+
+    All ranks must call.
+    """
     model = world.together(lambda: _weights(config, found))
     model.to(dtype=torch.float32)
     _equalise(model, world)
@@ -57,6 +65,10 @@ def _tiny(config: Config, vocabulary: int, end_id: int):
         n_embd=192,
         n_layer=4,
         n_head=6,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        summary_first_dropout=0.0,
         bos_token_id=end_id,
         eos_token_id=end_id,
         pad_token_id=end_id,
@@ -116,7 +128,8 @@ def _explained(config: Config, part: str):
                 " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
             )
             cure = (
-                f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the name; on hosts "
+                f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the "
+                f"name; on hosts "
                 "without internet, download it elsewhere and give its directory"
             )
         else:
@@ -133,7 +146,8 @@ def _check(config: Config, found: Source) -> None:
         )
     if tokenizer.eos_token_id is None:
         raise BadInput(
-            f"model: {name}: its tokenizer has no end-of-text token (eos_token); set one in tokenizer_config.json"
+            f"model: {name}: its tokenizer has no end-of-text token (eos_token); set one in "
+            f"tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding carries no loss and no other token attends to it
@@ -151,7 +165,8 @@ def check_vocabulary(found: Source, largest_id: int) -> None:
     size = found.config.get_text_config().vocab_size
     if largest_id >= size:
         raise BadInput(
-            f"the tokenizer gives token id {largest_id}, the model's vocabulary has {size}: they do not belong together; "
+            f"the tokenizer gives token id {largest_id}, the model's vocabulary has {size}: they do not "
+            f"belong together; "
             "give the model its own tokenizer's files"
         )
 

@@ -9,8 +9,9 @@ import torch
 class Strategy(ABC):
     """Holds the model, its gradients and what the ranks exchange.
 
-    The contract: after `backward(loss, last=True)` and `finish()`, the gradients are the *sum* of all ranks' gradients.
-    Losses are divided by the global number of tokens beforehand, so that the sum is the gradient of the global mean.
+    The contract: after `backward(loss, last=True)` and `finish()`, the gradients are the *sum* of all ranks'
+    gradients. Losses are divided by the global number of tokens beforehand, so that the sum is the gradient
+    of the global mean.
     """
 
     model: torch.nn.Module

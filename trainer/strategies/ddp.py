@@ -1,8 +1,10 @@
-"""Data parallel: every rank holds all weights; gradients are summed in buckets while the backward pass still runs.
+"""Data parallel: every rank holds all weights; gradients are summed in buckets while the backward pass still
+runs.
 
-torch's own DistributedDataParallel lays its buckets out anew after its first step, and a ring adds ranks in an order that
-depends on a value's place in its bucket: a resumed run would differ in the last bit. Here the layout is fixed, gradients are
-summed instead of averaged (a share may be of any size), and what travels is one flat tensor a bucket.
+torch's own DistributedDataParallel lays its buckets out anew after its first step, and a ring adds ranks in
+an order that depends on a value's place in its bucket: a resumed run would differ in the last bit. Here the
+layout is fixed, gradients are summed instead of averaged (a share may be of any size), and what travels is
+one flat tensor a bucket.
 """
 
 import contextlib
@@ -17,7 +19,9 @@ BUCKET_BYTES = 25 << 20
 
 
 class Bucket:
-    """Some parameters, in the order in which the backward pass reaches them; their gradients are views of `flat`."""
+    """Some parameters, in the order in which the backward pass reaches them; their gradients are views of
+    `flat`.
+    """
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         self.parameters = parameters

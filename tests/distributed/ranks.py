@@ -1,0 +1,199 @@
+"""Real ranks on this machine: processes that run `trainer train` over gloo on loopback, or `trainer launch` itself.
+
+Ranks are forked from a server that has torch loaded already, so that a run of three starts in a second.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["torch", "transformers.models.gpt2.modeling_gpt2", "trainer.commands.train"])
+
+MANAGED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _rank(environment: dict, arguments: list[str], patch: dict) -> None:
+    os.environ.update(environment)
+    for (module, name), value in patch.items():
+        owner = importlib.import_module(module)
+        setattr(owner, f"{name}_really", getattr(owner, name))
+        setattr(owner, name, value)
+    if "SIGTERM_IN_STEP" in environment:
+        _signal_in_step(int(environment["SIGTERM_IN_STEP"]))
+    from trainer import cli
+    from trainer import environment as place
+
+    place.log_to(place.read("run"), "run")
+    sys.exit(cli.main(["train", *arguments]))
+
+
+def _signal_in_step(step: int) -> None:
+    """Send this process a SIGTERM while it computes step number `step`, whatever the machine's speed."""
+    from trainer import loop
+
+    compute = loop.token_loss
+
+    def token_loss(run, sequences):
+        if run.progress.step + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute(run, sequences)
+
+    loop.token_loss = token_loss
+
+
+class Ranks:
+    """A run's processes. Every rank is its own host (run directory `root`/nodeN) unless `one_host`.
+
+    patch: {(module, name): value}, set in every rank before it starts.
+    stop_in: the last rank gets a SIGTERM in this step. per_rank: overrides of each rank's own.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        size: int,
+        config: Path,
+        *overrides: str,
+        one_host: bool = False,
+        patch: dict | None = None,
+        stop_in: int | None = None,
+        per_rank: list[list[str]] | None = None,
+    ):
+        self.root, self.size, self.one_host = root, size, one_host
+        port = free_port()
+        self.processes = []
+        for rank in range(size):
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank if one_host else 0),
+                "LOCAL_WORLD_SIZE": str(size if one_host else 1),
+                "GROUP_RANK": str(0 if one_host else rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "CLUSTER_ADDRESS": "127.0.0.1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "TRAINYARD_RUN_DIR": str(self.directory(rank)),
+                "TRAINYARD_CACHE_DIR": str(root / "cache"),
+                "TRAINYARD_HOST": "node0" if one_host else f"node{rank}",
+            }
+            if stop_in and rank == size - 1:
+                environment["SIGTERM_IN_STEP"] = str(stop_in)
+            own = per_rank[rank] if per_rank else []
+            process = context.Process(target=_rank, args=(environment, [str(config), *overrides, *own], patch or {}))
+            process.start()
+            self.processes.append(process)
+
+    def directory(self, rank: int = 0) -> Path:
+        return self.root / ("node0" if self.one_host else f"node{rank}")
+
+    def codes(self, timeout: float = 120) -> list[int]:
+        """Exit codes by rank; what has not ended in time is killed and shown as None."""
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            if process.exitcode is None:
+                process.kill()
+        return codes
+
+    def wait_for_step(self, step: int, timeout: float = 60) -> None:
+        """Return once rank 0's metrics have reached `step`."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if len(losses(self.directory())) >= step:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"no step {step} within {timeout} s: {self.log()}")
+
+    def log(self, rank: int = 0) -> str:
+        path = self.directory(rank) / "logs" / f"rank-{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+
+def run(root: Path, size: int, config: Path, *overrides: str, codes=None, **options) -> list[float]:
+    """Run to the end, and return the losses, a step each; `codes`: the exit codes to expect (default: all 0)."""
+    ranks = Ranks(root, size, config, *overrides, **options)
+    found = ranks.codes()
+    assert found == (codes or [0] * size), "\n".join(ranks.log(rank) for rank in range(size))
+    return losses(ranks.directory())
+
+
+def losses(directory: Path) -> list[float]:
+    """The losses in a run directory's metrics.jsonl, which must have every step once."""
+    path = directory / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    train = [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in train] == list(range(1, len(train) + 1))
+    return [record["loss"] for record in train]
+
+
+def status(directory: Path) -> dict:
+    return json.loads((directory / "status.json").read_text())
+
+
+class Launch:
+    """`trainer launch` processes, one a node, with the environment that RUN.env gives."""
+
+    def __init__(self, root: Path, processes: list[int], config: Path, *overrides: str, **environment: str):
+        self.root = root
+        self.port = environment.pop("MASTER_PORT", None) or str(free_port())
+        offset = 0
+        self.nodes = []
+        for node, count in enumerate(processes):
+            own = {
+                "TRAINYARD_RUN_DIR": str(root / f"node{node}"),
+                "TRAINYARD_CACHE_DIR": str(root / "cache"),
+                "TRAINYARD_HOST": f"node{node}",
+                "NNODES": str(len(processes)),
+                "NODE_RANK": str(node),
+                "NPROC_PER_NODE": str(count),
+                "RANK_OFFSET": str(offset),
+                "WORLD_SIZE": str(sum(processes)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": self.port,
+                "CLUSTER_ADDRESS": "127.0.0.1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONPATH": str(ROOT),
+                **environment,
+            }
+            offset += count
+            kept = {name: value for name, value in os.environ.items() if name not in MANAGED}
+            self.nodes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "trainer", "launch", str(config), *overrides],
+                    env={**kept, **own},
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def ended(self, timeout: float = 120) -> list[tuple[int, str]]:
+        """(exit code, what it said) of every node's launcher."""
+        results = []
+        for node in self.nodes:
+            try:
+                _, said = node.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                node.kill()
+                _, said = node.communicate()
+            results.append((node.returncode, said))
+        return results
+

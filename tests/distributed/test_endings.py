@@ -1,0 +1,150 @@
+"""Every ending has its exit code, a reason in status.json, and no traceback."""
+
+import json
+import math
+import shutil
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def ended(tmp_path, size, material, *overrides, code, node=0, **options):
+    """Run to the expected exit code on all ranks; the reason that a host's status gives."""
+    ranks.run(tmp_path, size, material / "run.yaml", *overrides, codes=[code] * size, **options)
+    state = ranks.status(tmp_path / f"node{node}")
+    assert state["state"] == "failed"
+    for path in tmp_path.rglob("rank-*.log"):
+        assert "Traceback" not in path.read_text()
+    return state["reason"]
+
+
+def test_diverged(material, tmp_path):
+    """A number too large for float32 in the weights, after a good checkpoint."""
+    ranks.run(tmp_path, 2, material / "run.yaml", "steps=4")
+    before = ranks.losses(tmp_path / "node0")
+    patch = {("trainer.recorder", "memory"): _poison}
+    reason = ended(tmp_path, 2, material, "steps=9", code=3, patch=patch)
+    assert "diverged at step 6" in reason and "lower lr" in reason
+    assert ranks.losses(tmp_path / "node0")[:4] == before
+    assert [path.name for path in (tmp_path / "node0" / "checkpoints").glob("step-*")] == ["step-00000004"]
+
+
+def _poison(device):
+    """Called once a step, after it: spoil the weights of this rank."""
+    import gc
+
+    import torch
+
+    for model in (found for found in gc.get_objects() if type(found).__name__ == "GPT2LMHeadModel"):
+        with torch.no_grad():
+            next(model.parameters()).fill_(math.nan)
+    return {"memory_peak_bytes": 0}
+
+
+def test_out_of_memory(material, tmp_path):
+    """An allocation that no machine has, on the second rank: it says so, the other says that it lost a peer."""
+    patch = {("trainer.loop", "token_loss"): _greedy}
+    ranks.run(tmp_path, 2, material / "run.yaml", codes=[5, 4], patch=patch)
+    assert "out of memory: rank 1 on node1 (cpu)" in ranks.status(tmp_path / "node1")["reason"]
+    assert "micro_batch_size" in ranks.status(tmp_path / "node1")["reason"]
+    assert "lost a peer" in ranks.status(tmp_path / "node0")["reason"]
+
+
+def _greedy(run, sequences):
+    import torch
+
+    if run.world.rank == 1:
+        torch.empty(1 << 50)
+    return sum(parameter.sum() for parameter in run.strategy.model.parameters())
+
+
+def test_a_full_disk(material, tmp_path):
+    """The save fails on one host: all ranks end with the reason, the checkpoint before is intact, a restart goes on."""
+    patch = {("trainer.checkpoint", "save_file"): _full}
+    reason = ended(tmp_path, 2, material, code=1, patch=patch)
+    assert "node1: " in reason and "no space left" in reason and "MiB free" in reason
+    names = sorted(path.name for path in (tmp_path / "node0" / "checkpoints").iterdir())
+    assert names == ["step-00000004"]
+    assert len(ranks.run(tmp_path, 2, material / "run.yaml")) == 12
+
+
+def _full(tensors, path, metadata):
+    import errno
+    import os
+
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata)
+    if os.environ["RANK"] == "1" and "step-00000008" in str(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_more_ranks_than_sequences(material, tmp_path):
+    reason = ended(tmp_path, 3, material, "batch_size=2", code=2)
+    assert "batch_size 2 is less than the 3 ranks" in reason and "set batch_size to 3" in reason
+
+
+def test_bad_data_is_refused_on_all_hosts_by_name(material, tmp_path):
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"text": "good"}\n{"text": 3}\n')
+    reason = ended(tmp_path, 2, material, f"dataset={data}", code=2)
+    assert f"{data}:2: field 'text': expected a text, found 3" in reason
+
+
+def test_hosts_with_other_data_are_named(material, tmp_path):
+    """A path that leads to another file on the second host."""
+    shutil.copy(material / "data.jsonl", tmp_path / "data0.jsonl")
+    (tmp_path / "data1.jsonl").write_text('{"text": "something else"}\n')
+    patch = {("trainer.commands.train", "_train"): _own_data}
+    reason = ended(tmp_path, 2, material, f"dataset={tmp_path}/data", code=2, patch=patch)
+    assert "the hosts differ in their dataset" in reason and "on node0" in reason and "on node1" in reason
+
+
+def _own_data(config, world, *rest):
+    import dataclasses
+
+    from trainer.commands.train import _train_really
+
+    return _train_really(
+        dataclasses.replace(config, dataset=f"{config.dataset}{world.rank}.jsonl"), world, *rest
+    )
+
+
+def test_hosts_with_other_settings_are_named(material, tmp_path):
+    first = ranks.Ranks(tmp_path, 2, material / "run.yaml", per_rank=[[], ["lr=0.5"]])
+    assert first.codes() == [2, 2]
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "setting lr" in reason and "0.01 on node0" in reason and "0.5 on node1" in reason
+
+
+def test_a_silent_peer_is_a_lost_peer(material, tmp_path):
+    """A rank that hangs (a frozen host) is noticed after timeout_seconds."""
+    import os
+    import signal
+
+    pair = ranks.Ranks(tmp_path, 2, material / "run.yaml", "steps=4000", "timeout_seconds=3", "checkpoint_every=0")
+    pair.wait_for_step(3)
+    os.kill(pair.processes[1].pid, signal.SIGSTOP)
+    pair.processes[0].join(20)
+    assert pair.processes[0].exitcode == 5
+    os.kill(pair.processes[1].pid, signal.SIGKILL)
+    assert "lost a peer" in ranks.status(tmp_path / "node0")["reason"]
+
+
+def test_metrics_and_status_have_their_keys(material, tmp_path):
+    from trainer import metrics
+
+    ranks.run(tmp_path, 2, material / "run.yaml", "steps=3")
+    for node in ("node0", "node1"):
+        record = json.loads((tmp_path / node / "metrics.jsonl").read_text().splitlines()[0])
+        assert set(record) == set(
+            "kind step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds "
+            "comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes memory_peak_bytes "
+            "time".split()
+        )
+        state = ranks.status(tmp_path / node)
+        assert set(state) == set(metrics.KEYS)
+        assert state["host"] == node and len(state["compute_seconds"]) == 2
+        assert state["slowest"]["host"] in ("node0", "node1")

@@ -1,0 +1,147 @@
+"""`trainer launch`: the real command, a process a host, as the hosts' units start it."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def test_hosts_with_different_numbers_of_ranks(material, whole, tmp_path):
+    """One rank on the head, two on the other; logs by global rank; equal to one process."""
+    assert ranks.Launch(tmp_path, [1, 2], material / "run.yaml").ended() == [(0, ""), (0, "")]
+    for node in ("node0", "node1"):
+        assert ranks.losses(tmp_path / node) == pytest.approx(whole, rel=1e-5)
+        assert ranks.status(tmp_path / node)["state"] == "finished"
+        assert (tmp_path / node / "model" / "model.safetensors").exists()
+    logs = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.log"))
+    assert logs == ["node0/logs/rank-0.log", "node1/logs/rank-1.log", "node1/logs/rank-2.log"]
+
+
+def test_a_signal_to_one_launcher_stops_all_and_a_second_attempt_finishes(material, tmp_path):
+    """SIGTERM at the second host's launcher; all save and end with 75; the next attempt appends to the logs."""
+    long = (material / "run.yaml", "steps=100000", "checkpoint_every=0")
+    attempt = ranks.Launch(tmp_path, [1, 1], *long)
+    wait_for_step(tmp_path, 5)
+    attempt.nodes[1].send_signal(signal.SIGTERM)
+    assert [code for code, _ in attempt.ended(60)] == [75, 75]
+    for node in ("node0", "node1"):
+        state = ranks.status(tmp_path / node)
+        assert (state["state"], state["attempt"]) == ("stopped", 1)
+        assert state["last_checkpoint"] == state["step"] and "stopped on request" in state["reason"]
+        assert not (tmp_path / node / "stop").exists()
+    done = ranks.status(tmp_path / "node0")["step"]
+
+    again = ranks.Launch(tmp_path, [1, 1], material / "run.yaml", f"steps={done + 3}", "checkpoint_every=0")
+    assert again.ended() == [(0, ""), (0, "")]
+    state = ranks.status(tmp_path / "node0")
+    assert (state["state"], state["step"], state["attempt"]) == ("finished", done + 3, 2)
+    log = (tmp_path / "node0" / "logs" / "rank-0.log").read_text()
+    assert "attempt 1, rank 0 of 2" in log and "attempt 2, rank 0 of 2" in log
+
+
+def test_the_stop_command(material, tmp_path):
+    from trainer.cli import main
+
+    attempt = ranks.Launch(tmp_path, [1], material / "run.yaml", "steps=100000", "checkpoint_every=0")
+    wait_for_step(tmp_path, 2)
+    assert main(["stop", str(tmp_path / "node0")]) == 0
+    assert [code for code, _ in attempt.ended(60)] == [75]
+    assert ranks.status(tmp_path / "node0")["state"] == "stopped"
+    assert main(["stop", str(tmp_path / "node0")]) == 0  # nothing to stop, and no file left for the next attempt
+    assert not (tmp_path / "node0" / "stop").exists()
+
+
+def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
+    attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", "steps=100000", "checkpoint_every=0")
+    wait_for_step(tmp_path, 2)
+    victim = rank_pids(attempt.nodes[0].pid)["1"]
+    os.kill(victim, signal.SIGKILL)
+    ((code, said),) = attempt.ended(60)
+    assert code == 1
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "rank 1 on node0 was killed by SIGKILL" in reason and reason in said
+    assert ranks.status(tmp_path / "node0")["state"] == "failed"
+
+
+def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path):
+    attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", "steps=100000", "checkpoint_every=0")
+    wait_for_step(tmp_path, 2)
+    pids = rank_pids(attempt.nodes[0].pid).values()
+    attempt.nodes[0].kill()
+    attempt.ended()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert ranks.status(tmp_path / "node0")["state"] == "stopped"  # they saved, too
+
+
+def test_a_port_in_use(material, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        ((code, said),) = ranks.Launch(tmp_path, [1], material / "run.yaml", MASTER_PORT=port).ended()
+    assert code == 2
+    assert f"MASTER_PORT {port} is in use" in said and "Traceback" not in said
+
+
+def test_hosts_that_do_not_meet(material, tmp_path):
+    """The head waits for a second host that never comes: a reason, not a hang."""
+    attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml", "timeout_seconds=3")
+    attempt.nodes[1].kill()
+    (code, said), _ = attempt.ended(60)
+    assert code == 5
+    assert "did not meet" in said and "firewall" in said and "Traceback" not in said
+    assert ranks.status(tmp_path / "node0")["state"] == "failed"
+
+
+def test_a_stop_while_waiting_for_the_others(material, tmp_path):
+    attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml")
+    attempt.nodes[1].kill()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "node0" / "status.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    attempt.nodes[0].send_signal(signal.SIGINT)
+    (code, said), _ = attempt.ended(20)
+    assert code == 75 and "before the hosts had met" in said
+
+
+def test_bad_data_ends_with_2_and_the_rank_s_message(material, tmp_path):
+    data = tmp_path / "bad.jsonl"
+    data.write_text("{\n")
+    ((code, said),) = ranks.Launch(tmp_path, [2], material / "run.yaml", f"dataset={data}").ended()
+    assert code == 2
+    assert f"{data}:1: not JSON" in said and "Traceback" not in said
+    assert ranks.status(tmp_path / "node0")["reason"] in said
+
+
+def wait_for_step(root, step, timeout=90):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if len(ranks.losses(root / "node0")) >= step:
+            return
+        time.sleep(0.05)
+    logs = "\n".join(path.read_text() for path in root.rglob("*.log"))
+    raise AssertionError(f"no step {step} within {timeout} s: {logs}")
+
+
+def rank_pids(launcher: int) -> dict[str, int]:
+    """The launcher's children, by rank."""
+    found = {}
+    for child in open(f"/proc/{launcher}/task/{launcher}/children").read().split() or children(launcher):
+        variables = open(f"/proc/{child}/environ").read().split("\0")
+        found |= {value[5:]: int(child) for value in variables if value.startswith("RANK=")}
+    return found
+
+
+def children(parent: int) -> list[str]:
+    """All children, whichever thread started them."""
+    paths = [f"/proc/{parent}/task/{thread}/children" for thread in os.listdir(f"/proc/{parent}/task")]
+    return [child for path in paths for child in open(path).read().split()]

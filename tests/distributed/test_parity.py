@@ -1,0 +1,98 @@
+"""One loss curve: a plain loop's, on any number of ranks, with any micro-batch."""
+
+import json
+import math
+
+import pytest
+import ranks
+import torch
+
+pytestmark = pytest.mark.distributed
+
+
+def plain_loop(material, steps=12, batch_size=7, length=32):
+    """What the trainer must equal: no ranks, no micro-batches, no packing: every document's piece runs alone."""
+    import numpy as np
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(material / "model")
+    stream = []  # (token, begins a document)
+    for line in (material / "data.jsonl").read_text().splitlines():
+        ids = [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
+        stream += [(token, n == 0) for n, token in enumerate(ids)]
+    windows = [stream[k : k + length + 1] for k in range(0, len(stream) - 1, length)]
+
+    torch.manual_seed(0)
+    model_config = AutoConfig.from_pretrained(material / "model", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    model = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95)
+    )
+    samples = [k for epoch in range(2) for k in np.random.Generator(np.random.PCG64([0, epoch])).permutation(len(windows))]
+    curve = []
+    for step in range(steps):
+        total, count = 0.0, 0
+        for k in samples[step * batch_size : (step + 1) * batch_size]:
+            pieces = [[]]
+            for token, begins in windows[k]:
+                if begins and pieces[-1]:
+                    pieces.append([])
+                pieces[-1].append(token)
+            for piece in (torch.tensor(p) for p in pieces if len(p) > 1):
+                logits = model(piece[None, :-1]).logits[0]
+                total = total + torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum")
+                count += len(piece) - 1
+        optimizer.zero_grad()
+        (total / count).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        done = (step - 3) / (steps - 3)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * ((step + 1) / 3 if step < 3 else 0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+        optimizer.step()
+        curve.append((total / count).item())
+    return curve
+
+
+@pytest.fixture(scope="module")
+def reference(material):
+    return plain_loop(material)
+
+
+def test_one_process_equals_a_plain_loop(reference, whole):
+    assert whole == pytest.approx(reference, rel=1e-5)
+    assert whole[-1] < whole[0] - 1  # it learns
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_number_of_ranks(material, reference, tmp_path, size):
+    """7 sequences on 2 and 3 ranks are uneven shares: 4 + 3, 3 + 2 + 2."""
+    assert ranks.run(tmp_path, size, material / "run.yaml") == pytest.approx(reference, rel=1e-5)
+    record = json.loads((tmp_path / "node1" / "metrics.jsonl").read_text().splitlines()[0])
+    assert record["shares"] == {2: [4, 3], 3: [3, 2, 2]}[size]
+    assert record["wire_bytes"] > 0
+
+
+def test_any_micro_batch(material, reference, tmp_path):
+    found = ranks.run(tmp_path, 2, material / "run.yaml", "micro_batch_size=1", one_host=True)
+    assert found == pytest.approx(reference, rel=1e-5)
+
+
+def test_gradients_travel_in_several_buckets(material, reference, tmp_path):
+    """The small model fits one bucket; with buckets of a few kB several are under way at once."""
+    patch = {("trainer.strategies.ddp", "BUCKET_BYTES"): 4096}
+    assert ranks.run(tmp_path, 2, material / "run.yaml", patch=patch) == pytest.approx(reference, rel=1e-5)
+
+
+def test_model_loads_in_plain_transformers(material, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "node0" / "model", use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "node0" / "model")
+    ids = tokenizer("the ship sails", return_tensors="pt").input_ids
+    assert tokenizer.decode(ids[0]) == "the ship sails"
+    assert torch.isfinite(model(ids).logits).all()
+    summary = json.loads((tmp_path / "node0" / "summary.json").read_text())
+    assert summary["state"] == "finished" and len(summary["losses"]) == 2 and summary["world"]["size"] == 1

@@ -1,0 +1,126 @@
+"""A run that was interrupted has the curve of one that was not."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def checkpoints(directory):
+    return sorted(path.name for path in (directory / "checkpoints").iterdir())
+
+
+def test_a_signal_saves_and_resume_is_exact_to_the_last_bit(material, whole, tmp_path):
+    ranks.run(tmp_path, 1, material / "run.yaml", codes=[75], stop_in=5)
+    directory = tmp_path / "node0"
+    assert ranks.losses(directory) == whole[:5]
+    state = ranks.status(directory)
+    assert (state["state"], state["last_checkpoint"]) == ("stopped", 5)
+    assert "step 5 of 12" in state["reason"]
+    assert checkpoints(directory) == ["step-00000004", "step-00000005"]
+
+    assert ranks.run(tmp_path, 1, material / "run.yaml") == whole
+    assert ranks.status(directory)["state"] == "finished"
+    assert "resuming after step 5" in (directory / "logs" / "rank-0.log").read_text()
+
+
+def test_resume_of_three_ranks_is_exact(material, tmp_path):
+    """A ring adds three values in an order that depends on their place: buckets must lie as they did."""
+    small = {("trainer.strategies.ddp", "BUCKET_BYTES"): 4096}
+    straight = ranks.run(tmp_path / "straight", 3, material / "run.yaml", patch=small)
+    ranks.run(tmp_path / "resumed", 3, material / "run.yaml", patch=small, stop_in=5, codes=[75] * 3)
+    assert ranks.run(tmp_path / "resumed", 3, material / "run.yaml", patch=small) == straight
+
+
+def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path):
+    """2, then 3, then 1; the third host has no copy and receives one, the last attempt runs on the host of a copy."""
+    ranks.run(tmp_path, 2, material / "run.yaml", codes=[75] * 2, stop_in=3)
+    ranks.run(tmp_path, 3, material / "run.yaml", codes=[75] * 3, stop_in=8)
+    assert not (tmp_path / "node2" / "checkpoints").exists()
+    assert ranks.run(tmp_path, 1, material / "run.yaml") == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_killed_rank_ends_all_and_a_restart_has_the_same_curve(material, whole, tmp_path):
+    long = (material / "run.yaml", "steps=4000", "checkpoint_every=4")
+    attempt = ranks.Ranks(tmp_path, 2, *long)
+    attempt.wait_for_step(6)
+    os.kill(attempt.processes[1].pid, signal.SIGKILL)
+    assert attempt.codes(30) == [5, -signal.SIGKILL]
+    assert "lost a peer" in ranks.status(tmp_path / "node0")["reason"]
+    # The schedule depends on the number of steps: an uninterrupted run of as many is what to compare with.
+    reached = len(ranks.losses(tmp_path / "node0")) + 6
+    straight = ranks.Ranks(tmp_path / "straight", 2, *long)
+    again = ranks.Ranks(tmp_path, 2, *long)
+    for attempt in (straight, again):
+        attempt.wait_for_step(reached)
+        os.kill(attempt.processes[0].pid, signal.SIGTERM)
+    assert straight.codes(30) == again.codes(30) == [75, 75]
+    curves = ranks.losses(tmp_path / "straight" / "node0")[:reached], ranks.losses(tmp_path / "node0")[:reached]
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "no manifest", "half written"])
+def test_a_damaged_newest_checkpoint_is_passed_over(material, whole, tmp_path, damage):
+    ranks.run(tmp_path, 1, material / "run.yaml", codes=[75], stop_in=9)
+    newest = tmp_path / "node0" / "checkpoints" / "step-00000009"
+    weights = newest / "model.safetensors"
+    content = weights.read_bytes()
+    if damage == "flip":
+        weights.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
+    elif damage == "cut":
+        weights.write_bytes(content[:-100])
+    elif damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        (newest / "manifest.json").write_text('{"step": 9, "fi')
+
+    assert ranks.run(tmp_path, 1, material / "run.yaml") == whole
+    log = (tmp_path / "node0" / "logs" / "rank-0.log").read_text()
+    assert "passed over a damaged checkpoint" in log and "step-00000009" in log and "resuming after step 8" in log
+    assert checkpoints(tmp_path / "node0") == ["step-00000008", "step-00000012"]  # 9 is gone: it never was
+
+
+def test_no_valid_checkpoint_at_all_is_refused(material, tmp_path):
+    """To begin anew, unasked, would throw away what might be repaired."""
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2")
+    (tmp_path / "node0" / "checkpoints" / "step-00000002" / "optimizer.safetensors").unlink()
+    ranks.run(tmp_path, 1, material / "run.yaml", codes=[2])
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "none of the run's checkpoints is valid" in reason and "optimizer.safetensors: missing" in reason
+
+
+def test_the_copy_on_another_host_is_enough(material, whole, tmp_path):
+    ranks.run(tmp_path, 2, material / "run.yaml", codes=[75] * 2, stop_in=6)
+    for node in ("node0", "node1"):
+        manifest = json.loads((tmp_path / node / "checkpoints" / "step-00000006" / "manifest.json").read_text())
+        assert [copy["host"] for copy in manifest["copies"]] == ["node0", "node1"]
+    shutil.rmtree(tmp_path / "node0")
+    ranks.Ranks(tmp_path, 2, material / "run.yaml").codes()
+    manifest = json.loads((tmp_path / "node0" / "checkpoints" / "step-00000012" / "manifest.json").read_text())
+    assert manifest["progress"]["step"] == 12
+    records = [json.loads(line) for line in (tmp_path / "node0" / "metrics.jsonl").read_text().splitlines()]
+    rest = [record["loss"] for record in records if record["kind"] == "train"]
+    assert rest == pytest.approx(whole[6:], rel=1e-5)
+    assert ranks.losses(tmp_path / "node1") == pytest.approx(whole, rel=1e-5)
+
+
+def test_another_dataset_is_refused(material, tmp_path):
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2")
+    other = tmp_path / "other.txt"
+    other.write_text("a calm sea and nobody on board knows\n" * 50)
+    ranks.run(tmp_path, 1, material / "run.yaml", f"dataset={other}", codes=[2])
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "dataset" in reason and "data.jsonl then" in reason and "other.txt now" in reason and "run name" in reason
+    ranks.run(tmp_path, 1, material / "run.yaml", "resume=never", codes=[2])
+    assert "resume is never" in ranks.status(tmp_path / "node0")["reason"]
+
+
+def test_a_finished_run_started_again_only_says_so(material, tmp_path):
+    first = ranks.run(tmp_path, 1, material / "run.yaml", "steps=3")
+    assert ranks.run(tmp_path, 1, material / "run.yaml", "steps=3") == first
+    assert ranks.status(tmp_path / "node0")["state"] == "finished"
