@@ -379,7 +379,16 @@ def check_types(inventory: Inventory) -> Iterable[Problem]:
         for host in hosts:
             value = inventory.hosts[host][key]
             if isinstance(value, Undefined):
-                continue  # a template over facts; the role will see its value
+                if not key.startswith("cluster_"):
+                    continue  # perhaps a template over facts; the role will see its value
+                yield Problem(
+                    dict(inventory.origins).get((host, key)) or host,
+                    key,
+                    str(value),
+                    "a value that is known before any host is contacted",
+                    "Write it out, or correct the template",
+                )
+                continue
             errors = ArgumentSpecValidator({key: option}).validate({key: value}).error_messages
             for error in errors:
                 yield Problem(  # equal ones, from a variable of a group, count once
