@@ -1,0 +1,57 @@
+"""Ansible's modules in unit tests: as Python, and as Ansible runs them."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def load_module():
+    """`load_module(name)`: plugins/modules/NAME.py as a Python module, for its plain functions."""
+
+    def load(name):
+        for file in (ROOT / "plugins/module_utils").glob("*.py"):
+            # On a host, Ansible puts these beside its own.
+            sys.modules.setdefault(
+                f"ansible.module_utils.{file.stem}",
+                importlib.import_module(f"plugins.module_utils.{file.stem}"),
+            )
+        return importlib.import_module(f"plugins.modules.{name}")
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def run_module():
+    """`run_module(name, check=False, **arguments)`: what the module returns when Ansible runs it here, and `output`."""
+
+    def run(name, check=False, **arguments):
+        command = [
+            str(Path(sys.executable).with_name("ansible")),
+            "localhost",
+            "-i",
+            "localhost,",
+            "-c",
+            "local",
+        ]
+        command += ["-m", name, "-a", json.dumps(arguments), *(["--check"] if check else [])]
+        settings = {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        }
+        done = subprocess.run(
+            command, env={**os.environ, **settings}, capture_output=True, text=True, cwd=ROOT
+        )
+        head, _, result = done.stdout.partition("=> ")
+        assert "localhost" in head, done.stdout + done.stderr
+        return {**json.JSONDecoder().raw_decode(result)[0], "output": done.stdout + done.stderr}
+
+    return run

@@ -1,0 +1,124 @@
+"""Names and ids: /etc/hosts, machine-id, and the list of hosts that both are made from."""
+
+import pytest
+
+from plugins.filter.cluster import cluster_hosts, next_peers
+from plugins.module_utils import managed_block
+
+HOSTS = [
+    {"address": "192.168.1.100", "names": ["node1"]},
+    {"address": "192.168.1.101", "names": ["node2", "big"]},
+]
+
+
+@pytest.fixture(scope="module")
+def etc_hosts(load_module):
+    return load_module("etc_hosts")
+
+
+def test_the_block_stands_after_the_owners_lines_and_is_written_once(etc_hosts):
+    text, found = etc_hosts.render("127.0.0.1\tlocalhost\n# mine\n10.1.1.1 printer", HOSTS)
+    assert text.startswith("127.0.0.1\tlocalhost\n# mine\n10.1.1.1 printer\n# BEGIN trainyard")
+    assert "192.168.1.100 node1\n192.168.1.101 node2 big\n# END trainyard\n" in text
+    assert found == []
+    assert etc_hosts.render(text, HOSTS) == (text, [])
+
+
+def test_a_removed_host_leaves_the_block(etc_hosts):
+    text, _ = etc_hosts.render("", HOSTS)
+    assert "node2" not in etc_hosts.render(text, HOSTS[:1])[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("127.0.1.1 node1", None),
+        ("127.0.1.1\tnode1.lan\tnode1", "127.0.1.1 node1.lan"),
+        ("127.0.1.1 mybox node2 # set by the installer", "127.0.1.1 mybox  # set by the installer"),
+        ("127.0.1.1 debian", "127.0.1.1 debian"),
+        ("127.0.0.1 localhost node1", "127.0.0.1 localhost node1"),
+        ("# 127.0.1.1 node1", "# 127.0.1.1 node1"),
+        ("", ""),
+    ],
+)
+def test_the_names_of_the_cluster_leave_127_0_1_1_and_nothing_else_does(etc_hosts, line, left):
+    assert etc_hosts.without_loopback_names(line, {"node1", "node2"}) == left
+
+
+def test_an_owners_line_with_another_address_is_reported(etc_hosts):
+    text, (conflict,) = etc_hosts.render("192.168.1.55 node2\n::1 node1\n192.168.1.100 node1\n", HOSTS)
+    assert "192.168.1.55 node2" in conflict
+    assert "192.168.1.101" in conflict
+    assert text.startswith("192.168.1.55 node2\n")
+
+
+def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, etc_hosts):
+    file = tmp_path / "hosts"
+    file.write_bytes(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n")
+    text, _ = etc_hosts.render(managed_block.read(str(file)), HOSTS)
+    assert text.encode(errors="surrogateescape").startswith(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n# BEGIN")
+
+
+def test_a_block_whose_end_was_lost_is_replaced_whole():
+    outside, inside = managed_block.split("a\n# BEGIN trainyard: x\nb\nc\n")
+    assert (outside, inside) == (["a"], ["b", "c"])
+    assert managed_block.join(outside, []) == "a\n"
+
+
+@pytest.mark.parametrize(
+    ("current", "taken", "new"),
+    [
+        ("a" * 32, [], False),
+        ("a" * 32, ["b" * 32], False),
+        ("a" * 32, ["a" * 32], True),
+        ("", [], True),
+        ("uninitialized", [], True),
+        ("A" * 32, [], True),
+    ],
+)
+def test_an_id_is_replaced_only_if_it_is_missing_or_taken(load_module, current, taken, new):
+    assert load_module("machine_id").needs_new(current, taken) is new
+
+
+def test_machine_id_on_files(run_module, tmp_path):
+    path, dbus = tmp_path / "machine-id", tmp_path / "dbus-machine-id"
+    arguments = {"path": str(path), "dbus_path": str(dbus), "taken": ["a" * 32]}
+    path.write_text("a" * 32 + "\n")
+    dbus.write_text("a" * 32 + "\n")
+    result = run_module("machine_id", check=True, **arguments)
+    assert result["changed"]
+    assert path.read_text() == "a" * 32 + "\n"
+    result = run_module("machine_id", **arguments)
+    assert result["changed"]
+    assert result["previous"] == "a" * 32
+    assert path.read_text() == dbus.read_text() == result["machine_id"] + "\n" != "a" * 32 + "\n"
+    assert "Reboot" in result["output"]
+    assert not run_module("machine_id", **arguments)["changed"]
+
+
+def test_hosts_have_their_names_the_canonical_one_first():
+    hostvars = {
+        "node1": {"ansible_host": "192.168.1.100"},
+        "node2": {"ansible_host": "gate", "cluster_address": "10.0.0.2", "identity_hostname": "big.lan"},
+    }
+    assert cluster_hosts(hostvars, hostvars) == [
+        {"name": "node1", "address": "192.168.1.100", "names": ["node1"]},
+        {"name": "node2", "address": "10.0.0.2", "names": ["big.lan", "node2", "big"]},
+    ]
+
+
+def test_a_short_name_that_two_hosts_would_have_is_nobodys():
+    hostvars = {name: {"ansible_host": "x"} for name in ("a.one", "a.two", "b.two")}
+    assert [host["names"] for host in cluster_hosts(hostvars, hostvars)] == [
+        ["a.one"],
+        ["a.two"],
+        ["b.two", "b"],
+    ]
+
+
+def test_each_host_begins_with_itself_and_all_are_asked_equally_often():
+    peers = [f"n{i}" for i in range(20)]
+    rounds = [next_peers(peers, peer) for peer in peers]
+    assert [asked[0] for asked in rounds] == peers
+    assert {len(asked) for asked in rounds} == {16}
+    assert {sum(peer in asked for asked in rounds) for peer in peers} == {16}

@@ -1,0 +1,112 @@
+"""The mesh's files: who is let in, whose host key is pinned, and what a run over some hosts leaves alone."""
+
+import subprocess
+
+import pytest
+
+from plugins.filter import cluster
+
+HOSTS = [
+    {"name": "node1", "address": "10.0.0.1", "names": ["node1"]},
+    {"name": "node2", "address": "10.0.0.2", "names": ["big.lan", "node2"]},
+]
+
+
+def facts(port="22", **keys):
+    found = {"env": {"SSH_CONNECTION": f"10.0.0.9 50000 10.0.0.1 {port}"}}
+    for kind, key in keys.items():
+        found[f"ssh_host_key_{kind}_public"] = key
+        found[f"ssh_host_key_{kind}_public_keytype"] = f"ssh-{kind}"
+    return {"ansible_facts": found}
+
+
+def test_a_key_is_good_from_its_own_host_and_for_commands_alone():
+    lines = cluster.peer_authorized_keys(HOSTS, {"node1": "ssh-ed25519 AAAA old comment", "node2": ""})
+    assert lines == {"node1": ['from="10.0.0.1",restrict ssh-ed25519 AAAA trainyard@node1']}
+
+
+def test_host_keys_are_pinned_under_every_name_and_address():
+    hostvars = {"node1": facts(ed25519="E", rsa="R"), "node2": {}}
+    assert cluster.peer_known_hosts(HOSTS, hostvars) == {
+        "node1": [
+            "node1,10.0.0.1 ssh-ed25519 E trainyard@node1",
+            "node1,10.0.0.1 ssh-rsa R trainyard@node1",
+        ]
+    }
+
+
+def test_another_port_is_pinned_and_told_to_ssh(tmp_path):
+    hostvars = {"node1": facts("2222", ed25519="E"), "node2": facts(ed25519="F")}
+    lines = cluster.peer_known_hosts(HOSTS, hostvars)
+    assert lines["node1"] == ["[node1]:2222,[10.0.0.1]:2222 ssh-ed25519 E trainyard@node1"]
+    ports = cluster.peer_ssh_ports(HOSTS, hostvars)
+    assert list(ports) == ["node1"]
+    file = tmp_path / "config"
+    file.write_text("\n".join(ports["node1"]) + "\n")
+    for name, port in {"node1": "2222", "10.0.0.1": "2222", "node2": "22"}.items():
+        settings = subprocess.run(
+            ["ssh", "-G", "-F", str(file), name], check=True, capture_output=True, text=True
+        ).stdout
+        assert f"\nport {port}\n" in f"\n{settings}"
+
+
+@pytest.mark.parametrize("connection", [{}, {"env": {}}, {"env": {"SSH_CONNECTION": ""}}, {"env": None}])
+def test_without_a_connection_by_ssh_the_port_is_22(connection):
+    assert cluster.ssh_port({"ansible_facts": connection}) == 22
+    assert cluster.ssh_port({}) == 22
+
+
+def line(peer, key="K"):
+    return f"restrict ssh-ed25519 {key} trainyard@{peer}"
+
+
+def test_lines_of_peers_that_this_run_did_not_ask_stay(load_module):
+    merge = load_module("peer_lines").merge
+    old = [line("node1", "old"), line("node2", "old"), line("node22", "old"), line("gone", "old")]
+    new = merge(old, {"node1": [line("node1", "new")]}, ["node1", "node2", "node22", "node3"])
+    assert new == [line("node1", "new"), line("node2", "old"), line("node22", "old")]
+
+
+def test_peer_lines_on_files(run_module, tmp_path):
+    path = tmp_path / ".ssh" / "authorized_keys"
+    arguments = {
+        "path": str(path),
+        "lines": {"node1": [line("node1")]},
+        "keep": ["node1", "node2"],
+        "mode": "0600",
+        "directory_mode": "0700",
+    }
+    assert run_module("peer_lines", check=True, **arguments)["changed"]
+    assert not path.parent.exists()
+    assert run_module("peer_lines", **arguments)["changed"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not run_module("peer_lines", **arguments)["changed"]
+
+    path.write_text("ssh-ed25519 MINE me@laptop\n" + path.read_text())
+    path.chmod(0o644)
+    arguments["lines"] = {"node2": [line("node2")]}
+    result = run_module("peer_lines", **arguments)
+    assert result["changed"]
+    text = path.read_text()
+    assert text.startswith("ssh-ed25519 MINE me@laptop\n")
+    assert line("node1") in text
+    assert line("node2") in text
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not run_module("peer_lines", **arguments)["changed"]
+
+
+def test_a_login_that_fails_is_told_with_the_peer_and_ssh_s_words(load_module, monkeypatch, tmp_path):
+    """The real module with a `runuser` that answers for every peer in its own way."""
+    fake = tmp_path / "runuser"
+    fake.write_text(
+        "#!/bin/sh\nfor word; do case $word in\n  good) exit 0;;\n"
+        '  closed) echo "x" >&2; echo "Permission denied (publickey)." >&2; exit 255;;\n'
+        f"  flaky) [ -e {tmp_path}/tried ] && exit 0; touch {tmp_path}/tried; exit 255;;\nesac; done\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    log_in = load_module("peer_login").log_in
+    assert log_in("trainyard", "good", 5) == ""
+    assert log_in("trainyard", "flaky", 5) == ""
+    assert log_in("trainyard", "closed", 5) == "Permission denied (publickey)."

@@ -1,0 +1,110 @@
+"""Kernel settings and limits: merged, applied where they differ, and never hidden when they fail."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from plugins.filter.sysctl import sysctl_settings
+
+OWN = [
+    {"key": "vm.swappiness", "value": "10", "why": "a"},
+    {"key": "net.core.rmem_max", "value": "64", "why": "b"},
+]
+
+
+@pytest.fixture(scope="module")
+def sysctl(load_module):
+    return load_module("sysctl_file")
+
+
+@pytest.fixture(scope="module")
+def limits(load_module):
+    return load_module("limits_file")
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """A tree like /proc/sys: one value that differs, one that is as wanted."""
+    for key, value in {"vm/swappiness": "60\n", "net/ipv4/tcp_rmem": "4096\t131072\t6291456\n"}.items():
+        file = tmp_path / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(value)
+    return tmp_path
+
+
+def test_the_inventory_overrides_adds_and_leaves_alone():
+    merged = sysctl_settings(OWN, {"vm.swappiness": 1, "net.core.rmem_max": None, "vm.dirty_ratio": "5"})
+    assert [(setting["key"], setting["value"]) for setting in merged] == [
+        ("vm.swappiness", "1"),
+        ("vm.dirty_ratio", "5"),
+    ]
+    assert sysctl_settings(OWN, {}) == OWN
+
+
+def test_zero_is_a_value():
+    assert sysctl_settings([], {"kernel.numa_balancing": 0})[0]["value"] == "0"
+
+
+def test_the_file_has_every_setting_below_its_reason(sysctl):
+    text = sysctl.render(OWN)
+    assert "\n# a\nvm.swappiness = 10\n" in text
+    assert all(len(line) <= 102 for line in sysctl.render([{**OWN[0], "why": "word " * 60}]).splitlines())
+
+
+def test_only_what_differs_is_written(sysctl, kernel):
+    settings = [
+        {"key": "vm.swappiness", "value": "10"},
+        {"key": "net.ipv4.tcp_rmem", "value": "4096 131072 6291456"},
+    ]
+    assert sysctl.apply(settings, str(kernel), False) == (["vm.swappiness"], {})
+    assert (kernel / "vm/swappiness").read_text() == "60\n"
+    assert sysctl.apply(settings, str(kernel), True) == (["vm.swappiness"], {})
+    assert (kernel / "vm/swappiness").read_text() == "10"
+    assert sysctl.apply(settings, str(kernel), True) == ([], {})
+
+
+def test_a_key_that_is_not_there_fails_and_the_others_are_set(sysctl, kernel):
+    settings = [{"key": "net.core.rmem_max", "value": "1"}, {"key": "vm.swappiness", "value": "10"}]
+    applied, failed = sysctl.apply(settings, str(kernel), True)
+    assert applied == ["vm.swappiness"]
+    assert failed["net.core.rmem_max"].errno == errno.ENOENT
+
+
+def test_a_value_that_the_kernel_refuses_is_a_failure_even_in_a_container(sysctl):
+    assert errno.EINVAL not in sysctl.NOT_OURS
+
+
+def test_a_limit_is_tried_in_a_child_and_leaves_this_process_alone(limits):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limits.grantable({"item": "nofile", "value": "64"})
+    with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
+        beyond = int(file.read()) + 1
+    assert not limits.grantable({"item": "nofile", "value": str(beyond)})
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+def test_limits_hold_for_a_domain(limits):
+    text = limits.render(
+        [{"domain": "@trainyard", "item": "memlock", "value": "unlimited", "why": "NCCL pins."}]
+    )
+    assert "# NCCL pins.\n@trainyard - memlock unlimited\n" in text
+
+
+def test_a_limit_that_cannot_be_granted_never_reaches_pam(run_module, tmp_path):
+    """PAM would refuse the login of everybody whom it concerns."""
+    path = tmp_path / "limits.conf"
+    wanted = [
+        {"domain": "@trainyard", "item": "nofile", "value": "64"},
+        {"domain": "@trainyard", "item": "nofile", "value": str(2**40)},
+    ]
+    # Whether this machine is a container decides between a warning and a failure; the file is the same.
+    result = run_module("limits_file", path=str(path), limits=wanted)
+    text = path.read_text() if path.exists() else ""
+    assert str(2**40) not in text
+    if os.system("systemd-detect-virt --container --quiet") == 0:
+        assert result["left_out"] == ["nofile"]
+        assert "nofile 64" in text
+    else:
+        assert "cannot grant nofile" in result["msg"]
