@@ -1,8 +1,9 @@
-"""Turn what the operator typed into a run's whole configuration, on the controller, before any host is touched.
+"""Turn what the operator typed into a run's whole configuration, on the controller, before any host is
+touched.
 
-Precedence, low to high: the trainer's defaults, `base` (the stored configuration of a run that is resumed), the
-inventory's `trainer_config`, `-e config=FILE`, `-e key=value`. Everything that can be found wrong here is refused here:
-names, values, a dataset or model that is not there, and the content of the dataset.
+Precedence, low to high: the trainer's defaults, `base` (the stored configuration of a run that is resumed),
+the inventory's `trainer_config`, `-e config=FILE`, `-e key=value`. Everything that can be found wrong here is
+refused here: names, values, a dataset or model that is not there, and the content of the dataset.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
 
-from trainer import config as trainer_config  # noqa: E402
-from trainer.data import read as trainer_data  # noqa: E402
-from trainer.errors import BadInput  # noqa: E402
+from trainer import config as trainer_config
+from trainer.data import read as trainer_data
+from trainer.errors import BadInput
 
-# What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the trainer, too.
+# What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the
+# trainer, too.
 SWITCHES = {
     "config": "a YAML file of trainer keys",
     "follow": "only follow a run that is active",
@@ -105,7 +107,9 @@ def file_keys(path: str) -> dict:
 
 
 def merge(sources: list[tuple[str, Mapping[str, object]]]) -> trainer_config.Config:
-    """One configuration of several (where, keys), later ones over earlier; raises BadInput with every fault of each."""
+    """One configuration of several (where, keys), later ones over earlier; raises BadInput with every fault
+    of each.
+    """
     problems, merged = [], {}
     for where, keys in sources:
         try:
@@ -181,7 +185,9 @@ def content_hash(path: str) -> str:
 
 
 def upload(path: str, kind: str) -> dict[str, str]:
-    """What to bring to the hosts: `key` of the configuration, source, and where it goes below the state directory."""
+    """What to bring to the hosts: `key` of the configuration, source, and where it goes below the state
+    directory.
+    """
     digest = content_hash(path)
     below = {"dataset": "data", "model": "models"}[kind]
     return {

@@ -1,11 +1,12 @@
 """Follow a run live, while the task runs.
 
-Every host's worker polls its own host over its own connection (one small shell command a poll) and lays what it saw
-into a spool directory of this ansible-playbook. The worker of the first host also reads the spool and draws one line:
-step, loss, tokens/s, time left, slowest host. Only this file knows how a run looks from outside; hosts never call back.
+Every host's worker polls its own host over its own connection (one small shell command a poll) and lays what
+it saw into a spool directory of this ansible-playbook. The worker of the first host also reads the spool and
+draws one line: step, loss, tokens/s, time left, slowest host. Only this file knows how a run looks from
+outside; hosts never call back.
 
-The task itself never fails: it returns an `outcome`, so that the play can stop the other hosts and fetch the logs
-before it says what went wrong.
+The task itself never fails: it returns an `outcome`, so that the play can stop the other hosts and fetch the
+logs before it says what went wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextvars
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -27,7 +29,8 @@ from ansible.utils.display import Display
 
 display = Display()
 
-# Workers have no terminal. This module is first imported by the main process, which looks the action up before it forks.
+# Workers have no terminal. This module is first imported by the main process, which looks the action up
+# before it forks.
 ON_A_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 
 WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll
@@ -49,15 +52,16 @@ EXITS = {
 }
 
 
-# --- one host, polled -----------------------------------------------------------------------------------------------
+# --- one host, polled ---------------------------------------------------------------------------------------
 
 
 @dataclass
 class View:
     """What the controller knows of one host of the run.
 
-    `state` is that of the keeper (systemd, or the process group): active, ended, or unknown before the first answer.
-    `code` is the launcher's exit code, `cause` systemd's word for its end (oom-kill, signal, …); `seen` is controller time.
+    `state` is that of the keeper (systemd, or the process group): active, ended, or unknown before the first
+    answer. `code` is the launcher's exit code, `cause` systemd's word for its end (oom-kill, signal, …);
+    `seen` is controller time.
     """
 
     host: str
@@ -75,21 +79,24 @@ class View:
 
     @property
     def result(self) -> str:
-        """running, finished, stopped or failed, by the launcher's word or, where it had none left to say, its exit."""
+        """running, finished, stopped or failed: by the launcher's exit, or by its word where systemd forgot
+        that.
+
+        systemd unloads a unit that ended well, and then shows 0 for a stop (75), too.
+        """
         if self.state != "ended":
             return "running"
+        if self.code:
+            return "stopped" if self.code == 75 else "failed"
         if self.status.get("state") in FINAL:
             return self.status["state"]
-        return {0: "finished", 75: "stopped"}.get(self.code, "failed")
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, as the launcher's status has it (systemd forgets that of a unit it unloads), else the keeper's."""
-        return self.status.get("exit_code", self.code)
+        return "finished" if self.code == 0 else "failed"
 
 
 def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
-    """The shell command of one poll: keeper's state, status.json, and at most WINDOW new bytes of metrics.jsonl."""
+    """The shell command of one poll: keeper's state, status.json, and at most WINDOW new bytes of
+    metrics.jsonl.
+    """
     if keeper == "systemd":
         unit = shlex.quote(f"trainyard@{run}.service")
         state = f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus"
@@ -108,16 +115,25 @@ def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
     )
 
 
-def log_command(run_dir: str) -> str:
-    """The shell command that shows the last lines of every log of the run on a host."""
-    return (
+def log_command(keeper: str, run: str, run_dir: str) -> str:
+    """The shell command that shows the last lines of every log of the run on a host, the launcher's own too."""
+    command = (
         f"cd {shlex.quote(run_dir)}/logs || exit 0; for log in *.log; do "
         f'[ -s "$log" ] || continue; echo "::log $log"; tail -n {LOG_LINES} "$log"; done'
     )
+    if keeper == "systemd":  # the journal; who may not read it sees nothing of it
+        unit = shlex.quote(f"trainyard@{run}.service")
+        command += (
+            f"; echo ::log launch.log; journalctl --quiet --unit {unit} --lines {LOG_LINES} --output cat "
+            "2>/dev/null; true"
+        )
+    return command
 
 
 def read_poll(view: View, output: str, now: float) -> None:
-    """Take the answer to `poll_command` into `view`. What is not whole yet (a half-written line) is left for the next poll."""
+    """Take the answer to `poll_command` into `view`. What is not whole yet (a half-written line) is left for
+    the next poll.
+    """
     head, _, rest = output.partition("::status\n")
     status, _, metrics = rest.partition("\n::metrics ")
     keeper = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
@@ -164,22 +180,25 @@ def _json_object(text: str) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-# --- all hosts, judged ----------------------------------------------------------------------------------------------
+# --- all hosts, judged --------------------------------------------------------------------------------------
 
 
 @dataclass
 class Limits:
-    """Seconds of patience: `settle` for the others to end after the first did, `unreachable` for a host that is silent."""
+    """Seconds of patience: `settle` for the others to end after the first did, `unreachable` for a host that
+    is silent.
+    """
 
     settle: float = 20.0
     unreachable: float = 300.0
 
 
 def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | None]:
-    """What has become of the run, and the host to blame: (running | finished | stopped | failed | unreachable, host or None).
+    """What has become of the run, and the host to blame: (running | finished | stopped | failed |
+    unreachable, host or None).
 
-    A run fails with its first host; the others get `settle` seconds to end by themselves, because only then it can
-    be told which one failed and which ones merely lost it.
+    A run fails with its first host; the others get `settle` seconds to end by themselves, because only then
+    it can be told which one failed and which ones merely lost it.
     """
     ended = [v for v in views if v.state == "ended"]
     failed = [v for v in ended if v.result == "failed"]
@@ -198,15 +217,19 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
 
 
 def blamed(failed: list[View], silent: list[View]) -> View:
-    """The host that failed first: a failure of its own outranks lost peers, and a host that fell silent explains those."""
-    own = [v for v in failed if v.exit_code != 5]
+    """The host that failed first: a failure of its own outranks lost peers, and a host that fell silent
+    explains those.
+    """
+    own = [v for v in failed if v.code != 5]
     if not own and silent:
         return silent[0]
     return min(own or failed, key=lambda v: (v.status.get("updated") or 0, v.seen))
 
 
 def slowest(views: list[View]) -> tuple[str, float] | None:
-    """The host whose own share of a step takes longest, and by what part more than the fastest; None if all are within 5 %."""
+    """The host whose own share of a step takes longest, and by what part more than the fastest; None if all
+    are within 5 %.
+    """
     means = {v.host: sum(v.compute_seconds) / len(v.compute_seconds) for v in views if v.compute_seconds}
     if len(means) < 2 or min(means.values()) <= 0:
         return None
@@ -215,7 +238,7 @@ def slowest(views: list[View]) -> tuple[str, float] | None:
     return (host, lag) if lag > 0.05 else None
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
+# --- words --------------------------------------------------------------------------------------------------
 
 
 def clock(seconds: float) -> str:
@@ -228,8 +251,11 @@ def clock(seconds: float) -> str:
 def progress_line(run: str, views: list[View], now: float) -> str:
     """One line on the whole run, from the host that has got furthest."""
     ahead = max(views, key=lambda v: (v.last.get("step") or v.status.get("step") or 0, v.seen))
-    status = {**ahead.status, **{k: v for k, v in ahead.last.items() if v is not None}}
-    step, steps = status.get("step") or 0, ahead.status.get("steps") or 0
+    status = {
+        **ahead.last,
+        **{k: v for k, v in ahead.status.items() if v is not None},
+    }  # its speed is smoothed
+    step, steps = status.get("step") or 0, status.get("steps") or 0
     state = ahead.status.get("state", "starting")
     parts = [run]
     if step and steps:
@@ -257,7 +283,7 @@ def progress_line(run: str, views: list[View], now: float) -> str:
 
 def meaning(view: View) -> tuple[str, str]:
     """(what happened, what to do) for a host that failed."""
-    code = view.exit_code
+    code = view.code
     if view.cause == "oom-kill":
         return (
             "the kernel killed it: the host ran out of memory",
@@ -293,10 +319,10 @@ def explain(run: str, outcome: str, view: View | None, views: list[View], comman
     else:
         what, cure = meaning(view)
         logs = guilty_logs(view)
-    reason = view.status.get("reason") if view.result == "failed" else ""
+    reason = view.status.get("reason") if view.status.get("state") == "failed" else ""
     lines = [f"Run {run} failed on {view.host} after step {step}: {what}."]
     if reason:
-        lines.append(f"  It says: {reason}")
+        lines += ["  It says:", *(f"    {line}" for line in reason.splitlines())]
     for name, tail in logs.items():
         lines += [f"  Last lines of {name} on {view.host}:", *(f"    {line}" for line in tail)]
     for other in views:
@@ -307,17 +333,26 @@ def explain(run: str, outcome: str, view: View | None, views: list[View], comman
 
 
 def guilty_logs(view: View) -> dict[str, list[str]]:
-    """The last lines worth showing: the failed rank's if the launcher knows it, else of all logs that are not empty."""
-    rank = view.status.get("failed_rank")
-    name = f"rank-{rank}.log"
-    return {name: view.logs[name]} if name in view.logs else view.logs
+    """The last lines worth showing: those of the rank that the launcher blames, else of all logs that have
+    any.
+
+    A launcher that refused bad input has started no rank, so that the ranks' logs are an earlier attempt's.
+    """
+    if view.code == 2 and view.logs.get("launch.log"):
+        return {"launch.log": view.logs["launch.log"]}
+    named = re.search(r"\brank (\d+)\b", str(view.status.get("reason") or ""))
+    name = f"rank-{named[1]}.log" if named else ""
+    ranks = {log: tail for log, tail in view.logs.items() if tail and log.startswith("rank-")}
+    return {name: ranks[name]} if name in ranks else ranks or view.logs
 
 
-# --- the plugin -----------------------------------------------------------------------------------------------------
+# --- the plugin ---------------------------------------------------------------------------------------------
 
 
 class Spool:
-    """A directory of this ansible-playbook, in which each host's worker keeps its view for the one that draws."""
+    """A directory of this ansible-playbook, in which each host's worker keeps its view for the one that
+    draws.
+    """
 
     def __init__(self, task_id: str) -> None:
         self.path = os.path.join(C.DEFAULT_LOCAL_TMP, f"follow-{task_id}")
@@ -338,7 +373,9 @@ class Spool:
 
 
 class ActionModule(ActionBase):
-    """Arguments: run, run_dir, keeper, hosts (of the run, in order), apart, commands, refresh, log_every, unreachable."""
+    """Arguments: run, run_dir, keeper, hosts (of the run, in order), apart, commands, refresh, log_every,
+    unreachable.
+    """
 
     TRANSFERS_FILES = False
     _supports_check_mode = False
@@ -361,8 +398,8 @@ class ActionModule(ActionBase):
         self.over = threading.Event()
         # Signals belong to the main thread, which knows when one would do harm (Screen.draw).
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        # A thread of its own: a host that stopped answering holds its poll for a minute, and the line must say so meanwhile.
-        # The context carries what Ansible keeps of the current task.
+        # A thread of its own: a host that stopped answering holds its poll for a minute, and the line must
+        # say so meanwhile. The context carries what Ansible keeps of the current task.
         poller = threading.Thread(target=contextvars.copy_context().run, args=(self._poll,), daemon=True)
         poller.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -387,7 +424,7 @@ class ActionModule(ActionBase):
             answer = self._ask(poll_command(self.keeper, self.run_name, self.run_dir, self.view.offset))
             read_poll(self.view, answer, time.time())
             if self.view.result == "failed":
-                self.view.logs = read_logs(self._ask(log_command(self.run_dir)))
+                self.view.logs = read_logs(self._ask(log_command(self.keeper, self.run_name, self.run_dir)))
         except (AnsibleError, OSError, ValueError) as error:
             self.view.silent_since = self.view.silent_since or now
             self.view.error = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -447,7 +484,8 @@ class Screen:
         self.drawn = line
 
     def _show(self, text: str, **how) -> None:
-        # A worker that dies of Ctrl-C while it holds the lock of the queue to the main process would hang that for ever.
+        # A worker that dies of Ctrl-C while it holds the lock of the queue to the main process would hang
+        # that for ever.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             display.display(text, **how)

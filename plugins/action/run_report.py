@@ -13,7 +13,9 @@ display = Display()
 
 
 def report(run: str, results: str, generate: str) -> str:
-    """The text after a finished run: its figures from summary.json, where its results lie, and the next command."""
+    """The text after a finished run: its figures from summary.json, where its results lie, and the next
+    command.
+    """
     try:
         with open(os.path.join(results, "summary.json"), encoding="utf-8") as file:
             summary = json.load(file)

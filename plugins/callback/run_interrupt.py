@@ -1,6 +1,7 @@
 """Says, when a followed run is left by Ctrl-C, that the run goes on, and how to come back to it.
 
-It lives in the main process, where Ansible hears Ctrl-C; the workers that follow are ended before they could speak.
+It lives in the main process, where Ansible hears Ctrl-C; the workers that follow are ended before they could
+speak.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from ansible.errors import AnsibleFilterError
 
 
 def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
-    """The hosts of a run in the order of their node ranks: the inventory's head first, then as they are given.
+    """The hosts of a run in the order of their node ranks: the inventory's head first, then as they are
+    given.
 
     A subset of the cluster (`-l`) may lack the head; then its first host takes that place.
     """
@@ -18,7 +19,8 @@ def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
 def run_plan(facts: dict[str, dict], run: str, port: int) -> dict[str, dict[str, str]]:
     """Each host's rank variables, in node order: {host: {variable: value}}.
 
-    `facts` are those of the module run_host, in node order; of each, `address`, `interface`, `processes` and `run_dir` count.
+    `facts` are those of the module run_host, in node order; of each, `address`, `interface`, `processes` and
+    `run_dir` count.
     """
     if not facts:
         raise AnsibleFilterError("run_plan: a run needs at least one host")
@@ -47,7 +49,9 @@ def run_plan(facts: dict[str, dict], run: str, port: int) -> dict[str, dict[str,
 
 
 def run_alone(facts: dict[str, dict], run: str, port: int, one_machine: bool) -> dict[str, dict[str, str]]:
-    """As `run_plan`, but every host for itself, a run of one node; on `one_machine` each needs a port of its own."""
+    """As `run_plan`, but every host for itself, a run of one node; on `one_machine` each needs a port of its
+    own.
+    """
     return {
         host: run_plan({host: fact}, run, port + number * one_machine)[host]
         for number, (host, fact) in enumerate(facts.items())
@@ -55,7 +59,9 @@ def run_alone(facts: dict[str, dict], run: str, port: int, one_machine: bool) ->
 
 
 def run_env(variables: dict[str, str]) -> str:
-    """The text of RUN.env: KEY=VALUE lines in the format that systemd's EnvironmentFile and a shell read alike."""
+    """The text of RUN.env: KEY=VALUE lines in the format that systemd's EnvironmentFile and a shell read
+    alike.
+    """
     lines = []
     for key, value in variables.items():
         text = str(value)
@@ -101,7 +107,8 @@ def run_problems(
         return problems
     if len(active) == len(facts) or (active and known and not resume):
         problems.append(
-            f"run {run} is already active on {_hosts(active)}; follow it: {commands['follow']} or stop it: {commands['stop']}"
+            f"run {run} is already active on {_hosts(active)}; follow it: {commands['follow']} "
+            f"or stop it: {commands['stop']}"
         )
         return problems
     others = sorted({name for f in facts.values() for name in f["active"]} - {run})

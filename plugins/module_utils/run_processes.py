@@ -1,7 +1,7 @@
 """The processes of a run on a host without systemd, found by their environment.
 
-torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds the whole run.
-What all of them inherit is TRAINYARD_RUN_DIR: it serves as the control group that systemd would give.
+torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds the whole
+run. What all of them inherit is TRAINYARD_RUN_DIR: it serves as the control group that systemd would give.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ VARIABLE = "TRAINYARD_RUN_DIR"
 
 
 def run_processes(run_dir: str | None = None) -> dict[int, str]:
-    """Live processes of this user that belong to a run, as {pid: run directory}; of one run if `run_dir` is given.
+    """Live processes of this user that belong to a run, as {pid: run directory}; of one run if `run_dir` is
+    given.
 
     A process that ended and was not waited for has an empty environment, so it does not count.
     """

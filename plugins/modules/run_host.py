@@ -75,15 +75,18 @@ def active_runs(module: AnsibleModule, keeper: str, state_dir: str) -> list[str]
     return sorted(unit.removeprefix(UNIT).removesuffix(".service") for unit in units)
 
 
-def run_state(run_dir: str) -> str | None:
-    """The run's last state by its status.json; `unknown` if it has a directory and no readable status; None if it has none."""
+def run_status(run_dir: str) -> dict | None:
+    """The run's status.json; with the state `unknown` alone if there is none to read; None without a
+    directory.
+    """
     if not os.path.isdir(run_dir):
         return None
     try:
         with open(os.path.join(run_dir, "status.json"), encoding="utf-8") as file:
-            return str(json.load(file)["state"])
+            status = json.load(file)
+        return {**status, "state": str(status["state"])}
     except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
+        return {"state": "unknown"}
 
 
 def interfaces(module: AnsibleModule) -> dict[str, list[str]]:
@@ -163,6 +166,7 @@ def main() -> None:
     p = module.params
     run_dir = os.path.join(p["state_dir"], "runs", p["run"])
     links = interfaces(module)
+    status = run_status(run_dir)
     gpus = len(glob.glob("/proc/driver/nvidia/gpus/*"))
     module.exit_json(
         changed=False,
@@ -170,7 +174,8 @@ def main() -> None:
             "release": release(p["opt_dir"]),
             "active": active_runs(module, p["keeper"], p["state_dir"]),
             "run_dir": run_dir,
-            "run_state": run_state(run_dir),
+            "run_status": status,
+            "run_state": status and status["state"],
             "run_file": os.path.isfile(os.path.join(p["etc_dir"], "runs", p["run"] + ".yaml")),
             "address": p["address"],
             "interface": next((name for name, held in links.items() if p["address"] in held), None),

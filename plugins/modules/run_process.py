@@ -9,7 +9,8 @@ short_description: Start or stop a run on a host without systemd
 description:
   - Starts the command that the unit trainyard@RUN would start, in a session of its own, so that it outlives the
     controller and does not hear its Ctrl-C.
-  - Stops it by a TERM to the launcher, which lets the ranks save; after O(patience) seconds by a KILL to every process of the run.
+  - Stops it by a TERM to the launcher, which lets the ranks save; after O(patience) seconds by a KILL to every
+    process of the run.
 options:
   state: {type: str, choices: [started, stopped], default: started, description: Whether the run shall live.}
   run_dir: {type: path, required: true, description: The run's directory.}
@@ -42,7 +43,8 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.run_processes import VARIABLE, run_processes
 
-# The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would keep it.
+# The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
+# keep it.
 KEEPER = r"""
 trap : TERM
 "$@" & child=$!
@@ -54,7 +56,9 @@ echo $code > "$0/.exit" && mv "$0/.exit" "$0/exit"
 
 
 def read_env_file(path: str) -> dict[str, str]:
-    """The variables of a file in systemd's EnvironmentFile format, as RUN.env uses it: KEY=VALUE, quoted where needed."""
+    """The variables of a file in systemd's EnvironmentFile format, as RUN.env uses it: KEY=VALUE, quoted
+    where needed.
+    """
     variables = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
