@@ -89,8 +89,12 @@ def find(run_dir: Path, world: World) -> Found | None:
     """
     folder = run_dir / "checkpoints"
     manifest, _, damaged = newest(folder) if world.first_on_host else (None, None, {})
-    everyone = world.gather({"manifest": manifest, "damaged": {path.name: why for path, why in damaged.items()}})
-    problems = [f"{world.hosts[rank]}: {why}" for rank, one in enumerate(everyone) for why in one["damaged"].values()]
+    everyone = world.gather(
+        {"manifest": manifest, "damaged": {path.name: why for path, why in damaged.items()}}
+    )
+    problems = [
+        f"{world.hosts[rank]}: {why}" for rank, one in enumerate(everyone) for why in one["damaged"].values()
+    ]
     holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
     if not holders:
         if problems:
@@ -121,7 +125,7 @@ def find(run_dir: Path, world: World) -> Found | None:
 
 
 def newest(folder: Path) -> tuple[dict | None, Path | None, dict[Path, str]]:
-    """The newest valid checkpoint in `folder`: its manifest and path, and what is wrong with newer ones, by path."""
+    """The newest valid checkpoint in `folder`: its manifest and path; and by path, what is wrong with newer ones."""
     problems = {}
     for path in reversed(_list(folder)):
         try:

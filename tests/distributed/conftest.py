@@ -4,17 +4,17 @@ import random
 
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
-import pytest  # noqa: E402
+import pytest
 
 
 @pytest.fixture(scope="session")
 def material(tmp_path_factory):
-    """A small world to train in: data.jsonl (documents of many lengths), a model directory without weights, run.yaml."""
+    """Something to train on: data.jsonl (documents of many lengths), model/ (without weights), run.yaml."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("material")
-    words = "the ship sails over a calm sea and nobody on board knows where it will land next".split()
+    words = "the ship sails over a calm sea and nobody on board knows where it will land".split()  # noqa: SIM905
     chance = random.Random(7)
     texts = [" ".join(chance.choices(words, k=chance.choice((1, 3, 9, 30, 90)))) + "." for _ in range(120)]
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -25,11 +25,19 @@ def material(tmp_path_factory):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(
         texts,
-        trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+        ),
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder / "model")
     GPT2Config(
-        vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=tokenizer.get_vocab_size(),
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     ).save_pretrained(folder / "model")
     (folder / "run.yaml").write_text(
         f"""\

@@ -95,7 +95,9 @@ class Ranks:
             if stop_in and rank == size - 1:
                 environment["SIGTERM_IN_STEP"] = str(stop_in)
             own = per_rank[rank] if per_rank else []
-            process = context.Process(target=_rank, args=(environment, [str(config), *overrides, *own], patch or {}))
+            process = context.Process(
+                target=_rank, args=(environment, [str(config), *overrides, *own], patch or {})
+            )
             process.start()
             self.processes.append(process)
 
@@ -196,4 +198,3 @@ class Launch:
                 _, said = node.communicate()
             results.append((node.returncode, said))
         return results
-

@@ -9,6 +9,23 @@ import ranks
 
 pytestmark = pytest.mark.distributed
 
+KEYS = {
+    *(
+        "kind",
+        "step",
+        "epoch",
+        "loss",
+        "lr",
+        "grad_norm",
+        "tokens",
+        "tokens_total",
+        "tokens_per_second",
+        "time",
+    ),
+    *("step_seconds", "compute_seconds", "comm_seconds", "wire_bytes", "world_size", "shares"),
+    *("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes"),
+}
+
 
 def ended(tmp_path, size, material, *overrides, code, node=0, **options):
     """Run to the expected exit code on all ranks; the reason that a host's status gives."""
@@ -124,7 +141,9 @@ def test_a_silent_peer_is_a_lost_peer(material, tmp_path):
     import os
     import signal
 
-    pair = ranks.Ranks(tmp_path, 2, material / "run.yaml", "steps=4000", "timeout_seconds=3", "checkpoint_every=0")
+    pair = ranks.Ranks(
+        tmp_path, 2, material / "run.yaml", "steps=4000", "timeout_seconds=3", "checkpoint_every=0"
+    )
     pair.wait_for_step(3)
     os.kill(pair.processes[1].pid, signal.SIGSTOP)
     pair.processes[0].join(20)
@@ -139,11 +158,7 @@ def test_metrics_and_status_have_their_keys(material, tmp_path):
     ranks.run(tmp_path, 2, material / "run.yaml", "steps=3")
     for node in ("node0", "node1"):
         record = json.loads((tmp_path / node / "metrics.jsonl").read_text().splitlines()[0])
-        assert set(record) == set(
-            "kind step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds "
-            "comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes memory_peak_bytes "
-            "time".split()
-        )
+        assert set(record) == KEYS
         state = ranks.status(tmp_path / node)
         assert set(state) == set(metrics.KEYS)
         assert state["host"] == node and len(state["compute_seconds"]) == 2

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import ranks
@@ -52,7 +53,8 @@ def test_the_stop_command(material, tmp_path):
     assert main(["stop", str(tmp_path / "node0")]) == 0
     assert [code for code, _ in attempt.ended(60)] == [75]
     assert ranks.status(tmp_path / "node0")["state"] == "stopped"
-    assert main(["stop", str(tmp_path / "node0")]) == 0  # nothing to stop, and no file left for the next attempt
+    # Now there is nothing to stop, and no file must lie in wait for the next attempt.
+    assert main(["stop", str(tmp_path / "node0")]) == 0
     assert not (tmp_path / "node0" / "stop").exists()
 
 
@@ -133,15 +135,10 @@ def wait_for_step(root, step, timeout=90):
 
 
 def rank_pids(launcher: int) -> dict[str, int]:
-    """The launcher's children, by rank."""
+    """The launcher's children by rank, whichever of its threads started them."""
     found = {}
-    for child in open(f"/proc/{launcher}/task/{launcher}/children").read().split() or children(launcher):
-        variables = open(f"/proc/{child}/environ").read().split("\0")
-        found |= {value[5:]: int(child) for value in variables if value.startswith("RANK=")}
+    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
+        for child in children.read_text().split():
+            variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+            found |= {value[5:]: int(child) for value in variables if value.startswith("RANK=")}
     return found
-
-
-def children(parent: int) -> list[str]:
-    """All children, whichever thread started them."""
-    paths = [f"/proc/{parent}/task/{thread}/children" for thread in os.listdir(f"/proc/{parent}/task")]
-    return [child for path in paths for child in open(path).read().split()]

@@ -30,7 +30,11 @@ def plain_loop(material, steps=12, batch_size=7, length=32):
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95)
     )
-    samples = [k for epoch in range(2) for k in np.random.Generator(np.random.PCG64([0, epoch])).permutation(len(windows))]
+    samples = [
+        k
+        for epoch in range(2)
+        for k in np.random.Generator(np.random.PCG64([0, epoch])).permutation(len(windows))
+    ]
     curve = []
     for step in range(steps):
         total, count = 0.0, 0

@@ -60,7 +60,10 @@ def test_a_killed_rank_ends_all_and_a_restart_has_the_same_curve(material, whole
         attempt.wait_for_step(reached)
         os.kill(attempt.processes[0].pid, signal.SIGTERM)
     assert straight.codes(30) == again.codes(30) == [75, 75]
-    curves = ranks.losses(tmp_path / "straight" / "node0")[:reached], ranks.losses(tmp_path / "node0")[:reached]
+    curves = (
+        ranks.losses(tmp_path / "straight" / "node0")[:reached],
+        ranks.losses(tmp_path / "node0")[:reached],
+    )
     assert curves[0] == curves[1]
 
 
@@ -81,7 +84,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over(material, whole, tmp_path, d
 
     assert ranks.run(tmp_path, 1, material / "run.yaml") == whole
     log = (tmp_path / "node0" / "logs" / "rank-0.log").read_text()
-    assert "passed over a damaged checkpoint" in log and "step-00000009" in log and "resuming after step 8" in log
+    assert (
+        "passed over a damaged checkpoint" in log
+        and "step-00000009" in log
+        and "resuming after step 8" in log
+    )
     assert checkpoints(tmp_path / "node0") == ["step-00000008", "step-00000012"]  # 9 is gone: it never was
 
 
@@ -97,11 +104,15 @@ def test_no_valid_checkpoint_at_all_is_refused(material, tmp_path):
 def test_the_copy_on_another_host_is_enough(material, whole, tmp_path):
     ranks.run(tmp_path, 2, material / "run.yaml", codes=[75] * 2, stop_in=6)
     for node in ("node0", "node1"):
-        manifest = json.loads((tmp_path / node / "checkpoints" / "step-00000006" / "manifest.json").read_text())
+        manifest = json.loads(
+            (tmp_path / node / "checkpoints" / "step-00000006" / "manifest.json").read_text()
+        )
         assert [copy["host"] for copy in manifest["copies"]] == ["node0", "node1"]
     shutil.rmtree(tmp_path / "node0")
     ranks.Ranks(tmp_path, 2, material / "run.yaml").codes()
-    manifest = json.loads((tmp_path / "node0" / "checkpoints" / "step-00000012" / "manifest.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "node0" / "checkpoints" / "step-00000012" / "manifest.json").read_text()
+    )
     assert manifest["progress"]["step"] == 12
     records = [json.loads(line) for line in (tmp_path / "node0" / "metrics.jsonl").read_text().splitlines()]
     rest = [record["loss"] for record in records if record["kind"] == "train"]
@@ -115,7 +126,12 @@ def test_another_dataset_is_refused(material, tmp_path):
     other.write_text("a calm sea and nobody on board knows\n" * 50)
     ranks.run(tmp_path, 1, material / "run.yaml", f"dataset={other}", codes=[2])
     reason = ranks.status(tmp_path / "node0")["reason"]
-    assert "dataset" in reason and "data.jsonl then" in reason and "other.txt now" in reason and "run name" in reason
+    assert (
+        "dataset" in reason
+        and "data.jsonl then" in reason
+        and "other.txt now" in reason
+        and "run name" in reason
+    )
     ranks.run(tmp_path, 1, material / "run.yaml", "resume=never", codes=[2])
     assert "resume is never" in ranks.status(tmp_path / "node0")["reason"]
 

@@ -35,6 +35,7 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
         raise BadInput("\n".join(problems))
     print(
         f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are "
+        f""
         f"good"
     )
     return 0

@@ -39,7 +39,9 @@ def main(config: Config, environment: Environment) -> int:
                 host=environment.host,
             )
             status.update(state="starting")
-        torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size))
+        torch.set_num_threads(
+            config.threads or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)
+        )
         with translated():
             world = World(config, environment)
         with translated(world):
@@ -167,6 +169,8 @@ def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
     temporary = directory.with_name(".model.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
+        # transformers would save on rank 0 alone, but every host has a disk of its own.
+        model.should_save_on_this_rank = lambda wanted: wanted
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         shutil.rmtree(directory, ignore_errors=True)

@@ -124,7 +124,7 @@ def _tokenise(config: Config, tokenizer, directory: Path) -> None:
 
 
 def _entropy(tokens: np.ndarray) -> float:
-    """The entropy of the frequencies of tokens (T,), in nats; a piece at a time, as T may not fit into memory."""
+    """The entropy of the frequencies of tokens (T,), in nats; by pieces, as T may not fit into memory."""
     counts = np.zeros(int(tokens.max()) + 1, dtype=np.int64)
     for begin in range(0, len(tokens), BATCH):
         counts += np.bincount(tokens[begin : begin + BATCH], minlength=len(counts))

@@ -144,6 +144,10 @@ def _check(config: Config, found: Source) -> None:
         raise BadInput(
             f"model: {name}: its tokenizer has no tokenizer.json; convert it with AutoTokenizer and save it"
         )
+    if len(tokenizer) <= len(
+        tokenizer.all_special_ids
+    ):  # transformers makes an empty one where there is no file
+        raise BadInput(f"model: {name}: no tokenizer in it; put its tokenizer.json beside config.json")
     if tokenizer.eos_token_id is None:
         raise BadInput(
             f"model: {name}: its tokenizer has no end-of-text token (eos_token); set one in "

@@ -1,0 +1,121 @@
+"""The configuration: what is refused, where it stands, and what to write instead."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import config
+from trainer.errors import BadInput
+
+ROOT = Path(__file__).parents[2]
+
+REFUSED = {
+    "unknown key": ("step: 3", ":1: unknown key 'step'; did you mean 'steps'?"),
+    "unknown key, far from any": ("zzzzzz: 3", "the keys are: run, model,"),
+    "line of the second": (
+        "lr: 0.1\nbach_size: 3",
+        ":2: unknown key 'bach_size'; did you mean 'batch_size'?",
+    ),
+    "below the range": ("batch_size: 0", ":1: batch_size: expected at least 1, found 0"),
+    "not above": ("lr: 0", "lr: expected more than 0, found 0.0"),
+    "over the range": ("beta1: 1.5", "beta1: expected at most 0.9999, found 1.5"),
+    "a word for a number": ("steps: many", "steps: expected a whole number, found 'many'"),
+    "a fraction for a whole number": ("steps: 1.5", "steps: expected a whole number, found 1.5"),
+    "yes for a number": ("batch_size: yes", "batch_size: expected a whole number, found True"),
+    "a number for a text": ("run: 12", "run: expected a text, found 12; quote it: '12'"),
+    "nothing": ("batch_size:", "batch_size: expected a whole number, found nothing"),
+    "not a number": ("lr: .nan", "lr: expected a finite number"),
+    "infinity": ("lr: .inf", "lr: expected a finite number"),
+    "unknown strategy": ("strategy: dpd", "strategy: expected ddp, found 'dpd'; did you mean 'ddp'?"),
+    "a strategy of later": ("strategy: zero3", "strategy: expected ddp, found 'zero3'"),
+    "unknown schedule": ("lr_schedule: cosin", "expected cosine or linear or constant, found 'cosin'"),
+    "a list": ("model: [a, b]", "model: expected one value, found a list"),
+    "a mapping": ("model: {name: a}", "model: expected one value, found a mapping"),
+    "twice": ("lr: 1\nseed: 1\nlr: 2", ":3: 'lr' stands twice (first at"),
+    "a run name with a slash": ("run: a/b", "'a/b' must begin with a letter or digit"),
+    "a run name of dots": ("run: ..", "'..' must begin with a letter or digit"),
+    "no mapping": ("- a", ":1: expected lines 'key: value', found a list"),
+    "not YAML": ("lr: [1", "not YAML"),
+    "a tab": ("lr:\t- 1\n\t x", "not YAML"),
+    "bad date": ("run: 2024-99-99", "run"),
+    "a Python object": ("lr: !!python/object/apply:os.system [ls]", "expected one value, found a list"),
+    "a Python scalar": ("lr: !!python/name:os.system x", "not YAML"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(tmp_path, name):
+    text, message = REFUSED[name]
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as refused:
+        config.load(path)
+    assert message in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_all_problems_at_once(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("lr: -1\nstepss: 3\n")
+    with pytest.raises(BadInput) as refused:
+        config.load(path, ["seed=x", "nonsense"])
+    assert len(str(refused.value).splitlines()) == 4
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    with pytest.raises(BadInput, match="no such file"):
+        config.load(tmp_path / "none.yaml")
+    with pytest.raises(BadInput, match="cannot be read"):
+        config.load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"model: caf\xe9")
+    with pytest.raises(BadInput, match="cannot be read"):
+        config.load(tmp_path / "latin.yaml")
+
+
+def test_overrides_come_last_and_are_read_as_yaml(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("lr: 1.0\nsteps: '7'\n# a comment\n")
+    found = config.load(
+        path, ["lr=3e-4", "run=2024", "epochs=2", "trust_remote_code=true", "max_samples=null"]
+    )
+    assert (found.lr, found.steps, found.run, found.epochs) == (3e-4, 7, "2024", 2.0)
+    assert found.trust_remote_code is True and found.max_samples is None
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    (tmp_path / "run.yaml").write_text("")
+    assert config.load(tmp_path / "run.yaml") == config.load() == config.Config()
+
+
+def test_a_mapping_in_memory():
+    assert config.from_mapping({"lr": "1e-3", "steps": 3}).lr == 1e-3
+    with pytest.raises(BadInput, match=r"train\.yml: unknown key 'stepz'; did you mean 'steps'"):
+        config.from_mapping({"stepz": 1}, "train.yml")
+
+
+def test_the_defaults_obey_their_own_rules_and_every_key_is_described():
+    values = {name: value for name, value in dataclasses.asdict(config.Config()).items() if value is not None}
+    assert config.from_mapping(values) == config.Config()
+    described = config.describe()
+    assert [entry["name"] for entry in described] == list(config.FIELDS)
+    assert all(entry["doc"] for entry in described)
+    assert {"name": "max_samples", "type": "int (optional)", "default": None}.items() <= described[5].items()
+
+
+def test_strategies_are_those_that_there_are():
+    from trainer.strategies import STRATEGIES
+
+    assert tuple(STRATEGIES) == config.STRATEGIES
+
+
+def test_the_controller_needs_no_torch():
+    """config, environment, errors, metrics and the read-only half of the command line come without torch."""
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['numpy'] = None\n"
+        "from trainer import cli, config, environment, errors, metrics\n"
+        "sys.exit(cli.main(['check', '--config-only', sys.argv[1], 'steps=3']))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, "/dev/null"], cwd=ROOT).returncode == 0

@@ -1,0 +1,253 @@
+"""Shares, learning rates, checkpoints on disk, and the commands' answers to bad input."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import balance, checkpoint, cli, metrics, optim
+from trainer.config import from_mapping
+from trainer.errors import BadInput
+
+
+def test_shares():
+    assert balance.shares(7, 3) == [3, 2, 2]
+    assert balance.shares(8, 2) == [4, 4]
+    with pytest.raises(BadInput, match="set batch_size to 4 or more"):
+        balance.shares(3, 4)
+
+
+def test_learning_rates():
+    rates = {
+        schedule: [
+            optim.learning_rate(from_mapping({"lr_schedule": schedule, "warmup_steps": 2}), 1.0, step, 12)
+            for step in range(1, 13)
+        ]
+        for schedule in ("cosine", "linear", "constant")
+    }
+    for curve in rates.values():
+        assert curve[:3] == [0.5, 1.0, 1.0]
+        assert all(a >= b > 0 for a, b in itertools.pairwise(curve[1:]))
+    assert rates["constant"][-1] == 1.0
+    assert rates["linear"][-1] == pytest.approx(0.1)
+    assert 0.1 < rates["cosine"][-1] < 0.13
+
+
+def stored(folder: Path, step: int) -> Path:
+    """A checkpoint of a few bytes, valid by its manifest."""
+    path = folder / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"weights")
+    files = {"model.safetensors": checkpoint._settled(path / "model.safetensors")}
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "files": files}))
+    return path
+
+
+def test_newest_valid_wins(tmp_path):
+    for step in (3, 10, 9):
+        stored(tmp_path, step)
+    assert checkpoint.newest(tmp_path)[1].name == "step-00000010"
+    (tmp_path / "step-00000010" / "model.safetensors").write_bytes(b"weightz")
+    manifest, path, damaged = checkpoint.newest(tmp_path)
+    assert (manifest["step"], path.name) == (9, "step-00000009")
+    assert "sha256 differs" in damaged[tmp_path / "step-00000010"]
+    assert checkpoint.newest(tmp_path / "none") == (None, None, {})
+
+
+def test_an_unfinished_checkpoint_is_invisible(tmp_path):
+    stored(tmp_path, 1)
+    stored(tmp_path, 2).rename(tmp_path / ".step-00000002.tmp")
+    assert checkpoint.newest(tmp_path)[0]["step"] == 1
+
+
+def test_rotation_keeps_what_was_just_written(tmp_path):
+    for step in (1, 2, 3, 9):
+        stored(tmp_path, step)
+    (tmp_path / ".step-00000002.tmp").mkdir()
+    checkpoint._rotate(tmp_path, step=3, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000009"]
+
+
+def test_another_model_or_dataset_is_named():
+    manifest = {
+        "step": 4,
+        "identity": {"model": "a", "dataset": "d", "seed": 0},
+        "settings": {"model": "tiny", "dataset": "austen", "seed": 0},
+    }
+    same = dict(manifest["identity"])
+    checkpoint.check_identity(manifest, same, {})
+    with pytest.raises(BadInput) as refused:
+        checkpoint.check_identity(
+            manifest, same | {"dataset": "e", "seed": 1}, {"dataset": "austen", "seed": 1}
+        )
+    message = str(refused.value)
+    assert "dataset: austen then, austen now (the same name, another content)" in message
+    assert "seed: 0 then, 1 now" in message and "model" not in message
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
+    before = metrics.Metrics(tmp_path, 0)
+    for step in (1, 2, 3):
+        before.write("train", step=step, loss=1.0)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 4, "lo')  # a crash in mid-line
+    metrics.Metrics(tmp_path, 2).write("train", step=3, loss=2.0)
+    found = [(record["step"], record["loss"]) for record in metrics.read(tmp_path / "metrics.jsonl")]
+    assert found == [(1, 1.0), (2, 1.0), (3, 2.0)]
+
+
+def test_status_is_written_whole_at_each_change_of_state(tmp_path):
+    status = metrics.Status(tmp_path, run="r")
+    status.update(state="running")
+    status.update(step=1)  # too soon
+    assert json.loads((tmp_path / "status.json").read_text())["step"] is None
+    status.update(state="saving")
+    written = json.loads((tmp_path / "status.json").read_text())
+    assert written["step"] == 1 and set(written) == set(metrics.KEYS)
+
+
+def answer(capfd, *arguments) -> tuple[int, str]:
+    """Exit code and message of a command."""
+    code = cli.main([str(argument) for argument in arguments])
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err + said.out
+    return code, said.err
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    (tmp_path / "data.txt").write_text("a few words to read\n" * 30)
+    (tmp_path / "run.yaml").write_text(
+        f"dataset: {tmp_path}/data.txt\nvocab_size: 300\nsequence_length: 16\n"
+    )
+    return tmp_path / "run.yaml"
+
+
+def pickled(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+
+
+def without_tokenizer(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}')
+
+
+def broken_config(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text("{")
+
+
+def unknown_type(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "nothing_like_it"}')
+
+
+def own_code(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
+
+
+MODELS = {
+    "pickled weights": (pickled, "pickled"),
+    "no tokenizer": (without_tokenizer, "no tokenizer in it; put its tokenizer.json beside config.json"),
+    "broken config": (broken_config, "configuration cannot be loaded"),
+    "unknown type": (unknown_type, "nothing_like_it"),
+    "own code": (own_code, "trust_remote_code"),
+    "no config": (lambda folder: folder.mkdir(), "no config.json"),
+    "missing": (lambda folder: None, "no such directory"),
+    "a file": (lambda folder: folder.write_text("x"), "not a directory"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bad_model_is_refused(tmp_path, config_file, capfd, name):
+    make, message = MODELS[name]
+    make(tmp_path / "model")
+    code, said = answer(capfd, "check", config_file, f"model={tmp_path}/model")
+    assert code == 2
+    assert said.startswith(f"error: model: {tmp_path}/model: ") and message in said
+
+
+def test_a_hub_name_without_internet(config_file, capfd, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, said = answer(capfd, "check", config_file, "model=nobody/nothing")
+    assert code == 2 and "neither a directory here nor to be had" in said and "HF_HUB_OFFLINE is set" in said
+
+
+def test_check_lists_model_and_data_together(tmp_path, config_file, capfd):
+    code, said = answer(capfd, "check", config_file, f"model={tmp_path}/none", "dataset=none.txt")
+    assert code == 2 and "dataset: none.txt" in said and "model: " in said
+
+
+def test_a_good_check(config_file, capfd):
+    assert cli.main(["check", str(config_file)]) == 0
+    assert "are good" in capfd.readouterr().out
+
+
+def test_sequences_longer_than_the_model(tmp_path, config_file, capfd):
+    from transformers import GPT2Config
+
+    from trainer.data import tokenizer
+
+    GPT2Config(n_positions=8, n_layer=1, n_embd=8, n_head=1).save_pretrained(tmp_path / "model")
+    tokenizer.wrap(tokenizer.train(from_mapping({"dataset": "austen", "vocab_size": 300}))).save_pretrained(
+        tmp_path / "model"
+    )
+    code, said = answer(capfd, "check", config_file, f"model={tmp_path}/model")
+    assert code == 2 and "sequence_length 16 is more than the 8 positions" in said and "set it to 8" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "/nonexistent"], "no such directory"),
+        (["generate", "/tmp"], "neither a model (config.json) nor a run"),
+        (["stop", "/tmp"], "not a run's directory"),
+        (["train", "/nonexistent.yaml"], "no such file"),
+    ],
+)
+def test_bad_directories(capfd, arguments, message):
+    code, said = answer(capfd, *arguments)
+    assert code == 2 and message in said
+
+
+def test_ranks_without_a_launcher(config_file, capfd, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    code, said = answer(capfd, "train", config_file)
+    assert code == 2 and "trainer launch" in said
+
+
+def test_train_and_generate_by_hand(tmp_path, config_file):
+    """The commands as a user types them, in an empty directory."""
+
+    def typed(*arguments):
+        command = [sys.executable, "-m", "trainer", *map(str, arguments)]
+        environment = {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "HOME": str(tmp_path),
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+
+    trained = typed("train", config_file, "run=mine", "steps=2", "threads=1", "device=cpu")
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert trained.stderr == ""
+    assert "finished: model in" in trained.stdout
+    first, again, other = (
+        typed(
+            "generate", tmp_path / "runs" / "mine", "--prompt", "a few", "--max-new-tokens", 8, "--seed", seed
+        )
+        for seed in (1, 1, 2)
+    )
+    assert first.returncode == 0 and first.stderr == ""
+    assert first.stdout.startswith("a few") and first.stdout == again.stdout != other.stdout
+    assert (tmp_path / ".cache" / "trainyard").is_dir()
