@@ -269,9 +269,6 @@ def build(
         "run": run,
         "config": config,
         "uploads": [upload(path, kind) for path, kind in uploads],
-        "hub_model": config["model"] not in SHIPPED_MODELS
-        and not os.path.isabs(config["model"])
-        and not looks_like_path(config["model"]),
         "commands": commands(run),
         **flags,
     }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from ansible.errors import AnsibleFilterError
+
+PLAIN = r"[A-Za-z0-9_./:=@%+,-]*"  # what needs no quotes in a shell's or systemd's file of variables
 
 
 def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
@@ -67,9 +70,7 @@ def run_env(variables: dict[str, str]) -> str:
         text = str(value)
         if "\n" in text:
             raise AnsibleFilterError(f"run_env: {key}: a line break in the value")
-        if not re.fullmatch(r"[A-Za-z0-9_./:=@%+,-]*", text):
-            text = '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
-        lines.append(f"{key}={text}\n")
+        lines.append(f"{key}={text if re.fullmatch(PLAIN, text) else shlex.quote(text)}\n")
     return "".join(lines)
 
 

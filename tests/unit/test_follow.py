@@ -1,0 +1,266 @@
+"""How a run looks from outside: polls, verdicts, and the words for them."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from plugins.action import run_follow as follow
+
+COMMANDS = {"resume": "RESUME", "follow": "FOLLOW", "stop": "STOP", "logs": "runs/first/logs"}
+NOW = 1000.0
+
+
+def view(host, state="active", **facts):
+    return follow.View(host, state=state, seen=facts.pop("seen", NOW), **facts)
+
+
+def answer(state="active", status=None, metrics="", start=0, **keeper):
+    """What a host answers to a poll."""
+    lines = [f"ActiveState={state}", *(f"{key}={value}" for key, value in keeper.items())]
+    status = json.dumps(status, indent=1) if status else ""
+    return "\n".join(["::keeper", *lines, "::status", status, f"::metrics {start}", metrics])
+
+
+# ---- a poll ----
+
+
+def test_only_whole_lines_of_metrics_are_taken_and_the_rest_comes_with_the_next_poll():
+    seen = view("node1")
+    follow.read_poll(seen, answer(metrics='{"step": 1, "loss": 5.0}\n{"step": 2, "lo'), NOW)
+    assert (seen.last["step"], seen.offset) == (1, 25)
+    follow.read_poll(seen, answer(metrics='{"step": 2, "loss": 4.0}\n', start=25), NOW)
+    assert (seen.last["loss"], seen.offset) == (4.0, 50)
+
+
+def test_lines_that_are_no_step_or_no_json_are_passed_over():
+    seen = view("node1")
+    text = '{"step": 3, "loss": 5.0}\nhalf a line}\n{"kind": "event", "step": 9}\n'
+    follow.read_poll(seen, answer(metrics=text), NOW)
+    assert seen.last["step"] == 3
+
+
+def test_a_half_written_status_does_not_hide_the_last_one():
+    seen = view("node1")
+    follow.read_poll(seen, answer(status={"state": "running", "step": 4}), NOW)
+    follow.read_poll(seen, answer().replace("::status\n", '::status\n{"state": "runn'), NOW)
+    assert seen.status["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("keeper", "status", "result"),
+    [
+        ({"state": "active"}, "running", "running"),
+        ({"state": "deactivating"}, "running", "running"),
+        ({"state": "inactive", "ExecMainStatus": 0}, "finished", "finished"),
+        ({"state": "inactive", "ExecMainStatus": 0}, "stopped", "stopped"),  # systemd unloads a unit after 75
+        ({"state": "inactive", "ExecMainStatus": 75}, "running", "stopped"),
+        ({"state": "failed", "ExecMainStatus": 4}, "failed", "failed"),
+        ({"state": "failed", "ExecMainStatus": 2}, "stopped", "failed"),  # the status is an earlier attempt's
+        ({"state": "inactive", "ExecMainStatus": ""}, "running", "failed"),  # killed without a word
+        ({"state": "failed", "ExecMainStatus": 9, "Result": "signal"}, "running", "failed"),
+    ],
+)
+def test_how_a_host_ended(keeper, status, result):
+    seen = view("node1")
+    follow.read_poll(seen, answer(status={"state": status}, **keeper), NOW)
+    assert seen.result == result
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The directory of a run, with a space and a quote in its path."""
+    path = tmp_path / "it's a run"
+    (path / "logs").mkdir(parents=True)
+    return path
+
+
+def poll(run_dir, offset=0):
+    command = follow.poll_command("process", "first", str(run_dir), offset)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen = view("node1", offset=offset)
+    follow.read_poll(seen, done.stdout, NOW)
+    return seen
+
+
+def test_the_command_of_a_poll_tells_a_live_run_from_a_dead_one(run_dir):
+    (run_dir / "status.json").write_text('{"state": "running", "step": 7}')
+    (run_dir / "metrics.jsonl").write_text('{"kind": "train", "step": 7, "loss": 1.5}\n')
+    sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": str(run_dir)})
+    try:
+        seen = poll(run_dir)
+        assert (seen.state, seen.status["step"], seen.last["loss"]) == ("active", 7, 1.5)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    (run_dir / "exit").write_text("4\n")
+    seen = poll(run_dir)
+    assert (seen.state, seen.code) == ("ended", 4)
+
+
+def test_the_command_of_a_poll_reads_on_where_it_was_and_of_long_metrics_the_end_alone(run_dir):
+    line = '{"kind": "train", "step": %6d, "loss": 1.0}\n'
+    path = run_dir / "metrics.jsonl"
+    path.write_text("".join(line % step for step in range(1, 5001)))
+    assert path.stat().st_size > 2 * follow.WINDOW
+    seen = poll(run_dir)
+    assert (seen.last["step"], seen.offset) == (5000, path.stat().st_size)
+    with path.open("a") as file:
+        file.write(line % 5001)
+    assert poll(run_dir, seen.offset).last["step"] == 5001
+    path.write_text(line % 12)  # a resumed run cuts its metrics back
+    assert poll(run_dir, seen.offset).last["step"] == 12
+
+
+def test_the_end_of_every_log_is_read(run_dir):
+    (run_dir / "logs/rank-0.log").write_text("".join(f"line {n}\n" for n in range(100)))
+    (run_dir / "logs/rank-1.log").write_text("only this\n")
+    command = follow.log_command("process", "first", str(run_dir))
+    logs = follow.read_logs(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
+    assert logs["rank-1.log"] == ["only this"]
+    assert logs["rank-0.log"] == [f"line {n}" for n in range(100 - follow.LOG_LINES, 100)]
+
+
+# ---- the verdict ----
+
+LIMITS = follow.Limits(settle=20, unreachable=300)
+
+
+def ended(host, code, **facts):
+    return view(host, "ended", code=code, **facts)
+
+
+@pytest.mark.parametrize(
+    ("views", "result", "host"),
+    [
+        ([view("a"), view("b")], "running", None),
+        ([ended("a", 0), view("b")], "running", None),
+        ([ended("a", 0), ended("b", 0)], "finished", None),
+        ([ended("a", 75), ended("b", 75)], "stopped", None),
+        ([ended("a", 5), ended("b", 4)], "failed", "b"),
+        ([ended("a", 5), ended("b", None)], "failed", "b"),  # killed without a word
+        ([ended("a", 4, seen=NOW - 1), view("b")], "running", None),  # the other may yet tell more
+        ([ended("a", 4, seen=NOW - 21), view("b")], "failed", "a"),  # it hangs: that is no reason to wait on
+        ([ended("a", 5, seen=NOW - 21), view("b", silent_since=NOW - 60)], "failed", "b"),
+        ([view("a"), view("b", silent_since=NOW - 299)], "running", None),
+        ([view("a"), view("b", silent_since=NOW - 301)], "unreachable", "b"),
+    ],
+)
+def test_the_verdict(views, result, host):
+    what, culprit = follow.verdict(views, NOW, LIMITS)
+    assert (what, culprit and culprit.host) == (result, host)
+
+
+def test_of_two_failures_the_earlier_is_to_blame():
+    views = [ended("a", 1, status={"updated": 20.0}), ended("b", 1, status={"updated": 10.0})]
+    assert follow.verdict(views, NOW, LIMITS)[1].host == "b"
+
+
+def test_the_slowest_host_is_named_only_where_it_matters():
+    def hosts(*seconds):
+        return [view(f"node{n}", compute_seconds=[s] * 3) for n, s in enumerate(seconds, 1)]
+
+    assert follow.slowest(hosts(1.0, 1.04)) is None
+    assert follow.slowest(hosts(1.0, 1.5, 1.2)) == ("node2", 0.5)
+    assert follow.slowest(hosts(1.0)) is None
+
+
+# ---- words ----
+
+
+def test_a_line_of_progress_says_all():
+    running = view(
+        "node1",
+        status={
+            "state": "running",
+            "step": 30,
+            "steps": 120,
+            "eta_seconds": 3725,
+            "tokens_per_second": 1234.5,
+        },
+        last={"step": 30, "loss": 3.25},
+        compute_seconds=[1.0],
+    )
+    silent = view("node2", silent_since=NOW - 75, compute_seconds=[1.5])
+    assert follow.progress_line("first", [running, silent], NOW) == (
+        "first  step 30/120 (25 %)  loss 3.2500  1,234 tokens/s  1:02:05 left  slowest node2 (+50%)  "
+        "node2 unreachable for 1:15"
+    )
+
+
+def test_a_line_of_progress_before_the_first_answer():
+    line = follow.progress_line("first", [follow.View("node1"), follow.View("node2")], NOW)
+    assert line == "first  starting  node1 has not answered yet  node2 has not answered yet"
+
+
+def test_a_failure_names_host_rank_reason_and_cure():
+    bad = ended(
+        "node2",
+        4,
+        status={"state": "failed", "step": 7, "reason": "out of memory: rank 3 on node2 (cuda:1)"},
+        logs={
+            "rank-2.log": ["lost a peer"],
+            "rank-3.log": ["one", "CUDA out of memory"],
+            "launch.log": ["x"],
+        },
+    )
+    text = follow.explain("first", "failed", bad, [ended("node1", 5), bad], COMMANDS)
+    assert "failed on node2 after step 7: out of memory (exit code 4)" in text
+    assert "Last lines of rank-3.log on node2:\n    one\n    CUDA out of memory" in text
+    assert "lost a peer" not in text
+    assert "node1: it lost its peers (exit code 5)" in text
+    assert "Lower micro_batch_size" in text and "RESUME" in text and "runs/first/logs" in text
+
+
+def test_bad_input_shows_the_launchers_words_and_not_an_old_ranks():
+    bad = ended(
+        "node1", 2, status={"state": "stopped"}, logs={"rank-0.log": ["old"], "launch.log": ["error: port"]}
+    )
+    text = follow.explain("first", "failed", bad, [bad], COMMANDS)
+    assert "error: port" in text and "old" not in text
+
+
+def test_a_silent_host_is_blamed_with_those_who_lost_it():
+    silent = view("node3", silent_since=NOW - 60)
+    text = follow.explain("first", "failed", silent, [ended("node1", 5), silent], COMMANDS)
+    assert "failed on node3" in text and "lost as a peer by node1" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "words"),
+    [
+        (None, "", "killed from outside"),
+        (137, "", "killed from outside"),
+        (1, "oom-kill", "ran out of memory"),
+    ],
+)
+def test_an_end_without_a_word(code, cause, words):
+    assert words in follow.meaning(ended("a", code, cause=cause))[0]
+
+
+def test_a_log_gets_a_line_now_and_then_and_always_the_last(monkeypatch):
+    shown = []
+    monkeypatch.setattr(follow, "ON_A_TERMINAL", False)
+    monkeypatch.setattr(follow.display, "display", lambda text, **how: shown.append(text))
+    screen = follow.Screen(log_every=10)
+    for second in range(25):
+        screen.draw(f"step {second}", NOW + second, last=second == 24)
+    assert shown == ["step 0", "step 10", "step 20", "step 24"]
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn(monkeypatch):
+    shown = []
+    monkeypatch.setattr(follow, "ON_A_TERMINAL", True)
+    monkeypatch.setattr(follow.display, "columns", 30)
+    monkeypatch.setattr(follow.display, "display", lambda text, **how: shown.append((text, how["newline"])))
+    screen = follow.Screen(log_every=10)
+    for line, last in (("step 1", False), ("step 1", False), ("step 2" + " " * 99, False), ("done", True)):
+        screen.draw(line, NOW, last)
+    assert [(text[:10], end) for text, end in shown] == [
+        ("\r\x1b[Kstep 1", False),
+        ("\r\x1b[Kstep 2", False),
+        ("\r\x1b[Kdone", True),
+    ]
+    assert all(len(text) <= 30 + 4 for text, _ in shown)

@@ -1,0 +1,215 @@
+"""What the operator typed becomes a run's configuration, or one message with the cure."""
+
+import json
+import re
+
+import pytest
+import yaml
+from ansible import context
+from ansible.utils.context_objects import CLIArgs
+
+from plugins.action import run_config
+from trainer.errors import BadInput
+
+VARIABLES = ("trainer_port", "trainer_min_free_gb", "nproc_per_node")
+
+
+@pytest.fixture(autouse=True)
+def command_line(monkeypatch):
+    given = {"inventory": ("inventory/my lab",), "subset": "node1,node2", "become_ask_pass": True}
+    monkeypatch.setattr(context, "CLIARGS", CLIArgs(given))
+
+
+def build(extra=None, inventory=None, base=None, local=False):
+    return run_config.build(extra or {}, inventory or {}, base, VARIABLES, local)
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps({"text": f"sentence {n}"}) + "\n" for n in range(9)))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "my model"
+    (path / "sub").mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    (path / "sub/weights.safetensors").write_bytes(b"123")
+    return path
+
+
+# ---- precedence ----
+
+
+def test_precedence_from_low_to_high(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("seed: 2\nbatch_size: 6\nlr: 0.002\n")
+    inventory = {"seed": 1, "batch_size": 5, "warmup_steps": 7}
+    config = build({"config": str(file), "lr": "0.003", "run": "first"}, inventory)["config"]
+    assert (config["warmup_steps"], config["seed"], config["batch_size"], config["lr"]) == (7, 2, 6, 0.003)
+    assert config["sequence_length"] == 256  # the trainer's own default
+
+
+def test_a_resumed_run_keeps_its_configuration_but_for_what_is_said_anew():
+    base = build({"run": "first", "seed": 4, "lr": 0.1})["config"]
+    config = build({"run": "first", "resume": "true", "lr": "0.2"}, {"seed": 9}, base)["config"]
+    assert (config["seed"], config["lr"]) == (4, 0.2)
+
+
+def test_words_of_the_command_line_become_numbers():
+    config = build({"steps": "20", "lr": "1e-3", "run": "7"})["config"]
+    assert (config["steps"], config["lr"], config["run"]) == (20, 0.001, "7")
+
+
+def test_what_is_written_is_plain_yaml():
+    answer = build({"run": "first"})
+    assert yaml.safe_load(yaml.safe_dump(answer["config"])) == answer["config"]
+    assert None not in answer["config"].values()
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("model", "stem"), [("tiny", "tiny"), ("org/some-model", "some-model"), ("org/Odd.-", "Odd")]
+)
+def test_a_run_without_a_name_gets_one(model, stem):
+    run = build({"model": model})["run"]
+    assert re.fullmatch(stem + r"-\d{8}-\d{6}", run)
+    assert build({"model": model})["config"]["run"].startswith(stem)
+
+
+def test_the_commands_can_be_pasted_into_the_same_shell():
+    commands = build({"run": "first"})["commands"]
+    assert commands["follow"].startswith("ansible-playbook -i 'inventory/my lab' -l node1,node2 -K ")
+    assert commands["follow"].endswith("train.yml -e run=first -e follow=true")
+    assert commands["stop"].endswith("playbooks/stop.yml -e run=first")
+
+
+# ---- data and models ----
+
+
+def test_files_of_the_controller_go_to_a_place_named_by_their_content(jsonl, model):
+    answer = build({"run": "first", "dataset": str(jsonl), "model": str(model)})
+    found = {item["key"]: item for item in answer["uploads"]}
+    assert re.fullmatch(r"data/[0-9a-f]{64}/talk\.jsonl", found["dataset"]["path"])
+    assert re.fullmatch(r"models/[0-9a-f]{64}/my model", found["model"]["path"])
+    assert int(found["model"]["bytes"]) == 5
+    (model / "sub/weights.safetensors").write_bytes(b"124")
+    again = {item["key"]: item for item in build({"model": str(model), "dataset": str(jsonl)})["uploads"]}
+    assert again["model"]["path"] != found["model"]["path"]
+    assert again["dataset"]["path"] == found["dataset"]["path"]
+
+
+def test_a_relative_path_means_the_working_directory(jsonl, monkeypatch):
+    monkeypatch.chdir(jsonl.parent)
+    assert build({"dataset": "talk.jsonl"})["uploads"][0]["source"] == str(jsonl)
+
+
+def test_on_this_machine_files_are_read_where_they_lie(jsonl, monkeypatch):
+    monkeypatch.chdir(jsonl.parent)
+    answer = build({"dataset": "talk.jsonl"}, local=True)
+    assert answer["config"]["dataset"] == str(jsonl) and not answer["uploads"]
+
+
+def test_what_a_resumed_run_stored_is_looked_for_on_the_hosts_alone():
+    base = build({"run": "first"})["config"] | {"dataset": "/var/lib/trainyard/data/abc/talk.jsonl"}
+    assert build({"run": "first", "resume": True}, base=base)["uploads"] == []
+
+
+def test_shipped_texts_and_names_of_the_hub_bring_nothing():
+    answer = build({"dataset": "austen", "model": "org/model"})
+    assert answer["uploads"] == []
+
+
+# ---- what is refused ----
+
+
+def write(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+REFUSED = {
+    "an unknown key": (
+        lambda _: {"batchsize": 3},
+        ["-e batchsize=3", "unknown key", "did you mean 'batch_size'?"],
+    ),
+    "a misspelt switch": (lambda _: {"smok": "true"}, ["'smok'", "did you mean 'smoke'?"]),
+    "a misspelt variable": (lambda _: {"trainer_prt": 1}, ["did you mean 'trainer_port'?"]),
+    "a key like nothing": (
+        lambda _: {"zzzz": 1},
+        ["unknown key 'zzzz'", "the run's keys are:", "sequence_length"],
+    ),
+    "a word for a number": (lambda _: {"steps": "many"}, ["-e: steps", "whole number", "'many'"]),
+    "a value out of range": (lambda _: {"lr": "-1"}, ["-e: lr", "more than 0", "-1"]),
+    "an unknown strategy": (lambda _: {"strategy": "fdsp"}, ["strategy", "ddp", "'fdsp'"]),
+    "a bad run name": (lambda _: {"run": "my run"}, ["run", "'my run'", "letter or digit"]),
+    "a run name that climbs": (lambda _: {"run": "../etc"}, ["run", "'../etc'"]),
+    "a run name too long": (lambda _: {"run": "x" * 65}, ["63 at most"]),
+    "neither yes nor no": (lambda _: {"smoke": "perhaps"}, ["-e smoke=perhaps", "true or false"]),
+    "resume without a run": (lambda _: {"resume": "true"}, ["which run?", "-e run=NAME"]),
+    "follow without a run": (lambda _: {"follow": "true"}, ["which run?", "-e run=NAME"]),
+    "no such config": (lambda t: {"config": f"{t}/no.yaml"}, ["no.yaml", "no such file"]),
+    "a bad config": (
+        lambda t: {"config": write(t, "c.yaml", "seed: 1\nlerning_rate: 3\nsteps: few\n")},
+        ["c.yaml:2: unknown key 'lerning_rate'", "c.yaml:3: steps"],
+    ),
+    "no YAML": (lambda t: {"config": write(t, "c.yaml", "a: [1\n")}, ["c.yaml:", "not YAML"]),
+    "no such model": (
+        lambda _: {"model": "/no/such/model"},
+        ["model: /no/such/model", "directory on this controller"],
+    ),
+    "a misspelt model": (lambda _: {"model": "tinny"}, ["no such model", "did you mean 'tiny'?"]),
+    "a model without config": (lambda t: {"model": str(t)}, ["config.json", "save_pretrained"]),
+    "a model that is a file": (lambda t: {"model": write(t, "m.bin", "x")}, ["found a file"]),
+    "no such dataset": (
+        lambda _: {"dataset": "/no/such.jsonl"},
+        ["/no/such.jsonl", "no such file", "austen"],
+    ),
+    "an empty dataset": (lambda t: {"dataset": write(t, "e.jsonl", "")}, ["e.jsonl", "no text in it"]),
+    "no JSON": (
+        lambda t: {"dataset": write(t, "d.jsonl", '{"text": "a"}\n{oops\n')},
+        ["d.jsonl:2: not JSON", "one JSON object a line"],
+    ),
+    "no such field": (
+        lambda t: {"dataset": write(t, "d.jsonl", '{"text": "a"}\n{"txt": "b"}\n')},
+        ["d.jsonl:2: no field 'text'", "its fields are: txt", "text_field"],
+    ),
+    "another kind of file": (lambda t: {"dataset": write(t, "d.csv", "a,b")}, [".txt or .jsonl"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case, tmp_path):
+    make, words = REFUSED[case]
+    with pytest.raises(BadInput) as refusal:
+        build(make(tmp_path))
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_a_fault_in_the_inventory_is_told_as_such():
+    with pytest.raises(
+        BadInput, match=re.escape("trainer_config in the inventory: unknown key 'sed'; did you mean 'seed'?")
+    ):
+        build({}, {"sed": 1})
+
+
+def test_all_faults_are_told_at_once():
+    with pytest.raises(BadInput) as refusal:
+        build({"steps": "few"}, {"lr": "much"})
+    assert "steps" in str(refusal.value) and "lr" in str(refusal.value)
+
+
+def test_ansibles_own_variables_and_the_roles_pass():
+    answer = build({"ansible_user": "me", "trainer_port": 1, "nproc_per_node": 2, "run": "first"})
+    assert "trainer_port" not in answer["config"]
+
+
+def test_roles_variables_are_those_of_their_specs(repository):
+    found = run_config.role_variables(str(repository / "roles"))
+    assert {"trainer_port", "trainer_opt_dir", "python_env_dir", "nproc_per_node"} <= found
