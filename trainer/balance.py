@@ -4,8 +4,7 @@ from trainer.errors import BadInput
 
 
 def shares(batch_size: int, world_size: int) -> list[int]:
-    """How many of a step's sequences each rank computes: as equal as can be, the remainder to the first
-    ranks.
+    """How many of a step's sequences each rank computes: equal shares, the remainder to the first ranks.
 
     Raises BadInput where a rank would have nothing to do.
     """

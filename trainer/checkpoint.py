@@ -1,5 +1,4 @@
-"""Checkpoints: complete or invisible, checked by hash, two copies on different hosts, resumed at any world
-size.
+"""Checkpoints: complete or invisible, checked by hash, on two hosts, resumed at any world size.
 
 A checkpoint is a directory `checkpoints/step-NNNNNNNN` in the format of a transformers model (config.json,
 model.safetensors, tokenizer) with optimizer.safetensors and manifest.json beside it. Tensors are kept by
@@ -41,8 +40,7 @@ class Found:
 
 
 def save(run_dir: Path, world: World, model, optimizer, tokenizer, facts: dict, keep: int) -> Path:
-    """Write a checkpoint of `facts['step']`; all ranks must call. Returns its path (which exists on the
-    copies' hosts).
+    """Write a checkpoint of `facts['step']`; all ranks must call. Returns its path on the hosts of the copies.
 
     Raises TrainerError on all ranks where a copy could not be written; what was there before is untouched.
     """
@@ -73,9 +71,8 @@ def save(run_dir: Path, world: World, model, optimizer, tokenizer, facts: dict, 
         raise
     if world.first and any(one["files"] != copies[0]["files"] for one in copies):
         log(
-            f"warning: the copies of {final.name} differ between "
-            f"{' and '.join(one['host'] for one in copies)}: the hosts "
-            "compute differently"
+            f"warning: the copies of {final.name} on {' and '.join(one['host'] for one in copies)} differ: "
+            "these hosts do not compute alike"
         )
     if writes:
         _rotate(folder, facts["step"], keep)
@@ -136,9 +133,7 @@ def newest(folder: Path) -> tuple[dict | None, Path | None, dict[Path, str]]:
 
 
 def validate(path: Path) -> dict:
-    """The manifest of the checkpoint at `path`; raises BadInput where a file is missing, cut short or
-    altered.
-    """
+    """The manifest of the checkpoint at `path`; raises BadInput where a file is missing, cut short or altered."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files = manifest["files"].items()
@@ -171,8 +166,7 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             differences.append(f"{what}: {then} then, {now} now{content}")
     if differences:
         raise BadInput(
-            f"the run's checkpoint of step {manifest['step']} was made from something else: "
-            f"{'; '.join(differences)}. "
+            f"the run's checkpoint of step {manifest['step']} was made from something else: {'; '.join(differences)}. "
             "Cure: choose another run name, or set these back"
         )
 
@@ -284,9 +278,7 @@ def _disk_message(folder: Path, error: Exception) -> str:
 
 
 def _rotate(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the `keep` newest up to `step`, which has just been written, and what interrupted saves
-    left.
-    """
+    """Delete all but the `keep` newest up to `step`, just written, and what interrupted saves have left."""
     older = [path for path in _list(folder) if _step(path) <= step]
     for path in older[:-keep]:
         doomed = path.with_name(f".{path.name}.old")

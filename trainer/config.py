@@ -33,8 +33,7 @@ class Config:
 
     model: str = key(
         "tiny",
-        "`tiny` (a small GPT-2 from random weights with its own tokenizer), a directory in transformers' "
-        "format "
+        "`tiny` (a small GPT-2 from random weights with its own tokenizer), a directory in transformers' format "
         "(with only a config.json: random weights), or a name on the Hugging Face hub",
     )
     trust_remote_code: bool = key(
@@ -104,9 +103,7 @@ FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
 def describe() -> list[dict]:
-    """The schema, in order: `{name, type, default, doc, choices}` a key; for documentation and for key
-    checks.
-    """
+    """The schema, in order, for documentation and key checks: `{name, type, default, doc, choices}` a key."""
     return [
         {
             "name": field.name,
@@ -206,9 +203,7 @@ def _kinds(field: dataclasses.Field) -> list[str]:
 
 
 def _checked(field: dataclasses.Field, value: object):
-    """`value` as the field's type and in its range; raises ValueError with what was found and what is
-    expected.
-    """
+    """`value` as the field's type and in its range; raises ValueError: what was found, what is expected."""
     (kind,) = _kinds(field)
     rules = field.metadata
     if kind != "str" and isinstance(value, str):

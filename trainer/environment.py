@@ -1,7 +1,4 @@
-"""Where a run lies and who takes part, from the environment (RUN.env, torchrun's variables).
-
-No torch here.
-"""
+"""Where a run lies and who takes part, from the environment (RUN.env, torchrun's variables). No torch here."""
 
 import ctypes
 import os
@@ -89,8 +86,7 @@ def log_to(environment: Environment, run: str) -> None:
     os.dup2(handle, 2)
     os.close(handle)
     print(
-        f"=== run {run}, attempt {environment.attempt}, rank {environment.rank} of {environment.world_size} "
-        f"on "
+        f"=== run {run}, attempt {environment.attempt}, rank {environment.rank} of {environment.world_size} on "
         f"{environment.host}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
         flush=True,
     )

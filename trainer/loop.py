@@ -1,10 +1,9 @@
 """The training loop. Read this first.
 
-A step takes `batch_size` packed sequences, which every rank knows from (seed, cursor) alone. Each rank
-computes its share of them in micro-batches. The loss is the sum over the share's tokens divided by the number
-of tokens of the *whole* batch, and gradients are summed over ranks: so the gradient is that of the batch's
-mean token loss, however the batch is split, and the loss curve depends on data, seed, batch, model and
-optimizer only.
+A step takes `batch_size` packed sequences, which every rank knows from (seed, cursor) alone. Each rank computes its
+share of them, in micro-batches. Its loss is the sum over its tokens divided by the number of tokens of the *whole*
+batch, and gradients are summed over ranks: the gradient is that of the batch's mean token loss, however the batch is
+split. So the loss curve depends on data, seed, batch, model and optimizer, and on nothing else.
 """
 
 import math
@@ -96,12 +95,13 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
     split = shares(config.batch_size, world.size)
     offset = sum(split[: world.rank])
     mine = batch[offset : offset + split[world.rank]]
+    size = config.micro_batch_size
+    micro_batches = [mine[first : first + size] for first in range(0, len(mine), size)]
 
     loss = torch.zeros((), dtype=torch.float64, device=world.device)
     run.strategy.zero_grad()
-    for begin_at in range(0, len(mine), config.micro_batch_size):
-        sequences = mine[begin_at : begin_at + config.micro_batch_size]
-        with run.strategy.micro_batch(last=begin_at + config.micro_batch_size >= len(mine)):
+    for sequences in micro_batches:
+        with run.strategy.micro_batch(last=sequences is micro_batches[-1]):
             part = token_loss(run, sequences) / tokens
             part.backward()
         loss += part.detach()
@@ -113,10 +113,8 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
     comm_seconds = _now(world) - begin - compute_seconds
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise Diverged(
-            f"diverged at step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}. The weights of "
-            f"this step were not "
-            "changed. Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last "
-            "checkpoint"
+            f"diverged at step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}; this step was not taken. "
+            "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
         )
 
     lr = optim.learning_rate(config, run.peak_lr, progress.step + 1, run.steps)
@@ -159,9 +157,7 @@ def token_loss(run: Run, sequences: list[int]) -> torch.Tensor:
 
 
 def exchange(run: Run, loss: torch.Tensor, stop: bool, seconds: float) -> list[float]:
-    """All that the ranks tell each other beside gradients, in one message: [loss, stops, seconds of rank 0,
-    of 1, …].
-    """
+    """What ranks tell each other beside gradients, in one message: [loss, stops, seconds of rank 0, of 1, …]."""
     message = torch.zeros(2 + run.world.size, dtype=torch.float64, device=run.world.device)
     message[0] = loss
     message[1] = float(stop)

@@ -1,11 +1,10 @@
-"""What a run tells: metrics.jsonl, status.json and summary.json, by the first rank of every host. No torch
-here.
+"""What a run tells: metrics.jsonl, status.json, summary.json, by the first rank of every host. No torch here.
 
 metrics.jsonl, one object a line, by `kind`:
   train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds
          comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes
-         memory_peak_bytes time (compute, comm and memory are the writing rank's own; reserved is null on a
-         CPU)
+         memory_peak_bytes time
+         (compute, comm and memory are the writing rank's own; on a CPU, reserved is null)
   epoch  epoch step loss time: the mean over the epoch's tokens
   event  event step time, and what the event needs
 After a resume the lines beyond the checkpoint's step are cut: a step stands once.

@@ -41,7 +41,8 @@ class Recorder:
         self.saved_step = run.progress.step
         self._seconds = 0.0  # a step's, smoothed
         self._logged = 0.0
-        self.show(state="running", step=run.progress.step, steps=run.steps)
+        resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
+        self.show(state="running", step=run.progress.step, steps=run.steps, **resumed)
 
     def asked_to_stop(self) -> bool:
         """Whether this rank was asked: by a signal, or by the stop file on its host."""

@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import json
 import os
-import platform
 import re
 import time
 
@@ -34,17 +33,15 @@ class World:
     def __init__(self, config: Config, environment: Environment):
         self.environment = environment
         self.rank, self.size = environment.rank, environment.world_size
-        self.device = _device(config, environment)
+        self.device = torch.device("cpu")  # until all have met
         self.control = self.training = None
         self.hosts = [environment.host]
+        timeout = datetime.timedelta(seconds=config.timeout_seconds)
         if self.size > 1:
             with translated(self):
-                timeout = datetime.timedelta(seconds=config.timeout_seconds)
                 dist.init_process_group("gloo", timeout=timeout)
                 self.training = dist.group.WORLD
                 self.control = dist.new_group(backend="gloo", timeout=PATIENCE)
-                if self.device.type == "cuda":
-                    self.training = dist.new_group(backend="nccl", timeout=timeout)
         mine = {
             "host": environment.host,
             "node": environment.node_rank,
@@ -56,12 +53,16 @@ class World:
         self.hosts = [one["host"] for one in everyone]
         self.nodes = [one["node"] for one in everyone]
         self.addresses = {one["address"]: one["host"] for one in everyone if one["address"]}
-        self.same(
-            "versions", [json.dumps(one["versions"]) for one in everyone], "run site.yml: it makes them equal"
-        )
+        for name in mine["versions"]:
+            values = [one["versions"].get(name) for one in everyone]
+            self.same(f"version of {name}", values, "run site.yml, which makes them equal")
         for key in mine["settings"]:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
+        self.device = self.together(lambda: _device(config, environment))
+        if self.size > 1 and self.device.type == "cuda":
+            with translated(self):
+                self.training = dist.new_group(backend="nccl", timeout=timeout)
 
     @property
     def first(self) -> bool:
@@ -100,12 +101,11 @@ class World:
                 dist.broadcast(tensor, source, group=self.control)
 
     def together(self, action):
-        """`action()` on every rank; what fails on one rank fails on all, with the message of the one and its
-        host.
-        """
+        """`action()` on every rank; what fails on one fails on all, with the one's message and host."""
         result, failure = None, None
         try:
-            result = action()
+            with translated(self):
+                result = action()
         except errors.TrainerError as error:
             failure = {"code": error.code, "message": str(error)}
         failures = [(rank, one) for rank, one in enumerate(self.gather(failure)) if one]
@@ -126,9 +126,6 @@ class World:
         listing = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in groups.items())
         raise errors.BadInput(f"the hosts differ in their {what}: {listing}. Cure: {cure}")
 
-    def barrier(self) -> None:
-        self.gather(None)
-
     def close(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
@@ -140,7 +137,6 @@ def versions() -> dict:
 
     return {
         "trainer": __version__,
-        "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -152,9 +148,8 @@ def _device(config: Config, environment: Environment) -> torch.device:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if environment.local_rank >= found:
         raise errors.BadInput(
-            f"{environment.host}: {environment.local_world_size} processes want a GPU each, torch "
-            f"{torch.__version__} "
-            f"sees {found}; set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
+            f"{environment.local_world_size} processes want a GPU each, torch {torch.__version__} sees {found}; "
+            f"set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
         )
     device = torch.device("cuda", environment.local_rank)
     torch.cuda.set_device(device)
@@ -184,10 +179,8 @@ def translated(world: World | None = None):
 def _memory_message(world: World | None, text: str) -> str:
     where = f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
     first = text.strip().splitlines()[0]
-    return (
-        f"out of memory: {where}: {first}. Cure: a smaller micro_batch_size, sequence_length or model, or "
-        f"dtype bfloat16"
-    )
+    cure = "a smaller micro_batch_size, sequence_length or model, or dtype bfloat16"
+    return f"out of memory: {where}: {first}. Cure: {cure}"
 
 
 def _peer_message(world: World | None, text: str) -> str:

@@ -34,8 +34,6 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     if problems:
         raise BadInput("\n".join(problems))
     print(
-        f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are "
-        f""
-        f"good"
+        f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are good"
     )
     return 0

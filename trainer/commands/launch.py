@@ -1,5 +1,4 @@
-"""`trainer launch`: this host's ranks, started and watched by torchrun's agent with explicit members and
-ranks.
+"""`trainer launch`: this host's ranks, started and watched by torchrun's agent, members and ranks given.
 
 The agent runs in a thread, so that this one can always answer a signal. A stop becomes the stop file: the
 ranks agree, save and end with 75. However the ranks end, status.json has the last word, with the reason.
@@ -109,8 +108,7 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
         lines = str(error).strip().splitlines()
         waited = f"the hosts did not meet at {address}:{port} within {config.timeout_seconds:.0f} s"
         cure = (
-            "check that the run was started on all of them, that MASTER_ADDR is the head's address, and "
-            "the firewall"
+            "check that the run was started on all, that MASTER_ADDR is the head's address, and the firewall"
         )
         outcome.update(code=5, reason=f"{waited}: {lines[0] if lines else type(error).__name__}; {cure}")
 
@@ -145,9 +143,7 @@ def _conclude(run_dir: Path, config: Config, outcome: dict, host: str, status: m
 
 
 def _root_cause(failures: dict[int, int]) -> tuple[int, int]:
-    """The rank that failed first and its exit code: whoever lost a peer, or was ended by the agent, came
-    later.
-    """
+    """The rank that failed first and its code: whoever lost a peer, or was ended by the agent, came later."""
     own = {rank: code for rank, code in failures.items() if code not in (5, -signal.SIGTERM)}
     return next(iter((own or failures).items()))
 

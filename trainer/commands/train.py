@@ -69,42 +69,25 @@ def main(config: Config, environment: Environment) -> int:
 
 
 def _train(config: Config, world: World, status, stop_signal) -> None:
+    """The whole of a run: data, model, what a checkpoint has kept, steps, results. All ranks go through it together."""
     begin, environment = time.time(), world.environment
     shares(config.batch_size, world.size)  # refuse early what the ranks cannot share
-    found = checkpoint.find(environment.run_dir, world)
-    if found and config.resume == "never":
-        raise BadInput(
-            f"run '{config.run}' has a checkpoint of step {found.manifest['step']} and resume is never: "
-            "set resume to auto to go on from it, or choose another run name"
-        )
-    data_digest = world.together(lambda: read.digest(config) if world.first_on_host else None)
-    digests = world.gather(data_digest)
-    on_hosts = [
-        digest or digests[world.nodes.index(node)] for digest, node in zip(digests, world.nodes, strict=True)
-    ]
-    world.same("dataset", [digest[:12] for digest in on_hosts], "give every host the same files")
-
+    found = _previous(config, world)
+    data_digest = _data_digest(config, world)
     source = model_load.source(config, world)
-    if world.first:
-        log(
-            f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}; preparing "
-            f"the data"
-        )
     packed = world.together(
-        lambda: pack.prepare(config, on_hosts[0], source.tokenizer, environment.cache_dir)
+        lambda: pack.prepare(config, data_digest, source.tokenizer, environment.cache_dir)
     )
     model_load.check_vocabulary(source, packed.largest_id)
     model = model_load.build(config, source, world)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    optimizer = optim.adamw(model, config)
     identity = {
         "model": model_load.architecture(model),
-        "dataset": on_hosts[0],
+        "dataset": data_digest,
         "tokenizer": model_load.tokenizer_digest(source.tokenizer),
         "sequence_length": config.sequence_length,
         "seed": config.seed,
     }
-
-    optimizer = optim.adamw(model, config)
     progress = Progress()
     if found:
         checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
@@ -122,46 +105,73 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         peak_lr=config.lr or (optim.TRAINED if source.weights else optim.FRESH),
     )
     if world.first:
-        log(
-            f"{parameters:,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, "
-            f"{len(packed):,} "
-            f"sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
-            f"{config.strategy}, {config.dtype}, {world.device}, {torch.get_num_threads()} threads a rank"
-        )
-        if found:
-            log(f"resuming after step {progress.step}, from {world.hosts[found.source]}")
+        _introduce(run, found)
 
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
-    if found:
-        observer.show(last_checkpoint=progress.step)
     train(run, observer)
     observer.save()
     if world.first_on_host:
-        world_facts = {
-            "world": recorder.hosts(world),
-            "versions": versions(),
-            "settings": dataclasses.asdict(config),
-        }
-        size = {"parameters": parameters, "dataset_tokens": len(packed.tokens), "sequences": len(packed)}
-        metrics.summarise(
-            environment.run_dir,
-            run=config.run,
-            state="finished",
-            started=begin,
-            finished=time.time(),
-            unigram_entropy=packed.unigram_entropy,
-            **size,
-            **world_facts,
-        )
-    world.together(
-        lambda: (
-            _export(model, source.tokenizer, environment.run_dir / "model") if world.first_on_host else None
-        )
-    )
+        _summarise(run, begin)
+    results = environment.run_dir / "model"
+    world.together(lambda: _export(model, source.tokenizer, results) if world.first_on_host else None)
     observer.show(state="finished", reason=None, eta_seconds=0)
     if world.first:
-        log(f"finished: model in {environment.run_dir / 'model'}")
+        log(f"finished: model in {results}")
     world.close()
+
+
+def _previous(config: Config, world: World) -> checkpoint.Found | None:
+    """The checkpoint to go on from, if there is one."""
+    found = checkpoint.find(world.environment.run_dir, world)
+    if found and config.resume == "never":
+        raise BadInput(
+            f"run '{config.run}' has a checkpoint of step {found.manifest['step']} and resume is never: "
+            "set resume to auto to go on from it, or choose another run name"
+        )
+    return found
+
+
+def _data_digest(config: Config, world: World) -> str:
+    """The hash of the data, which must be equal on all hosts; each reads its own once."""
+    digests = world.gather(world.together(lambda: read.digest(config) if world.first_on_host else None))
+    by_node = {node: digest for node, digest in zip(world.nodes, digests, strict=True) if digest}
+    world.same("dataset", [by_node[node][:12] for node in world.nodes], "give every host the same files")
+    return by_node[0]
+
+
+def _introduce(run: Run, found: checkpoint.Found | None) -> None:
+    """Say what is about to be trained on what, by whom."""
+    config, packed, world = run.config, run.packed, run.world
+    log(f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}")
+    log(
+        f"{_parameters(run):,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, "
+        f"{len(packed):,} sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
+        f"{config.strategy}, {config.dtype}, {world.device}, {torch.get_num_threads()} threads a rank"
+    )
+    if found:
+        log(f"resuming after step {run.progress.step}, from {world.hosts[found.source]}")
+
+
+def _parameters(run: Run) -> int:
+    return sum(parameter.numel() for parameter in run.strategy.model.parameters())
+
+
+def _summarise(run: Run, begin: float) -> None:
+    """Write summary.json; `begin`: when this attempt started, in seconds since 1970."""
+    metrics.summarise(
+        run.world.environment.run_dir,
+        run=run.config.run,
+        state="finished",
+        started=begin,
+        finished=time.time(),
+        parameters=_parameters(run),
+        dataset_tokens=len(run.packed.tokens),
+        sequences=len(run.packed),
+        unigram_entropy=run.packed.unigram_entropy,
+        world=recorder.hosts(run.world),
+        versions=versions(),
+        settings=dataclasses.asdict(run.config),
+    )
 
 
 def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
@@ -177,8 +187,7 @@ def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
         os.rename(temporary, directory)
     except Exception as error:  # safetensors has its own kinds; all mean that the disk did not take it
         raise TrainerError(
-            f"{directory}: the model cannot be written: {error}; free some space there and start the run "
-            f"again: "
+            f"{directory}: the model cannot be written: {error}; free some space there and start the run again: "
             "it goes on from its last checkpoint"
         ) from None
 

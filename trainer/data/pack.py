@@ -44,7 +44,7 @@ class Packed:
         edges = np.minimum(np.arange(0, total - 1 + sequence_length, sequence_length), total - 1)
         first_tokens = np.searchsorted(
             self.starts, edges, side="right"
-        )  # document starts at or before each edge
+        )  # documents that begin up to each edge
         self.valid = np.diff(edges) - np.diff(first_tokens)
 
     def __len__(self) -> int:
@@ -74,9 +74,7 @@ class Packed:
 
 
 def prepare(config: Config, data_digest: str, tokenizer, cache_dir: Path) -> Packed:
-    """The packed dataset, from the cache; tokenised first by whichever rank of the host comes first, others
-    wait.
-    """
+    """The packed dataset, from the cache. The host's first rank to come tokenises it, while the others wait."""
     tokenizer_digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
     name = hashlib.sha256(f"4 {data_digest} {tokenizer_digest}".encode()).hexdigest()[:32]
     directory = cache_dir / name

@@ -17,9 +17,7 @@ from trainer.world import World, log
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: its transformers configuration, its tokenizer, and its weights, if it has
-    any.
-    """
+    """Where a model comes from: its transformers configuration, its tokenizer, and its weights, if any."""
 
     config: object
     tokenizer: object
@@ -128,9 +126,8 @@ def _explained(config: Config, part: str):
                 " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
             )
             cure = (
-                f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the "
-                f"name; on hosts "
-                "without internet, download it elsewhere and give its directory"
+                f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the name; "
+                "on hosts without internet, download it elsewhere and give its directory"
             )
         else:
             cure = "the directory must hold config.json, tokenizer.json and safetensors that belong together"
@@ -150,8 +147,7 @@ def _check(config: Config, found: Source) -> None:
         raise BadInput(f"model: {name}: no tokenizer in it; put its tokenizer.json beside config.json")
     if tokenizer.eos_token_id is None:
         raise BadInput(
-            f"model: {name}: its tokenizer has no end-of-text token (eos_token); set one in "
-            f"tokenizer_config.json"
+            f"model: {name}: its tokenizer has no end-of-text token; set eos_token in its tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding carries no loss and no other token attends to it
@@ -169,9 +165,8 @@ def check_vocabulary(found: Source, largest_id: int) -> None:
     size = found.config.get_text_config().vocab_size
     if largest_id >= size:
         raise BadInput(
-            f"the tokenizer gives token id {largest_id}, the model's vocabulary has {size}: they do not "
-            f"belong together; "
-            "give the model its own tokenizer's files"
+            f"the tokenizer gives token id {largest_id}, the model's vocabulary has {size}: they do not belong "
+            "together; give the model its own tokenizer's files"
         )
 
 

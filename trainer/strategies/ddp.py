@@ -1,5 +1,4 @@
-"""Data parallel: every rank holds all weights; gradients are summed in buckets while the backward pass still
-runs.
+"""Data parallel: every rank holds all weights; gradients are summed, in buckets, while backward still runs.
 
 torch's own DistributedDataParallel lays its buckets out anew after its first step, and a ring adds ranks in
 an order that depends on a value's place in its bucket: a resumed run would differ in the last bit. Here the
@@ -19,9 +18,7 @@ BUCKET_BYTES = 25 << 20
 
 
 class Bucket:
-    """Some parameters, in the order in which the backward pass reaches them; their gradients are views of
-    `flat`.
-    """
+    """Some parameters, in the order in which backward reaches them; their gradients are views of `flat`."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         self.parameters = parameters
