@@ -5,11 +5,13 @@ The options are documented in plugins/modules/guarded_change.py.
 
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
@@ -20,6 +22,8 @@ display = Display()
 COMMANDS = {"type": "list", "elements": "list", "default": []}
 CONNECT_TIMEOUT = 5  # s an attempt
 RESTORE_LIMIT = 60  # s from the end of the timeout until the host must answer as before
+GUARD_FILES = Path(__file__).resolve().parents[2] / "roles" / "guard" / "files"
+UNITS = ("trainyard-guard@.service", "trainyard-guard-files.service", "trainyard-guard-boot.service")
 LEFT_BEHIND = "an earlier run ended before it had confirmed the change"
 
 
@@ -40,12 +44,14 @@ class ActionModule(ActionBase):
                 f"this host uses {self._connection.transport}"
             )
         here = self._connection.get_option("host") if self._connection.transport == "ssh" else "localhost"
-        found = self._host("compare", change=json.dumps(change))
+        own = guard_files()
+        digests = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in own.items()}
+        found = self._host("compare", change=json.dumps(change), files=digests)
         undone = []
         if found["armed"] and not self._task.check_mode:
             undone = self._finish_undo(here)
             result["warnings"] = [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
-            found = self._host("compare", change=json.dumps(change))
+            found = self._host("compare", change=json.dumps(change), files=digests)
 
         differing = [
             item for item, state in zip(change["files"], found["files"], strict=True) if state["differs"]
@@ -59,6 +65,8 @@ class ActionModule(ActionBase):
             return result
 
         targets = change.pop("addresses") or [here]
+        if not found["guard_current"]:
+            self._host("install", files=own)
         with self._known_hosts(found["host_keys"]) as known_hosts:
             for address in targets:
                 if address != here:
@@ -74,6 +82,7 @@ class ActionModule(ActionBase):
             "path": {"type": "path", "required": True},
             "content": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "link_to": {"type": "str"},
             "move_to": {"type": "path"},
             "mode": {"type": "str", "default": "0644"},
             "owner": {"type": "str", "default": "root"},
@@ -93,10 +102,11 @@ class ActionModule(ActionBase):
             }
         )
         for file in given["files"]:
-            if (file.get("content") is not None) + (file["state"] == "absent") + bool(
-                file.get("move_to")
-            ) != 1:
-                raise AnsibleActionFail(f"{file['path']}: say one of content, state: absent and move_to")
+            said = [file.get(key) is not None for key in ("content", "link_to", "move_to")]
+            if sum(said) + (file["state"] == "absent") != 1:
+                raise AnsibleActionFail(
+                    f"{file['path']}: say one of content, link_to, move_to and state: absent"
+                )
         if not 20 <= given["timeout"] <= 600:
             raise AnsibleActionFail(f"timeout is {given['timeout']} s: it must be 20 to 600 s")
         if given["undo"] is None:
@@ -283,6 +293,12 @@ class ActionModule(ActionBase):
                 out.write((b"\n" if end and out.read(1) != b"\n" else b"") + lines.encode())
 
 
+def guard_files():
+    """Path on the host to the text of what the guard is made of."""
+    files = {f"/etc/systemd/system/{unit}": (GUARD_FILES / unit).read_text() for unit in UNITS}
+    return {"/usr/local/lib/trainyard/guard": (GUARD_FILES / "guard.py").read_text(), **files}
+
+
 def sentence(report):
     """What the guard undid and why, as text."""
     if not report:
@@ -307,7 +323,9 @@ def diffs(files, states):
                 "before_header": item["path"],
                 "after_header": item.get("move_to") or item["path"],
                 "before": "(private)\n" if private else state["before"],
-                "after": "(private, changed)\n" if private else item.get("content") or "",
+                "after": "(private, changed)\n"
+                if private
+                else item.get("content") or item.get("link_to") or "",
             }
         )
     return entries

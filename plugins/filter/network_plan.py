@@ -30,8 +30,9 @@ class Refused(Exception):
 def network_plan(survey, wanted, renderer="auto"):
     """The change that makes `wanted` (network_interfaces of one host) true.
 
-    Returns {errors: [str]} alone, or also {files, netplan, apply, verify, undo, addresses, summary}: arguments of
-    guarded_change, and `netplan` {name: text} for the check in a directory of its own.
+    Returns {errors: [str]} alone, or also {files, netplan, stands, apply, verify, undo, addresses, summary}: arguments
+    of guarded_change, `netplan` {name: text} for the check in a directory of its own, and `stands`: netplan's files are
+    as they shall be, and checked when they were written.
     """
     survey, wanted = plain(survey), plain(wanted)
     try:
@@ -446,6 +447,7 @@ def plan(survey, entries, renderer):
     return {
         "files": wanted + claims,
         "netplan": netplan_after(files["netplan"], wanted + claims),
+        "stands": not claims and files["netplan"].get(OUR_FILE, {}).get("text") == text,
         "addresses": new_addresses(survey["session"], entries, links),
         "summary": summary(entries, claims),
         **commands(entries, ifupdown, profiles, active),

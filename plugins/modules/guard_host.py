@@ -2,6 +2,7 @@
 
 import glob
 import grp
+import hashlib
 import json
 import os
 import pwd
@@ -17,11 +18,12 @@ options:
     description: What to do.
     type: str
     required: true
-    choices: [compare, change, confirm, status, restore]
+    choices: [compare, install, change, confirm, status, restore]
   name: {description: The name of the change., type: str}
   token: {description: The token of the change to confirm., type: str}
   change: {description: The change as JSON (see guard change)., type: str}
   why: {description: The reason for a restore., type: str}
+  files: {description: The guard's own files, for compare path to sha256 and for install path to text., type: dict}
 """
 
 GUARD = "/usr/local/lib/trainyard/guard"
@@ -31,6 +33,8 @@ STATE_DIR = "/var/lib/trainyard-guard"
 def differs(item):
     """Whether something would change at `item` (path, content | state | move_to, mode, owner, group)."""
     path = item["path"]
+    if item.get("link_to"):
+        return not os.path.islink(path) or os.readlink(path) != item["link_to"]
     if item.get("move_to") or item.get("state") == "absent":
         return os.path.lexists(path)
     if os.path.islink(path) or not os.path.isfile(path):
@@ -84,8 +88,8 @@ def host_keys(module):
     return keys
 
 
-def compare(module, change):
-    """Which files differ, what is armed, and the host's keys."""
+def compare(module, change, own):
+    """Which files differ, what is armed, the host's keys, whether the guard's `own` files (path: sha256) stand."""
     files = [{"path": item["path"], "differs": differs(item)} for item in change["files"]]
     if module._diff:
         for item, result in zip(change["files"], files, strict=True):
@@ -97,7 +101,43 @@ def compare(module, change):
             for name in os.listdir(STATE_DIR)
             if os.path.exists(os.path.join(STATE_DIR, name, "manifest.json"))
         ]
-    return {"files": files, "armed": sorted(armed), "host_keys": host_keys(module)}
+    current = all(digest(path) == expected for path, expected in own.items())
+    return {"files": files, "armed": sorted(armed), "host_keys": host_keys(module), "guard_current": current}
+
+
+def digest(path):
+    """The sha256 of a file, or None where it is not there."""
+    try:
+        with open(path, "rb") as source:
+            return hashlib.sha256(source.read()).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def install(module, own):
+    """Install the guard's `own` files (path: text), and have it look for interrupted changes at every boot."""
+    os.makedirs(STATE_DIR, mode=0o700, exist_ok=True)
+    for path, text in own.items():
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        temporary = f"{path}.new"
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w"
+        ) as out:
+            out.write(text)
+            os.fchmod(out.fileno(), 0o755 if path == GUARD else 0o644)
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(temporary, path)
+    for command in (
+        ["daemon-reload"],
+        ["enable", "trainyard-guard-files.service", "trainyard-guard-boot.service"],
+    ):
+        rc, out, err = module.run_command(["systemctl", *command])
+        if rc:
+            module.fail_json(
+                msg=f"the guard cannot be installed: systemctl {command[0]}: {(err or out).strip()}"
+            )
+    return {}
 
 
 def guard(module, *arguments, data=None):
@@ -127,19 +167,22 @@ def main():
             "operation": {
                 "type": "str",
                 "required": True,
-                "choices": ["compare", "change", "confirm", "status", "restore"],
+                "choices": ["compare", "install", "change", "confirm", "status", "restore"],
             },
             "name": {"type": "str"},
             "token": {"type": "str", "no_log": False},
             "change": {"type": "str", "no_log": True},
             "why": {"type": "str"},
+            "files": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
     given = module.params
     try:
         if given["operation"] == "compare":
-            result = compare(module, json.loads(given["change"]))
+            result = compare(module, json.loads(given["change"]), given["files"])
+        elif given["operation"] == "install":
+            result = install(module, given["files"])
         elif given["operation"] == "change":
             result = guard(module, "change", given["name"], data=given["change"])
         elif given["operation"] == "confirm":

@@ -6,7 +6,7 @@ short_description: Change files and services so that a change that locks its use
 description:
   - Keeps the old files on the host, writes the new ones, applies them detached, and confirms over a new
     connection. Without that connection the host puts everything back, by a timer or at its next boot.
-  - Where no file differs, nothing is armed and nothing runs. Needs the role guard.
+  - Where no file differs, nothing is armed and nothing runs. The first change installs the guard.
 options:
   name:
     description: One change at a time goes by one name.
@@ -17,7 +17,7 @@ options:
     type: str
     required: true
   files:
-    description: What shall be, path by path; each has one of content, C(state=absent) and move_to.
+    description: What shall be, path by path; each has one of content, link_to, move_to and C(state=absent).
     type: list
     elements: dict
     required: true
@@ -34,6 +34,9 @@ options:
         type: str
         choices: [present, absent]
         default: present
+      link_to:
+        description: Make the path a symbolic link to there.
+        type: str
       move_to:
         description: Move what is at path there.
         type: path

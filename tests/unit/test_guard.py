@@ -1,4 +1,4 @@
-"""The guard on the host (roles/guard/files/guard.py), without systemd: every way in which a change can end."""
+"""The guard on the host (roles/guard/files/guard.py), without systemd: every way for a change to end."""
 
 import importlib.util
 import json

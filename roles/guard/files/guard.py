@@ -168,7 +168,7 @@ class Systemd:
         for unit in ("trainyard-guard-files.service", "trainyard-guard-boot.service"):
             if run(["systemctl", "is-enabled", unit])["rc"]:
                 raise GuardError(
-                    f"{unit} is not enabled, so a reboot would not undo the change: run the role guard first"
+                    f"{unit} is not enabled, so a restart would not undo the change: run the playbook again"
                 )
 
     def start_timer(self, name, seconds):
@@ -278,7 +278,7 @@ class Guard:
     def change(self, name, change):
         """Arm, write and check now; have it applied a moment later. Returns {state, token, timeout}.
 
-        `change`: why, timeout (s), files [{path, content | state: absent | move_to, mode, owner, group}], and
+        `change`: why, timeout (s), files [{path, content | link_to | state: absent | move_to, mode, owner, group}], and
         the lists of commands check (before anything is applied), apply, verify (repeated for a while) and
         undo (after the files are back). A failing check: {state: restored, report}.
         """
@@ -358,6 +358,11 @@ class Guard:
         if item.get("move_to"):
             os.rename(path, item["move_to"])
             sync_dir(os.path.dirname(item["move_to"]))
+            sync_dir(os.path.dirname(path))
+        elif item.get("link_to"):
+            temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.guard-{os.getpid()}")
+            os.symlink(item["link_to"], temporary)
+            os.rename(temporary, path)
             sync_dir(os.path.dirname(path))
         elif item.get("state") == "absent":
             with contextlib.suppress(FileNotFoundError):

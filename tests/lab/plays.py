@@ -1,0 +1,140 @@
+"""Run small playbooks against a lab of a test module's own."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from lab.lab import Lab, LabError, Options  # noqa: E402 - the checkout's root is on the path only now
+
+RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
+
+
+@dataclass
+class Play:
+    """What a playbook run said and did. `changed` and `failed` are by host."""
+
+    rc: int
+    text: str
+    seconds: float
+
+    @property
+    def changed(self):
+        return {found[1]: int(found[3]) for found in RECAP.finditer(self.text)}
+
+    @property
+    def words(self):
+        """The text with all white space made one, to look for sentences in."""
+        return " ".join(self.text.replace("\\n", " ").split())
+
+
+class Plays:
+    """A lab, and playbooks written to `directory` and run against it."""
+
+    def __init__(self, lab, directory):
+        self.lab, self.directory = lab, directory
+
+    def command(self, tasks, host="cluster", variables=None, *arguments):
+        """The command line that runs `tasks` on `host` with `variables` (of that play alone, below the inventory's)."""
+        play = {"hosts": host, "gather_facts": False, "vars": variables or {}, "tasks": tasks}
+        book = self.directory / f"play-{len(list(self.directory.iterdir()))}.yml"
+        book.write_text(yaml.safe_dump([play], sort_keys=False))
+        program = Path(sys.executable).with_name("ansible-playbook")
+        return [str(program), "-i", str(self.lab.inventory), str(book), *arguments]
+
+    def environment(self):
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+        return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+
+    def run(self, tasks, host="cluster", variables=None, *arguments):
+        started = time.monotonic()
+        done = subprocess.run(
+            self.command(tasks, host, variables, *arguments),
+            cwd=ROOT,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        return Play(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
+
+    def role(self, name, host="cluster", variables=None, *arguments):
+        return self.run([include(name)], host, variables, *arguments)
+
+    def kill_when(self, condition, tasks, host, variables=None):
+        """Start a playbook and kill -9 all of it as soon as `condition()` is true."""
+        process = subprocess.Popen(
+            self.command(tasks, host, variables),
+            cwd=ROOT,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            wait_for(condition, 120)
+            assert process.poll() is None, "the playbook ended before it could be killed"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def answers(self, host, address=None):
+        """Whether `host`, at `address` (default: the inventory's), lets its user in anew and gives it root."""
+        program = Path(sys.executable).with_name("ansible")
+        target = ["-e", f"ansible_host={address}"] if address else []
+        done = subprocess.run(
+            [str(program), "-i", str(self.lab.inventory), host, "-b", "-T", "5", "-m", "ping", *target],
+            cwd=ROOT,
+            env={**self.environment(), "ANSIBLE_SSH_ARGS": "-o ControlMaster=no -o ControlPath=none"},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode == 0
+
+    def sh(self, host, script):
+        return self.lab.exec(host, "sh", "-ec", script)
+
+
+def include(role):
+    return {"name": f"Role {role}", "ansible.builtin.include_role": {"name": role}}
+
+
+def wait_for(condition, seconds):
+    """Until `condition()`; returns how long it took."""
+    started = time.monotonic()
+    while time.monotonic() < started + seconds:
+        with contextlib.suppress(LabError, subprocess.SubprocessError):
+            if condition():
+                return time.monotonic() - started
+        time.sleep(0.5)
+    raise AssertionError(f"it did not happen within {seconds} s")
+
+
+@contextlib.contextmanager
+def playground(name, hosts, directory):
+    """The Plays of a fresh lab; the lab goes with the block."""
+    if os.geteuid() != 0:
+        pytest.skip("the lab needs root")
+    lab = Lab(name)
+    try:
+        lab.up(Options(name=name, hosts=hosts), replace=True)
+    except LabError as error:
+        pytest.skip(f"no lab on this machine: {error}")
+    try:
+        yield Plays(lab, directory)
+    finally:
+        lab.down()

@@ -1,0 +1,138 @@
+"""The role firewall on real hosts: a stranger finds SSH and nothing else, a peer reaches everything."""
+
+import json
+
+import pytest
+from plays import include, playground, wait_for
+
+# Which TCP ports answer, all of them tried; and whether UDP port 4791 does.
+SCAN = """
+import asyncio, json, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+host = sys.argv[1]
+async def answers(port, gate):
+    async with gate:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 2)
+            writer.close()
+            return port
+        except (OSError, asyncio.TimeoutError):
+            return None
+async def scan():
+    gate = asyncio.Semaphore(6000)
+    found = await asyncio.gather(*(answers(port, gate) for port in range(1, 65536)))
+    return [port for port in found if port]
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.settimeout(2)
+probe.sendto(b"ping", (host, 4791))
+try:
+    udp = probe.recv(16).decode()
+except OSError:
+    udp = None
+print(json.dumps({"tcp": asyncio.run(scan()) if sys.argv[2:] == ["all"] else [], "udp": udp}))
+"""
+ECHO = """
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("0.0.0.0", 4791))
+while True:
+    data, peer = s.recvfrom(16)
+    s.sendto(data, peer)
+"""
+
+
+@pytest.fixture(scope="module")
+def plays(tmp_path_factory):
+    with playground("t-fire", 2, tmp_path_factory.mktemp("firewall")) as plays:
+        plays.sh("node1", "systemd-run --unit=web python3 -m http.server 8000 --directory /usr/share/doc")
+        plays.lab.exec("node1", "systemd-run", "--unit=echo", "python3", "-c", ECHO)
+        yield plays
+
+
+def rules(plays, host="node1"):
+    return plays.sh(host, "command -v nft >/dev/null && nft list ruleset || true")
+
+
+def test_check_mode_on_an_untouched_host_changes_nothing(plays):
+    play = plays.role("firewall", "node1", None, "--check", "--diff")
+    assert play.rc == 0, play.text
+    assert play.changed["node1"] > 0
+    assert (
+        plays.sh("node1", "ls -d /etc/nftables.d /usr/local/lib/trainyard /usr/sbin/nft 2>/dev/null || true")
+        == ""
+    )
+
+
+def test_ufw_is_not_joined(plays):
+    plays.sh("node1", "mkdir /etc/ufw; echo ENABLED=yes > /etc/ufw/ufw.conf")
+    play = plays.role("firewall", "node1")
+    plays.sh("node1", "rm -r /etc/ufw")
+    assert play.rc != 0 and play.changed["node1"] == 0
+    assert "ufw disable" in play.words and "firewall_manage: false" in play.words
+
+
+def test_limited_to_one_host_it_lets_the_peers_in_and_names_what_it_closes(plays):
+    play = plays.role("firewall", "node1", None, "-l", "node1")
+    assert play.rc == 0, play.text
+    assert "tcp port 8000 (python3)" in play.words and "udp port 4791 (python3)" in play.words
+    assert plays.role("firewall", "node1").changed == {"node1": 0}
+
+
+def test_a_stranger_finds_ssh_and_nothing_else(plays):
+    node1 = plays.lab.host("node1").address
+    done = plays.lab.stranger("python3", "-c", SCAN, node1, "all")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"tcp": [22], "udp": None}
+    assert plays.lab.stranger("ping", "-c", "1", "-W", "2", node1).returncode in (0, 127)
+
+
+def test_a_peer_reaches_any_listening_port(plays):
+    node1 = plays.lab.host("node1").address
+    assert json.loads(plays.lab.exec("node2", "python3", "-c", SCAN, node1))["udp"] == "ping"
+    fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).status)"
+    assert plays.lab.exec("node2", "python3", "-c", fetch, f"http://{node1}:8000/").strip() == "200"
+
+
+def test_leaving_the_controller_out_is_refused(plays):
+    before = rules(plays)
+    play = plays.role("firewall", "node1", {"firewall_ssh_from": ["192.0.2.0/24"]})
+    assert play.rc != 0 and play.changed["node1"] == 0
+    assert "from where this very connection comes" in play.words
+    assert rules(plays) == before
+
+
+def test_rules_that_drop_ssh_are_undone(plays):
+    before = rules(plays)
+    path = "/etc/nftables.d/trainyard.nft"
+    bad = plays.sh("node1", f"sed '/dport {{ 22 }}/d' {path}")
+    task = {
+        "name": "Drop SSH",
+        "become": True,
+        "guarded_change": {
+            "name": "firewall",
+            "why": "rules without SSH",
+            "files": [{"path": path, "content": bad}],
+            "apply": [["systemctl", "reload-or-restart", "trainyard-firewall.service"]],
+            "timeout": 20,
+        },
+    }
+    play = plays.run([task], "node1")
+    assert play.rc != 0
+    assert f"{path} put back" in play.words and "no new connection" in play.words
+    assert rules(plays) == before
+    assert plays.answers("node1")
+
+
+def test_the_rules_outlive_the_distributions_own_and_a_restart_of_the_host(plays):
+    before = rules(plays)
+    plays.sh("node1", "systemctl restart nftables")  # its file begins with flush ruleset
+    wait_for(lambda: "inet trainyard" in rules(plays), 10)
+    plays.lab.power("node1", on=False)
+    plays.lab.power("node1", on=True)
+    assert rules(plays) == before
+
+
+def test_a_host_whose_firewall_is_not_ours_stays_as_it_is(plays):
+    play = plays.run([include("firewall")], "node2", {"firewall_manage": False})
+    assert play.rc == 0 and play.changed == {"node2": 0}
+    assert rules(plays, "node2") == ""

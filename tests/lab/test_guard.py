@@ -1,0 +1,97 @@
+"""The guard on a real host: the controller is killed, the host is restarted, and the old state comes back."""
+
+import pytest
+from plays import include, playground, wait_for
+
+GUARD = "/usr/local/lib/trainyard/guard"
+SLOW_PROOF = ["sleep", "9"]  # as a change's last command it keeps the moment between apply and confirm open
+
+
+@pytest.fixture(scope="module")
+def plays(tmp_path_factory):
+    with playground("t-guard", 1, tmp_path_factory.mktemp("guard")) as plays:
+        yield plays
+
+
+def change(**more):
+    """A task that writes /etc/guarded.conf under the guard."""
+    options = {
+        "name": "test",
+        "why": "a test of the guard",
+        "files": [{"path": "/etc/guarded.conf", "content": "new\n"}],
+        "apply": [["cp", "/etc/guarded.conf", "/run/guarded.live"]],
+        "timeout": 20,
+        **more,
+    }
+    return [{"name": "Change", "guarded_change": options, "become": True}]
+
+
+def cut_off(**more):
+    """A task that makes the host unreachable: what it applies drops every new connection."""
+    rules = "table inet t {\n chain c {\n type filter hook input priority -5; policy drop;\n iif lo accept\n }\n}\n"
+    return change(
+        files=[{"path": "/etc/cut.nft", "content": rules}],
+        apply=[["nft", "-f", "/etc/cut.nft"]],
+        undo=[["nft", "delete", "table", "inet", "t"]],
+        **more,
+    )
+
+
+def armed(plays):
+    return '"test"' in plays.sh("node1", f"{GUARD} status").split('"reports"')[0]
+
+
+def applied(plays):
+    return '"applied"' in plays.sh("node1", f"{GUARD} status") or plays.sh("node1", "nft list tables") != ""
+
+
+def test_confirmed_by_a_new_connection_and_the_second_run_changes_nothing(plays):
+    play = plays.run(change(), "node1")
+    assert play.rc == 0, play.text
+    assert play.changed == {"node1": 1}
+    assert plays.sh("node1", "cat /run/guarded.live; ls -A /var/lib/trainyard-guard").split() == [
+        "new",
+        ".lock",
+    ]
+    assert plays.run(change(), "node1").changed == {"node1": 0}
+
+
+def test_killed_before_it_confirmed_the_next_run_undoes_and_goes_on(plays):
+    files = [{"path": "/etc/guarded.conf", "content": "newer\n"}]
+    plays.kill_when(lambda: armed(plays), change(files=files, verify=[SLOW_PROOF], timeout=300), "node1")
+    assert plays.sh("node1", "cat /etc/guarded.conf").strip() == "newer"
+    play = plays.run(change(files=files), "node1")
+    assert play.rc == 0, play.text
+    assert "an earlier run ended before it had confirmed the change" in play.words
+    assert "/etc/guarded.conf put back" in play.words
+    assert plays.sh("node1", "cat /run/guarded.live").strip() == "newer"
+    assert not armed(plays)
+
+
+def test_killed_after_a_change_that_cuts_the_host_off_it_answers_again_within_60_s(plays):
+    plays.run([include("packages")], "node1", {"packages_names": ["nftables"]})
+    plays.kill_when(lambda: applied(plays), cut_off(), "node1")
+    assert not plays.answers("node1")
+    assert wait_for(lambda: plays.answers("node1"), 60) < 60
+    assert "no new connection from the controller" in plays.sh(
+        "node1", "cat /var/lib/trainyard-guard/test.report.json"
+    )
+    assert plays.sh("node1", "nft list tables; ls /etc/cut.nft 2>/dev/null || true") == ""
+
+
+def test_a_restart_before_it_is_confirmed_brings_the_old_state_back(plays):
+    plays.kill_when(lambda: armed(plays), cut_off(timeout=600), "node1")
+    plays.lab.power("node1", on=False)
+    plays.lab.power("node1", on=True)
+    assert wait_for(lambda: plays.answers("node1") and not armed(plays), 60) < 60
+    assert "restarted before" in plays.sh("node1", "cat /var/lib/trainyard-guard/test.report.json")
+    assert plays.sh("node1", "ls /etc/cut.nft 2>/dev/null || true") == ""
+
+
+def test_cut_off_with_the_controller_alive_the_play_says_what_was_undone_and_why(plays):
+    play = plays.run(cut_off(), "node1")
+    assert play.rc != 0
+    assert "The change was undone; the host answers at" in play.words
+    assert "no new connection from the controller confirmed it within 20 s" in play.words
+    assert "/etc/cut.nft removed" in play.words
+    assert plays.answers("node1")

@@ -1,0 +1,368 @@
+"""From a host's network as it is to the change of the role network (plugins/filter/network_plan.py). Sends nothing."""
+
+import copy
+
+import pytest
+import yaml
+
+from plugins.filter.network_plan import IFUPDOWN_RECORD, OUR_FILE, network_plan
+
+ETH0 = {
+    "name": "eth0",
+    "mac": "52:54:00:00:00:01",
+    "kind": None,
+    "up": True,
+    "addresses": ["192.168.1.50/24"],
+}
+ETH1 = {"name": "eth1", "mac": "52:54:00:00:00:02", "kind": None, "up": True, "addresses": []}
+STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
+
+
+def survey(**more):
+    """A host with two interfaces, configured by nothing, reached at eth0's address; `more` replaces parts of it."""
+    files = {"netplan": {}, "networkd": {}, "ifupdown": {}, "networkmanager": {}}
+    files.update(
+        {
+            kind: {path: text(content) for path, content in found.items()}
+            for kind, found in more.pop("files", {}).items()
+        }
+    )
+    return {
+        "interfaces": [copy.deepcopy(ETH0), copy.deepcopy(ETH1)],
+        "session": {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22},
+        "files": files,
+        "asides": [],
+        "active": {
+            "systemd-networkd": True,
+            "NetworkManager": False,
+            "systemd-resolved": True,
+            "networking": False,
+        },
+        "cloud_init": False,
+        "resolv_conf": None,
+        **more,
+    }
+
+
+def text(content):
+    return {"text": content, "mode": "0600"}
+
+
+def planned(wanted, **more):
+    found = network_plan(survey(**more), wanted)
+    assert found["errors"] == []
+    return found
+
+
+def written(plan, path=OUR_FILE):
+    """The change at `path` in a plan, or None."""
+    return next((change for change in plan["files"] if change["path"] == path), None)
+
+
+def test_one_static_interface():
+    plan = planned([{**STATIC, "nameservers": ["192.168.1.1"], "mtu": 9000}])
+    assert [change["path"] for change in plan["files"]] == [OUR_FILE]
+    assert written(plan)["mode"] == "0600"
+    assert yaml.safe_load(written(plan)["content"]) == {
+        "network": {
+            "version": 2,
+            "ethernets": {
+                "eth0": {
+                    "renderer": "networkd",
+                    "addresses": ["192.168.1.100/24"],
+                    "dhcp4": False,
+                    "dhcp6": False,
+                    "routes": [{"to": "default", "via": "192.168.1.1"}],
+                    "nameservers": {"addresses": ["192.168.1.1"]},
+                    "mtu": 9000,
+                }
+            },
+        }
+    }
+    assert plan["addresses"] == ["192.168.1.100"]
+    assert plan["verify"] == [["/usr/local/lib/trainyard/guard", "reachable", "192.168.1.1", "eth0"]]
+    assert not plan["stands"]
+
+
+def test_what_is_written_stands_at_the_second_run():
+    first = written(planned([STATIC]))["content"]
+    plan = planned([STATIC], files={"netplan": {OUR_FILE: first}})
+    assert plan["stands"]
+    assert [change["content"] for change in plan["files"]] == [first]
+
+
+def test_a_route_beside_the_default_one_bonds_and_vlans():
+    plan = planned(
+        [
+            {
+                "name": "eth1",
+                "addresses": ["192.168.250.201/24"],
+                "routes": [{"to": "192.168.251.0/24", "via": "192.168.250.10"}],
+            },
+            {
+                "name": "bond0",
+                "kind": "bonds",
+                "options": {"interfaces": ["eth1"], "parameters": {"mode": "802.3ad"}},
+            },
+            {
+                "name": "bond0.7",
+                "kind": "vlans",
+                "addresses": ["10.7.0.1/24"],
+                "options": {"id": 7, "link": "bond0"},
+            },
+        ]
+    )
+    network = yaml.safe_load(written(plan)["content"])["network"]
+    assert network["bonds"]["bond0"]["parameters"] == {"mode": "802.3ad"}
+    assert network["vlans"]["bond0.7"]["link"] == "bond0"
+    assert plan["verify"] == []
+    assert plan["addresses"] == []  # the interface in use is not among them
+
+
+def test_by_macaddress_and_with_a_name_to_be_given():
+    plan = planned([{"macaddress": "52:54:00:00:00:02", "addresses": ["10.1.0.1/24"]}])
+    assert yaml.safe_load(written(plan)["content"])["network"]["ethernets"]["eth1"]["match"] == {
+        "macaddress": ETH1["mac"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (
+            [{"name": "enp9s0"}],
+            "network_interfaces[0]: the host has no interface 'enp9s0'. The host has: eth0 (52:54",
+        ),
+        ([{"macaddress": "52:54:00:00:00:99"}], "no interface has the macaddress 52:54:00:00:00:99"),
+        ([{"macaddress": "52-54"}], "macaddress is '52-54'"),
+        ([{"addresses": ["10.0.0.1/24"]}], "neither name nor macaddress"),
+        (["eth0"], "network_interfaces[0] is 'eth0': write a mapping"),
+        ([{"name": "eth0", "adresses": []}], "unknown key 'adresses'; did you mean addresses?"),
+        ([{"name": "eth0", "accept-ra": True}], "raw netplan keys go under options"),
+        ([{"name": "eth0", "addresses": "10.0.0.1/24"}], "addresses is '10.0.0.1/24': write a list"),
+        ([{"name": "eth0", "addresses": ["10.0.0.1"]}], "has no prefix length: write it like 10.0.0.1/24"),
+        ([{"name": "eth0", "addresses": ["10.0.0.300/24"]}], "'10.0.0.300/24' is no address"),
+        ([{"name": "eth0", "addresses": ["10.0.0.0/24"]}], "the network address of 10.0.0.0/24"),
+        ([{"name": "eth0", "addresses": ["10.0.0.255/24"]}], "the broadcast address of 10.0.0.0/24"),
+        ([{"name": "eth0", "addresses": ["224.0.0.1/24"]}], "not an address that an interface can have"),
+        (
+            [{**STATIC, "gateway": "192.168.2.1"}],
+            "gateway 192.168.2.1 lies in none of the interface's networks (192.168.1.0/24)",
+        ),
+        ([{**STATIC, "gateway": "192.168.1.100"}], "is the interface's own address"),
+        ([{**STATIC, "gateway": "router"}], "gateway is 'router': write an IP address"),
+        ([{**STATIC, "routes": [{"to": "10.0.0.0/8", "via": "10.9.9.9"}]}], "via 10.9.9.9 lies in none"),
+        (
+            [{**STATIC, "routes": [{"to": "10.0.0.1/8", "via": "192.168.1.1"}]}],
+            "neither default nor a network",
+        ),
+        ([{**STATIC, "routes": [{"to": "default", "metrik": 1}]}], "unknown key 'metrik'"),
+        ([{**STATIC, "mtu": 12}], "mtu is 12"),
+        ([{**STATIC, "mtu": True}], "mtu is True"),
+        ([{**STATIC, "nameservers": ["dns.example"]}], "nameservers is 'dns.example'"),
+        ([{**STATIC, "kind": "bond"}], "kind is 'bond': write one of ethernets, bonds"),
+        (
+            [{**STATIC, "options": {"mtu": 1, "addresses": []}}],
+            "options says 'addresses', which the entry itself says",
+        ),
+        ([STATIC, {"name": "eth0"}], "are both for eth0"),
+        (
+            [STATIC, {"name": "eth1", "addresses": ["192.168.1.100/24"]}],
+            "192.168.1.100 stands in network_interfaces[0]",
+        ),
+        (
+            [STATIC, {"name": "eth1", "addresses": ["10.0.0.2/24"], "gateway": "10.0.0.1"}],
+            "network_interfaces[1] and network_interfaces[0] both have a default route",
+        ),
+        (
+            [{"name": "v7", "kind": "vlans", "options": {"id": 7, "link": "eth9"}}],
+            "names 'eth9', no interface of the host",
+        ),
+        ([{"name": "v7", "kind": "vlans", "options": {"link": "eth0"}}], "needs id and link"),
+        ([{"name": "b0", "kind": "bonds", "options": {"interfaces": ["eth8"]}}], "names 'eth8'"),
+        ([{"name": "a-name-that-is-too-long", "kind": "bonds"}], "at most 15 characters"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_with_its_place(wanted, said):
+    found = network_plan(survey(), wanted)
+    assert set(found) == {"errors"}
+    assert said in found["errors"][0]
+
+
+CLOUD = "network:\n  version: 2\n  ethernets:\n    eth0: {dhcp4: true}\n"
+BOTH = "network:\n  version: 2\n  ethernets:\n    eth0: {dhcp4: true}\n    eth1: {dhcp4: true}\n"
+BY_MAC = "network:\n  ethernets:\n    lan: {match: {macaddress: '52:54:00:00:00:01'}, dhcp4: true}\n"
+
+
+@pytest.mark.parametrize("content", [CLOUD, BY_MAC])
+def test_a_netplan_file_for_our_interface_alone_is_moved_aside(content):
+    path = "/etc/netplan/50-cloud-init.yaml"
+    plan = planned([STATIC], files={"netplan": {path: content}})
+    assert written(plan, path) == {"path": path, "move_to": f"{path}.before-trainyard"}
+    assert set(plan["netplan"]) == {"90-trainyard.yaml"}
+    assert "instead of /etc/netplan/50-cloud-init.yaml" in plan["summary"]
+
+
+def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
+    path = "/etc/netplan/50-cloud-init.yaml"
+    plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=[f"{path}.before-trainyard"])
+    assert yaml.safe_load(written(plan, path)["content"])["network"]["ethernets"] == {"eth1": {"dhcp4": True}}
+    assert written(plan, f"{path}.before-trainyard.2")["content"] == BOTH
+    assert "eth1" in plan["netplan"]["50-cloud-init.yaml"]
+
+
+def test_a_netplan_file_outside_etc_is_hidden_not_changed():
+    plan = planned([STATIC], files={"netplan": {"/run/netplan/lan.yaml": CLOUD}})
+    assert yaml.safe_load(written(plan, "/etc/netplan/lan.yaml")["content"]) == {"network": {"version": 2}}
+    assert written(plan, "/run/netplan/lan.yaml") is None
+
+
+def test_a_match_for_ours_and_others_is_refused():
+    content = "network:\n  ethernets:\n    all: {match: {name: 'eth*'}, dhcp4: true}\n"
+    found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])
+    assert "'all' configures eth0 together with eth1" in found["errors"][0]
+
+
+def test_a_broken_netplan_file_is_named():
+    found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": "network: [\n"}}), [STATIC])
+    assert "/etc/netplan/01.yaml is no valid YAML" in found["errors"][0]
+
+
+def test_files_that_say_nothing_of_ours_stay():
+    others = {
+        "netplan": {
+            "/etc/netplan/01-network-manager-all.yaml": "network: {version: 2, renderer: NetworkManager}\n"
+        },
+        "networkd": {
+            "/etc/systemd/network/10-eth1.network": "[Match]\nName=eth1\n",
+            "/etc/systemd/network/99-all.network": "[Match]\nName=*\n",  # read after netplan's, so it does not count
+        },
+        "ifupdown": {"/etc/network/interfaces": "auto lo\niface lo inet loopback\n"},
+        "networkmanager": {
+            "/etc/NetworkManager/system-connections/wifi.nmconnection": "[connection]\ninterface-name=wlan0\n"
+        },
+    }
+    plan = planned([STATIC], files=others)
+    assert [change["path"] for change in plan["files"]] == [OUR_FILE]
+
+
+def test_networkd_files_that_come_before_netplans_give_way():
+    ours, both = "/etc/systemd/network/10-eth0.network", "/etc/systemd/network/05-wired.network"
+    files = {
+        ours: "[Match]\nName=eth0\n[Network]\nDHCP=yes\n",
+        both: "[Match]\nName=eth*\n[Network]\nDHCP=yes\n",
+    }
+    plan = planned([STATIC], files={"networkd": files})
+    assert written(plan, ours)["move_to"] == f"{ours}.before-trainyard"
+    assert written(plan, both)["move_to"] == "/etc/systemd/network/20-trainyard-05-wired.network"
+
+
+INTERFACES = """\
+# The primary network interface
+source /etc/network/interfaces.d/*
+auto lo eth0
+iface lo inet loopback
+allow-hotplug eth0
+iface eth0 inet static
+    address 192.168.1.50/24
+    # the router
+    gateway 192.168.1.1
+
+iface eth1 inet dhcp
+"""
+
+
+def test_ifupdown_stanzas_are_commented_out_and_taken_down_from_a_record():
+    plan = planned(
+        [STATIC],
+        files={"ifupdown": {"/etc/network/interfaces": INTERFACES}},
+        active={
+            "systemd-networkd": False,
+            "NetworkManager": False,
+            "systemd-resolved": False,
+            "networking": True,
+        },
+    )
+    changed = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    active = [
+        line for line in changed if line and not line.startswith("#") and not line.strip().startswith("#")
+    ]
+    assert active == [
+        "source /etc/network/interfaces.d/*",
+        "auto lo",
+        "iface lo inet loopback",
+        "iface eth1 inet dhcp",
+    ]
+    assert "iface eth0 inet static\n    address 192.168.1.50/24" in written(plan, IFUPDOWN_RECORD)["content"]
+    assert plan["apply"] == [
+        ["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", "eth0"],
+        ["netplan", "apply"],
+    ]
+    assert plan["undo"][-1] == ["ifup", "--force", "eth0"]
+    assert ["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"] in plan["undo"]
+    again = planned([STATIC], files={"ifupdown": {"/etc/network/interfaces": "\n".join(changed) + "\n"}})
+    assert written(again, "/etc/network/interfaces") is None
+
+
+def test_networkmanager_stays_where_the_machine_uses_it_and_its_profile_gives_way():
+    path = "/etc/NetworkManager/system-connections/Wired.nmconnection"
+    active = {
+        "systemd-networkd": False,
+        "NetworkManager": True,
+        "systemd-resolved": True,
+        "networking": False,
+    }
+    files = {"networkmanager": {path: "[connection]\nid=Wired\ninterface-name=eth0\n"}}
+    plan = planned([STATIC], files=files, active=active)
+    assert "renderer: NetworkManager" in written(plan)["content"]
+    assert written(plan, path)["move_to"] == "/etc/NetworkManager/Wired.nmconnection.before-trainyard"
+    assert plan["apply"][0] == ["nmcli", "connection", "reload"]
+
+
+def test_cloud_init_is_told_to_leave_the_network_alone():
+    plan = planned([STATIC], cloud_init=True)
+    assert (
+        written(plan, "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg")["content"]
+        == "network: {config: disabled}\n"
+    )
+
+
+def test_name_servers_reach_a_host_without_a_resolver():
+    active = {
+        "systemd-networkd": True,
+        "NetworkManager": False,
+        "systemd-resolved": False,
+        "networking": False,
+    }
+    wanted = [{**STATIC, "nameservers": {"addresses": ["192.168.1.1"], "search": ["lan"]}}]
+    plan = planned(wanted, active=active, resolv_conf="nameserver 10.0.0.53\n")
+    assert "search lan\nnameserver 192.168.1.1\n" in written(plan, "/etc/resolv.conf")["content"]
+    assert (
+        written(planned(wanted, active=active, resolv_conf="nameserver 192.168.1.1\n"), "/etc/resolv.conf")
+        is None
+    )
+    assert written(planned(wanted, resolv_conf="nameserver 10.0.0.53\n"), "/etc/resolv.conf") is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "session", "expected"),
+    [
+        ([STATIC], "192.168.1.50", ["192.168.1.100"]),
+        (
+            [{"name": "eth0", "addresses": ["10.9.0.1/24", "192.168.1.100/24"]}],
+            "192.168.1.50",
+            ["192.168.1.100", "10.9.0.1"],
+        ),
+        ([{"name": "eth0", "addresses": ["192.168.1.50/24", "10.9.0.1/24"]}], "192.168.1.50", []),
+        ([{"name": "eth1", "addresses": ["10.9.0.1/24"]}], "192.168.1.50", []),
+        ([{"name": "eth0", "options": {"dhcp4": True}}], "192.168.1.50", []),
+        ([{"name": "eth1", "addresses": ["192.168.1.50/24"]}, {"name": "eth0"}], "192.168.1.50", []),
+    ],
+)
+def test_where_the_host_answers_afterwards(wanted, session, expected):
+    plan = planned(wanted, session={"client": "192.168.1.9", "address": session, "port": 22})
+    assert plan["addresses"] == expected
+
+
+def test_without_an_ssh_session_no_address_is_expected():
+    assert planned([STATIC], session=None)["addresses"] == []
