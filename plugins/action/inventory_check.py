@@ -108,7 +108,8 @@ def check_groups(inventory: Inventory) -> Iterable[Problem]:
             "cluster",
             found,
             "at least one host, in the group head below the group cluster",
-            "Begin with a copy of one of inventory/examples, and name it with -i",
+            "If Ansible warns that it could not parse the file, correct the line that it names; "
+            "else begin with a copy of one of inventory/examples, and name it with -i",
         )
         return
     if len(head) != 1:

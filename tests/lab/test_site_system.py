@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from plays import ROOT, Lab, LabError, Options, Play, Plays
 
 SYSTEM = ("--tags", "identity,ssh_mesh,tuning")
@@ -40,14 +41,14 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(lab, tmp_path_factory):
-    """`site(*arguments, answer=…)`: run site.yml on the lab; with an answer, at a terminal where that is typed."""
+    """`site(*arguments, answers=…)`: run site.yml on the lab; with answers, at a terminal where they are typed."""
     program = str(Path(sys.executable).with_name("ansible-playbook"))
     environment = Plays(lab, tmp_path_factory.mktemp("plays")).environment()
 
-    def run(*arguments, answer=None):
-        command = [program, "-i", str(lab.inventory), "site.yml", *arguments]
+    def run(*arguments, answers=None, inventory=lab.inventory):
+        command = [program, "-i", str(inventory), "site.yml", *arguments]
         started = time.monotonic()
-        if answer is None:
+        if answers is None:
             done = subprocess.run(
                 command,
                 cwd=ROOT,
@@ -55,33 +56,35 @@ def site(lab, tmp_path_factory):
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=600,
+                timeout=800,
             )
-            return Play(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
-        code, text = at_a_terminal(command, environment, answer)
+            code, text = done.returncode, done.stdout + done.stderr
+        else:
+            code, text = at_a_terminal(command, environment, answers)
         return Play(code, text, time.monotonic() - started)
 
     return run
 
 
-def at_a_terminal(command, environment, answer):
-    """Run `command` at a terminal of its own and type `answer` when it asks; returns exit code and screen."""
+def at_a_terminal(command, environment, answers):
+    """Run `command` at a terminal of its own and type each of `answers` (prompt: answer) when it asks for it, once.
+
+    Returns its exit code and the screen.
+    """
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(ROOT)
         os.execvpe(command[0], command, environment)
-    screen = b""
-    asked = False
+    screen, waiting = b"", dict(answers)
     while True:
         try:
             data = os.read(terminal, 4096)
         except OSError:
             break
         screen += data
-        if b"(yes/no)" in screen and not asked:
-            asked = True
-            time.sleep(0.5)
-            os.write(terminal, f"{answer}\r".encode())
+        for prompt in [prompt for prompt in waiting if prompt.encode() in screen]:
+            time.sleep(0.5)  # until it reads
+            os.write(terminal, f"{waiting.pop(prompt)}\r".encode())
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), screen.decode(errors="replace")
 
 
@@ -112,23 +115,32 @@ def test_unknown_keys_are_refused_without_a_terminal_and_shown_as_the_machines_s
 
 
 def test_a_no_at_the_terminal_pins_nothing(lab, site):
-    play = site(answer="no")
+    play = site(answers={"(yes/no)": "no"})
     assert play.rc != 0
     assert "not accepted" in play.text
     assert not lab.known_hosts.exists() or lab.known_hosts.read_text() == ""
 
 
-def test_a_check_run_pins_nothing_and_says_what_to_do(lab, site):
-    play = site("--check", "-e", "accept_new_host_keys=true")
+def test_passwords_and_one_yes_are_typed_and_pin_all_keys(lab, site, tmp_path):
+    """-k -K, on an inventory that holds no password."""
+    (file,) = (file for file in lab.inventory.iterdir() if "ansible_password" in file.read_text())
+    inventory = yaml.safe_load(file.read_text())
+    for name in ("ansible_password", "ansible_become_password"):
+        del inventory["all"]["vars"][name]
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    answers = {"SSH password:": lab.password, "BECOME password": lab.password, "(yes/no)": "yes"}
+    play = site("-k", "-K", "--check", answers=answers, inventory=tmp_path / "hosts.yml")
     assert play.rc != 0
     assert "--tags first_contact" in play.text
     assert not lab.known_hosts.exists() or lab.known_hosts.read_text() == ""
-
-
-def test_one_yes_pins_all_of_them(lab, site):
-    play = site("--tags", "first_contact", answer="yes")
+    play = site("-k", "-K", "--tags", "first_contact", answers=answers, inventory=tmp_path / "hosts.yml")
     assert play.rc == 0, play.text
     assert lab.known_hosts.read_text().count("ssh-ed25519") == 3
+    del answers["(yes/no)"]
+    play = site("-k", "-K", "--check", "--tags", "tuning", answers=answers, inventory=tmp_path / "hosts.yml")
+    assert play.rc == 0, play.text
+    assert "(yes/no)" not in play.text
+    assert lab.password not in play.text
 
 
 def test_check_mode_tells_what_would_change_on_untouched_hosts(lab, site, untouched):

@@ -136,9 +136,13 @@ def test_a_good_inventory_does_come_to_the_door(tmp_path, door):
             "all: {children: {cluster: {children: {heads: {hosts: {a: {}}}}}}}",
             "neither in head nor in workers",
         ),
-        ("all: {children: {cluster: [", "no host"),
+        ("all: {children: {cluster: [", "could not parse the file"),
+        (
+            "all: {children: {cluster: {children: {head: {hosts: {\n  a: {ansible_host: 192.168.1.1},\n  a: {}}}}}}}",
+            "duplicate mapping key 'a'",
+        ),
     ],
-    ids=["empty", "no cluster", "another group", "no YAML"],
+    ids=["empty", "no cluster", "another group", "no YAML", "a host twice"],
 )
 def test_inventories_without_a_cluster_are_refused_too(tmp_path, text, words):
     run, output = play(tmp_path, text)
