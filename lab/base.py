@@ -58,9 +58,12 @@ def ready(suite: str) -> Path:
     ).hexdigest()
     root = CACHE / f"{suite}-{key[:12]}"
     CACHE.mkdir(parents=True, exist_ok=True)
-    with locked(CACHE / f".lock-{root.name}", waiting=f"Waiting for another build of {root.name} …"):
-        if not root.exists():
-            _build(root, suite, stanzas, files)
+    if not root.exists():
+        with locked(CACHE / ".lock", waiting="Waiting for another build of a root …"):
+            for broken in CACHE.glob(".building-*"):  # nobody builds now: its builder was killed
+                shutil.rmtree(broken)
+            if not root.exists():
+                _build(root, suite, stanzas, files)
     return root
 
 
@@ -85,13 +88,10 @@ def _build(root: Path, suite: str, stanzas: list[dict[str, str]], files: dict[st
     """Under a temporary name, in mount and process namespaces that die with this process; the name comes last."""
     print(f"Building a stock {suite} root, once (about a minute) …", flush=True)
     work = CACHE / f".building-{root.name}"
-    shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
     for name, text in files.items():
         (work / name).write_text(text)
     (work / "customize").write_text(CUSTOMIZE)
-    log = work / "log"
-    log.touch()
     options = [f"--aptopt={line}" for line in files["apt.conf"].splitlines()]
     own_namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
     try:

@@ -58,9 +58,9 @@ class Group:
     def pids(self) -> list[int]:
         """Every process of it."""
         found = []
-        for file in self.trees["v2"].rglob("cgroup.procs"):
+        for directory, _, _ in os.walk(self.trees["v2"]):  # which takes groups that come and go as they are
             with contextlib.suppress(OSError):
-                found += map(int, file.read_text().split())
+                found += map(int, Path(directory, "cgroup.procs").read_text().split())
         return found
 
     def set_cpus(self, cpus: float | None) -> None:

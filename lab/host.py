@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.cgroup import Group
 from lab.network import Network
-from lab.shell import LabError, run
+from lab.shell import LabError, run, wait_until
 
 # Keeps a host running across its own reboots (nspawn then ends with status 133), in mount and network namespaces that
 # vanish with it. What it writes goes to the host's log.
@@ -21,6 +21,7 @@ mkdir -p /run/systemd/nspawn
 mount -t tmpfs -o mode=0755 tmpfs /run/systemd/nspawn
 mount -t overlay -o "lowerdir=$BASE,upperdir=$DISK/upper,workdir=$DISK/work" lab-root "$DISK/root"
 while :; do
+  ip link delete "$PORT" 2>/dev/null || true  # of the last boot: it would go with that one's namespace, some time later
   sh -c 'for file in $RUN_PROCS; do echo $$ > "$file"; done; exec "$@"' - "$@" &
   until ip link set "$PORT" master "$BRIDGE" up 2>/dev/null; do
     kill -0 $! 2>/dev/null || break
@@ -32,9 +33,9 @@ while :; do
 done
 """
 
-# Number 1 of a host until it becomes systemd. nspawn leaves /sys and /proc/sys read-only but for the network's part of the
-# latter, so that no role changes the machine itself. udev, and with it netplan, needs a /sys that can be written: so the
-# host's own network devices are opened, and of all others the lists are taken away, or udev would stop at the first.
+# Number 1 of a host until it becomes systemd. nspawn leaves /sys and /proc/sys read-only but for the network's part of
+# the latter, so that no role changes the machine itself. udev, and with it netplan, needs a /sys that can be written:
+# the host's own network devices are opened, and of all others the lists are taken away, for udev stops at the first.
 INIT = r"""
 set -e
 mount -t sysfs -o nosuid,nodev,noexec sysfs /mnt
@@ -138,15 +139,32 @@ class Host:
             "RUN_PROCS": " ".join(map(str, group.procs_files("run"))),
         }
         own_mounts = ["unshare", "--mount", "--propagation", "private"]
+        keeper = self.network.enter(*own_mounts, "sh", "-c", KEEPER, "keeper", *nspawn)
         with (self.state / "log").open("ab") as log:
-            subprocess.Popen(
-                self.network.enter(*own_mounts, "sh", "-c", KEEPER, "keeper", *nspawn),
+            done = subprocess.run(
+                ["setsid", "--fork", *keeper],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,
             )
+        if done.returncode != 0 or not wait_until(self.running, 10):
+            raise LabError(f"{self.name} did not start. The end of its log:\n{self.log_tail()}")
+
+    def log_tail(self, lines: int = 15) -> str:
+        """What it said last on its console."""
+        file = self.state / "log"
+        return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else ""
+
+    def complaints(self) -> str:
+        """What it says about its own state, where it can still be asked: for an error message."""
+        if self.leader() is None:
+            return ""
+        ask = (
+            "ip -brief address; networkctl --no-pager; "
+            "systemctl list-jobs --no-pager; journalctl -b -p notice -n 30 --no-pager"
+        )
+        return subprocess.run(self.enter("sh", "-c", ask), capture_output=True, text=True).stdout
 
     def power_off(self) -> None:
         """A power cut: the wire goes dead first, so that nobody hears a farewell."""

@@ -38,6 +38,7 @@ TOOLS = {
     "tc": "iproute2",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
+    "setsid": "util-linux",
     "ssh-keygen": "openssh-client",
 }
 
@@ -167,7 +168,11 @@ class Lab:
 
         REPLACE takes a running lab of the name down first; INSTALL lets apt install what this machine lacks.
         """
-        _require_tools(install)
+        if install:
+            install_missing_tools()
+        reasons = obstacles()
+        if reasons:
+            raise LabError("; ".join(reasons))
         with self._locked():
             if not replace and self._is_whole():
                 raise LabError(
@@ -180,6 +185,7 @@ class Lab:
                     self._build(options)
                 except BaseException:
                     self._remove()
+                    self._remove_empty()
                     raise
 
     def _is_whole(self) -> bool:
@@ -252,10 +258,12 @@ class Lab:
     def _wait_for(self, hosts: list[Host]) -> None:
         """Until each of HOSTS answers on its SSH port and systemd has finished starting."""
         for host in hosts:
-            if not wait_until(lambda host=host: self._answers(host), BOOT_SECONDS):
-                tail = "\n".join((host.state / "log").read_text(errors="replace").splitlines()[-15:])
+            seconds = BOOT_SECONDS + 10 * len(hosts)
+            answered = wait_until(lambda host=host: self._answers(host) or not host.running(), seconds)
+            if not answered or not host.running():
+                said = f"did not answer SSH within {seconds} s" if host.running() else "ended while it booted"
                 raise LabError(
-                    f"{host.name} did not answer SSH within {BOOT_SECONDS} s. The end of its log:\n{tail}"
+                    f"{host.name} {said}. The end of its log:\n{host.log_tail()}\n{host.complaints()}"
                 )
         for host in hosts:
             subprocess.run(
@@ -308,6 +316,7 @@ class Lab:
         """Take it down, whole or not; nothing stays, and nothing is said where there was nothing."""
         with self._locked():
             self._remove()
+        self._remove_empty()
 
     def _remove(self) -> None:
         network = Network(self.name, 0)  # its names do not depend on the number
@@ -319,13 +328,17 @@ class Lab:
         Group(self.name).remove()
         network.remove()
         shutil.rmtree(self.disk, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            DISK.rmdir()
         if self.inventory.is_dir():
             shutil.rmtree(self.inventory)
         with locked(STATE / ".lock"):
             shutil.rmtree(self.state, ignore_errors=True)
             _restore_forwarding()
+
+    def _remove_empty(self) -> None:
+        for directory in (DISK, self.inventory.parent, self.inventory.parent.parent):
+            if directory not in (CHECKOUT / "inventory", CHECKOUT):
+                with contextlib.suppress(OSError):  # another lab is there
+                    directory.rmdir()
 
     # --- bookkeeping between labs -------------------------------------------------------------------------------------
 
@@ -422,17 +435,42 @@ def require_root(command: str) -> None:
         )
 
 
-def _require_tools(install: bool) -> None:
-    missing = {tool: package for tool, package in TOOLS.items() if not shutil.which(tool)}
-    if not missing:
-        return
-    packages = sorted(set(missing.values()))
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
-    if not install:
-        raise LabError(f"this machine lacks {', '.join(missing)}. Type: sudo {' '.join(command)}")
-    print(f"This machine lacks {', '.join(missing)}; installing {', '.join(packages)} with apt …", flush=True)
-    run("apt-get", "update")
-    run("env", "DEBIAN_FRONTEND=noninteractive", *command)
+def _missing_packages() -> dict[str, str]:
+    return {tool: package for tool, package in TOOLS.items() if not shutil.which(tool)}
+
+
+def obstacles() -> list[str]:
+    """Why this machine cannot have a lab as it is, each with its cure; empty where it can."""
+    if os.geteuid() != 0:
+        return ["the lab makes network namespaces and boots hosts, which needs root"]
+    missing = _missing_packages()
+    if missing:
+        packages = " ".join(sorted(set(missing.values())))
+        return [f"this machine lacks {', '.join(missing)}. Type: sudo apt-get install {packages}"]
+    found = []
+    if subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode != 0:
+        found.append(
+            "this root may not make namespaces (a container without CAP_SYS_ADMIN?): use a virtual machine"
+        )
+    if "\toverlay\n" not in Path("/proc/filesystems").read_text():
+        found.append("this kernel has no overlayfs. Type: sudo modprobe overlay")
+    if not any(line.split()[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
+        found.append("this machine mounts no cgroup v2 tree, neither alone nor beside v1")
+    return found
+
+
+def install_missing_tools() -> None:
+    """Let apt install what the lab needs here, saying so first."""
+    missing = _missing_packages()
+    if missing:
+        packages = sorted(set(missing.values()))
+        print(
+            f"This machine lacks {', '.join(missing)}; installing {', '.join(packages)} with apt …",
+            flush=True,
+        )
+        run("apt-get", "update")
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+        run("env", "DEBIAN_FRONTEND=noninteractive", *install)
 
 
 def _python() -> str:

@@ -198,7 +198,7 @@ def _pip_settings() -> dict[str, str]:
 
 
 def render_pip(settings: dict[str, str]) -> Pip:
-    """SETTINGS (`section.key` or `:env:.key`, the latter winning) as a pip.conf. A key that names a local folder adds it."""
+    """SETTINGS (`section.key` or `:env:.key`, the latter winning) as a pip.conf, and the local folders in it."""
     sections: dict[str, dict[str, str]] = {}
     for name in sorted(settings, key=lambda n: n.startswith(":env:")):  # the environment last: it wins
         section, _, key = name.rpartition(".")
@@ -232,7 +232,7 @@ def render_pip(settings: dict[str, str]) -> Pip:
 
 
 def _local_folder(word: str) -> Path | None:
-    """The folder behind a path or a file: URL. An index's pages link to files beside its `simple`, so its parent counts."""
+    """The folder behind a path or a file: URL; of an index its parent, for its pages link to files beside `simple`."""
     if word.startswith("file:"):
         path = Path(unquote(urlsplit(word).path))
     elif word.startswith("/"):
@@ -265,7 +265,7 @@ def is_private(address: str) -> bool:
 
 
 def private_endpoints(urls: list[str]) -> list[tuple[str, int]]:
-    """The (address, port) pairs in private ranges that this machine's own set-up names: package proxies, mirrors, indexes."""
+    """The (address, port) pairs in private ranges among URLS: this machine's own package proxies, mirrors, indexes."""
     found = set()
     for url in urls:
         parts = urlsplit(url)

@@ -79,13 +79,13 @@ class Network:
         run(
             "nsenter", f"--net=/run/netns/{self.stranger_netns}", "ip", "-batch", "-", stdin="\n".join(inside)
         )
-        # Nothing speaks IPv6 here: no way out by it either. And what a switch passes on is none of the router's business:
-        # where bridges call iptables, a packet's address translation would be settled before it is routed.
+        # Nothing speaks IPv6 here: no way out by it either. And what a switch passes on is none of the router's
+        # business: where bridges call iptables, a packet's address translation is settled before it is routed.
         self._sysctl("net/ipv6/conf/all/disable_ipv6", "1")
         self._sysctl("net/bridge/bridge-nf-call-iptables", "0")
 
     def connect(self, endpoints: list[tuple[str, int]]) -> None:
-        """A way out: the machine's uplink for public addresses, and of the private ones just ENDPOINTS (address, port)."""
+        """A way out: the machine's uplink for public addresses, and for the private ENDPOINTS (address, port) alone."""
         out = machine.uplinks()
         run("ip", "link", "add", self.uplink, "type", "veth", "peer", "name", "up0", "netns", self.netns)
         Path(f"/proc/sys/net/ipv6/conf/{self.uplink}/disable_ipv6").write_text("1")
@@ -120,10 +120,11 @@ class Network:
             f"    ip daddr {address} meta l4proto {{ tcp, udp }} th dport {port} accept\n"
             for address, port in endpoints
         )
-        return (
-            f"  chain out {{\n{allowed}    ip daddr {{ {', '.join(machine.PRIVATE)} }} reject with icmp host-prohibited\n"
-            "    ip daddr 224.0.0.0/4 drop\n  }\n"
-        )
+        return f"""  chain out {{
+{allowed}    ip daddr {{ {", ".join(machine.PRIVATE)} }} reject with icmp host-prohibited
+    ip daddr 224.0.0.0/4 drop
+  }}
+"""
 
     def _namespace_rules(self, endpoints: list[tuple[str, int]]) -> str:
         return f"""table ip lab {{

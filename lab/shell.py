@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 CLONE_NEWNET = 0x40000000
 
@@ -36,18 +37,38 @@ def wait_until(true: Callable[[], bool], seconds: float, interval: float = 0.05)
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: str = "", exclusive: bool = True) -> Iterator[None]:
-    """Hold a lock that the kernel frees when the process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+def locked(path: Path, waiting: str = "") -> Iterator[None]:
+    """Hold a lock that the kernel frees when the process ends, however it ends. The file goes with the block."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            file = path.open("w")
+        except FileNotFoundError:  # the last holder has just removed the directory
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if waiting:
                 print(waiting, flush=True)
-            fcntl.flock(file, kind)
-        yield
+                waiting = ""
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _same_file(file, path):
+            break
+        file.close()  # the last holder removed it while this one waited: the lock is on a new file now
+    with file:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # something else is in it
+                path.parent.rmdir()
+
+
+def _same_file(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

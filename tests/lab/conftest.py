@@ -1,0 +1,39 @@
+"""Labs for tests. Each lies in its own namespace under its own name, and goes when its scope ends."""
+
+import os
+
+import pytest
+
+from lab.lab import Lab, Options, install_missing_tools, obstacles
+
+
+@pytest.fixture(scope="session")
+def able():
+    """Skips, with the reason, where this machine cannot have a lab. `make test` as root may install what lacks."""
+    if os.geteuid() == 0 and os.environ.get("TRAINYARD_INSTALL") == "1":
+        install_missing_tools()
+    reasons = obstacles()
+    if reasons:
+        pytest.skip(f"no lab on this machine: {'; '.join(reasons)}")
+
+
+@pytest.fixture(scope="session")
+def make_lab(able):
+    """`make_lab(name, **options)`: a running lab with lab.lab.Options; down at the end of the session at the latest."""
+    labs = []
+
+    def make(name, **options):
+        lab = Lab(name)
+        labs.append(lab)
+        lab.up(Options(name=name, **options), replace=True)
+        return lab
+
+    yield make
+    for lab in labs:
+        lab.down()
+
+
+@pytest.fixture(scope="session")
+def lab3(make_lab):
+    """Three hosts as `make lab` gives them. Whoever breaks one of them mends it again."""
+    return make_lab("lab3", hosts=3)
