@@ -239,14 +239,11 @@ class Environment:
         self.wheels = os.path.join(self.directory, "wheels")
         self.lock_descriptor = -1
 
-    def run(self, *command: str, offline: bool = False) -> str:
-        """Run a command that must succeed; its output. Offline, pip hears no configuration and no index."""
+    def run(self, *command: str) -> str:
+        """Run a command that must succeed; its output."""
         environment = {
             k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"
         }
-        if offline:
-            environment = {k: v for k, v in environment.items() if not k.startswith("PIP_")}
-            environment.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", PIP_FIND_LINKS=self.wheels)
         if self.options["cache_dir"]:
             environment["PIP_CACHE_DIR"] = self.options["cache_dir"]
         # /tmp may be memory, and a CUDA build of torch is several gigabytes.
@@ -269,9 +266,9 @@ class Environment:
         os.makedirs(path, mode=0o700, exist_ok=True)
         return path
 
-    def pip(self, *arguments: str, offline: bool = False) -> str:
+    def pip(self, *arguments: str) -> str:
         """Run the environment's pip."""
-        return self.run(f"{self.path}/bin/python", "-I", "-m", "pip", *arguments, offline=offline)
+        return self.run(f"{self.path}/bin/python", "-I", "-m", "pip", *arguments)
 
     def write(self, name: str, text: str) -> str:
         """A file in the environment's directory; its path."""
@@ -282,6 +279,9 @@ class Environment:
 
     def start(self) -> None:
         """An empty virtual environment at its final place: its scripts name that path."""
+        empty = os.path.join(self.path, ".empty")
+        if os.path.exists(empty):
+            return  # made by the call that found no index, for this one with the wheels
         if os.path.lexists(self.path):
             if users := processes_using(self.path):
                 raise Failure(
@@ -296,10 +296,11 @@ class Environment:
                 f"sudo apt install python{version}-venv"
             )
         self.run(self.about["executable"], "-I", "-m", "venv", self.path)
+        self.write(".empty", "")
 
     def reaches_index(self) -> bool:
         """Whether the host's pip, as it is set up, finds the first package of the lock."""
-        first = re.match(r"[\w.-]+==\S+", self.options["lock"].lstrip())
+        first = re.search(r"^[\w.-]+==\S+", self.options["lock"], re.MULTILINE)
         probe = self.temporary()
         try:
             self.pip(
@@ -321,14 +322,17 @@ class Environment:
     def build(self, offline: bool) -> dict:
         """Install all, test it, and write the record that makes it count; the record."""
         started = time.monotonic()
+        os.unlink(os.path.join(self.path, ".empty"))
         lock = self.write("requirements.txt", self.options["lock"])
         install = ("install", "--quiet", "--no-compile", "--only-binary=:all:")
-        self.pip(*install, "--require-hashes", "--requirement", lock, offline=offline)
+        if offline:
+            install = ("--isolated", *install, "--no-index", "--find-links", self.wheels)
+        self.pip(*install, "--require-hashes", "--requirement", lock)
         # A CPU build of torch finds all that it asks for in the lock. A CUDA build brings the nvidia packages
         # that it pins, and the constraints keep it from replacing anything of the lock.
         pinned = "".join(f"{name}=={version}\n" for name, version in installed_versions(self.path).items())
         constraints = self.write("constraints.txt", pinned)
-        self.pip(*install, "--constraint", constraints, self.options["torch"], offline=offline)
+        self.pip(*install, "--constraint", constraints, self.options["torch"])
         self.pip("check")
         # torch has test files for newer Pythons, which do not compile; what matters is tested below.
         with contextlib.suppress(Failure):

@@ -1,0 +1,281 @@
+"""What the controller works out and brings for hosts without an index: wheels, packages, and the transfer itself."""
+
+import base64
+import gzip
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import ansible.module_utils
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ansible.module_utils.__path__.append(str(ROOT / "plugins/module_utils"))
+
+from ansible.module_utils.received_files import Damaged, sha256, unpack  # noqa: E402
+
+from plugins.module_utils import offline_apt, offline_ship, offline_wheels  # noqa: E402
+from plugins.modules import packages  # noqa: E402
+
+MARKERS = {
+    "implementation_name": "cpython",
+    "implementation_version": "3.12.3",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_release": "6.8",
+    "platform_system": "Linux",
+    "platform_version": "1",
+    "python_full_version": "3.12.3",
+    "python_version": "3.12",
+    "sys_platform": "linux",
+}
+
+LOCK = """\
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:aa \\
+    --hash=sha256:ab
+numpy==2.5.5 ; python_full_version >= '3.12' \\
+    --hash=sha256:ba
+colorama==0.4.6 ; sys_platform == 'win32' \\
+    --hash=sha256:ca
+# a comment
+PyYAML==6.0.3 \\
+    --hash=sha256:da \\
+    --hash=sha256:db
+"""
+
+# ---- wheels ----
+
+
+def test_the_lock_is_read_as_the_host_would_read_it():
+    needed = offline_wheels.locked_for(LOCK, MARKERS)
+    assert needed == {
+        "numpy": "numpy==2.5.5 --hash=sha256:ba",
+        "pyyaml": "PyYAML==6.0.3 --hash=sha256:da --hash=sha256:db",
+    }
+    older = {**MARKERS, "python_full_version": "3.11.2", "python_version": "3.11"}
+    assert offline_wheels.locked_for(LOCK, older)["numpy"] == "numpy==2.4.6 --hash=sha256:aa --hash=sha256:ab"
+
+
+def test_the_real_lock_has_every_package_that_is_asked_for():
+    needed = offline_wheels.locked_for((ROOT / "requirements/trainer.txt").read_text(), MARKERS)
+    assert {"numpy", "transformers", "tokenizers", "safetensors", "pyyaml", "sympy", "networkx"} <= set(
+        needed
+    )
+    assert all(" --hash=sha256:" in line and ";" not in line for line in needed.values())
+
+
+def wheel(directory, name, version, *asks):
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {one}" for one in asks)]
+        archive.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(lines) + "\n\nA description.\n")
+    return path
+
+
+def test_torchs_own_packages_are_followed_and_the_locks_are_not(tmp_path, monkeypatch):
+    shelf = {
+        "torch": (
+            "2.0",
+            'nvidia-nccl==2.27; platform_system == "Linux"',
+            "numpy",
+            "optree; extra == 'optree'",
+        ),
+        "nvidia-nccl": ("2.27", "nvidia-base>=1"),
+        "nvidia-base": ("1.1",),
+        "numpy": ("2.5.5",),
+        "pyyaml": ("6.0.3",),
+    }
+    asked = []
+
+    def download(requirements, target, directory, *options):
+        asked.append((sorted(requirements), options))
+        for line in requirements:
+            name = line.split("=")[0].split(">")[0].lower()
+            wheel(directory, name.replace("-", "_"), *shelf[name])
+
+    monkeypatch.setattr(offline_wheels, "download", download)
+    target = {"markers": MARKERS, "glibc": "2.39"}
+    wheels = offline_wheels.wheelhouse(LOCK, "torch==2.0", target, tmp_path / "house" / "key")
+    assert sorted(name.split("-")[0] for name in wheels) == [
+        "numpy",
+        "nvidia_base",
+        "nvidia_nccl",
+        "pyyaml",
+        "torch",
+    ]
+    assert asked[0][1] == ("--require-hashes",)
+    assert [requirements for requirements, _ in asked[1:]] == [
+        ["torch==2.0"],
+        ["nvidia-nccl==2.27"],
+        ["nvidia-base>=1"],
+    ]
+    # Whole: the second asks for nothing. Not whole: all over again.
+    assert offline_wheels.wheelhouse(LOCK, "torch==2.0", target, tmp_path / "house" / "key") == wheels
+    assert len(asked) == 4
+    next((tmp_path / "house" / "key").glob("torch*")).unlink()
+    assert offline_wheels.wheelhouse(LOCK, "torch==2.0", target, tmp_path / "house" / "key") == wheels
+    assert len(asked) == 8
+
+
+def test_pip_is_told_the_hosts_platform():
+    options = offline_wheels.platform_options({"markers": MARKERS, "glibc": "2.31"})
+    platforms = [options[i + 1] for i, option in enumerate(options) if option == "--platform"]
+    assert platforms[0] == "manylinux_2_31_x86_64"
+    assert {"manylinux_2_28_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
+    assert "manylinux_2_32_x86_64" not in platforms
+    assert options[options.index("--python-version") + 1] == "3.12"
+    assert "cp312" in options
+
+
+def test_a_missing_build_is_said_with_the_cure(tmp_path, monkeypatch):
+    class Done:
+        returncode, stdout, stderr = 1, "", "ERROR: No matching distribution found for torch==2.13.0"
+
+    monkeypatch.setattr(offline_wheels.subprocess, "run", lambda *a, **k: Done)
+    with pytest.raises(offline_wheels.Failure, match=r"Python 3\.12 on x86_64.*(?s:.)*find-links.*"):
+        offline_wheels.download(["torch==2.13.0"], {"markers": MARKERS, "glibc": "2.36"}, tmp_path)
+
+
+# ---- distribution packages ----
+
+
+def test_what_apt_would_install_is_read_off_its_simulation():
+    output = """\
+Inst libnetplan0 (0.106-2 Debian:12.11/stable [amd64])
+Inst perl-base [5.36.0-7] (5.36.0-7+deb12u2 Debian-Security:12/stable-security [amd64]) []
+Inst libc6:i386 (2.36-9 Debian:12/stable [i386])
+Inst python3-rich (1:13.3.1-1 Debian:12.11/stable, Debian:12/x [all])
+Conf libnetplan0 (0.106-2 Debian:12.11/stable [amd64])
+"""
+    assert offline_apt.parse_simulated(output) == [
+        ("libnetplan0", "0.106-2", "amd64"),
+        ("perl-base", "5.36.0-7+deb12u2", "amd64"),
+        ("libc6", "2.36-9", "i386"),
+        ("python3-rich", "1:13.3.1-1", "all"),
+    ]
+
+
+def test_media_of_the_host_are_left_out():
+    lines = "deb cdrom:[Debian 12]/ bookworm main\ndeb https://mirror.example.org/debian bookworm main\n"
+    assert offline_apt.without_media(lines) == "deb https://mirror.example.org/debian bookworm main\n"
+    mirror = "Types: deb\nURIs: https://mirror.example.org/debian\nSuites: b\n"
+    stanzas = f"Types: deb\nURIs: file:/media/x\nSuites: a\n\n{mirror}"
+    assert "Suites: b" in offline_apt.without_media(stanzas)
+    assert "Suites: a" not in offline_apt.without_media(stanzas)
+
+
+def test_keyrings_that_sources_name_are_found():
+    text = "deb [arch=amd64 signed-by=/etc/apt/keyrings/a.gpg] https://mirror.example.org x main\n"
+    stanza = "Types: deb\nSigned-By: /usr/share/keyrings/b.gpg\n"
+    assert packages.signed_by(text) == ["/etc/apt/keyrings/a.gpg"]
+    assert packages.signed_by(stanza) == ["/usr/share/keyrings/b.gpg"]
+    assert packages.signed_by("Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n") == []
+
+
+def encode(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def host_state(**sources):
+    return {
+        "architecture": "amd64",
+        "foreign": ["i386"],
+        "status": base64.b64encode(gzip.compress(b"Package: base\n")).decode(),
+        "sources": {
+            f"/etc/apt/sources.list.d/{name}.sources": encode(text) for name, text in sources.items()
+        },
+        "keyrings": {
+            "/usr/share/keyrings/a.gpg": encode("key"),
+            "/etc/apt/trusted.gpg.d/b.asc": encode("other"),
+        },
+        "preferences": {"/etc/apt/preferences.d/pin": encode("Package: *\n")},
+    }
+
+
+def test_apt_gets_a_root_of_its_own(tmp_path, monkeypatch):
+    dump = (
+        'Acquire::http::Proxy "http://proxy.example.org:3128";\nAcquire::AllowInsecureRepositories "1";\n'
+        'APT::Update::Post-Invoke "";\nAcquire::GzipIndexes "true";\nDPkg::Pre-Install-Pkgs:: "/bin/x";\n'
+    )
+    monkeypatch.setattr(offline_apt, "run", lambda command, environment=None: dump)
+    state = host_state(
+        a="Types: deb\nURIs: https://mirror.example.org/debian\nSigned-By: /usr/share/keyrings/a.gpg\n"
+    )
+    apt = offline_apt.HostsApt(state, tmp_path, "node1")
+    apt.write()
+    source = (apt.own / "etc/sources.list.d/a.sources").read_text()
+    assert f"Signed-By: {apt.own}/etc/keyrings/usr_share_keyrings_a.gpg" in source
+    assert (apt.own / "etc/keyrings/usr_share_keyrings_a.gpg").read_text() == "key"
+    assert (apt.own / "etc/trusted.gpg.d/b.asc").read_text() == "other"
+    assert (apt.own / "status").read_bytes() == b"Package: base\n"
+    settings = apt.config.read_text()
+    assert 'Acquire::http::Proxy "http://proxy.example.org:3128";' in settings
+    assert 'Acquire::AllowInsecureRepositories "false";' in settings
+    assert '"1"' not in settings
+    assert "Post-Invoke" not in settings
+    assert "Pre-Install" not in settings
+    assert '"/var/' not in settings, "a place of the controller's own apt"
+    assert 'APT::Architectures:: "i386";' in settings
+
+
+def test_hosts_with_the_same_sources_share_what_is_downloaded(tmp_path):
+    same = [offline_apt.HostsApt(host_state(a="x"), tmp_path, name).shared for name in ("node1", "node2")]
+    other = offline_apt.HostsApt(host_state(a="y"), tmp_path, "node3").shared
+    assert same[0] == same[1] != other
+
+
+def test_a_controller_without_apt_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(offline_apt.shutil, "which", lambda name: None)
+    with pytest.raises(offline_apt.Failure, match=r"node1.*nftables.*has no apt"):
+        offline_apt.bring(host_state(a="x"), ["nftables"], tmp_path, "node1", 0)
+
+
+# ---- the transfer ----
+
+
+def packed(tmp_path, **files):
+    path = tmp_path / "files.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+def test_files_arrive_as_they_were_sent(tmp_path):
+    (tmp_path / "sent").write_bytes(b"content")
+    digest = sha256(str(tmp_path / "sent"))
+    unpack(packed(tmp_path, a=b"content"), str(tmp_path), {"a": digest})
+    assert (tmp_path / "a").read_bytes() == b"content"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["b", "..__a", "sub__a"])
+def test_files_that_were_not_announced_are_refused(tmp_path, name):
+    announced = {"a": "0", "../a": "0", "sub/a": "0"}
+    directory = tmp_path / "in"
+    directory.mkdir()
+    with pytest.raises(Damaged, match="not announced"):
+        unpack(packed(tmp_path, **{name: b"x"}), str(directory), announced)
+    assert list(directory.iterdir()) == []
+
+
+def test_a_damaged_file_is_refused_and_not_kept(tmp_path):
+    directory = tmp_path / "in"
+    directory.mkdir()
+    with pytest.raises(Damaged, match="a arrived damaged"):
+        unpack(packed(tmp_path, a=b"x"), str(directory), {"a": "0" * 64})
+    assert list(directory.iterdir()) == []
+
+
+def test_batches_hold_no_more_than_their_size_or_one_file(tmp_path):
+    sizes = [3, 4, 20, 1, 1]
+    paths = [tmp_path / str(number) for number, _ in enumerate(sizes)]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_bytes(b"x" * size)
+    batches = list(offline_ship.in_batches(paths, 8))
+    assert [[path.stat().st_size for path in batch] for batch in batches] == [[3, 4], [20], [1, 1]]

@@ -1,0 +1,294 @@
+"""The locked environment: whole or not at all, one at a time, and the same on every host. Its wheels here are tiny."""
+
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import ansible.module_utils
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ansible.module_utils.__path__.append(str(ROOT / "plugins/module_utils"))
+
+from ansible.module_utils.received_files import Damaged  # noqa: E402
+
+from plugins.filter.python_env import python_env_differences  # noqa: E402
+from plugins.modules import python_env  # noqa: E402
+
+
+def make_wheel(directory, name, version, asks=()):
+    """A wheel with one module, NAME.py; its SHA-256."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {one}\n" for one in asks),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{one},,\n" for one in [*files, f"{info}/RECORD"])
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for one, text in files.items():
+            archive.writestr(one, text)
+    return path
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Case:
+    """An environment directory and the wheels for it."""
+
+    def __init__(self, root):
+        self.wheels = root / "sent"
+        self.wheels.mkdir()
+        alpha = make_wheel(self.wheels, "alpha", "1.0")
+        make_wheel(self.wheels, "torch", "2.0+cpu", asks=["alpha>=1"])
+        self.options = {
+            "dir": str(root / "env dir"),
+            "lock": f"alpha==1.0 \\\n    --hash=sha256:{sha256(alpha)}\n",
+            "torch": "torch==2.0",
+            "python": sys.executable,
+            "source": "controller",
+            "releases": "",
+            "cache_dir": None,
+            "lock_timeout": 60,
+            "wheels": {path.name: sha256(path) for path in self.wheels.glob("*.whl")},
+            "archive": None,
+            "receive_only": False,
+        }
+        os.makedirs(self.options["dir"])
+        self.stage()
+
+    def stage(self):
+        """Put the wheels where the controller would have brought them."""
+        staging = Path(self.options["dir"], "wheels")
+        staging.mkdir(exist_ok=True)
+        for path in self.wheels.glob("*.whl"):
+            (staging / path.name).write_bytes(path.read_bytes())
+
+    def have(self, **options):
+        options = {**self.options, **options}
+        environment = python_env.Environment(options, python_env.interpreter(options["python"]))
+        return python_env.have(environment, options)
+
+
+@pytest.fixture(scope="session")
+def empty_environment(tmp_path_factory):
+    """A virtual environment to copy: to make one takes several seconds."""
+    path = tmp_path_factory.mktemp("empty") / "env"
+    subprocess.run([sys.executable, "-I", "-m", "venv", path], check=True)
+    return path
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch, empty_environment):
+    run = python_env.Environment.run
+
+    def copying(self, *command):
+        if command[1:] == ("-I", "-m", "venv", self.path):
+            shutil.copytree(empty_environment, self.path, symlinks=True)
+            return ""
+        return run(self, *command)
+
+    monkeypatch.setattr(python_env.Environment, "run", copying)
+    monkeypatch.setattr(
+        python_env,
+        "SELF_TEST",
+        'import json, torch, alpha; print(json.dumps({"torch": torch.version, "cuda": None}))',
+    )
+    return Case(tmp_path)
+
+
+def test_built_once_then_unchanged_and_whole_again_after_any_interruption(case):
+    first = case.have()
+    assert first["changed"]
+    assert first["torch"] == "2.0+cpu"
+    assert {"alpha": "1.0", "torch": "2.0+cpu"}.items() <= first["versions"].items()
+    assert "pip" not in first["versions"]
+    assert not Path(case.options["dir"], "wheels").exists()
+    assert os.path.realpath(Path(case.options["dir"], "current")) == os.path.realpath(first["path"])
+    again = case.have(wheels=None)
+    assert not again["changed"]
+    assert again["digest"] == first["digest"]
+
+    # Killed before the mark was written, with half of a package on the disk.
+    path = Path(first["path"])
+    (path / ".complete").unlink()
+    for metadata in path.glob("lib/python*/site-packages/alpha*"):
+        metadata.unlink() if metadata.is_file() else [one.unlink() for one in metadata.iterdir()]
+    case.stage()
+    assert case.have()["digest"] == first["digest"]
+
+
+def test_an_environment_that_someone_changed_is_built_anew(case):
+    first = case.have()
+    (metadata,) = Path(first["path"]).glob("lib/python*/site-packages/alpha-1.0.dist-info")
+    metadata.rename(metadata.with_name("alpha-9.0.dist-info"))
+    asked = case.have(wheels=None)
+    assert "path" not in asked
+    assert asked["target"]["markers"]["sys_platform"] == "linux"
+    case.stage()
+    assert case.have()["versions"]["alpha"] == "1.0"
+
+
+def test_nothing_is_taken_away_from_a_running_process(case, monkeypatch):
+    first = case.have()
+    Path(first["path"], ".complete").unlink()
+    monkeypatch.setattr(python_env, "processes_using", lambda path: [4711])
+    with pytest.raises(python_env.Failure, match=r"4711.*trainer stop"):
+        case.have()
+
+
+def test_a_process_that_runs_from_an_environment_is_found(case):
+    path = case.have()["path"]
+    assert python_env.processes_using(path) == []
+    process = subprocess.Popen([f"{path}/bin/python", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        time.sleep(0.5)
+        assert python_env.processes_using(path) == [process.pid]
+    finally:
+        process.communicate(b"\n")
+
+
+def second_run(case, results):
+    """Of another process: try to have the same environment."""
+    results.put(case.have()["changed"])
+
+
+def test_the_second_of_two_waits_and_finds_it_ready(case):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=second_run, args=(case, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    changed = [results.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sorted(changed) == [False, True]
+
+
+def test_a_lock_that_is_never_given_back_is_named(case):
+    with open(Path(case.options["dir"], ".lock"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(python_env.Failure, match="fuser"):
+            case.have(lock_timeout=1)
+
+
+def test_the_current_and_the_previous_environment_and_those_of_releases_stay(case, tmp_path):
+    released = case.have()["path"]
+    release = tmp_path / "releases" / "r1"
+    release.mkdir(parents=True)
+    (release / "environment").write_text(released + "\n")
+    paths = []
+    for comment in "abc":
+        case.stage()
+        result = case.have(lock=f"# {comment}\n{case.options['lock']}", releases=str(tmp_path / "releases/*"))
+        paths.append(result["path"])
+    assert [os.path.exists(path) for path in [released, *paths]] == [True, False, True, True]
+    assert result["pruned"] == [os.path.basename(paths[0])]
+
+
+def test_a_wrong_hash_is_refused(case):
+    wrong = case.options["lock"].replace(case.options["lock"][-8:-1], "0000000")
+    with pytest.raises(python_env.Failure, match="mirror"):
+        case.have(lock=wrong)
+    assert "path" not in case.have(lock=wrong, wheels=None)
+
+
+def test_wheels_that_arrive_damaged_are_refused(case, tmp_path):
+    with tarfile.open(tmp_path / "files.tar", "w") as archive:
+        for path in case.wheels.glob("*.whl"):
+            archive.add(path, arcname=path.name)
+    wheels = {**case.options["wheels"], "alpha-1.0-py3-none-any.whl": "0" * 64}
+    with pytest.raises(Damaged, match="alpha"):
+        case.have(wheels=wheels, archive=str(tmp_path / "files.tar"))
+
+
+def fake_python(path, version):
+    """An interpreter that says it is of another version."""
+    markers = {"python_version": version, "platform_machine": "x86_64", "sys_platform": "linux"}
+    about = {"executable": str(path), "venv": version != "3.12", "glibc": "2.36", "markers": markers}
+    path.write_text(f"#!/bin/sh\necho '{json.dumps(about)}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.14"])
+def test_a_python_outside_the_lock_is_refused_with_the_cure(tmp_path, version):
+    with pytest.raises(python_env.Failure, match=rf"Python {version}.*python_env_python"):
+        python_env.interpreter(fake_python(tmp_path / "python", version))
+
+
+def test_a_missing_python_is_refused():
+    with pytest.raises(python_env.Failure, match="python_env_python"):
+        python_env.interpreter("python-that-is-not-there")
+
+
+def test_a_python_without_venv_says_what_to_install(case, tmp_path):
+    with pytest.raises(python_env.Failure, match=r"apt install python3\.12-venv"):
+        case.have(python=fake_python(tmp_path / "python", "3.12"))
+
+
+def test_the_key_depends_on_all_that_decides_what_is_installed():
+    parts = ["a==1", "torch==2", "3.11", "x86_64"]
+    keys = {python_env.environment_key(*parts)}
+    for index in range(4):
+        keys.add(python_env.environment_key(*[part + "x" * (i == index) for i, part in enumerate(parts)]))
+    assert len(keys) == 5
+
+
+# ---- the comparison of hosts ----
+
+LOCK = """\
+numpy==2.4.6 ; python_full_version < '3.12' --hash=x
+numpy==2.5.5 ; python_full_version >= '3.12' --hash=x
+pyyaml==6.0.3 --hash=x
+"""
+
+
+def environment(python="3.11.2", **versions):
+    return {
+        "python": python,
+        "versions": {"numpy": "2.4.6", "pyyaml": "6.0.3", "torch": "2.13.0+cpu", **versions},
+    }
+
+
+def test_equal_environments_have_no_differences():
+    assert python_env_differences({"node1": environment(), "node2": environment()}, LOCK) == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "named"),
+    [
+        (
+            environment(torch="2.13.0+cu128"),
+            "node3: torch 2.13.0+cu128 (most have 2.13.0+cpu, such as node1)",
+        ),
+        (environment(pyyaml="6.0.2"), "node3: pyyaml 6.0.2 (most have 6.0.3, such as node1)"),
+        (environment(extra="1.0"), "node3: extra 1.0 (most have nothing, such as node1)"),
+        (environment(numpy="2.4.5"), "node3: numpy 2.4.5 (most have 2.4.6, such as node1)"),
+        (
+            environment("3.12.3", numpy="2.5.5", pyyaml="5"),
+            "node3: pyyaml 5 (most have 6.0.3, such as node1)",
+        ),
+    ],
+)
+def test_a_planted_difference_is_named_with_host_and_package(odd, named):
+    hosts = {"node1": environment(), "node2": environment(), "node3": odd}
+    assert python_env_differences(hosts, LOCK) == [named]
+
+
+def test_what_the_lock_pins_by_python_version_may_differ_by_it():
+    hosts = {"node1": environment(), "node2": environment("3.13.1", numpy="2.5.5")}
+    assert python_env_differences(hosts, LOCK) == []
