@@ -86,6 +86,10 @@ def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[d
             switches[name] = value
         elif name in trainer_config.FIELDS:
             keys[name] = value
+        elif name == "_raw_params":  # Ansible's name for words that are no key=value
+            problems.append(
+                f"-e … {value}: expected key=value; where a value has spaces, quote it twice: -e \"key='a value'\""
+            )
         elif name not in known and not name.startswith("ansible_"):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             cure = (
