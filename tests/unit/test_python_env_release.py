@@ -185,9 +185,8 @@ def test_old_releases_go_but_not_one_that_runs(host):
     host.deploy("1.0", main="import sys\n'--help' in sys.argv or input()\n")
     process = subprocess.Popen([host.opt / "current" / "bin" / "trainer"], stdin=subprocess.PIPE)
     try:
-        for number, version in enumerate(["2.0", "3.0", "4.0"]):
-            result = host.deploy(version, keep=2)
-            os.utime(result["path"], (number + 2e9, number + 2e9))
+        for version in ("2.0", "3.0", "4.0"):
+            host.deploy(version, keep=2)
         assert host.releases() == ["1.0-eeeeeeee", "3.0-eeeeeeee", "4.0-eeeeeeee"]
     finally:
         process.communicate(b"\n")
