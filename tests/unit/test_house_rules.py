@@ -25,7 +25,8 @@ def committed():
 
 # What would tie the repository to one machine or one registry. The brackets keep this file from matching itself.
 FORBIDDEN = {
-    "a path of one machine": r"(?<![\w.~-])/(?:hom[e]/(?!me/)\w|User[s]/\w|roo[t]/\.(?:pyenv|cache|local|config)|wor[k]/|opt/whe[e]ls|opt/pyp[i])",
+    "a path of one machine": r"(?<![\w.~-])/(?:hom[e]/(?!me/)\w|User[s]/\w|wor[k]/|opt/whe[e]ls|opt/pyp[i]"
+    r"|roo[t]/\.(?:pyenv|cache|local|config))",
     "a package index": r"https?://(?!\S*\.example/)\S+/simpl[e]\b|\b(?:index-url|find-links)[ =]+\S*://",
     "a registry's host": r"\b(?:(?:pypi|pythonhosted|download\.pytorch|deb\.debian)\.or[g]|archive\.ubuntu\.co[m])",
     "a password or key": r"-----BEGIN [A-Z ]*PRIVATE KE[Y]|password: [\"']?\w{4,}$",
