@@ -58,9 +58,10 @@ def _run(options: argparse.Namespace) -> int:
     if launcher:
         environment.follow_parent(int(launcher))
         environment.log_to(place, config.run)
+    stop_signal = environment.StopSignal()  # before torch, which takes its time to load
     from trainer.commands import train
 
-    return train.main(config, place)
+    return train.main(config, place, stop_signal)
 
 
 def _quiet() -> None:

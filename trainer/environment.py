@@ -35,6 +35,18 @@ class Environment:
         return self.run_dir / "stop"
 
 
+class StopSignal:
+    """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end."""
+
+    def __init__(self):
+        self.received = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number, frame) -> None:
+        self.received = True
+
+
 def read(run: str) -> Environment:
     """The environment of a rank of run `run`; without any variables: a run of one process below ./runs."""
     managed = os.environ.get("TRAINYARD_RUN_DIR")

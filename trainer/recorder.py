@@ -2,30 +2,18 @@
 
 import dataclasses
 import resource
-import signal
 import time
 
 import torch
 
 from trainer import checkpoint
 from trainer.config import Config
+from trainer.environment import StopSignal
 from trainer.loop import Progress, Run, StepReport
 from trainer.metrics import Metrics, Status
 from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
-
-
-class StopSignal:
-    """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end."""
-
-    def __init__(self):
-        self.received = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def _note(self, number, frame) -> None:
-        self.received = True
 
 
 class Recorder:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -251,3 +252,8 @@ def test_train_and_generate_by_hand(tmp_path, config_file):
     assert first.returncode == 0 and first.stderr == ""
     assert first.stdout.startswith("a few") and first.stdout == again.stdout != other.stdout
     assert (tmp_path / ".cache" / "trainyard").is_dir()
+    shutil.rmtree(tmp_path / "runs" / "mine" / "model")  # a run that has not ended: its checkpoint speaks
+    unfinished = typed(
+        "generate", tmp_path / "runs" / "mine", "--prompt", "a few", "--max-new-tokens", 8, "--seed", 1
+    )
+    assert unfinished.stdout == first.stdout, unfinished.stderr

@@ -67,7 +67,7 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
                 outcome.update(code=75, reason="stopped on request before the hosts had met")
                 break
     environment.stop_file.unlink(missing_ok=True)
-    code = _conclude(run_dir, config, outcome, environment.host, status)
+    code = _conclude(run_dir, outcome, asked, environment.host, status)
     if agent.is_alive():  # in torch's own wait, which nothing interrupts
         sys.stderr.flush()
         os._exit(code)
@@ -98,7 +98,7 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
         )
         try:
             elastic_launch(launch, sys.executable)("-m", "trainer", "train", *map(str, arguments))
-            outcome["code"] = 0
+            outcome.update(code=0, reason=None)
         except ChildFailedError as error:
             outcome["failures"] = {
                 rank: failure.exitcode
@@ -113,13 +113,16 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
         outcome.update(code=5, reason=f"{waited}: {lines[0] if lines else type(error).__name__}; {cure}")
 
 
-def _conclude(run_dir: Path, config: Config, outcome: dict, host: str, status: metrics.Status) -> int:
-    """Write the final status.json; returns the exit code."""
-    code, reason = outcome.get("code"), outcome.get("reason")
-    if code is None:
+def _conclude(run_dir: Path, outcome: dict, asked: bool, host: str, status: metrics.Status) -> int:
+    """Write the final status.json; returns the exit code. `asked`: this launcher was told to stop."""
+    code, reason = outcome.get("code", 1), outcome.get("reason", "torchrun's agent ended without a word")
+    if "failures" in outcome:
         rank, code = _root_cause(outcome["failures"])
         tail = _last_words(run_dir / "logs" / f"rank-{rank}.log")
-        if code < 0:
+        if asked and code in (-signal.SIGTERM, 5):
+            code = 75
+            reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
+        elif code < 0:
             name = signal.Signals(-code).name
             hint = (
                 "; the kernel does so when memory runs out: see `journalctl -k`" if name == "SIGKILL" else ""

@@ -16,7 +16,7 @@ from trainer.balance import shares
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
-from trainer.environment import Environment
+from trainer.environment import Environment, StopSignal
 from trainer.errors import BadInput, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import load as model_load
@@ -24,9 +24,8 @@ from trainer.strategies import STRATEGIES
 from trainer.world import World, log, translated, versions
 
 
-def main(config: Config, environment: Environment) -> int:
+def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
-    stop_signal = recorder.StopSignal()
     status = None
     try:
         environment.run_dir.mkdir(parents=True, exist_ok=True)
