@@ -198,18 +198,23 @@ class ActionModule(ActionBase):
         armed = self._host("change", name=name, change=json.dumps(change))
         if armed["state"] == "restored":
             raise AnsibleActionFail(f"Nothing was applied. {sentence(armed['report'])}")
-        errors, report = {}, None
+        errors, report, proof = {}, None, None
         # Past the timeout nothing can be confirmed; the question is then when the host answers as before.
         while report is None and time.monotonic() < end + RESTORE_LIMIT:
-            time.sleep(1)
+            time.sleep(0.2 if proof else 1)
             for address in targets if time.monotonic() < end else []:
-                answer = self._ask(address, here, known_hosts, "confirm", name=name, token=armed["token"])
+                known = {"name": name, "token": armed["token"], "proof": proof}
+                answer = self._ask(address, here, known_hosts, "confirm", **known)
                 if answer["state"] == "confirmed":
                     self._forget_connection()
                     return address
+                # This connection may be older than the change; the next one, which shows the proof, is not.
+                proof = answer.get("proof") or proof
                 report = report or answer.get("report")
                 if "error" in answer:
                     errors[address] = answer["error"]
+                if "proof" in answer:
+                    break
             if report is None and (here not in targets or time.monotonic() >= end):
                 status = self._ask(here, here, known_hosts, "status")
                 if "armed" in status and name not in status["armed"]:

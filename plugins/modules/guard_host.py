@@ -21,6 +21,7 @@ options:
     choices: [compare, install, change, confirm, status, restore]
   name: {description: The name of the change., type: str}
   token: {description: The token of the change to confirm., type: str}
+  proof: {description: What a connection after the change was applied has learned., type: str}
   change: {description: The change as JSON (see guard change)., type: str}
   why: {description: The reason for a restore., type: str}
   files: {description: The guard's own files, for compare path to sha256 and for install path to text., type: dict}
@@ -171,6 +172,7 @@ def main():
             },
             "name": {"type": "str"},
             "token": {"type": "str", "no_log": False},
+            "proof": {"type": "str"},
             "change": {"type": "str", "no_log": True},
             "why": {"type": "str"},
             "files": {"type": "dict", "default": {}},
@@ -186,7 +188,8 @@ def main():
         elif given["operation"] == "change":
             result = guard(module, "change", given["name"], data=given["change"])
         elif given["operation"] == "confirm":
-            result = guard(module, "confirm", given["name"], "--token", given["token"])
+            proof = ["--proof", given["proof"]] if given["proof"] else []
+            result = guard(module, "confirm", given["name"], "--token", given["token"], *proof)
         elif given["operation"] == "status":
             result = guard(module, "status")
         else:

@@ -88,8 +88,12 @@ class Plays:
             wait_for(condition, 120)
             assert process.poll() is None, "the playbook ended before it could be killed"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for pid in [
+                process.pid,
+                *descendants(process.pid),
+            ]:  # Ansible's workers have sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
 
     def answers(self, host, address=None):
@@ -111,6 +115,17 @@ class Plays:
 
 def include(role):
     return {"name": f"Role {role}", "ansible.builtin.include_role": {"name": role}}
+
+
+def descendants(pid):
+    """The process ids of all children of `pid`, and theirs."""
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            number, _, rest = stat.read_text().partition(" (")
+            children.setdefault(int(rest.rpartition(")")[2].split()[1]), []).append(int(number))
+    found = children.get(pid, [])
+    return found + [below for child in found for below in descendants(child)]
 
 
 def wait_for(condition, seconds):

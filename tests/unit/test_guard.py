@@ -145,8 +145,12 @@ def test_confirmed_only_after_it_was_applied_and_by_its_token(guard, etc):
     assert guard.confirm("network", armed["token"])["state"] == "pending"
     assert guard.apply("network") == {"state": "applied"}
     assert guard.confirm("network", "another")["state"] == "restored"
+    # A connection from before the change can ask, but only one that was opened after the answer can have the proof.
+    learned = guard.confirm("network", armed["token"])
+    assert learned["state"] == "applied"
+    assert guard.confirm("network", armed["token"], "no proof") == learned
     assert guard.armed() == ["network"]
-    assert guard.confirm("network", armed["token"])["state"] == "confirmed"
+    assert guard.confirm("network", armed["token"], learned["proof"])["state"] == "confirmed"
     assert guard.armed() == []
     assert guard.restore("network") == {"state": "none"}
     assert (etc / "plan.yaml").read_text() == "new\n"
@@ -174,8 +178,9 @@ def test_a_failing_command_is_undone_at_once_with_its_words(guard, etc, commands
 def test_nothing_is_confirmed_while_it_is_being_undone(guard, etc):
     armed = guard.change("network", change(all_kinds(etc)))
     guard.apply("network")
+    proof = guard.confirm("network", armed["token"])["proof"]
     assert guard.restore("network", commands="later") == {"state": "armed"}
-    assert guard.confirm("network", armed["token"])["state"] == "pending"
+    assert guard.confirm("network", armed["token"], proof)["state"] == "pending"
     assert guard.restore("network")["report"]["undone"]  # what the first half did is reported by the second
 
 

@@ -6,7 +6,8 @@ applies them from a unit of its own; `confirm` ends the guard. Whatever dies in 
 connection, the host itself), the timer or the next boot puts the old state back. It needs Python and systemd.
 
     guard change NAME < CHANGE.json      arm, write, check, and apply a moment later
-    guard confirm NAME --token TOKEN     the change is good: forget the old state
+    guard confirm NAME --token TOKEN [--proof PROOF]
+                                         the change is good: forget the old state
     guard restore NAME | --all           put the old state back now
     guard status                         what is armed, and what was undone
     guard reachable ADDRESS INTERFACE    exit 0 if a neighbour answers there (for a change's `verify`)
@@ -400,7 +401,7 @@ class Guard:
         with self.lock():
             if (self.read(name) or {}).get("state") != "armed":
                 return {"state": "none"}
-            self.save(name, {**manifest, "state": "applied"})
+            self.save(name, {**manifest, "state": "applied", "proof": secrets.token_hex(8)})
         return {"state": "applied"}
 
     def _give_up(self, name, manifest, fault):
@@ -408,8 +409,12 @@ class Guard:
         self.systemd.start_restore(name)  # a unit of its own, for it stops this one
         return {"state": "failed", "fault": fault}
 
-    def confirm(self, name, token):
-        """End the guard. Returns {state}: confirmed, pending (not applied yet), restored (with report)."""
+    def confirm(self, name, token, proof=None):
+        """End the guard. Returns {state}: confirmed, pending (not applied yet), restored (with report), or applied.
+
+        With `applied` comes a proof, and only who shows it confirms: it is given out when the change is in effect, so a
+        connection that is opened afterwards has gone through the change. One that was opened before proves nothing.
+        """
         target = self.directory(name)
         with self.lock():
             manifest = self.read(name)
@@ -417,6 +422,8 @@ class Guard:
                 return {"state": "restored", "report": self.report(name)}
             if manifest["state"] != "applied":
                 return {"state": "pending"}  # not applied yet, or being undone
+            if proof is None or manifest["proof"] != proof:
+                return {"state": "applied", "proof": manifest["proof"]}
             done = os.path.join(self.state_dir, f".{name}.confirmed")
             shutil.rmtree(done, ignore_errors=True)
             os.rename(target, done)
@@ -535,6 +542,7 @@ def main(arguments=None):
         command.add_argument("name", nargs="?" if name == "restore" else None)
         if name == "confirm":
             command.add_argument("--token", required=True)
+            command.add_argument("--proof")
         if name == "restore":
             command.add_argument("--all", action="store_true", help="every armed change")
             command.add_argument(
@@ -557,7 +565,7 @@ def main(arguments=None):
     elif given.command == "apply":
         result = guard.apply(given.name)
     elif given.command == "confirm":
-        result = guard.confirm(given.name, given.token)
+        result = guard.confirm(given.name, given.token, given.proof)
     elif given.command == "status":
         result = guard.status()
     elif given.all == bool(given.name):
