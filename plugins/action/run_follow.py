@@ -41,15 +41,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # What an exit code of the trainer means, and what to do about it.
 EXITS = {
-    1: ("a fault in the trainer itself", "The log below says where. Resume it, or report it with the log."),
-    2: ("bad input, nothing was started", "Correct what the log names, then start again."),
-    3: ("the loss diverged (not a number)", "Lower the learning rate, or raise warmup_steps, then resume."),
-    4: ("out of memory", "Lower micro_batch_size or sequence_length, then resume."),
+    1: ("a fault in the trainer itself", "The log says where; report it with the log."),
+    2: ("bad input, nothing was started", "Correct what the log names."),
+    3: ("the loss diverged (not a number)", "Lower the learning rate, or raise warmup_steps."),
+    4: ("out of memory", "Lower micro_batch_size or sequence_length."),
     5: (
         "it lost its peers",
-        "The peers' logs say why. If none of them failed, look at the network between the hosts, then resume.",
+        "The peers' logs say why. If none of them failed, look at the network between the hosts.",
     ),
 }
+
+AFTERWARDS = (("Then", "resume"), ("All logs", "logs"))  # a trial has neither
 
 
 # --- one host, polled ---------------------------------------------------------------------------------------
@@ -287,14 +289,14 @@ def meaning(view: View) -> tuple[str, str]:
     if view.cause == "oom-kill":
         return (
             "the kernel killed it: the host ran out of memory",
-            "Lower micro_batch_size or sequence_length, then resume.",
+            "Lower micro_batch_size or sequence_length.",
         )
     if code in EXITS:
         return f"{EXITS[code][0]} (exit code {code})", EXITS[code][1]
     if code is None or view.cause == "signal" or code >= 128:
         return (
             "its processes were killed from outside",
-            "See who did (memory, a person, a reboot), then resume.",
+            "See who did (memory, a person, a reboot).",
         )
     return f"exit code {code}", "The log below says more."
 
@@ -303,17 +305,17 @@ def explain(run: str, outcome: str, view: View | None, views: list[View], comman
     """The message for a run that did not finish: where, why, the rank's last lines, what to do."""
     step = max((v.last.get("step") or v.status.get("step") or 0 for v in views), default=0)
     if outcome == "stopped":
-        return f"Run {run} was stopped at step {step}; it is saved. Resume it: {commands['resume']}"
+        return f"Run {run} was stopped at step {step}; it is saved. Resume it: {commands.get('resume')}"
     if outcome == "unreachable":
         return (
             f"Run {run}: {view.host} has not answered for {clock(time.time() - view.silent_since)} ({view.error}). "
-            f"The run may go on there. Look at the host, then follow it again: {commands['follow']}"
+            f"The run may go on there. Look at the host, then follow it again: {commands.get('follow')}"
         )
     if view.state != "ended":  # it fell silent, and the others lost it
         others = ", ".join(v.host for v in views if v.result == "failed")
         what, cure = (
             f"it fell silent and was lost as a peer by {others}",
-            "See whether it has power and network, then resume.",
+            "See whether it has power and network.",
         )
         logs: dict[str, list[str]] = {}
     else:
@@ -328,7 +330,8 @@ def explain(run: str, outcome: str, view: View | None, views: list[View], comman
     for other in views:
         if other is not view:
             lines.append(f"  {other.host}: {meaning(other)[0] if other.result == 'failed' else other.result}")
-    lines += [f"What to do: {cure}", f"  Resume: {commands['resume']}", f"  All logs: {commands['logs']}"]
+    lines.append(f"What to do: {cure}")
+    lines += [f"  {word}: {commands[key]}" for word, key in AFTERWARDS if key in commands]
     return "\n".join(lines)
 
 
