@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import uuid
@@ -120,10 +121,18 @@ class Host:
     def start(self, base: Path, hostname: str, binds: list[Path]) -> None:
         """Switch it on. It belongs to no terminal and outlives this process."""
         group = self.group
+        # nspawn refuses a name that a user may well have given a host; /etc/hostname takes any.
+        acceptable = hostname if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", hostname) else "debian"
         port = f"p{self.number}"
         nspawn = [
             *("systemd-nspawn", "--quiet", f"--directory={self.disk / 'root'}", f"--machine={self.name}"),
-            *(f"--hostname={hostname}", "--register=no", "--keep-unit", "--settings=no", "--resolv-conf=off"),
+            *(
+                f"--hostname={acceptable}",
+                "--register=no",
+                "--keep-unit",
+                "--settings=no",
+                "--resolv-conf=off",
+            ),
             *("--timezone=off", "--link-journal=no", "--console=read-only"),
             f"--network-veth-extra={port}:{self.interface}",
             *(f"--bind-ro={str(path).replace(':', chr(92) + ':')}" for path in binds),

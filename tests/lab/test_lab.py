@@ -80,6 +80,8 @@ def traces(name):
                 groups = (process / "cgroup").read_text()
             except OSError:
                 continue
+            if not words:  # dead, and not yet reaped by its parent, number 1
+                continue
             if f"/trainyard-lab/{name}/" in groups or f"/trainyard-{name}\0" in words:
                 yield words.replace("\0", " ")
 
@@ -244,8 +246,9 @@ def test_a_cut_wire_and_a_frozen_host(lab3):
 
 
 def test_a_quota_slows_a_host_in_proportion(lab3):
-    lab3.set_cpus("node1", 0.4)
-    lab3.set_cpus("node2", 0.2)
+    # Small shares: also a machine with much else to do can give them in full.
+    lab3.set_cpus("node1", 0.08)
+    lab3.set_cpus("node2", 0.04)
     spinning = [
         subprocess.Popen(lab3.host(n).enter("python3", "-c", SPIN, "4"), stdout=subprocess.PIPE, text=True)
         for n in ("node1", "node2")
@@ -283,7 +286,7 @@ def test_the_stranger_reaches_the_hosts_and_nothing_else(lab3):
 def test_private_addresses_have_no_way_out(lab3):
     # Asked of the routing tables: a test that sent such a packet would be the leak that it looks for.
     for address in ("10.1.2.3", "172.16.0.1", "192.168.250.10", "169.254.169.254", "100.64.0.1"):
-        with pytest.raises(LabError, match="unreachable"):
+        with pytest.raises(LabError, match="No route to host"):
             lab3.network.ip("route", "get", address)
     rules = subprocess.run(
         ["nft", "list", "table", "ip", lab3.network.table], capture_output=True, text=True
@@ -345,7 +348,7 @@ def test_down_leaves_nothing_and_the_root_is_used_again(make_lab):
     playbook.run(lab, [{"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.ping": {}}]}])
     held = subprocess.Popen(lab.stranger_command("sleep", "600"))
     seen = traces("gone")
-    assert set(seen) == {"namespaces", "links", "tables", "groups", "processes", "files"}
+    assert set(seen) == {"namespaces", "links", "tables", "mounts", "groups", "processes", "files"}
     lab.down()
     assert held.wait(timeout=10) == -signal.SIGKILL
     assert wait_until(lambda: traces("gone") == {}, 5), traces("gone")
