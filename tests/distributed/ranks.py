@@ -104,7 +104,7 @@ class Ranks:
     def directory(self, rank: int = 0) -> Path:
         return self.root / ("node0" if self.one_host else f"node{rank}")
 
-    def codes(self, timeout: float = 120) -> list[int]:
+    def codes(self, timeout: float = 300) -> list[int]:
         """Exit codes by rank; what has not ended in time is killed and shown as None."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
@@ -115,7 +115,7 @@ class Ranks:
                 process.kill()
         return codes
 
-    def wait_for_step(self, step: int, timeout: float = 60) -> None:
+    def wait_for_step(self, step: int, timeout: float = 240) -> None:
         """Return once rank 0's metrics have reached `step`."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -187,7 +187,7 @@ class Launch:
                 )
             )
 
-    def ended(self, timeout: float = 120) -> list[tuple[int, str]]:
+    def ended(self, timeout: float = 300) -> list[tuple[int, str]]:
         """(exit code, what it said) of every node's launcher."""
         results = []
         for node in self.nodes:

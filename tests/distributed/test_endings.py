@@ -146,7 +146,7 @@ def test_a_silent_peer_is_a_lost_peer(material, tmp_path):
     )
     pair.wait_for_step(3)
     os.kill(pair.processes[1].pid, signal.SIGSTOP)
-    pair.processes[0].join(20)
+    pair.processes[0].join(120)
     assert pair.processes[0].exitcode == 5
     os.kill(pair.processes[1].pid, signal.SIGKILL)
     assert "lost a peer" in ranks.status(tmp_path / "node0")["reason"]

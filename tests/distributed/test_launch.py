@@ -29,7 +29,7 @@ def test_a_signal_to_one_launcher_stops_all_and_a_second_attempt_finishes(materi
     attempt = ranks.Launch(tmp_path, [1, 1], *long)
     wait_for_step(tmp_path, 5)
     attempt.nodes[1].send_signal(signal.SIGTERM)
-    assert [code for code, _ in attempt.ended(60)] == [75, 75]
+    assert [code for code, _ in attempt.ended(240)] == [75, 75]
     for node in ("node0", "node1"):
         state = ranks.status(tmp_path / node)
         assert (state["state"], state["attempt"]) == ("stopped", 1)
@@ -51,7 +51,7 @@ def test_the_stop_command(material, tmp_path):
     attempt = ranks.Launch(tmp_path, [1], material / "run.yaml", "steps=100000", "checkpoint_every=0")
     wait_for_step(tmp_path, 2)
     assert main(["stop", str(tmp_path / "node0")]) == 0
-    assert [code for code, _ in attempt.ended(60)] == [75]
+    assert [code for code, _ in attempt.ended(240)] == [75]
     assert ranks.status(tmp_path / "node0")["state"] == "stopped"
     # Now there is nothing to stop, and no file must lie in wait for the next attempt.
     assert main(["stop", str(tmp_path / "node0")]) == 0
@@ -63,7 +63,7 @@ def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     wait_for_step(tmp_path, 2)
     victim = rank_pids(attempt.nodes[0].pid)["1"]
     os.kill(victim, signal.SIGKILL)
-    ((code, said),) = attempt.ended(60)
+    ((code, said),) = attempt.ended(240)
     assert code == 1
     reason = ranks.status(tmp_path / "node0")["reason"]
     assert "rank 1 on node0 was killed by SIGKILL" in reason and reason in said
@@ -76,7 +76,7 @@ def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path):
     pids = rank_pids(attempt.nodes[0].pid).values()
     attempt.nodes[0].kill()
     attempt.ended()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
@@ -97,7 +97,7 @@ def test_hosts_that_do_not_meet(material, tmp_path):
     """The head waits for a second host that never comes: a reason, not a hang."""
     attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml", "timeout_seconds=3")
     attempt.nodes[1].kill()
-    (code, said), _ = attempt.ended(60)
+    (code, said), _ = attempt.ended(240)
     assert code == 5
     assert "did not meet" in said and "firewall" in said and "Traceback" not in said
     assert ranks.status(tmp_path / "node0")["state"] == "failed"
@@ -111,7 +111,7 @@ def test_a_stop_while_waiting_for_the_others(material, tmp_path):
         time.sleep(0.05)
     time.sleep(0.5)
     attempt.nodes[0].send_signal(signal.SIGINT)
-    (code, said), _ = attempt.ended(20)
+    (code, said), _ = attempt.ended(120)
     assert code == 75 and "before the hosts had met" in said
 
 
@@ -124,7 +124,7 @@ def test_bad_data_ends_with_2_and_the_rank_s_message(material, tmp_path):
     assert ranks.status(tmp_path / "node0")["reason"] in said
 
 
-def wait_for_step(root, step, timeout=90):
+def wait_for_step(root, step, timeout=240):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if len(ranks.losses(root / "node0")) >= step:
