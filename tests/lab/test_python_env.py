@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from plays import ROOT, Play, Plays, include
 
-ROLES = [include("python_env"), include("trainer")]
+FACTS = {"name": "Facts", "ansible.builtin.setup": {"gather_subset": ["!all"]}}
+ROLES = [FACTS, include("python_env"), include("trainer")]
 STATE = "ls -d /opt/trainyard /etc/trainyard /var/lib/trainyard 2>/dev/null || true; dpkg-query --show; cat /etc/passwd"
 PIP_AT_WORK = "ls -d /opt/trainyard/env/*/lib/python3*/site-packages/numpy"
 
