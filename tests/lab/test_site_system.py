@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from plays import ROOT, Lab, LabError, Options, Play, Plays
+from plays import ROOT, Play, Plays
 
 SYSTEM = ("--tags", "identity,ssh_mesh,tuning")
 HOSTS = ("node1", "node2", "node3")
@@ -25,18 +25,10 @@ STATE = (
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    if os.geteuid() != 0:
-        pytest.skip("the lab needs root")
-    lab = Lab("t-sys")
-    try:
-        lab.up(Options(name="t-sys", hosts=3, unpinned=True), replace=True)
-    except LabError as error:
-        pytest.skip(f"no lab on this machine: {error}")
-    try:
-        yield lab
-    finally:
-        lab.down()
+def lab(make_lab):
+    lab = make_lab("t-sys", hosts=3, unpinned=True)
+    yield lab
+    lab.down()
 
 
 @pytest.fixture(scope="module")
