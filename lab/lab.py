@@ -29,6 +29,10 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 MAX_HOSTS = 32
 BOOT_SECONDS = 120
 
+# A host takes about ten of root's inotify instances, which all hosts share with the machine; its default is 128 in all.
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+INOTIFY_INSTANCES = 8192
+
 # Debian's package for each tool that the lab needs on this machine.
 TOOLS = {
     "systemd-nspawn": "systemd-container",
@@ -214,9 +218,11 @@ class Lab:
         }
         self._claim_index(record)
         network = Network(self.name, record["index"])
+        _set_on_machine({INOTIFY: str(INOTIFY_INSTANCES)}, at_least=True)
         network.create(options.hosts)
         if not options.offline:
-            self._connect(network, endpoints)
+            network.connect(endpoints)
+            _set_on_machine({_forwarding(interface): "1" for interface in machine.uplinks()})
         self._prepare_hosts(options, network, root, password, pip.text, servers)
         self._write_inventory(options, network, password)
         hosts = self._hosts(options, network)
@@ -332,10 +338,10 @@ class Lab:
             shutil.rmtree(self.inventory)
         with locked(STATE / ".lock"):
             shutil.rmtree(self.state, ignore_errors=True)
-            _restore_forwarding()
+            _restore_machine()
 
     def _remove_empty(self) -> None:
-        for directory in (DISK, self.inventory.parent, self.inventory.parent.parent):
+        for directory in (DISK, *self.inventory.parents[:3]):
             if directory not in (CHECKOUT / "inventory", CHECKOUT):
                 with contextlib.suppress(OSError):  # another lab is there
                     directory.rmdir()
@@ -358,17 +364,6 @@ class Lab:
             taken = {json.loads(file.read_text())["index"] for file in STATE.glob("*/state.json")}
             record["index"] = min(set(range(len(taken) + 1)) - taken)
             self._save(record)
-
-    def _connect(self, network: Network, endpoints: list[tuple[str, int]]) -> None:
-        """The way out, having noted what the machine's own forwarding was, so that the last lab can restore it."""
-        with locked(STATE / ".lock"):
-            note = STATE / ".forwarding.json"
-            before = json.loads(note.read_text()) if note.exists() else {}
-            for interface in machine.uplinks():
-                if interface not in before:
-                    before[interface] = _forwarding(interface).read_text().strip()
-            _write_secret(note, json.dumps(before))
-            network.connect(endpoints)
 
     # --- using it ----------------------------------------------------------------------------------------------------
 
@@ -482,13 +477,29 @@ def _forwarding(interface: str) -> Path:
     return Path(f"/proc/sys/net/ipv4/conf/{interface}/forwarding")
 
 
-def _restore_forwarding() -> None:
-    """Once no lab is left, the machine forwards what it forwarded before the first."""
-    note = STATE / ".forwarding.json"
+def _set_on_machine(settings: dict[Path, str], at_least: bool = False) -> None:
+    """Change the machine's own kernel settings, having noted the old values, so that the last lab can restore them.
+
+    AT_LEAST leaves a number alone that is higher already.
+    """
+    with locked(STATE / ".lock"):
+        note = STATE / ".machine.json"
+        before = json.loads(note.read_text()) if note.exists() else {}
+        for path, value in settings.items():
+            now = path.read_text().strip()
+            if not (at_least and int(now) >= int(value)):
+                before.setdefault(str(path), now)
+                _write_secret(note, json.dumps(before))
+                path.write_text(value)
+
+
+def _restore_machine() -> None:
+    """Once no lab is left, the machine is set as it was before the first."""
+    note = STATE / ".machine.json"
     if note.exists() and not list(STATE.glob("*/state.json")):
-        for interface, value in json.loads(note.read_text()).items():
-            if _forwarding(interface).exists():
-                _forwarding(interface).write_text(value)
+        for path, value in json.loads(note.read_text()).items():
+            if Path(path).exists():
+                Path(path).write_text(value)
         note.unlink()
 
 

@@ -85,8 +85,10 @@ class Network:
         self._sysctl("net/bridge/bridge-nf-call-iptables", "0")
 
     def connect(self, endpoints: list[tuple[str, int]]) -> None:
-        """A way out: the machine's uplink for public addresses, and for the private ENDPOINTS (address, port) alone."""
-        out = machine.uplinks()
+        """A way out, for public addresses and the private ENDPOINTS (address, port) alone.
+
+        The machine's own uplink must forward, too.
+        """
         run("ip", "link", "add", self.uplink, "type", "veth", "peer", "name", "up0", "netns", self.netns)
         Path(f"/proc/sys/net/ipv6/conf/{self.uplink}/disable_ipv6").write_text("1")
         run("ip", "address", "add", f"{self.machine_end}/30", "dev", self.uplink)
@@ -104,8 +106,7 @@ class Network:
         run(*self.enter("nft", "-f", "-"), stdin=self._namespace_rules(endpoints))
         self._sysctl("net/ipv4/ip_forward", "1")
         run("nft", "-f", "-", stdin=self._machine_rules(endpoints))
-        for interface in (self.uplink, *out):
-            Path(f"/proc/sys/net/ipv4/conf/{interface}/forwarding").write_text("1")
+        Path(f"/proc/sys/net/ipv4/conf/{self.uplink}/forwarding").write_text("1")
 
     def _sysctl(self, path: str, value: str) -> None:
         """Set it in the namespace, if this kernel has it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab import base, machine, playbook
+from lab import lab as lab_module
 from lab.__main__ import main
 from lab.cgroup import Group
 from lab.lab import DISK, STATE, Lab, LabError, Options
@@ -343,7 +344,6 @@ def test_offline_with_odd_names_on_another_release_and_unknown_keys(make_lab):
 
 
 def test_down_leaves_nothing_and_the_root_is_used_again(make_lab):
-    before = Path("/proc/sys/net/ipv4/ip_forward").read_text()
     lab = make_lab("gone", hosts=1)
     playbook.run(lab, [{"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.ping": {}}]}])
     held = subprocess.Popen(lab.stranger_command("sleep", "600"))
@@ -352,7 +352,6 @@ def test_down_leaves_nothing_and_the_root_is_used_again(make_lab):
     lab.down()
     assert held.wait(timeout=10) == -signal.SIGKILL
     assert wait_until(lambda: traces("gone") == {}, 5), traces("gone")
-    assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == before
     lab.down()  # nothing there: says nothing
     started = time.monotonic()
     base.ready(lab_suite())
@@ -467,6 +466,24 @@ def test_bad_options_are_refused(options, words):
     with pytest.raises(LabError) as refusal:
         Options(**options)
     assert words in str(refusal.value)
+
+
+def test_the_last_lab_gives_the_machine_its_settings_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab_module, "STATE", tmp_path / "state")
+    switch, limit, high = (tmp_path / name for name in ("switch", "limit", "high"))
+    for file, value in ((switch, "0\n"), (limit, "128\n"), (high, "9000\n")):
+        file.write_text(value)
+    (tmp_path / "state/a").mkdir(parents=True)
+    (tmp_path / "state/a/state.json").write_text("{}")
+    for _ in range(2):  # the second lab must not take the first one's values for the machine's
+        lab_module._set_on_machine({switch: "1"})
+        lab_module._set_on_machine({limit: "8192", high: "8192"}, at_least=True)
+    assert [file.read_text().strip() for file in (switch, limit, high)] == ["1", "8192", "9000"]
+    lab_module._restore_machine()
+    assert switch.read_text() == "1"  # a lab is still up
+    (tmp_path / "state/a/state.json").unlink()
+    lab_module._restore_machine()
+    assert [file.read_text().strip() for file in (switch, limit, high)] == ["0", "128", "9000"]
 
 
 def test_apt_sources_of_both_formats_are_read():
