@@ -44,7 +44,7 @@ lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, w
 # ---- the demo ----
 
 # What a small model learns in two or three minutes on two cores.
-DEMO := -e model=tiny -e dataset=austen -e sequence_length=128 -e batch_size=8 -e steps=1000 -e lr=0.003 -e warmup_steps=60
+DEMO := -e model=tiny -e dataset=austen -e sequence_length=128 -e batch_size=8 -e steps=1000 -e lr=0.002 -e warmup_steps=100
 
 .PHONY: demo show
 demo: name := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
