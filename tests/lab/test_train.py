@@ -1,0 +1,216 @@
+"""train.yml on three real hosts: equal to one process, left and found again, and what is said when a host fails."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from plays import playground
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "model": "tiny",
+    "dataset": "austen",
+    "max_samples": 200,
+    "vocab_size": 400,
+    "sequence_length": 64,
+    "batch_size": 6,
+    "steps": 8,
+    "lr": 0.001,
+}
+LONG = {**SETTINGS, "steps": 100_000}
+
+
+@pytest.fixture(scope="module")
+def plays(tmp_path_factory):
+    """Three hosts, deployed by site.yml."""
+    with playground("t-train", 3, tmp_path_factory.mktemp("train")) as plays:
+        done = book(plays, "site.yml", seconds=1500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield plays
+
+
+@pytest.fixture
+def results(tmp_path):
+    return tmp_path / "results"
+
+
+def command(plays, playbook, extra):
+    words = [f"{key}={value}" for key, value in extra.items()]
+    program = Path(sys.executable).with_name("ansible-playbook")
+    return [
+        str(program),
+        "-i",
+        str(plays.lab.inventory),
+        playbook,
+        *(w for word in words for w in ("-e", word)),
+    ]
+
+
+def book(plays, playbook, seconds=400, **extra):
+    """Run one of the checkout's playbooks."""
+    return subprocess.run(
+        command(plays, playbook, extra),
+        cwd=ROOT,
+        env=plays.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def losses(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+
+
+def status(plays, run, host="node1"):
+    """The run's status.json on a host; empty before there is one."""
+    return json.loads(
+        plays.sh(host, f"cat /var/lib/trainyard/runs/{run}/status.json 2>/dev/null || echo {{}}")
+    )
+
+
+def active(plays, run):
+    """The hosts on which the run's unit is active."""
+    return [
+        host
+        for host in ("node1", "node2", "node3")
+        if plays.sh(host, f"systemctl is-active trainyard@{run} || true").strip()
+        in ("active", "deactivating")
+    ]
+
+
+def stop(plays, run):
+    done = book(plays, "playbooks/stop.yml", run=run)
+    assert done.returncode == 0, done.stdout
+    assert active(plays, run) == []
+
+
+def wait_for_step(plays, run, step, seconds=180):
+    deadline = time.monotonic() + seconds
+    while (status(plays, run).get("step") or 0) < step:
+        assert time.monotonic() < deadline, f"step {step} of {run} was not reached: {status(plays, run)}"
+        time.sleep(1)
+
+
+def test_three_hosts_give_the_losses_of_one_process(plays, results, tmp_path):
+    done = book(plays, "train.yml", run="first", trainer_results_dir=results, **SETTINGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    on_three = losses(results / "first/metrics.jsonl")
+    rows = [json.loads(line) for line in (results / "first/metrics.jsonl").read_text().splitlines()]
+    assert {row["world_size"] for row in rows if row["kind"] == "train"} == {3}
+
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**SETTINGS, "run": "alone", "threads": 1}))
+    run_dir = tmp_path / "alone"
+    subprocess.run(
+        [sys.executable, "-m", "trainer", "train", str(config)],
+        cwd=ROOT,
+        env={**os.environ, "TRAINYARD_RUN_DIR": str(run_dir), "TRAINYARD_CACHE_DIR": str(tmp_path / "cache")},
+        check=True,
+        timeout=300,
+    )
+    alone = losses(run_dir / "metrics.jsonl")
+    assert list(on_three) == list(alone) == list(range(1, SETTINGS["steps"] + 1))
+    for step, loss in alone.items():
+        assert on_three[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
+
+    assert "step 8/8 (100 %)  finished" in done.stdout
+    for host, rank in (("node1", 0), ("node2", 1), ("node3", 2)):
+        assert (results / f"first/logs/{host}/rank-{rank}.log").stat().st_size > 0
+        environment = plays.sh(host, "cat /etc/trainyard/runs/first.env")
+        assert f"NODE_RANK={rank}\n" in environment and "GLOO_SOCKET_IFNAME=eth0\n" in environment
+        assert f"CLUSTER_ADDRESS={plays.lab.host(host).address}\n" in environment
+    for name in ("config.yaml", "summary.json", "status.json", "model/model.safetensors"):
+        assert (results / "first" / name).exists()
+
+
+def test_a_dataset_of_the_controller_is_brought_to_every_host(plays, results, tmp_path):
+    data = tmp_path / "talk.jsonl"
+    data.write_text("".join(json.dumps({"text": f"Sentence number {n} of many."}) + "\n" for n in range(300)))
+    small = {**SETTINGS, "steps": 2, "dataset": data, "max_samples": 300}
+    done = book(plays, "train.yml", run="own-data", trainer_results_dir=results, **small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    named = yaml.safe_load((results / "own-data/config.yaml").read_text())["dataset"]
+    assert named.startswith("/var/lib/trainyard/data/") and named.endswith("/talk.jsonl")
+    for host in ("node1", "node2", "node3"):
+        assert plays.sh(host, f"sha256sum < {named}") == plays.sh("node1", f"sha256sum < {named}")
+        assert plays.sh(host, f"stat -c %a {named}").strip() == "640"
+
+
+def test_a_killed_host_is_named_with_its_reason_and_the_others_are_stopped(plays, results):
+    arguments = {"run": "broken", "trainer_results_dir": results, **LONG}
+    with following(plays, arguments) as process:
+        wait_for_step(plays, "broken", 2)
+        plays.sh("node2", "systemctl kill --signal KILL trainyard@broken")
+        text, _ = process.communicate(timeout=240)
+    assert process.returncode != 0
+    assert "Run broken failed on node2 after step" in text
+    assert "killed from outside" in text
+    assert "-e run=broken -e resume=true" in text
+    assert "Traceback" not in text
+    assert active(plays, "broken") == []
+    assert (results / "broken/logs/node2/rank-1.log").exists()
+
+
+@contextlib.contextmanager
+def following(plays, arguments):
+    """train.yml in the background, its output in a pipe."""
+    process = subprocess.Popen(
+        command(plays, "train.yml", arguments),
+        cwd=ROOT,
+        env=plays.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_ctrl_c_and_a_kill_of_the_controller_leave_the_run_which_is_followed_stopped_and_resumed(
+    plays, results
+):
+    arguments = {"run": "left", "trainer_results_dir": results, **LONG}
+    with following(plays, arguments) as process:
+        for line in process.stdout:  # lines of progress reach a pipe at once
+            if "left  step " in line:
+                break
+        os.kill(process.pid, signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 99
+    assert "Run left goes on without this terminal." in text and "-e run=left -e follow=true" in text
+    assert active(plays, "left") == ["node1", "node2", "node3"]
+
+    refused = book(plays, "train.yml", **arguments)
+    assert refused.returncode != 0
+    assert "run left is already active on node1, node2, node3" in refused.stdout + refused.stderr
+
+    with following(plays, {"run": "left", "follow": "true", "trainer_results_dir": results}) as process:
+        for line in process.stdout:
+            if "left  step " in line:
+                break
+        os.killpg(process.pid, signal.SIGKILL)
+    step = status(plays, "left")["step"]
+    wait_for_step(plays, "left", step + 2)
+
+    stop(plays, "left")
+    assert {status(plays, "left", host)["state"] for host in ("node1", "node2", "node3")} == {"stopped"}
+    step = status(plays, "left")["step"]
+    done = book(plays, "train.yml", run="left", resume="true", steps=step + 2, trainer_results_dir=results)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(losses(results / "left/metrics.jsonl")) == list(range(1, step + 3))
