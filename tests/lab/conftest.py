@@ -37,3 +37,9 @@ def make_lab(able):
 def lab3(make_lab):
     """Three hosts as `make lab` gives them. Whoever breaks one of them mends it again."""
     return make_lab("lab3", hosts=3)
+
+
+@pytest.fixture(scope="session")
+def cluster(make_lab):
+    """Three hosts that test_main_job provisions by site.yml, and on which test_train trains."""
+    return make_lab("job", hosts=3)

@@ -41,7 +41,7 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def plays(tmp_path_factory):
+def plays(able, tmp_path_factory):
     with playground("t-fire", 2, tmp_path_factory.mktemp("firewall")) as plays:
         plays.sh("node1", "systemd-run --unit=web python3 -m http.server 8000 --directory /usr/share/doc")
         plays.lab.exec("node1", "systemd-run", "--unit=echo", "python3", "-c", ECHO)

@@ -8,7 +8,7 @@ SLOW_PROOF = ["sleep", "9"]  # as a change's last command it keeps the moment be
 
 
 @pytest.fixture(scope="module")
-def plays(tmp_path_factory):
+def plays(able, tmp_path_factory):
     with playground("t-guard", 1, tmp_path_factory.mktemp("guard")) as plays:
         yield plays
 

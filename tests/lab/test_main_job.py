@@ -1,7 +1,7 @@
 """The whole way on real hosts, from bare machines to a model, from a checkout whose path has spaces.
 
 The tests follow one lab through its life, in this order: looked at, provisioned (and killed in the middle),
-provisioned again, trained on (and the controller killed), and compared with a run of one process here.
+provisioned again, trained on, scanned. What train.yml holds to in full is test_train's.
 """
 
 import json
@@ -18,18 +18,14 @@ from plays import RECAP, ROOT
 
 HOSTS = ("node1", "node2", "node3")
 PROGRAM = Path(sys.executable).with_name("ansible-playbook")
-# Small, but with several batches a step for each of three ranks, of different sizes.
 SETTINGS = {
     "model": "tiny",
     "dataset": "austen",
-    "max_samples": 200,
-    "vocab_size": 512,
-    "sequence_length": 64,
-    "batch_size": 8,
-    "micro_batch_size": 2,
-    "steps": 30,
-    "checkpoint_every": 10,
-    "seed": 7,
+    "max_samples": 100,
+    "vocab_size": 300,
+    "sequence_length": 32,
+    "batch_size": 4,
+    "steps": 3,
 }
 
 
@@ -49,11 +45,6 @@ def checkout(tmp_path_factory):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     return copy
-
-
-@pytest.fixture(scope="module")
-def lab(make_lab):
-    return make_lab("job", hosts=3)
 
 
 class Controller:
@@ -107,8 +98,8 @@ class Controller:
 
 
 @pytest.fixture(scope="module")
-def controller(checkout, lab):
-    return Controller(checkout, lab)
+def controller(checkout, cluster):
+    return Controller(checkout, cluster)
 
 
 def changed(text):
@@ -120,14 +111,14 @@ def train_arguments(**settings):
     return [part for key, value in settings.items() for part in ("-e", f"{key}={value}")]
 
 
-def test_check_mode_runs_clean_on_untouched_hosts_and_changes_nothing(controller, lab):
+def test_check_mode_runs_clean_on_untouched_hosts_and_changes_nothing(controller, cluster):
     places = "/etc /usr/local /opt /var/lib/trainyard"
     look = f"find {places} -xdev -type f 2>/dev/null | sort | xargs -d '\\n' sha256sum | sha256sum"
-    before = [lab.exec(host, "sh", "-c", look) for host in HOSTS]
+    before = [cluster.exec(host, "sh", "-c", look) for host in HOSTS]
     status, text, _ = controller.run("site.yml", "--check", "--diff")
     assert status == 0, text
     assert all(changed(text)[host] > 0 for host in HOSTS), "check mode saw nothing to do on a bare host"
-    assert [lab.exec(host, "sh", "-c", look) for host in HOSTS] == before
+    assert [cluster.exec(host, "sh", "-c", look) for host in HOSTS] == before
 
 
 def test_site_killed_in_the_middle_is_simply_run_again(controller):
@@ -154,63 +145,15 @@ def test_one_host_alone(controller):
     assert changed(text) == {"node2": 0}, text
 
 
-def losses(metrics):
-    """The loss of each step."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return {one["step"]: one["loss"] for one in records if one["kind"] == "train"}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The losses of the same configuration in one process on this machine."""
-    directory = tmp_path_factory.mktemp("alone")
-    (directory / "alone.yaml").write_text("".join(f"{key}: {value}\n" for key, value in SETTINGS.items()))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TRAINYARD_RUN_DIR": str(directory / "run"),
-        "OMP_NUM_THREADS": "1",
-    }
-    subprocess.run(
-        [sys.executable, "-m", "trainer", "train", str(directory / "alone.yaml")],
-        cwd=directory,
-        env=environment,
-        check=True,
-        timeout=600,
-    )
-    return losses(directory / "run" / "metrics.jsonl")
-
-
-def test_three_hosts_train_as_one_process_does_though_the_controller_is_killed(
-    controller, checkout, lab, alone
-):
-    settings = {**SETTINGS, "run": "first"}
-    controller.kill_at("Follow the run", "train.yml", *train_arguments(**settings))
-    # The run does not need the controller: it goes on, or has ended well by now.
-    status, text, _ = controller.run("train.yml", "-e", "run=first", "-e", "follow=true")
+def test_a_model_comes_back_from_a_path_with_spaces(controller, checkout):
+    status, text, _ = controller.run("train.yml", *train_arguments(**SETTINGS, run="spaces"))
     assert status == 0, text
-
-    together = losses(checkout / "runs/first/metrics.jsonl")
-    assert sorted(together) == list(range(1, SETTINGS["steps"] + 1))
-    worst = max(abs(together[step] - alone[step]) / abs(alone[step]) for step in alone)
-    print(f"largest relative difference of a step's loss: {worst:.1e}")
-    assert worst < 1e-5
-    assert together[30] < together[1] - 0.5
-
-    summary = json.loads((checkout / "runs/first/summary.json").read_text())
+    summary = json.loads((checkout / "runs/spaces/summary.json").read_text())
     assert summary["world"]["hosts"] == list(HOSTS)
-    for host in HOSTS:
-        assert list((checkout / "runs/first/logs" / host).glob("rank-*.log")), f"no log of {host}"
-    assert (checkout / "runs/first/model/model.safetensors").is_file()
+    assert (checkout / "runs/spaces/model/model.safetensors").is_file()
 
 
-def test_a_name_that_is_taken_is_refused_with_both_cures(controller):
-    status, text, _ = controller.run("train.yml", *train_arguments(**{**SETTINGS, "run": "first"}))
-    assert status != 0
-    assert "resume=true" in text and "Traceback" not in text
-
-
-def test_only_ssh_answers_a_stranger_and_the_unit_is_hardened(lab):
+def test_only_ssh_answers_a_stranger_and_the_unit_is_hardened(cluster):
     scan = (
         "import socket,sys\n"
         "for host in sys.argv[1:]:\n"
@@ -219,11 +162,11 @@ def test_only_ssh_answers_a_stranger_and_the_unit_is_hardened(lab):
         "            s.settimeout(0.02)\n"
         "            if s.connect_ex((host, port)) == 0: print(host, port)\n"
     )
-    address = lab.host("node1").address
-    done = lab.stranger(sys.executable, "-c", scan, address)
+    address = cluster.host("node1").address
+    done = cluster.stranger(sys.executable, "-c", scan, address)
     assert done.stdout.split("\n")[:-1] == [f"{address} 22"], done.stdout + done.stderr
-    report = lab.exec("node1", "systemd-analyze", "security", "trainyard@first.service", "--no-pager")
-    assert float(report.split("Overall exposure level for trainyard@first.service: ")[1].split()[0]) <= 3
+    report = cluster.exec("node1", "systemd-analyze", "security", "trainyard@spaces.service", "--no-pager")
+    assert float(report.split("Overall exposure level for trainyard@spaces.service: ")[1].split()[0]) <= 3
 
 
 def test_hosts_without_internet_and_without_any_of_the_packages(make_lab, checkout):
@@ -234,6 +177,5 @@ def test_hosts_without_internet_and_without_any_of_the_packages(make_lab, checko
     assert status == 0, text
     status, text, _ = island.run("site.yml", *sources)
     assert changed(text) == {"node1": 0, "node2": 0}, text
-    settings = {**SETTINGS, "run": "island", "steps": 3}
-    status, text, _ = island.run("train.yml", *train_arguments(**settings))
+    status, text, _ = island.run("train.yml", *train_arguments(**SETTINGS, run="island"))
     assert status == 0, text

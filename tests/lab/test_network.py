@@ -10,7 +10,7 @@ NETWORK_STATE = (
 
 
 @pytest.fixture(scope="module")
-def plays(tmp_path_factory):
+def plays(able, tmp_path_factory):
     with playground("t-net", 2, tmp_path_factory.mktemp("network")) as plays:
         yield plays
 
