@@ -183,7 +183,8 @@ def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         for file in temporary.rglob("*.safetensors"):
-            file.chmod(0o640)  # safetensors writes for its owner alone, but the operator's user fetches by group
+            # safetensors writes for its owner alone, but the operator's user fetches by group.
+            file.chmod(0o640)
         shutil.rmtree(directory, ignore_errors=True)
         os.rename(temporary, directory)
     except Exception as error:  # safetensors has its own kinds; all mean that the disk did not take it
