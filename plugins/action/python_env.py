@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -16,6 +17,7 @@ from offline_ship import in_batches, shipped
 from offline_wheels import Failure, wheelhouse
 
 BATCH_BYTES = 512 * 2**20
+QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
 
 display = Display()
 
@@ -35,7 +37,14 @@ class ActionModule(ActionBase):
         def say(text: str) -> None:
             display.display(f"{host}: {text}")
 
-        result = module()
+        # Ansible shows a task when its first host is done, and this one takes minutes.
+        notice = threading.Timer(QUIET_SECONDS, say, ["building the locked environment, which takes minutes"])
+        notice.daemon = True
+        notice.start()
+        try:
+            result = module()
+        finally:
+            notice.cancel()
         if result.get("failed") or "target" not in result:
             return result
         directory = ROOT / ".trainyard" / "wheelhouse" / result["key"]

@@ -123,7 +123,7 @@ def test_check_mode_runs_clean_on_untouched_hosts_and_changes_nothing(controller
 
 def test_site_killed_in_the_middle_is_simply_run_again(controller):
     begin = time.monotonic()
-    controller.kill_at("Have the locked environment", "site.yml")
+    controller.kill_at("building the locked environment", "site.yml")
     status, text, _ = controller.run("site.yml")
     controller.seconds["first"] = time.monotonic() - begin
     assert status == 0, text
@@ -172,10 +172,9 @@ def test_only_ssh_answers_a_stranger_and_the_unit_is_hardened(cluster):
 def test_hosts_without_internet_and_without_any_of_the_packages(make_lab, checkout):
     lab = make_lab("island", hosts=2, offline=True)
     island = Controller(checkout, lab)
-    sources = ("-e", "python_env_source=controller", "-e", "packages_source=controller")
-    status, text, _ = island.run("site.yml", *sources)
+    status, text, _ = island.run("site.yml")
     assert status == 0, text
-    status, text, _ = island.run("site.yml", *sources)
+    status, text, _ = island.run("site.yml")
     assert changed(text) == {"node1": 0, "node2": 0}, text
     status, text, _ = island.run("train.yml", *train_arguments(**SETTINGS, run="island"))
     assert status == 0, text
