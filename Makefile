@@ -52,7 +52,7 @@ demo: $(VENV)/.controller ## train a small model on this machine, as two nodes, 
 	$(ANSIBLE) -i inventory/local site.yml
 	$(ANSIBLE) -i inventory/local train.yml $(DEMO) -e run=$(name)
 	@.trainyard/node1/opt/current/bin/trainer generate runs/$(name) --prompt "Captain Wentworth" > runs/$(name)/sample.txt
-	@$(BIN)/python scripts/show_run.py runs/$(name) --below-unigram 1.0
+	@$(BIN)/python scripts/show_run.py runs/$(name) --below-unigram 1.5
 
 show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
 	@$(BIN)/python scripts/show_run.py $(addprefix runs/,$(RUN))
