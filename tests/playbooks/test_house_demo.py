@@ -102,8 +102,8 @@ def test_make_demo_from_nothing(user):
     ):
         assert word in picture
     assert (
-        summary["unigram_entropy"] - summary["last_loss"] > 0.8
-    )  # make demo itself held the mean against 1.0
+        summary["unigram_entropy"] - summary["last_loss"] > 1.3
+    )  # make demo itself held the mean against 1.5
     assert len((run / "sample.txt").read_text().split()) > 40
 
     # With the right to change the machine, site.yml does not.
