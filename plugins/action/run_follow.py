@@ -41,7 +41,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # What an exit code of the trainer means, and what to do about it.
 EXITS = {
-    1: ("a fault of the machine or of the trainer", "Cure what the log names; report it if that is the trainer."),
+    1: (
+        "a fault of the machine or of the trainer",
+        "Cure what the log names; report it if that is the trainer.",
+    ),
     2: ("bad input, nothing was started", "Correct what the log names."),
     3: ("the loss diverged (not a number)", "Lower the learning rate, or raise warmup_steps."),
     4: ("out of memory", "Lower micro_batch_size or sequence_length."),
