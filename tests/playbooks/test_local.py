@@ -26,7 +26,8 @@ class Machine(Yard):
         """Leave it to site.yml."""
 
     def environment(self):
-        return {**super().environment(), "HOME": str(self.home)}
+        # pip asks rustc for its version; where that is rustup's, it would make a home for itself.
+        return {**super().environment(), "HOME": str(self.home), "RUSTUP_HOME": str(self.path / "rustup")}
 
 
 @pytest.fixture
