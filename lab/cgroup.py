@@ -13,6 +13,7 @@ from lab.shell import LabError, wait_until
 
 TOP = "trainyard-lab"
 PERIOD_US = 100_000
+WEIGHT = 16  # of all labs together, in processes of this machine: hosts are machines, not one process among many
 
 
 def _trees() -> dict[str, Path]:
@@ -50,6 +51,11 @@ class Group:
         if "cpu" not in self.trees:  # v2 alone: hand the controller down, level by level
             for parent in list(self.trees["v2"].parents)[2::-1]:
                 (parent / "cgroup.subtree_control").write_text("+cpu")
+        trees = _trees()
+        if "cpu" in trees:
+            (trees["cpu"] / TOP / "cpu.shares").write_text(str(1024 * WEIGHT))
+        else:
+            (trees["v2"] / TOP / "cpu.weight").write_text(str(100 * WEIGHT))
 
     def procs_files(self, part: str) -> list[Path]:
         """Where a process writes its number to join that part in every tree."""
