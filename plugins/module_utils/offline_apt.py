@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -69,11 +70,12 @@ class HostsApt:
     """apt on the controller, answering for one host.
 
     `shared`, the index and the downloaded packages, is common to all hosts with the same sources, keyrings,
-    preferences and architecture.
+    preferences and architecture. `named` holds the keyrings that sources name: apt takes no such name with a space in
+    it, and the checkout's path may have one.
     """
 
-    def __init__(self, state: dict, directory: Path, host: str) -> None:
-        self.state = state
+    def __init__(self, state: dict, directory: Path, host: str, named: Path) -> None:
+        self.state, self.named = state, named
         same = json.dumps(
             [state[key] for key in ("architecture", "foreign", "sources", "keyrings", "preferences")]
         )
@@ -87,10 +89,7 @@ class HostsApt:
         shutil.rmtree(self.own, ignore_errors=True)
         etc = self.own / "etc"
         for path in (
-            *(
-                etc / name
-                for name in ("sources.list.d", "preferences.d", "trusted.gpg.d", "apt.conf.d", "keyrings")
-            ),
+            *(etc / name for name in ("sources.list.d", "preferences.d", "trusted.gpg.d", "apt.conf.d")),
             self.shared / "lists" / "partial",
             self.archives / "partial",
         ):
@@ -99,12 +98,10 @@ class HostsApt:
         (self.own / "extended_states").touch()
         keyrings = {}
         for path, content in self.state["keyrings"].items():
-            folder = etc / ("trusted.gpg.d" if path.startswith("/etc/apt/trusted.gpg") else "keyrings")
-            copy = folder / (
-                os.path.basename(path)
-                if folder.name == "trusted.gpg.d"
-                else path.strip("/").replace("/", "_")
-            )
+            if path.startswith("/etc/apt/trusted.gpg"):
+                copy = etc / "trusted.gpg.d" / os.path.basename(path)
+            else:
+                copy = self.named / path.strip("/").replace("/", "_")
             copy.write_bytes(base64.b64decode(content))
             keyrings[path] = copy
         for path, content in self.state["sources"].items():
@@ -223,13 +220,14 @@ def bring(
         raise Failure(
             f"{host} has no package sources in /etc/apt, so its packages are unknown. Add its distribution's."
         )
-    apt = HostsApt(state, directory, host)
-    apt.shared.mkdir(parents=True, exist_ok=True)
-    with (apt.shared / ".lock").open("w") as lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
-        apt.write()
-        try:
-            apt.update(valid_seconds)
-            return apt.archives, apt.lacking(names)
-        finally:
-            shutil.rmtree(apt.own, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="trainyard-keyrings-") as named:
+        apt = HostsApt(state, directory, host, Path(named))
+        apt.shared.mkdir(parents=True, exist_ok=True)
+        with (apt.shared / ".lock").open("w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
+            apt.write()
+            try:
+                apt.update(valid_seconds)
+                return apt.archives, apt.lacking(names)
+            finally:
+                shutil.rmtree(apt.own, ignore_errors=True)

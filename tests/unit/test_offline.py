@@ -204,11 +204,13 @@ def test_apt_gets_a_root_of_its_own(tmp_path, monkeypatch):
     state = host_state(
         a="Types: deb\nURIs: https://mirror.example.org/debian\nSigned-By: /usr/share/keyrings/a.gpg\n"
     )
-    apt = offline_apt.HostsApt(state, tmp_path, "node1")
+    named = tmp_path / "named"
+    named.mkdir()
+    apt = offline_apt.HostsApt(state, tmp_path / "a path with spaces", "node1", named)
     apt.write()
     source = (apt.own / "etc/sources.list.d/a.sources").read_text()
-    assert f"Signed-By: {apt.own}/etc/keyrings/usr_share_keyrings_a.gpg" in source
-    assert (apt.own / "etc/keyrings/usr_share_keyrings_a.gpg").read_text() == "key"
+    assert f"Signed-By: {named}/usr_share_keyrings_a.gpg" in source
+    assert (named / "usr_share_keyrings_a.gpg").read_text() == "key"
     assert (apt.own / "etc/trusted.gpg.d/b.asc").read_text() == "other"
     assert (apt.own / "status").read_bytes() == b"Package: base\n"
     settings = apt.config.read_text()
@@ -222,8 +224,11 @@ def test_apt_gets_a_root_of_its_own(tmp_path, monkeypatch):
 
 
 def test_hosts_with_the_same_sources_share_what_is_downloaded(tmp_path):
-    same = [offline_apt.HostsApt(host_state(a="x"), tmp_path, name).shared for name in ("node1", "node2")]
-    other = offline_apt.HostsApt(host_state(a="y"), tmp_path, "node3").shared
+    same = [
+        offline_apt.HostsApt(host_state(a="x"), tmp_path, name, tmp_path).shared
+        for name in ("node1", "node2")
+    ]
+    other = offline_apt.HostsApt(host_state(a="y"), tmp_path, "node3", tmp_path).shared
     assert same[0] == same[1] != other
 
 
