@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, not the system's
 
 # Layer -> minutes after which it is stopped: for hangs. On 2 quiet cores all layers take less than 45 together.
-LIMITS = {"lint": 6, "unit": 8, "distributed": 10, "playbooks": 20, "lab": 36}
+LIMITS = {"lint": 5, "unit": 10, "distributed": 10, "playbooks": 15, "lab": 40}
 
 
 @dataclass

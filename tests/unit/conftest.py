@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch._dynamo  # noqa: F401 - some tests need it, and it does not load once Ansible has patched sys.intern
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +46,7 @@ def run_module():
         settings = {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         }
         done = subprocess.run(
