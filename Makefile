@@ -61,7 +61,8 @@ show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
 
 .PHONY: test lint
 test: export TRAINYARD_INSTALL := 1
-test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS="unit distributed"
+test: export TRAINYARD_FULL := $(FULL)
+test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS="unit distributed"; FULL=1: the long ones too
 	@$(BIN)/python tests/run.py $(LAYERS)
 
 lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own rules

@@ -1,5 +1,6 @@
 """What every layer of tests shares. A test's folder says which layer it is; its marker follows from that."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ def pytest_collection_modifyitems(items):
         layer = item.path.relative_to(ROOT / "tests").parts[0]
         if layer in ("distributed", "lab"):
             item.add_marker(layer)
+        if item.get_closest_marker("full") and not os.environ.get("TRAINYARD_FULL"):
+            item.add_marker(pytest.mark.skip(reason="left to the whole run: make test FULL=1"))
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from plays import ROOT, Play, Plays, include
 
+pytestmark = (
+    pytest.mark.full
+)  # the short form has test_main_job: the whole site.yml, killed, and without internet
+
 FACTS = {"name": "Facts", "ansible.builtin.setup": {"gather_subset": ["!all"]}}
 ROLES = [FACTS, include("python_env"), include("trainer")]
 STATE = "ls -d /opt/trainyard /etc/trainyard /var/lib/trainyard 2>/dev/null || true; dpkg-query --show; cat /etc/passwd"

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from yard import ROOT, SMALL, Yard, changed, failures, said
 
+pytestmark = pytest.mark.full  # the short form has test_house_demo, which goes the same way
+
 KEPT = ("/etc", "/usr/local", "/opt", "/srv")
 
 
