@@ -99,7 +99,9 @@ class Controller:
 
 @pytest.fixture(scope="module")
 def controller(checkout, cluster):
-    return Controller(checkout, cluster)
+    yield Controller(checkout, cluster)
+    # Ansible's workers have sessions of their own, and those of a killed ansible-playbook wait for it for ever.
+    subprocess.run(["pkill", "-KILL", "-f", str(cluster.inventory)], check=False)
 
 
 def changed(text):
