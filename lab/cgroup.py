@@ -13,7 +13,9 @@ from lab.shell import LabError, wait_until
 
 TOP = "trainyard-lab"
 PERIOD_US = 100_000
-WEIGHT = 16  # of all labs together, in processes of this machine: hosts are machines, not one process among many
+WEIGHT = (
+    16  # of all labs together, in processes of this machine: hosts are machines, not one process among many
+)
 
 
 def _trees() -> dict[str, Path]:
