@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, not the system's
 
 # Layer -> minutes after which it is stopped, for hangs; three times as many where the whole is run (FULL=1).
-LIMITS = {"lint": 4, "unit": 7, "distributed": 6, "playbooks": 19, "lab": 44}
+LIMITS = {"lint": 4, "unit": 7, "distributed": 6, "playbooks": 22, "lab": 41}
 
 
 @dataclass
