@@ -1,7 +1,8 @@
-"""What a host's live state says: its interfaces, and the SSH session that a module runs in."""
+"""What a host's live state says: its interfaces, the SSH session that a module runs in, whether it is a container."""
 
 import json
 import os
+import subprocess
 
 
 def interfaces(run_command):
@@ -27,6 +28,11 @@ def interfaces(run_command):
             }
         )
     return found
+
+
+def in_container():
+    """True where the kernel is another's, and refuses even root some of its settings."""
+    return subprocess.run(["systemd-detect-virt", "--container", "--quiet"], check=False).returncode == 0
 
 
 def ssh_session(proc="/proc"):

@@ -44,9 +44,9 @@ left_out:
 
 import os
 import resource
-import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.managed_block import read, write
 
 ITEMS = {"memlock": (resource.RLIMIT_MEMLOCK, 1024), "nofile": (resource.RLIMIT_NOFILE, 1)}
@@ -92,10 +92,7 @@ def main() -> None:
     granted = [limit for limit in module.params["limits"] if grantable(limit)]
     left_out = [limit["item"] for limit in module.params["limits"] if limit not in granted]
     if left_out:
-        container = (
-            subprocess.run(["systemd-detect-virt", "--container", "--quiet"], check=False).returncode == 0
-        )
-        if not container:
+        if not in_container():
             module.fail_json(msg=f"This machine cannot grant {', '.join(left_out)}: root itself is refused.")
         module.warn(f"This container may not raise limits; left as they are: {', '.join(left_out)}")
     before, after = read(path), render(granted)

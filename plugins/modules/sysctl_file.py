@@ -47,10 +47,10 @@ unavailable:
 
 import errno
 import os
-import subprocess
 import textwrap
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.managed_block import read, write
 
 # What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
@@ -88,10 +88,6 @@ def apply(settings: list[dict], root: str, write_it: bool) -> tuple[list[str], d
             failed[setting["key"]] = error
             differed = [key for key in differed if key != setting["key"]]
     return differed, failed
-
-
-def in_container() -> bool:
-    return subprocess.run(["systemd-detect-virt", "--container", "--quiet"], check=False).returncode == 0
 
 
 def main() -> None:
