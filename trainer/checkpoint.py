@@ -11,7 +11,6 @@ import base64
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from trainer import disk
 from trainer.errors import BadInput, TrainerError
 from trainer.world import World, log, versions
 
@@ -252,15 +252,10 @@ def _write(temporary: Path, model, optimizer, tokenizer) -> dict:
 def _commit(temporary: Path, final: Path, manifest: dict) -> None:
     """Give a written checkpoint its manifest and its name."""
     try:
-        with (temporary / "manifest.json").open("w") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_directory(temporary)
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         if final.exists():  # left by an attempt that was damaged
             shutil.rmtree(final)
-        os.rename(temporary, final)
-        _sync_directory(final.parent)
+        disk.publish(temporary, final)
     except OSError as error:
         raise TrainerError(_disk_message(final.parent, error)) from None
 
@@ -300,17 +295,10 @@ def _step(path: Path) -> int:
 
 def _settled(file: Path) -> dict:
     """Size and hash of a file that is now safe on disk."""
-    with file.open("rb") as handle:
-        os.fsync(handle.fileno())
+    disk.settle(file)
     return {"bytes": file.stat().st_size, "sha256": _sha256(file)}
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)

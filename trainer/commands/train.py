@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, metrics, optim, recorder
+from trainer import checkpoint, disk, metrics, optim, recorder
 from trainer.balance import shares
 from trainer.config import Config
 from trainer.data import pack, read
@@ -186,7 +186,7 @@ def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
             # safetensors writes for its owner alone, but the operator's user fetches by group.
             file.chmod(0o640)
         shutil.rmtree(directory, ignore_errors=True)
-        os.rename(temporary, directory)
+        disk.publish(temporary, directory)
     except Exception as error:  # safetensors has its own kinds; all mean that the disk did not take it
         raise TrainerError(
             f"{directory}: the model cannot be written: {error}; free some space there and start the run again: "

@@ -11,13 +11,13 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from array import array
 from pathlib import Path
 
 import numpy as np
 
+from trainer import disk
 from trainer.config import Config
 from trainer.data import read
 from trainer.errors import BadInput, TrainerError
@@ -110,15 +110,13 @@ def _tokenise(config: Config, tokenizer, directory: Path) -> None:
                 total += len(ids)
                 largest = max(largest, max(ids, default=0))
                 at_start = ends
-        file.flush()
-        os.fsync(file.fileno())
     if total < 2:
         raise BadInput(f"dataset: {config.dataset}: {total} tokens are too few to learn from; give more text")
     (temporary / "starts.bin").write_bytes(starts.tobytes())
     facts = {"documents": len(starts), "tokens": total, "largest_id": largest}
     facts["unigram_entropy"] = _entropy(np.memmap(temporary / "tokens.bin", dtype=np.uint32, mode="r"))
     (temporary / "facts.json").write_text(json.dumps(facts))
-    os.rename(temporary, directory)
+    disk.publish(temporary, directory)
 
 
 def _entropy(tokens: np.ndarray) -> float:
