@@ -77,8 +77,8 @@ def role_variables(roles_dir: str) -> set[str]:
     return names
 
 
-def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[dict, dict]:
-    """Split the extra variables into (switches, trainer keys); raises BadInput for one that is nobody's."""
+def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[dict, dict, list[str]]:
+    """Split the extra variables into (switches, trainer keys, what is wrong with those that are nobody's)."""
     switches, keys, problems = {}, {}, []
     known = {*SWITCHES, *trainer_config.FIELDS, *variables}
     for name, value in extra.items():
@@ -98,9 +98,7 @@ def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[d
                 else f"the run's keys are: {', '.join(trainer_config.FIELDS)}"
             )
             problems.append(f"-e {name}={value}: unknown key '{name}'; {cure}")
-    if problems:
-        raise BadInput("\n".join(problems))
-    return switches, keys
+    return switches, keys, problems
 
 
 def file_keys(path: str) -> dict:
@@ -110,11 +108,11 @@ def file_keys(path: str) -> dict:
         return yaml.safe_load(file) or {}
 
 
-def merge(sources: list[tuple[str, Mapping[str, object]]]) -> trainer_config.Config:
+def merge(sources: list[tuple[str, Mapping[str, object]]], problems: list[str]) -> trainer_config.Config:
     """One configuration of several (where, keys), later ones over earlier; raises BadInput with every fault
-    of each.
+    of each, after the `problems` that are known already.
     """
-    problems, merged = [], {}
+    problems, merged = list(problems), {}
     for where, keys in sources:
         try:
             trainer_config.from_mapping(keys, where)
@@ -237,11 +235,15 @@ def build(
     extra: Mapping, inventory_keys: Mapping, base: Mapping | None, variables: Iterable[str], local: bool
 ) -> dict:
     """The whole answer of the plugin; raises BadInput."""
-    words, keys = sort_words(extra, variables)
-    flags = {name: switch(name, words.get(name, False)) for name in ("follow", "resume", "smoke")}
-    if (flags["follow"] or flags["resume"]) and "run" not in keys:
-        word = "follow" if flags["follow"] else "resume"
-        raise BadInput(f"-e {word}=true: which run? Name it: -e run=NAME")
+    words, keys, problems = sort_words(extra, variables)
+    flags = dict.fromkeys(("follow", "resume", "smoke"), False)
+    for name in flags.keys() & words.keys():
+        try:
+            flags[name] = switch(name, words[name])
+        except BadInput as error:
+            problems.append(str(error))
+        if flags[name] and name != "smoke" and "run" not in keys:
+            problems.append(f"-e {name}=true: which run? Name it: -e run=NAME")
     sources = [
         ("the stored configuration of the run", base or {}),
         ("trainer_config in the inventory", inventory_keys),
@@ -250,9 +252,12 @@ def build(
         sources.reverse()  # the run's own configuration was made of the inventory's and more
     if "config" in words:
         path = os.path.expanduser(str(words["config"]))
-        sources.append((path, file_keys(path)))
+        try:
+            sources.append((path, file_keys(path)))
+        except BadInput as error:
+            problems.append(str(error))
     sources.append(("-e", keys))
-    merged = merge(sources)
+    merged = merge(sources, problems)
     run = merged.run if any("run" in s for _, s in sources) else new_name(merged.model)
     config = dataclasses.asdict(
         trainer_config.from_mapping({**dataclasses.asdict(merged), "run": run, "resume": "auto"})
@@ -278,6 +283,15 @@ def build(
     }
 
 
+def enough_forks(forks: int, hosts: int) -> None:
+    """Raise BadInput where Ansible would not attend to all hosts of the run at once, as following it takes."""
+    if forks < hosts:
+        raise BadInput(
+            f"forks: {forks}, but this run has {hosts} hosts, which are followed all at once: leave -f out, or set "
+            f"forks in ansible.cfg (ANSIBLE_FORKS) to {hosts} or more"
+        )
+
+
 class ActionModule(ActionBase):
     """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), roles (path)."""
 
@@ -290,7 +304,9 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         args = plain(self._task.args)
         extra = plain(load_extra_vars(self._loader))
+        members = set(task_vars["groups"].get("cluster", ())) & set(task_vars["ansible_play_hosts_all"])
         try:
+            enough_forks(context.CLIARGS["forks"], len(members))
             answer = build(
                 extra,
                 args.get("inventory_keys") or {},

@@ -159,6 +159,31 @@ def run_problems(
     return problems
 
 
+def run_unknown(facts: dict[str, dict], run: str) -> str:
+    """Why run `run` cannot be stopped: no host (`facts` as above) has it; "" where one has."""
+    if any(f["run_state"] is not None or run in f["active"] for f in facts.values()):
+        return ""
+    active = sorted({name for f in facts.values() for name in f["active"]})
+    there = f"active: {', '.join(active)}" if active else "none is active"
+    return f"run {run}: none of {_hosts(list(facts))} knows it ({there}); correct the name after -e run="
+
+
+def run_end(facts: dict[str, dict], run: str) -> str:
+    """How run `run` stands on its hosts (`facts` as above), in a line."""
+    states: dict[str, list[str]] = {}
+    for host, fact in facts.items():
+        states.setdefault(
+            "still active" if run in fact["active"] else fact["run_state"] or "unknown", []
+        ).append(host)
+    step = max(((f["run_status"] or {}).get("last_checkpoint") or 0 for f in facts.values()), default=0)
+    saved = f"its newest checkpoint is of step {step}; to go on: train.yml -e run={run} -e resume=true"
+    if list(states) == ["finished"]:
+        saved = "there was nothing to stop"
+    return (
+        f"run {run}: {'; '.join(f'{state} on {_hosts(hosts)}' for state, hosts in states.items())}; {saved}"
+    )
+
+
 def _hosts(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
@@ -175,4 +200,6 @@ class FilterModule:
             "run_alone": run_alone,
             "run_env": run_env,
             "run_problems": run_problems,
+            "run_unknown": run_unknown,
+            "run_end": run_end,
         }

@@ -158,8 +158,17 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
     other = yard.play(run="second", **LONG)
     assert "run first is already active" in failures(other)[0]
 
+    unknown = yard.play("playbooks/stop.yml", run="frist")
+    assert failures(unknown) == [
+        "run frist: none of node1, node2 knows it (active: first); correct the name after -e run="
+    ]
     stopped = yard.play("playbooks/stop.yml", run="first")
     assert stopped.rc == 0, said(stopped)
+    assert re.search(
+        r"run first: stopped on node1, node2; its newest checkpoint is of step \d+; to go on: "
+        r"train.yml -e run=first -e resume=true",
+        said(stopped),
+    )
     assert yard.status("first")["state"] == "stopped"
     assert not yard.processes()
 

@@ -192,3 +192,29 @@ def test_all_problems_are_told_at_once():
         facts({"port_holder": "process 1", "free_bytes": 0}, {"interface": None, "free_bytes": 0})
     )
     assert len(found) == 4
+
+
+# ---- stopping ----
+
+
+def test_a_run_that_no_host_knows_cannot_be_stopped():
+    assert plan.run_unknown(facts({"active": ["other"]}, {}), "first") == (
+        "run first: none of node1, node2 knows it (active: other); correct the name after -e run="
+    )
+    assert "(none is active)" in plan.run_unknown(facts({}), "first")
+    for known in ({"run_state": "unknown"}, {"active": ["first"]}):
+        assert plan.run_unknown(facts({}, known), "first") == ""
+
+
+def test_how_a_stopped_run_ended():
+    ended = {"run_state": "stopped", "run_status": {"last_checkpoint": 30}}
+    assert plan.run_end(facts(ended, ended), "first") == (
+        "run first: stopped on node1, node2; its newest checkpoint is of step 30; to go on: train.yml -e run=first "
+        "-e resume=true"
+    )
+    hanging = plan.run_end(
+        facts(ended, {"active": ["first"], "run_state": "saving", "run_status": None}), "first"
+    )
+    assert hanging.startswith("run first: stopped on node1; still active on node2; ")
+    done = {"run_state": "finished", "run_status": {"last_checkpoint": 30}}
+    assert plan.run_end(facts(done), "first") == "run first: finished on node1; there was nothing to stop"

@@ -199,10 +199,20 @@ def test_a_fault_in_the_inventory_is_told_as_such():
         build({}, {"sed": 1})
 
 
-def test_all_faults_are_told_at_once():
+def test_all_faults_are_told_at_once(tmp_path):
+    file = write(tmp_path, "c.yaml", "sed: 1\n")
+    words = {"steps": "few", "batchsize": 3, "smoke": "perhaps", "resume": True, "config": file}
     with pytest.raises(BadInput) as refusal:
-        build({"steps": "few"}, {"lr": "much"})
-    assert "steps" in str(refusal.value) and "lr" in str(refusal.value)
+        build(words, {"lr": "much"})
+    for fault in (
+        "-e: steps",
+        "in the inventory: lr",
+        "'batch_size'?",
+        "smoke=perhaps",
+        "which run?",
+        "c.yaml:1: unknown key",
+    ):
+        assert fault in str(refusal.value)
 
 
 def test_ansibles_own_variables_and_the_roles_pass():
@@ -213,3 +223,9 @@ def test_ansibles_own_variables_and_the_roles_pass():
 def test_roles_variables_are_those_of_their_specs(repository):
     found = run_config.role_variables(str(repository / "roles"))
     assert {"trainer_port", "trainer_opt_dir", "python_env_dir", "nproc_per_node"} <= found
+
+
+def test_fewer_forks_than_hosts_are_refused():
+    run_config.enough_forks(3, 3)
+    with pytest.raises(BadInput, match=r"forks: 2, but this run has 3 hosts.*leave -f out"):
+        run_config.enough_forks(2, 3)
