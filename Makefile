@@ -22,12 +22,12 @@ $(VENV)/.controller: requirements/controller.txt
 	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
 	  echo "Making .venv for Ansible with $$python (once; about half a minute)"; \
 	  "$$python" -m venv $(VENV)
-	@$(PIP) --require-hashes -r requirements/controller.txt
+	@$(PIP) --no-deps --require-hashes -r requirements/controller.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.controller requirements/dev.txt requirements/torch.txt
 	@echo "Adding to .venv what the tests need, torch too (once; some minutes)"
-	@$(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) -r requirements/torch.txt
 	@touch $@
 
@@ -38,7 +38,7 @@ dev: $(VENV)/.dev ## with what the tests need
 lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, with hashes
 	for name in controller trainer dev; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --no-annotate --no-header -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt; \
+	    --no-annotate --no-header --override requirements/apart.txt --no-emit-package torch -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt; \
 	done
 
 # ---- the demo ----

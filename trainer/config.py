@@ -56,6 +56,12 @@ class Config:
     micro_batch_size: int = key(
         4, "sequences that a rank computes at once, at most; less needs less memory", least=1
     )
+    loss_chunk: int | None = key(
+        None,
+        "tokens whose logits are computed at once: fewer need less memory, many fewer are slower; 0: all; "
+        "default: as many as make 128 MiB of logits",
+        least=0,
+    )
     steps: int | None = key(None, "optimizer steps; with epochs too, whichever ends first", least=1)
     epochs: float | None = key(None, "passes over the data; default: 1 where steps are not given", above=0)
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from trainer import optim
 from trainer.balance import shares
 from trainer.config import Config
 from trainer.data.index import Index
-from trainer.data.pack import IGNORE, Packed
+from trainer.data.pack import Packed
 from trainer.errors import Diverged, Stopped
 from trainer.strategies.base import Strategy
 from trainer.world import World
@@ -142,18 +141,14 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
 
 
 def token_loss(run: Run, sequences: list[int]) -> torch.Tensor:
-    """The summed cross-entropy (nats, scalar) of some packed sequences; attention stays within each document."""
+    """The summed cross-entropy (nats, scalar) of some packed sequences (model/loss.py)."""
     arrays = zip(*(run.packed[k] for k in sequences), strict=True)
     device = run.world.device
     inputs, labels, positions = (
         torch.from_numpy(np.stack(array)).to(device, non_blocking=True) for array in arrays
     )
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.config.dtype == "bfloat16"):
-        # No mask and no cache: transformers then takes the document borders from the positions.
-        logits = run.strategy.model(input_ids=inputs, position_ids=positions, use_cache=False).logits
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
+        return run.strategy.module(inputs, labels, positions)
 
 
 def exchange(run: Run, loss: torch.Tensor, stop: bool, seconds: float) -> list[float]:

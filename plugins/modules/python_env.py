@@ -337,7 +337,8 @@ class Environment:
         install = ("install", "--quiet", "--no-compile", "--only-binary=:all:")
         if offline:
             install = ("--isolated", *install, "--no-index", "--find-links", self.wheels)
-        self.pip(*install, "--require-hashes", "--requirement", lock)
+        # The lock is complete but for torch, which some of its packages ask for.
+        self.pip(*install, "--no-deps", "--require-hashes", "--requirement", lock)
         # A CPU build of torch finds all that it asks for in the lock. A CUDA build brings the nvidia packages
         # that it pins, and the constraints keep it from replacing anything of the lock.
         pinned = "".join(f"{name}=={version}\n" for name, version in installed_versions(self.path).items())

@@ -20,6 +20,7 @@ from trainer.environment import Environment, StopSignal
 from trainer.errors import BadInput, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import load as model_load
+from trainer.model.loss import TokenLoss
 from trainer.strategies import STRATEGIES
 from trainer.world import World, log, translated, versions
 
@@ -97,7 +98,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         world=world,
         packed=packed,
         index=Index(config.seed, len(packed)),
-        strategy=STRATEGIES[config.strategy](model, world),
+        strategy=STRATEGIES[config.strategy](TokenLoss(model, config.loss_chunk), world),
         optimizer=optimizer,
         progress=progress,
         steps=last_step(config, len(packed), progress.step, progress.cursor),

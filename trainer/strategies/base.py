@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from trainer.model.loss import TokenLoss
+
 
 class Strategy(ABC):
     """Holds the model, its gradients and what the ranks exchange.
@@ -14,7 +16,12 @@ class Strategy(ABC):
     of the global mean.
     """
 
-    model: torch.nn.Module
+    module: TokenLoss  # called with (inputs, labels, positions), it gives the summed loss
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The language model itself; its parameters' names are those of a checkpoint."""
+        return self.module.model
 
     @abstractmethod
     def zero_grad(self) -> None:

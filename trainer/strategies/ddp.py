@@ -11,6 +11,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 
+from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
 from trainer.world import World, translated
 
@@ -34,9 +35,9 @@ class Bucket:
 class DDP(Strategy):
     """See the module."""
 
-    def __init__(self, model: torch.nn.Module, world: World):
-        self.model, self.world = model, world
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def __init__(self, module: TokenLoss, world: World):
+        self.module, self.world = module, world
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buckets = [Bucket(parameters) for parameters in _split(reversed(trainable))]
         self._sending = False
         self._next = 0  # buckets travel in order, on every rank
