@@ -18,8 +18,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(options)
     except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
+        failure = error
+    except OSError as error:  # a path that the user gave, or a disk that is full
+        failure = TrainerError(str(error))
+    print(f"error: {failure}", file=sys.stderr)
+    return failure.code
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -39,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
             options.seed,
         )
 
-    config = configuration.load(options.config, options.overrides)
+    config = configuration.check_together(configuration.load(options.config, options.overrides))
     place = environment.read(config.run)
     if options.command == "launch":
         from trainer.commands import launch
@@ -103,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-new-tokens", type=_positive, default=200)
     generate.add_argument("--temperature", type=_from_zero, default=0.8, help="0: always the likeliest token")
     generate.add_argument("--top-k", type=_positive, default=50, help="choose among so many likeliest tokens")
-    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--seed", type=_seed, default=0)
 
     stop = commands.add_parser("stop", help="ask a run to save and end")
     stop.add_argument("run_dir", metavar="RUN_DIR", type=Path)
@@ -111,14 +114,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, found {value}")
-    return value
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, found {text}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, found {text}")
+    return int(text)
 
 
 def _from_zero(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected 0 or more, found {text}")
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or more, found {text}")
     return value

@@ -40,6 +40,36 @@ class Config:
         False, "run Python code that comes with the model; only for a model you trust"
     )
 
+    adapter: str = key(
+        "none",
+        "train all weights, or a LoRA adapter beside frozen ones: less memory, and far less on the wire",
+        choices=("none", "lora"),
+    )
+    lora_rank: int = key(16, "rank of the adapter's matrices", least=1, most=4096)
+    lora_alpha: float = key(32.0, "the adapter's output is scaled by lora_alpha / lora_rank", above=0)
+    lora_dropout: float = key(
+        0.0, "share of the adapter's input that is dropped in training", least=0, most=0.9
+    )
+    lora_targets: str = key(
+        "auto",
+        "layers that get an adapter: auto (by architecture), all-linear, or names such as q_proj,v_proj",
+    )
+    quantize: str = key(
+        "none",
+        "hold the frozen weights in 8 or 4 bits (NF4, bitsandbytes); needs adapter: lora",
+        choices=("none", "8bit", "4bit"),
+    )
+    attention: str = key(
+        "auto",
+        "transformers' attention implementation; auto: the best that the model has",
+        choices=("auto", "sdpa", "eager", "flex_attention", "flash_attention_2"),
+    )
+    gradient_checkpointing: bool = key(
+        False,
+        "compute activations again in backward instead of keeping them: much less memory, a third slower",
+    )
+    compile: bool = key(False, "torch.compile the model; the first steps take minutes, later ones less time")
+
     dataset: str = key(
         "austen", "name of a text that ships with the trainer, a .txt or .jsonl file, or a directory of those"
     )
@@ -50,11 +80,11 @@ class Config:
     vocab_size: int = key(
         2048, "tokens in the tokenizer that `model: tiny` trains on the dataset", least=257, most=1_000_000
     )
-    sequence_length: int = key(256, "tokens in a packed sequence", least=2)
+    sequence_length: int = key(256, "tokens in a packed sequence", least=2, most=1 << 24)
 
-    batch_size: int = key(16, "sequences in an optimizer step, over all ranks", least=1)
+    batch_size: int = key(16, "sequences in an optimizer step, over all ranks", least=1, most=1 << 20)
     micro_batch_size: int = key(
-        4, "sequences that a rank computes at once, at most; less needs less memory", least=1
+        4, "sequences that a rank computes at once, at most; less needs less memory", least=1, most=1 << 20
     )
     loss_chunk: int | None = key(
         None,
@@ -62,11 +92,23 @@ class Config:
         "default: as many as make 128 MiB of logits",
         least=0,
     )
-    steps: int | None = key(None, "optimizer steps; with epochs too, whichever ends first", least=1)
-    epochs: float | None = key(None, "passes over the data; default: 1 where steps are not given", above=0)
+    steps: int | None = key(
+        None, "optimizer steps; with epochs too, whichever ends first", least=1, most=10**12
+    )
+    epochs: float | None = key(
+        None, "passes over the data; default: 1 where steps are not given", above=0, most=1e6
+    )
 
+    optimizer: str = key(
+        "adamw",
+        "AdamW with its state in 32 or 8 bits; paged: moved to host memory when the GPU's runs out (bitsandbytes)",
+        choices=("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"),
+    )
     lr: float | None = key(
-        None, "peak learning rate; default: 1e-3 from random weights, 5e-5 for a trained model", above=0
+        None,
+        "peak learning rate; default: 1e-3 from random weights, 5e-5 for a trained model, 2e-4 for an adapter",
+        above=0,
+        most=1e6,
     )
     lr_schedule: str = key(
         "cosine",
@@ -78,6 +120,21 @@ class Config:
     beta1: float = key(0.9, "AdamW's decay of the mean of gradients", least=0, most=0.9999)
     beta2: float = key(0.95, "AdamW's decay of the mean of squared gradients", least=0, most=0.99999)
     grad_clip: float = key(1.0, "largest norm of the gradient; 0: no clipping", least=0)
+    eval_every: int = key(
+        0, "steps between evaluations on the held-out data; 0: at the end of every epoch", least=0
+    )
+    patience: int = key(
+        0, "end the run when so many evaluations in a row were no better than the best; 0: never", least=0
+    )
+    on_nan: str = key(
+        "stop",
+        "when a loss or gradient is not finite: end the run, pass the batch over, or go back to the last checkpoint "
+        "and pass it over",
+        choices=("stop", "skip", "rollback"),
+    )
+    spike_factor: float = key(
+        0.0, "a loss above so many times its recent mean is a spike, treated as on_nan says; 0: none", least=0
+    )
     seed: int = key(0, "seed of the random weights and of the order of the data", least=0, most=2**63 - 1)
 
     strategy: str = key("ddp", "how the ranks share the work", choices=STRATEGIES)
@@ -90,13 +147,15 @@ class Config:
         "auto", "where to compute; auto: the GPU where there is one", choices=("auto", "cpu", "cuda")
     )
     threads: int | None = key(
-        None, "CPU threads a rank; default: the host's cores shared by its ranks", least=1
+        None, "CPU threads a rank; default: the host's cores shared by its ranks", least=1, most=1024
     )
     timeout_seconds: float = key(
-        300.0, "seconds to wait for another rank in a step before giving up", least=1
+        300.0, "seconds to wait for another rank in a step before giving up", least=1, most=1e6
     )
 
     checkpoint_every: int = key(500, "steps between checkpoints; 0: only at the end and at a stop", least=0)
+    checkpoint_minutes: float = key(0.0, "minutes between checkpoints, besides; 0: none", least=0, most=1e6)
+    checkpoint_epochs: bool = key(False, "a checkpoint at the end of every epoch, too")
     checkpoint_keep: int = key(2, "checkpoints kept on a host", least=1)
     resume: str = key(
         "auto",
@@ -166,6 +225,15 @@ def _build(values: dict[str, tuple[object, str]], problems: list[str]) -> Config
     return Config(**settings)
 
 
+def _contradictions(config: Config) -> typing.Iterator[tuple[str, str]]:
+    """Yield (key, what is wrong and the cure) for settings that do not go together."""
+    if config.quantize != "none" and config.adapter == "none":
+        yield (
+            "quantize",
+            f"quantize: {config.quantize} freezes the weights; set adapter to lora, or quantize to none",
+        )
+
+
 def _read_yaml(path: Path, problems: list[str]):
     """Yield (key, value, 'file:line') of the top level of a YAML file."""
     try:
@@ -191,7 +259,7 @@ def _read_yaml(path: Path, problems: list[str]):
                 )
                 continue
             yield str(name.value), loader.construct_object(node), where
-    except (yaml.MarkedYAMLError, ValueError) as error:
+    except (yaml.MarkedYAMLError, ValueError, LookupError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise BadInput(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
@@ -213,15 +281,19 @@ def _checked(field: dataclasses.Field, value: object):
     (kind,) = _kinds(field)
     rules = field.metadata
     if kind != "str" and isinstance(value, str):
-        # An override, or a number that Ansible quoted: read it as YAML would.
-        with contextlib.suppress(yaml.YAMLError):
-            value = yaml.safe_load(value)
-        if kind == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]+", value):
-            value = float(value)  # YAML 1.1 takes 1e-3 for a word
+        # An override, or a number that Ansible quoted. Read as YAML would, but for what YAML 1.1 makes of 1:30
+        # (90), 010 (8) and 1e-3 (a word).
+        if kind in ("int", "float") and re.fullmatch(r"[-+]?\d+", value):
+            value = int(value) if len(value) < 30 else float("inf")
+        elif kind == "float" and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
+            value = float(value)
+        elif ":" not in value:
+            with contextlib.suppress(yaml.YAMLError, ValueError, LookupError, OverflowError):
+                value = yaml.safe_load(value)
     if value is None and field.default is None:
         return None
     if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 10**300 else float("inf")
     if type(value).__name__ != kind:
         wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[
             kind

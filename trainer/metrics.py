@@ -19,6 +19,8 @@ import os
 import time
 from pathlib import Path
 
+from trainer import disk
+
 STATES = ("starting", "running", "saving", "stopped", "failed", "finished")
 FINAL = ("stopped", "failed", "finished")
 KEYS = (
@@ -47,7 +49,7 @@ class Status:
         self.facts.update(facts)
         if changed or time.monotonic() - self._written >= self.EVERY:
             self.facts["updated"] = time.time()
-            write_json(self.path, self.facts)
+            write_json(self.path, self.facts, settle=changed)
             self._written = time.monotonic()
 
 
@@ -79,10 +81,12 @@ def read(path: Path):
                 continue
 
 
-def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file whole: a reader sees the old one or the new one."""
+def write_json(path: Path, content: dict, settle: bool = True) -> None:
+    """Write a JSON file whole: a reader sees the old one or the new one; with `settle` after a power cut, too."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
+    if settle:  # a step must not wait for a slow disk
+        disk.settle(temporary)
     os.replace(temporary, path)
 
 
@@ -93,7 +97,7 @@ def summarise(run_dir: Path, **facts) -> dict:
     """
     records = list(read(run_dir / "metrics.jsonl"))
     train = [record for record in records if record["kind"] == "train"]
-    every = max(1, len(train) // POINTS)
+    every = -(-len(train) // POINTS) or 1
     seconds = sum(record["step_seconds"] for record in train)
     tokens = sum(record["tokens"] for record in train)
     best = min(train, key=lambda record: record["loss"], default=None)

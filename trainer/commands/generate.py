@@ -14,7 +14,7 @@ def main(directory: Path, prompt: str, max_new_tokens: int, temperature: float, 
     try:
         model = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, local_files_only=True).eval()
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers and safetensors raise many kinds for damaged files
         raise BadInput(f"{path}: the model cannot be loaded: {' '.join(str(error).split())[:300]}") from None
     ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt").input_ids
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)

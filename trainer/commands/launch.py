@@ -4,6 +4,7 @@ The agent runs in a thread, so that this one can always answer a signal. A stop 
 ranks agree, save and end with 75. However the ranks end, status.json has the last word, with the reason.
 """
 
+import contextlib
 import errno
 import json
 import logging
@@ -20,6 +21,7 @@ from trainer.environment import Environment, number
 from trainer.errors import BadInput
 
 MARKS = ("error: ", "stopped: ")
+MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
 
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
@@ -60,7 +62,7 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
     asked = False
     while agent.is_alive():
         agent.join(0.2)
-        if stopping.is_set() and not asked:
+        if not asked and (stopping.is_set() or environment.stop_file.exists()):
             asked = True
             environment.stop_file.touch()
             if not any(_started(run_dir, rank, attempt) for rank in range(world_size)):
@@ -104,13 +106,18 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
                 rank: failure.exitcode
                 for rank, failure in sorted(error.failures.items(), key=lambda f: f[1].timestamp)
             }
-    except Exception as error:  # the store's errors have no common kind
+    except Exception as error:
         lines = str(error).strip().splitlines()
-        waited = f"the hosts did not meet at {address}:{port} within {config.timeout_seconds:.0f} s"
-        cure = (
-            "check that the run was started on all, that MASTER_ADDR is the head's address, and the firewall"
-        )
-        outcome.update(code=5, reason=f"{waited}: {lines[0] if lines else type(error).__name__}; {cure}")
+        said = lines[0] if lines else type(error).__name__
+        if MEETING & {kind.__name__ for kind in type(error).__mro__}:
+            waited = f"the hosts did not meet at {address}:{port} within {config.timeout_seconds:.0f} s"
+            cure = "check that the run was started on all, that MASTER_ADDR is the head's address, and the firewall"
+            outcome.update(code=5, reason=f"{waited}: {said}; {cure}")
+        else:
+            cure = "if this names a library or a module, the environment is damaged: run site.yml, which tests it"
+            outcome.update(
+                code=1, reason=f"the ranks could not be started: {type(error).__name__}: {said}; {cure}"
+            )
 
 
 def _conclude(run_dir: Path, outcome: dict, asked: bool, host: str, status: metrics.Status) -> int:
@@ -139,9 +146,11 @@ def _conclude(run_dir: Path, outcome: dict, asked: bool, host: str, status: metr
     # The first rank may have seen only that it lost a peer; the rank that failed first knows why.
     status.facts.update({**known, "attempt": status.facts["attempt"]})
     status.facts["state"] = None
-    status.update(state=state, reason=reason)
     if code:
-        print(f"{state}: {reason}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"{state}: {reason}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk must not take the reason with it
+        status.update(state=state, reason=reason)
     return code
 
 
@@ -166,6 +175,8 @@ def _last_words(path: Path) -> str:
 
 
 def _check_port(port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise BadInput(f"MASTER_PORT {port} is no port; choose one from 1024 to 65535")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -16,6 +16,12 @@ def main(run_dir: Path) -> int:
     if state in FINAL:
         print(f"the run in {run_dir} is not active: it has {state}")
         return 0
-    (run_dir / "stop").touch()
+    try:
+        (run_dir / "stop").touch()
+    except PermissionError:
+        owner = run_dir.owner()
+        raise BadInput(
+            f"{run_dir} belongs to {owner}: ask as that user (sudo -u {owner} …), or from the controller: playbooks/stop.yml"
+        ) from None
     print(f"asked the run in {run_dir} to save and end after its current step")
     return 0

@@ -102,7 +102,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         optimizer=optimizer,
         progress=progress,
         steps=last_step(config, len(packed), progress.step, progress.cursor),
-        peak_lr=config.lr or (optim.TRAINED if source.weights else optim.FRESH),
+        peak_lr=config.lr or optim.default_rate(config, bool(source.weights)),
     )
     if world.first:
         _introduce(run, found)

@@ -1,0 +1,96 @@
+"""LoRA by peft: where the adapter goes, and a dropout that does not depend on who computes."""
+
+import torch
+import torch.nn as nn
+
+from trainer.config import Config
+from trainer.errors import BadInput
+
+
+def add(model: nn.Module, config: Config) -> nn.Module:
+    """`model` in a peft model, all but the adapter frozen; the adapter's weights are float32, made from the seed.
+
+    Raises BadInput where `lora_targets` match nothing.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets = _targets(model, config)
+    torch.manual_seed(config.seed)
+    adapter = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(model, adapter)
+    number = 0
+    for module in wrapped.modules():
+        if isinstance(dropouts := getattr(module, "lora_dropout", None), nn.ModuleDict):
+            for name, dropout in dropouts.items():
+                if isinstance(dropout, nn.Dropout):
+                    dropouts[name] = KeyedDropout(dropout.p, number)
+                    number += 1
+    return wrapped
+
+
+def _targets(model: nn.Module, config: Config) -> str | list[str]:
+    """The modules that get an adapter, in peft's words."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as BY_ARCHITECTURE
+
+    if config.lora_targets == "all-linear":
+        return "all-linear"
+    if config.lora_targets == "auto":
+        return BY_ARCHITECTURE.get(model.config.get_text_config().model_type, "all-linear")
+    wanted = [word.strip() for word in config.lora_targets.split(",") if word.strip()]
+    there = linear_names(model)
+    unknown = [word for word in wanted if word not in there]
+    if unknown or not wanted:
+        raise BadInput(
+            f"lora_targets: no layer is named {', '.join(unknown) or 'so'}; model {config.model} has "
+            f"{', '.join(sorted(there))}; or write auto or all-linear"
+        )
+    return wanted
+
+
+def linear_names(model: nn.Module) -> set[str]:
+    """The last parts of the names of all layers that an adapter fits, the head left out."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    return {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the sample's key and the layer: equal on whichever rank computes it.
+
+    `keys`, one number a sequence of the micro-batch, is set before every forward pass by `key_dropout`; without
+    keys nothing is dropped. A pass that is computed again (gradient checkpointing) drops the same.
+    """
+
+    def __init__(self, p: float, layer: int):
+        super().__init__()
+        self.p, self.layer = p, layer
+        self.keys: list[int] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, S, D) with a share `p` of its values zero, the others scaled up."""
+        if self.keys is None:
+            return x
+        generator = torch.Generator(x.device)
+        kept = torch.empty_like(x)
+        for row, key in zip(kept, self.keys, strict=True):
+            generator.manual_seed((key * 1_000_003 + self.layer) % 2**63)
+            row.bernoulli_(1 - self.p, generator=generator)
+        return x * kept / (1 - self.p)
+
+
+def key_dropout(module: nn.Module, keys: list[int] | None) -> None:
+    """Tell every KeyedDropout below `module` whose sequences come next; None: drop nothing."""
+    for part in module.modules():
+        if isinstance(part, KeyedDropout):
+            part.keys = keys
