@@ -121,7 +121,7 @@ def merge(sources: list[tuple[str, Mapping[str, object]]], problems: list[str]) 
         merged.update(keys)
     if problems:
         raise BadInput("\n".join(problems))
-    return trainer_config.from_mapping(merged)
+    return trainer_config.check_together(trainer_config.from_mapping(merged))
 
 
 def new_name(model: str) -> str:
