@@ -225,13 +225,16 @@ def _build(values: dict[str, tuple[object, str]], problems: list[str]) -> Config
     return Config(**settings)
 
 
-def _contradictions(config: Config) -> typing.Iterator[tuple[str, str]]:
-    """Yield (key, what is wrong and the cure) for settings that do not go together."""
+def check_together(config: Config) -> Config:
+    """`config`, whole; raises BadInput for settings that do not go together."""
+    problems = []
     if config.quantize != "none" and config.adapter == "none":
-        yield (
-            "quantize",
-            f"quantize: {config.quantize} freezes the weights; set adapter to lora, or quantize to none",
+        problems.append(
+            f"quantize: {config.quantize} freezes the weights; set adapter to lora, or quantize to none"
         )
+    if problems:
+        raise BadInput("\n".join(problems))
+    return config
 
 
 def _read_yaml(path: Path, problems: list[str]):

@@ -21,7 +21,8 @@ def main(run_dir: Path) -> int:
     except PermissionError:
         owner = run_dir.owner()
         raise BadInput(
-            f"{run_dir} belongs to {owner}: ask as that user (sudo -u {owner} …), or from the controller: playbooks/stop.yml"
+            f"{run_dir} belongs to {owner}: ask as that user (sudo -u {owner} …), or from the controller: "
+            "playbooks/stop.yml"
         ) from None
     print(f"asked the run in {run_dir} to save and end after its current step")
     return 0
