@@ -335,7 +335,7 @@ class Guard:
             "why": change.get("why", ""),
             "state": "armed",
             "timeout": change["timeout"],
-            "armed_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "armed_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "armed_uptime": time.monotonic(),
             "boot_id": boot_id(),
             "entries": [
@@ -448,7 +448,7 @@ class Guard:
                 "token": manifest["token"],
                 "change": manifest["why"],
                 "why": why or reason(manifest),
-                "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                 "undone": manifest.get("undone", []),
                 "commands": [],
             }
