@@ -6,6 +6,7 @@ batch, and gradients are summed over ranks: the gradient is that of the batch's 
 split. So the loss curve depends on data, seed, batch, model and optimizer, and on nothing else.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from trainer import optim
 from trainer.balance import shares
 from trainer.config import Config
 from trainer.data.index import Index
-from trainer.data.pack import Packed
+from trainer.data.pack import IGNORE, Packed
 from trainer.errors import Diverged, Stopped
+from trainer.model import lora
 from trainer.strategies.base import Strategy
 from trainer.world import World
 
@@ -94,17 +96,17 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
     split = shares(config.batch_size, world.size)
     offset = sum(split[: world.rank])
     mine = batch[offset : offset + split[world.rank]]
-    size = config.micro_batch_size
-    micro_batches = [mine[first : first + size] for first in range(0, len(mine), size)]
+    largest = max(split) if run.strategy.lockstep else len(mine)
+    micro_batches = spread(mine, -(-largest // config.micro_batch_size))
 
     loss = torch.zeros((), dtype=torch.float64, device=world.device)
     run.strategy.zero_grad()
-    for sequences in micro_batches:
-        with run.strategy.micro_batch(last=sequences is micro_batches[-1]):
+    for number, sequences in enumerate(micro_batches, 1):
+        with run.strategy.micro_batch(last=number == len(micro_batches)):
             part = token_loss(run, sequences) / tokens
             part.backward()
         loss += part.detach()
-    compute_seconds = _now(world) - begin
+    compute_seconds = _now(world) - begin - run.strategy.waited_seconds
 
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip)
@@ -140,13 +142,28 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
     )
 
 
+def spread(sequences: list[int], count: int) -> list[list[int]]:
+    """`sequences` in `count` micro-batches as even as can be; where there are fewer, the last ones are empty."""
+    whole, rest = divmod(len(sequences), count)
+    ends = [number * whole + min(number, rest) for number in range(count + 1)]
+    return [sequences[first:end] for first, end in itertools.pairwise(ends)]
+
+
 def token_loss(run: Run, sequences: list[int]) -> torch.Tensor:
-    """The summed cross-entropy (nats, scalar) of some packed sequences (model/loss.py)."""
-    arrays = zip(*(run.packed[k] for k in sequences), strict=True)
+    """The summed cross-entropy (nats, scalar) of some packed sequences (model/loss.py).
+
+    Without sequences it is zero, but the model runs: so that all ranks keep step.
+    """
+    arrays = zip(*(run.packed[k] for k in sequences or [0]), strict=True)
     device = run.world.device
     inputs, labels, positions = (
         torch.from_numpy(np.stack(array)).to(device, non_blocking=True) for array in arrays
     )
+    if not sequences:
+        labels = torch.full_like(labels, IGNORE)
+    if run.config.lora_dropout:
+        step = run.config.seed * 1_000_003 + run.progress.step
+        lora.key_dropout(run.strategy.module, [step * 1_000_003 + k for k in sequences or [0]])
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.config.dtype == "bfloat16"):
         return run.strategy.module(inputs, labels, positions)
 

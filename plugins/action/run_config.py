@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import yaml
 from ansible import context
@@ -32,6 +33,7 @@ if CHECKOUT not in sys.path:
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
 from trainer.errors import BadInput
+from trainer.model import files as trainer_model
 
 # What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the
 # trainer, too.
@@ -154,12 +156,7 @@ def model_directory(value: str) -> str | None:
         raise BadInput(
             f"model: {value}: expected a directory on this controller, found {found}; correct the path"
         )
-    if not os.path.isfile(os.path.join(path, "config.json")):
-        there = ", ".join(sorted(os.listdir(path))[:5]) or "nothing"
-        raise BadInput(
-            f"model: {value}: expected a directory in transformers' format with a config.json, found {there}; "
-            "export the model with save_pretrained"
-        )
+    trainer_model.check_directory(Path(path), value)
     return path
 
 

@@ -36,6 +36,7 @@ def model(tmp_path):
     path = tmp_path / "my model"
     (path / "sub").mkdir(parents=True)
     (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
     (path / "sub/weights.safetensors").write_bytes(b"123")
     return path
 
@@ -96,7 +97,7 @@ def test_files_of_the_controller_go_to_a_place_named_by_their_content(jsonl, mod
     found = {item["key"]: item for item in answer["uploads"]}
     assert re.fullmatch(r"data/[0-9a-f]{64}/talk\.jsonl", found["dataset"]["path"])
     assert re.fullmatch(r"models/[0-9a-f]{64}/my model", found["model"]["path"])
-    assert int(found["model"]["bytes"]) == 5
+    assert int(found["model"]["bytes"]) == 7
     (model / "sub/weights.safetensors").write_bytes(b"124")
     again = {item["key"]: item for item in build({"model": str(model), "dataset": str(jsonl)})["uploads"]}
     assert again["model"]["path"] != found["model"]["path"]
@@ -133,6 +134,12 @@ def write(tmp_path, name, text):
     return str(path)
 
 
+def directory(tmp_path, *names):
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    return str(tmp_path)
+
+
 REFUSED = {
     "an unknown key": (
         lambda _: {"batchsize": 3},
@@ -165,6 +172,14 @@ REFUSED = {
     ),
     "a misspelt model": (lambda _: {"model": "tinny"}, ["no such model", "did you mean 'tiny'?"]),
     "a model without config": (lambda t: {"model": str(t)}, ["config.json", "save_pretrained"]),
+    "pickled weights": (
+        lambda t: {"model": directory(t, "config.json", "tokenizer.json", "pytorch_model.bin")},
+        ["its weights are pickled", "save_pretrained"],
+    ),
+    "a model without tokenizer": (
+        lambda t: {"model": directory(t, "config.json", "model.safetensors")},
+        ["no tokenizer.json", "AutoTokenizer"],
+    ),
     "a model that is a file": (lambda t: {"model": write(t, "m.bin", "x")}, ["found a file"]),
     "no such dataset": (
         lambda _: {"dataset": "/no/such.jsonl"},

@@ -12,6 +12,8 @@ import torch
 from trainer.config import Config
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
+from trainer.model import lora, quantize
+from trainer.model.files import weights_of
 from trainer.world import World, log
 
 
@@ -22,6 +24,7 @@ class Source:
     config: object
     tokenizer: object
     weights: str | None  # a directory or hub name; None: random weights
+    dropout: dict  # what the model's configuration said of dropout, which is off in training
 
 
 def source(config: Config, world: World) -> Source:
@@ -32,25 +35,40 @@ def source(config: Config, world: World) -> Source:
     if config.model == "tiny":
         text = world.together(lambda: own_tokenizer.train(config) if world.first else None)
         tokenizer = own_tokenizer.wrap(world.share(text))
-        found = Source(_tiny(config, len(tokenizer), tokenizer.eos_token_id), tokenizer, None)
+        found = Source(_tiny(config, len(tokenizer), tokenizer.eos_token_id), tokenizer, None, {})
     else:
         found = world.together(lambda: _pretrained(config))
         digests = world.gather(tokenizer_digest(found.tokenizer)[:12])
         world.same("tokenizer", digests, "give every host the same files of the model")
     world.together(lambda: _check(config, found))
-    _without_dropout(found.config, world)
+    # What its maker once cut or padded texts to stands in tokenizer.json, and would silently do so here.
+    found.tokenizer.backend_tokenizer.no_truncation()
+    found.tokenizer.backend_tokenizer.no_padding()
+    _without_dropout(found, world)
     return found
 
 
 def build(config: Config, found: Source, world: World) -> torch.nn.Module:
-    """The model, float32, on the rank's device, in training mode; equal weights on all ranks.
+    """The model on the rank's device, in training mode, with its adapter if it gets one; equal weights on all ranks.
 
-    All ranks must call.
+    Trainable weights are float32. Frozen ones have the computation's format, or are quantised. All ranks must call.
     """
-    model = world.together(lambda: _weights(config, found))
-    model.to(dtype=torch.float32)
+
+    def load():
+        model = _weights(config, found, world)
+        if config.adapter == "lora":
+            model = lora.add(model, config)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise BadInput(f"model: {config.model}: it has no weights that can be trained")
+        return model
+
+    model = world.together(load)
     _equalise(model, world)
-    return model.to(world.device).train()
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model = model.to(world.device)
+    _check_packing(config, model, world)
+    return model.train()
 
 
 def _tiny(config: Config, vocabulary: int, end_id: int):
@@ -75,29 +93,10 @@ def _tiny(config: Config, vocabulary: int, end_id: int):
 
 def _pretrained(config: Config) -> Source:
     name, trust = config.model, config.trust_remote_code
-    path = Path(name).expanduser()
-    if path.is_dir():
-        name = str(path)
-        if not (path / "config.json").exists():
-            raise BadInput(
-                f"model: {name}: no config.json in this directory; give a model in transformers' format"
-            )
-        if list(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
-            weights = name
-        elif list(path.glob("pytorch_model*")) or list(path.glob("*.ckpt")):
-            raise BadInput(
-                f"model: {name}: its weights are pickled, which can run code when loaded; "
-                "save them as safetensors: model.save_pretrained(directory)"
-            )
-        else:
-            weights = None
-    elif path.exists() or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
-        kind = "not a directory" if path.exists() else "no such directory"
-        raise BadInput(
-            f"model: {name}: {kind}; give tiny, a model's directory or a name on the Hugging Face hub"
-        )
-    else:
-        weights = name
+    try:
+        weights, name = weights_of(name)
+    except (OSError, RuntimeError) as error:  # ~nobody, a name too long, a directory that may not be entered
+        raise BadInput(f"model: {name}: {error}; give a directory that the run's user can read") from None
 
     from transformers import AutoConfig, AutoTokenizer
 
@@ -105,7 +104,7 @@ def _pretrained(config: Config) -> Source:
         model_config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
     with _explained(config, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust, use_fast=True)
-    return Source(model_config, tokenizer, weights)
+    return Source(model_config, tokenizer, weights, {})
 
 
 @contextlib.contextmanager
@@ -119,7 +118,13 @@ def _explained(config: Config, part: str):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise
         text = " ".join(str(error).split())
-        if "trust_remote_code" in text:
+        if isinstance(error, RuntimeError) and (
+            "can't allocate memory" in text or "out of memory" in text.lower()
+        ):
+            raise  # World.together says so
+        if "attention implementation" in text or "attn_implementation" in text:
+            cure = "set attention to auto"
+        elif "trust_remote_code" in text:
             cure = "this model brings its own Python code: if you trust it, set trust_remote_code to true"
         elif not Path(config.model).expanduser().is_dir():
             offline = (
@@ -170,35 +175,46 @@ def check_vocabulary(found: Source, largest_id: int) -> None:
         )
 
 
-def _without_dropout(model_config, world: World) -> None:
+def _without_dropout(found: Source, world: World) -> None:
     """Switch dropout off: it would tie the loss curve to the number of ranks."""
-    wanted = []
-    for part in {id(one): one for one in (model_config, model_config.get_text_config())}.values():
+    parts = {id(one): one for one in (found.config, found.config.get_text_config())}.values()
+    for part in parts:
         for name, value in list(vars(part).items()):
             if ("dropout" in name or "pdrop" in name) and isinstance(value, float | int) and value > 0:
                 setattr(part, name, 0.0)
-                wanted.append(f"{name} {value}")
-    if wanted and world.first:
-        log(f"dropout is off in this version; the model's configuration wanted {', '.join(wanted)}")
+                found.dropout[name] = value
+    if found.dropout and world.first:
+        wanted = ", ".join(f"{name} {value}" for name, value in found.dropout.items())
+        log(f"dropout of the model is off; its configuration has {wanted}")
 
 
-def _weights(config: Config, found: Source) -> torch.nn.Module:
+def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(config.seed)
+    common = {"trust_remote_code": config.trust_remote_code}
+    if config.attention != "auto":
+        common["attn_implementation"] = config.attention
+    frozen = torch.bfloat16 if config.adapter != "none" and config.dtype == "bfloat16" else torch.float32
     with _explained(config, "weights"):
         if found.weights is None:
-            return AutoModelForCausalLM.from_config(
-                found.config, attn_implementation="sdpa", trust_remote_code=config.trust_remote_code
-            )
-        return AutoModelForCausalLM.from_pretrained(
-            found.weights,
-            config=found.config,
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            dtype=torch.float32,
-            trust_remote_code=config.trust_remote_code,
+            if config.quantize != "none":
+                raise BadInput(
+                    f"model: {config.model} starts from random weights; quantised ones cannot be trained from nothing: "
+                    "give a model with weights, or set quantize to none"
+                )
+            return AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
+        quantised = quantize.settings(config, found.config)
+        if quantised is not None:
+            common |= {"quantization_config": quantised, "device_map": {"": world.device}}
+        model = AutoModelForCausalLM.from_pretrained(
+            found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
         )
+        if config.adapter == "none" and getattr(model, "is_quantized", False):
+            raise BadInput(
+                f"model: {config.model}: its weights are quantised, so that they cannot be trained; set adapter to lora"
+            )
+        return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
 
 
 def _equalise(model: torch.nn.Module, world: World) -> None:
@@ -208,23 +224,59 @@ def _equalise(model: torch.nn.Module, world: World) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     digests = world.gather(total.hexdigest())
     if len(set(digests)) > 1:
         others = sorted({world.hosts[rank] for rank, one in enumerate(digests) if one != digests[0]})
         if world.first:
             log(f"the weights on {', '.join(others)} differ from rank 0's; all ranks take rank 0's")
         for tensor in tensors:
-            world.broadcast(tensor.data, source=0)
+            values = tensor.detach().cpu().contiguous()
+            world.broadcast(values, source=0)
+            tensor.data.copy_(values)
+
+
+def _check_packing(config: Config, model: torch.nn.Module, world: World) -> None:
+    """Refuse a model whose tokens see other documents of their packed sequence, as those with recurrent layers do.
+
+    Measured: what the first of two documents says must not change what comes out for the second.
+    """
+    device, length = world.device, 8
+    positions = torch.arange(length, device=device).remainder(length // 2)[None]
+    one = torch.arange(length, device=device)[None] % (model.config.get_text_config().vocab_size - 1)
+    other = one.clone()
+    other[:, : length // 2] += 1
+
+    def second(inputs):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
+            logits = model(input_ids=inputs, position_ids=positions, use_cache=False).logits
+        return logits[:, length // 2 :].float()
+
+    def check():
+        with _explained(config, "forward pass"):
+            before, after = second(one), second(other)
+        # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
+        if not torch.allclose(before, after, rtol=1e-2, atol=1e-2 * before.abs().max().item()):
+            raise BadInput(
+                f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
+                "attention that ignores positions); this trainer packs, so choose another model or attention"
+            )
+
+    world.together(check)
 
 
 def architecture(model: torch.nn.Module) -> str:
-    """A hash of the names and shapes of the model's parameters."""
-    shapes = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
+    """A hash of the names and shapes of the parameters that are trained."""
+    shapes = [
+        (name, list(parameter.shape))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
 
 
 def tokenizer_digest(tokenizer) -> str:
-    """A hash of all that the tokenizer does."""
+    """A hash of all that the tokenizer does to a text, and of the token that ends one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return hashlib.sha256((backend.to_str() if backend else repr(tokenizer)).encode()).hexdigest()
+    text = f"{tokenizer.eos_token_id} {backend.to_str() if backend else tokenizer!r}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -84,7 +84,7 @@ class KeyedDropout(nn.Module):
         generator = torch.Generator(x.device)
         kept = torch.empty_like(x)
         for row, key in zip(kept, self.keys, strict=True):
-            generator.manual_seed((key * 1_000_003 + self.layer) % 2**63)
+            generator.manual_seed((key * 1_000_003 + self.layer) % 2**62)
             row.bernoulli_(1 - self.p, generator=generator)
         return x * kept / (1 - self.p)
 
