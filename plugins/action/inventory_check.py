@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -23,6 +25,38 @@ from ansible.plugins.action import ActionBase
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SHARED_PREFIXES = ("cluster", "trainyard")  # ours, though no role has that name
+
+# What argument specs cannot say of numbers: variable to the least and the greatest that work. None is left out.
+LIMITS = {
+    "guard_timeout": (20, 600),  # seconds; a new connection takes a few of them
+    "nproc_per_node": (1, 1024),
+    "packages_cache_valid_time": (0, 10**9),
+    "packages_lock_timeout": (0, 10**6),
+    "trainer_log_seconds": (0, 10**6),
+    "trainer_min_free_gb": (0, 10**9),
+    "trainer_port": (1024, 65535),  # below, root alone may listen
+    "trainer_refresh_seconds": (0.1, 3600),
+    "trainer_releases_kept": (1, 10**6),
+    "trainer_smoke_steps": (1, 10**6),
+    "trainer_stop_seconds": (1, 10**6),
+    "trainer_unreachable_seconds": (1, 10**9),
+    "tuning_nofile": (1024, 2**30),  # with fewer, logins of the group's members begin to fail
+}
+# Words that go into units and commands as they stand: variable to the pattern, and the same in words.
+USER_NAME = (r"[a-z_][a-z0-9_-]{0,30}", "a user's name: lower case letters, digits, hyphens and underscores")
+PATTERNS = {
+    "identity_service_user": USER_NAME,
+    "trainer_user": USER_NAME,
+    "trainer_stop_timeout": (
+        r"(\d+ ?(ms|s|sec|seconds?|min|minutes?|h|hours?)? ?)+",
+        "a time span of systemd such as 90s or 10min",
+    ),
+}
+SAFE_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
+ON_THE_CONTROLLER = (
+    "trainer_results_dir",
+)  # goes into no unit, and checkouts may have a space in their path
+READ_AS_WORDS = ("accept_new_host_keys",)  # typed after -e as key=value; its one reader converts it
 
 
 class Undefined:
@@ -88,9 +122,10 @@ def check(inventory: Inventory) -> list[Problem]:
         check_names,
         check_network,
         check_addresses,
+        check_become,
         check_known_variables,
         check_types,
-        check_process_counts,
+        check_network_options,
     )
     problems = [problem for each in checks for problem in each(inventory)]
     return list(dict.fromkeys(problems))
@@ -366,39 +401,106 @@ def is_slip(name: str, known: str) -> bool:
     )
 
 
+def check_become(inventory: Inventory) -> Iterable[Problem]:
+    """Nobody but the roles decides who becomes root: ansible_become would overrule them, task by task."""
+    for host in inventory.members():
+        if (value := inventory.hosts[host].get("ansible_become")) is not None:
+            yield Problem(
+                dict(inventory.origins).get((host, "ansible_become")) or host,
+                "ansible_become",
+                str(value),
+                "nothing: Trainyard becomes root itself where it must, and only there",
+                "Remove it; ansible_become_password, or -K, is enough",
+            )
+
+
 def check_types(inventory: Inventory) -> Iterable[Problem]:
-    """The variables that are set have the types, choices and elements of the roles' argument specs."""
+    """The variables that are set have the types, choices, elements and ranges that their roles take."""
     for key, hosts in variables_of_hosts(inventory).items():
         if key not in inventory.specs or key in (
             "cluster_address",
             "cluster_network",
         ):  # they have better checks
             continue
-        option = {
-            name: item for name, item in inventory.specs[key].items() if name not in ("required", "default")
-        }
         for host in hosts:
             value = inventory.hosts[host][key]
+            where = dict(inventory.origins).get((host, key)) or host
             if isinstance(value, Undefined):
                 if not key.startswith("cluster_"):
                     continue  # perhaps a template over facts; the role will see its value
                 yield Problem(
-                    dict(inventory.origins).get((host, key)) or host,
+                    where,
                     key,
                     str(value),
                     "a value that is known before any host is contacted",
                     "Write it out, or correct the template",
                 )
                 continue
-            errors = ArgumentSpecValidator({key: option}).validate({key: value}).error_messages
-            for error in errors:
-                yield Problem(  # equal ones, from a variable of a group, count once
-                    dict(inventory.origins).get((host, key)) or host,
-                    key,
-                    f"{value!r:.100}",
-                    expected_by(option),
-                    f"Correct it ({error.rstrip('.')})",
-                )
+            # Equal ones, from a variable of a group, count once.
+            fault = value_fault(key, value, inventory.specs[key], inventory.local())
+            if fault:
+                yield Problem(where, key, *fault)
+
+
+def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> tuple[str, str, str] | None:
+    """(what was found, what was expected, the cure) where `value` is none for the variable `key`; None if it is one."""
+    option = {name: item for name, item in spec.items() if name not in ("required", "default")}
+    if value is None:
+        return "nothing", expected_by(option), "Give it a value, or leave the key out"
+    if key not in READ_AS_WORDS and (odd := odd_kind(value, option)):
+        place, found, wanted = odd
+        example = json.dumps({key: EXAMPLES.get(option.get("type", "str"))})
+        return (
+            f"{found!r:.100}{f' in {place}' if place else ''}",
+            expected_by(wanted),
+            f"Write it as YAML; after -e, and in an INI inventory, it is a word. After -e: -e '{example}'",
+        )
+    if errors := ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
+        reasons = "; ".join(error.rstrip(".") for error in errors)
+        return f"{value!r:.100}", expected_by(option), f"Correct it ({reasons})"
+    if key in LIMITS:
+        least, most = LIMITS[key]
+        if not (math.isfinite(number := float(value)) and least <= number <= most):
+            return str(value), f"{least} or more" if number < least else f"{least} to {most}", "Correct it"
+    if key in PATTERNS and not re.fullmatch(PATTERNS[key][0], str(value)):
+        return f"{value!r:.100}", PATTERNS[key][1], "Correct it"
+    if option.get("type") == "path":
+        return path_fault(key, str(value), local)
+    return None
+
+
+# What a value of a type looks like, for a cure.
+EXAMPLES = {"bool": False, "list": ["…"], "dict": {"…": "…"}}
+KINDS = {"bool": bool, "list": (list, tuple), "dict": Mapping}
+
+
+def odd_kind(value: Any, option: Mapping[str, Any], place: str = "") -> tuple[str, Any, Mapping] | None:
+    """(place, value, option) of the first part of `value` that is no boolean, list or mapping where `option` wants one.
+
+    An argument spec would convert it, false from `false` and a list from `a,b`; but roles take the value as it stands,
+    and there the word `false` is true.
+    """
+    kind = option.get("type", "str")
+    if kind in KINDS and not isinstance(value, KINDS[kind]):
+        return place, value, option
+    if kind == "list" and option.get("elements"):
+        element = {"type": option["elements"], "options": option.get("options")}
+        parts = [(f"[{number}]", item, element) for number, item in enumerate(value)]
+    elif kind == "dict":
+        known = option.get("options") or {}
+        parts = [(f".{name}", item, known[name]) for name, item in value.items() if name in known]
+    else:
+        parts = []
+    return next((odd for name, item, inner in parts if (odd := odd_kind(item, inner, place + name))), None)
+
+
+def path_fault(key: str, value: str, local: bool) -> tuple[str, str, str] | None:
+    """What is wrong with a directory: it must be absolute, and plain where it goes into units and commands."""
+    if not value.startswith("/") or os.path.normpath(value) != value:
+        return value, "an absolute path, without .. and without a slash at its end", "Write it out from / on"
+    if not local and key not in ON_THE_CONTROLLER and not SAFE_PATH.fullmatch(value):
+        return value, "a path of letters, digits, . _ + @ and -", "Choose a plainer path on the hosts"
+    return None
 
 
 def expected_by(option: Mapping[str, Any]) -> str:
@@ -406,6 +508,8 @@ def expected_by(option: Mapping[str, Any]) -> str:
     words = {
         "str": "a string",
         "int": "an integer",
+        "float": "a number",
+        "path": "an absolute path",
         "bool": "true or false",
         "list": "a list",
         "dict": "a mapping",
@@ -419,22 +523,66 @@ def expected_by(option: Mapping[str, Any]) -> str:
     return text
 
 
-def check_process_counts(inventory: Inventory) -> Iterable[Problem]:
+def check_network_options(inventory: Inventory) -> Iterable[Problem]:
+    """The netplan keys under network_interfaces' options that the role network reads itself have their shapes."""
     for host in inventory.members():
-        value = inventory.hosts[host].get("nproc_per_node")
-        if re.fullmatch(r"-?\d+", str(value)) and int(value) < 1:
-            yield Problem(
-                inventory.where(host, "nproc_per_node"),
-                "nproc_per_node",
-                str(value),
-                "1 or more processes",
-                "Leave it out for one a GPU",
-            )
+        interfaces = inventory.hosts[host].get("network_interfaces")
+        if not isinstance(interfaces, list):
+            continue
+        for number, item in enumerate(interfaces):
+            options = item.get("options") if isinstance(item, Mapping) else None
+            for name, value in options.items() if isinstance(options, Mapping) else ():
+                holds, expected, cure = NETPLAN_SHAPES.get(name, (is_anything, "", ""))
+                if not holds(value):
+                    yield Problem(
+                        inventory.where(host, "network_interfaces"),
+                        f"network_interfaces[{number}].options.{name}",
+                        f"{value!r:.100}",
+                        expected,
+                        f"Write {cure}",
+                    )
+
+
+def is_anything(_: Any) -> bool:
+    return True
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def is_nameservers(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        name in ("addresses", "search") and is_list(part) for name, part in value.items()
+    )
+
+
+def is_routes(value: Any) -> bool:
+    return is_list(value) and all(isinstance(route, Mapping) and "to" in route for route in value)
+
+
+# Netplan's key to its check, and what is expected and to write instead.
+NETPLAN_SHAPES = {
+    "addresses": (is_list, "a list", "addresses: [192.168.1.100/24]"),
+    "interfaces": (is_list, "a list", "interfaces: [eth0, eth1]"),
+    "nameservers": (
+        is_nameservers,
+        "a mapping with addresses and search, both lists",
+        "nameservers: {addresses: [192.168.1.1]}, or nameservers beside options",
+    ),
+    "routes": (
+        is_routes,
+        "a list of mappings with to and via",
+        "routes: [{to: 10.0.0.0/8, via: 192.168.1.1}]",
+    ),
+}
 
 
 def check_facts(inventory: Inventory) -> list[Problem]:
     """What only the hosts' facts tell; hosts whose facts are not known are left out."""
-    return [] if inventory.local() else [*check_interfaces(inventory), *check_clones(inventory)]
+    if inventory.local():
+        return []
+    return [*check_interfaces(inventory), *check_own_addresses(inventory), *check_clones(inventory)]
 
 
 def check_interfaces(inventory: Inventory) -> Iterable[Problem]:
@@ -473,6 +621,28 @@ def interfaces_of(variables: Mapping[str, Any]) -> tuple[set[str], list[tuple[st
         elif name:
             wanted.append(("network_interfaces", str(name)))
     return made, wanted
+
+
+def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:
+    """Every host has the address that its peers will use, or gets it from the role network."""
+    for host in inventory.members():
+        variables = inventory.hosts[host]
+        there = (variables.get("ansible_facts") or {}).get("all_ipv4_addresses")
+        key = "cluster_address" if variables.get("cluster_address") is not None else "ansible_host"
+        address = str(variables.get(key))
+        given = {
+            str(text).partition("/")[0]
+            for item in variables.get("network_interfaces") or []
+            for text in item.get("addresses") or []
+        }
+        if there and address not in there and address not in given:
+            yield Problem(
+                inventory.where(host, key),
+                key,
+                f"{address}, which no interface of the host has",
+                f"one of {', '.join(map(str, there))}",
+                "Set cluster_address to the one that its peers reach, or give it this one in network_interfaces",
+            )
 
 
 def check_clones(inventory: Inventory) -> Iterable[Problem]:
@@ -568,7 +738,7 @@ class ActionModule(ActionBase):
         names, specs = read_specs(roles)
         groups = {name: list(hosts) for name, hosts in task_vars["groups"].items()}
         wanted = tuple(f"{name}_" for name in {*SHARED_PREFIXES, *names})
-        known = {"ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_facts"}
+        known = {"ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_facts", "ansible_become"}
         hosts: dict[str, dict[str, Any]] = {}
         origins: dict[tuple[str, str], str] = {}
         for host in {host for name in ("cluster", "head", "workers") for host in groups.get(name, [])}:

@@ -36,6 +36,7 @@ ON_A_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll
 RECENT_STEPS = 20  # steps over which hosts are compared
 LOG_LINES = 15  # of a failed rank
+DENIED = 4  # exit code of a poll
 FINAL = ("finished", "stopped", "failed")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,7 +67,7 @@ class View:
 
     `state` is that of the keeper (systemd, or the process group): active, ended, or unknown before the first
     answer. `code` is the launcher's exit code, `cause` systemd's word for its end (oom-kill, signal, …);
-    `seen` is controller time.
+    `seen` is controller time. `denied`: its user may not read the run directory, and will not be the next time.
     """
 
     host: str
@@ -80,6 +81,7 @@ class View:
     offset: int = 0
     seen: float = 0.0
     silent_since: float | None = None
+    denied: bool = False
     error: str = ""
 
     @property
@@ -111,8 +113,14 @@ def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
             f"if grep -qszxF {variable} /proc/[0-9]*/environ; then echo ActiveState=active; "
             "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi"
         )
+    place = shlex.quote(run_dir)
+    # A directory that is gone may come back, with a mount or a disk; what the user may not enter stays closed.
+    enter = (
+        f'cd {place} || {{ at={place}; until [ -e "$at" ]; do at=$(dirname "$at"); done; [ -x "$at" ] && exit 3; '
+        f'echo "the user $(id -un) may not enter $at" >&2; exit {DENIED}; }}'
+    )
     return (
-        f"cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state}; echo ::status; cat status.json 2>/dev/null; "
+        f"{enter}; echo ::keeper; {state}; echo ::status; cat status.json 2>/dev/null; "
         f"size=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0); from=$((size - {WINDOW})); "
         f'[ "$from" -gt {offset} ] || from={offset}; '
         '[ "$from" -le "$size" ] || from=0; '  # a resumed run cuts its metrics back
@@ -135,6 +143,18 @@ def log_command(keeper: str, run: str, run_dir: str) -> str:
     return command
 
 
+class Denied(AnsibleError):
+    """The user that Ansible logs in as may not read the run directory."""
+
+
+def unread(run_dir: str, answer: dict) -> AnsibleError:
+    """Why a poll (`answer`: its rc, stdout and stderr) could not read `run_dir`."""
+    said = (answer["stderr"] or answer["stdout"]).strip()
+    if answer["rc"] == DENIED:
+        return Denied(said.splitlines()[-1])
+    return AnsibleError(f"cannot read {run_dir}: {said[-200:]}")
+
+
 def read_poll(view: View, output: str, now: float) -> None:
     """Take the answer to `poll_command` into `view`. What is not whole yet (a half-written line) is left for
     the next poll.
@@ -142,7 +162,7 @@ def read_poll(view: View, output: str, now: float) -> None:
     head, _, rest = output.partition("::status\n")
     status, _, metrics = rest.partition("\n::metrics ")
     keeper = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
-    view.seen, view.silent_since, view.error = now, None, ""
+    view.seen, view.silent_since, view.denied, view.error = now, None, False, ""
     view.state = "ended" if keeper.get("ActiveState") in ("inactive", "failed") else "active"
     if view.state == "ended":
         code = keeper.get("ExecMainStatus", "")
@@ -216,7 +236,7 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     if len(ended) == len(views):
         return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
     for view in silent:
-        if now - view.silent_since > limits.unreachable:
+        if view.denied or now - view.silent_since > limits.unreachable:
             return "unreachable", view
     return "running", None
 
@@ -309,6 +329,12 @@ def explain(run: str, outcome: str, view: View | None, views: list[View], comman
     step = max((v.last.get("step") or v.status.get("step") or 0 for v in views), default=0)
     if outcome == "stopped":
         return f"Run {run} was stopped at step {step}; it is saved. Resume it: {commands.get('resume')}"
+    if outcome == "unreachable" and view.denied:
+        return (
+            f"Run {run} goes on, but cannot be followed: on {view.host}, {view.error}. Log in as a user of the group "
+            "of trainer_user (site.yml puts the user that it logs in as into it), without ansible_become. "
+            f"Then follow it: {commands.get('follow')}"
+        )
     if outcome == "unreachable":
         return (
             f"Run {run}: {view.host} has not answered for {clock(time.time() - view.silent_since)} ({view.error}). "
@@ -433,6 +459,7 @@ class ActionModule(ActionBase):
                 self.view.logs = read_logs(self._ask(log_command(self.keeper, self.run_name, self.run_dir)))
         except (AnsibleError, OSError, ValueError) as error:
             self.view.silent_since = self.view.silent_since or now
+            self.view.denied = isinstance(error, Denied)
             self.view.error = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             if isinstance(error, AnsibleConnectionFailure):
                 self._connection.reset()
@@ -440,9 +467,7 @@ class ActionModule(ActionBase):
     def _ask(self, command: str) -> str:
         answer = self._low_level_execute_command(command, sudoable=False)
         if answer["rc"] != 0:
-            raise AnsibleError(
-                f"cannot read {self.run_dir}: {(answer['stderr'] or answer['stdout']).strip()[-200:]}"
-            )
+            raise unread(self.run_dir, answer)
         return answer["stdout"]
 
     def _wait(self) -> dict:

@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +114,43 @@ def test_the_command_of_a_poll_reads_on_where_it_was_and_of_long_metrics_the_end
     assert poll(run_dir, seen.offset).last["step"] == 5001
     path.write_text(line % 12)  # a resumed run cuts its metrics back
     assert poll(run_dir, seen.offset).last["step"] == 12
+
+
+@pytest.fixture
+def open_dir():
+    """A directory that other users may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+def test_a_directory_that_the_user_may_not_enter_is_told_from_one_that_is_gone(open_dir):
+    """A directory of mode 0 stops everyone but root, so the poll runs as nobody where root runs the tests."""
+    run_dir = open_dir / "runs" / "it's a run"
+    run_dir.mkdir(parents=True)
+
+    def answer():
+        command = follow.poll_command("process", "first", str(run_dir), 0)
+        account = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd="/", **account)
+        return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+
+    for place in (run_dir, run_dir.parent):
+        place.chmod(0)
+        closed = follow.unread(str(run_dir), answer())
+        place.chmod(0o755)
+        assert isinstance(closed, follow.Denied) and str(closed).endswith(f"may not enter {place}")
+    run_dir.rename(run_dir.with_name("away"))
+    gone = follow.unread(str(run_dir), answer())
+    assert not isinstance(gone, follow.Denied) and "cannot read" in str(gone)
+
+
+def test_who_may_not_read_a_run_is_told_at_once_and_whom_to_log_in_as():
+    closed = view("b", silent_since=NOW - 1, denied=True, error="the user anna may not enter /x")
+    assert follow.verdict([view("a"), closed], NOW, LIMITS) == ("unreachable", closed)
+    text = follow.explain("first", "unreachable", closed, [closed], COMMANDS)
+    assert "on b, the user anna may not enter /x" in text
+    assert "a user of the group" in text and "FOLLOW" in text
 
 
 def test_the_end_of_every_log_is_read(run_dir):

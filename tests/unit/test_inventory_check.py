@@ -241,6 +241,124 @@ BAD = {
         "network_interfaces",
         ["adresses"],
     ),
+    "becoming root for everything": (
+        inventory(node2={"ansible_become": True}),
+        "node2",
+        "ansible_become",
+        ["found True", "becomes root itself", "Remove it"],
+    ),
+    "a word for a boolean": (
+        inventory(node2={"firewall_manage": "false"}),
+        "node2",
+        "firewall_manage",
+        ["found 'false'", "expected true or false", """-e '{"firewall_manage": false}'"""],
+    ),
+    "a word for local_mode": (
+        inventory(node2={"local_mode": "false"}),
+        "node2",
+        "local_mode",
+        ["'false'", "true or false"],
+    ),
+    "a word for a list": (
+        inventory(node2={"firewall_ssh_from": "10.0.0.0/8"}),
+        "node2",
+        "firewall_ssh_from",
+        ["'10.0.0.0/8'", "expected a list", '{"firewall_ssh_from": ['],
+    ),
+    "a word for a mapping": (
+        inventory(node2={"trainer_config": "threads=2"}),
+        "node2",
+        "trainer_config",
+        ["'threads=2'", "a mapping"],
+    ),
+    "a word for an item": (
+        inventory(node2={"network_interfaces": ["name=eth0"]}),
+        "node2",
+        "network_interfaces",
+        ["found 'name=eth0' in [0]", "expected a mapping"],
+    ),
+    "a word for another item": (
+        inventory(node2={"firewall_allow": [{"port": "80"}, "port=9100"]}),
+        "node2",
+        "firewall_allow",
+        ["found 'port=9100' in [1]", "a mapping"],
+    ),
+    "a word for a list in an item": (
+        inventory(node2={"firewall_allow": [{"port": "80", "from": "10.0.0.0/8"}]}),
+        "node2",
+        "firewall_allow",
+        ["'10.0.0.0/8' in [0].from", "a list"],
+    ),
+    "nothing": (
+        inventory({**GOOD, "node2": {**GOOD["node2"], "firewall_allow": None}}),
+        "node2",
+        "firewall_allow",
+        ["found nothing", "a list", "leave the key out"],
+    ),
+    "a port too great": (
+        inventory(node2={"trainer_port": "70000"}),
+        "node2",
+        "trainer_port",
+        ["70000", "1024 to 65535"],
+    ),
+    "a port of root's": (inventory(node2={"trainer_port": 0}), "node2", "trainer_port", ["1024 or more"]),
+    "a time before now": (
+        inventory(node2={"trainer_refresh_seconds": "-1"}),
+        "node2",
+        "trainer_refresh_seconds",
+        ["-1", "0.1 or more"],
+    ),
+    "no finite number": (
+        inventory(node2={"trainer_min_free_gb": "nan"}),
+        "node2",
+        "trainer_min_free_gb",
+        ["nan", "0 to"],
+    ),
+    "a guard too quick": (inventory(node2={"guard_timeout": 5}), "node2", "guard_timeout", ["20 or more"]),
+    "a relative path": (
+        inventory(node2={"trainer_state_dir": "mydir"}),
+        "node2",
+        "trainer_state_dir",
+        ["mydir", "an absolute path"],
+    ),
+    "a path with a way up": (
+        inventory(node2={"trainer_opt_dir": "/opt/../etc"}),
+        "node2",
+        "trainer_opt_dir",
+        ["/opt/../etc", "without .."],
+    ),
+    "a path that a unit would split": (
+        inventory(node2={"trainer_state_dir": "/srv/my runs"}),
+        "node2",
+        "trainer_state_dir",
+        ["/srv/my runs", "plainer path"],
+    ),
+    "a user that is no name": (
+        inventory(node2={"trainer_user": "anna smith"}),
+        "node2",
+        "trainer_user",
+        ["anna smith", "lower case letters"],
+    ),
+    "a time span that is none": (
+        inventory(node2={"trainer_stop_timeout": "a while"}),
+        "node2",
+        "trainer_stop_timeout",
+        ["a while", "90s or 10min"],
+    ),
+    "netplan's nameservers as a list": (
+        inventory(node2={"network_interfaces": [{"name": "eth0", "options": {"nameservers": ["1.1.1.1"]}}]}),
+        "node2",
+        "network_interfaces[0].options.nameservers",
+        ["['1.1.1.1']", "a mapping with addresses", "beside options"],
+    ),
+    "netplan's routes as words": (
+        inventory(
+            node2={"network_interfaces": [{"name": "eth0"}, {"name": "e", "options": {"routes": ["x"]}}]}
+        ),
+        "node2",
+        "network_interfaces[1].options.routes",
+        ["['x']", "a list of mappings", "{to: 10.0.0.0/8"],
+    ),
 }
 
 
@@ -288,7 +406,14 @@ def test_all_problems_come_at_once():
         {
             "node2": {
                 "nproc_per_node": "4",
-                "ansible_become": True,
+                "accept_new_host_keys": "true",
+                "firewall_allow": [{"port": 9100, "from": ["10.0.0.0/8"]}],
+                "trainer_refresh_seconds": "0.5",
+                "trainer_results_dir": "/srv/my runs",
+                "trainer_stop_timeout": "1min 30s",
+                "network_interfaces": [
+                    {"name": "eth0", "options": {"routes": [{"to": "default"}], "optional": True}}
+                ],
                 "my_cluster_note": 1,
                 "networking": "no variable of ours",
             }
@@ -368,6 +493,35 @@ def test_interfaces_of_the_network_role_must_exist_unless_it_makes_or_renames_th
     assert "eth7" in problem.found
 
 
+def test_every_number_of_the_roles_has_its_limits():
+    numbers = {name for name, option in SPECS.items() if option.get("type") in ("int", "float")}
+    assert numbers == set(ic.LIMITS), "plugins/action/inventory_check.py: LIMITS must name every number"
+    for name in numbers & {name for name in SPECS if "default" in SPECS[name]}:
+        assert ic.LIMITS[name][0] <= SPECS[name]["default"] <= ic.LIMITS[name][1]
+
+
+def test_an_address_that_a_host_neither_has_nor_gets_is_told_before_any_change():
+    def there(*addresses, key):
+        return {**facts("eth0", key=key), "all_ipv4_addresses": list(addresses)}
+
+    bad = inventory(
+        node1={"ansible_facts": there("192.168.1.100", key="A")},
+        node2={"cluster_address": "192.168.1.7", "ansible_facts": there("192.168.1.101", key="B")},
+        node3={  # the role network is about to give it
+            "cluster_address": "192.168.1.8",
+            "network_interfaces": [{"name": "eth0", "addresses": ["192.168.1.8/24"]}],
+            "ansible_facts": there("192.168.1.102", key="C"),
+        },
+    )
+    (problem,) = ic.check_facts(bad)
+    assert (problem.where, problem.key) == ("node2", "cluster_address")
+    assert "192.168.1.7, which no interface" in problem.found
+    assert problem.expected == "one of 192.168.1.101"
+    # Behind a forwarding gateway, what Ansible calls is not what the peers call.
+    (behind,) = ic.check_facts(inventory(node2={"ansible_facts": there("10.0.0.5", key="B")}))
+    assert behind.key == "ansible_host" and "Set cluster_address" in behind.cure
+
+
 def test_hosts_with_one_host_key_are_one_machine_or_clones():
     same = facts("eth0", key="AAAA")
     (problem,) = ic.check_facts(inventory(node1={"ansible_facts": same}, node3={"ansible_facts": same}))
@@ -402,6 +556,13 @@ def test_the_inventories_that_ship_are_good(path):
             if "{{" in json.dumps(value):
                 variables[key] = ic.Undefined("a template")
     assert ic.check(ic.Inventory(members, hosts, SPECS, ROLES, str(path))) == []
+
+
+@pytest.mark.parametrize("name", ["site", "train", "stop"])
+def test_plays_on_hosts_do_not_become_root_as_a_whole_whatever_b_says(name):
+    plays = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
+    on_hosts = [play for play in plays if play["hosts"] == "cluster"]
+    assert on_hosts and all(play["become"] is False for play in on_hosts)
 
 
 def test_every_scenario_has_its_example():
