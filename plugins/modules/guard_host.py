@@ -29,6 +29,7 @@ options:
 
 GUARD = "/usr/local/lib/trainyard/guard"
 STATE_DIR = "/var/lib/trainyard-guard"
+BOOT_UNITS = ("trainyard-guard-files.service", "trainyard-guard-boot.service")
 
 
 def differs(item):
@@ -95,15 +96,24 @@ def compare(module, change, own):
     if module._diff:
         for item, result in zip(change["files"], files, strict=True):
             result["before"] = shown(item)
-    armed = []
-    if os.path.isdir(STATE_DIR):
-        armed = [
-            name
-            for name in os.listdir(STATE_DIR)
-            if os.path.exists(os.path.join(STATE_DIR, name, "manifest.json"))
-        ]
-    current = all(digest(path) == expected for path, expected in own.items())
-    return {"files": files, "armed": sorted(armed), "host_keys": host_keys(module), "guard_current": current}
+    current = all(digest(path) == expected for path, expected in own.items()) and enabled(module)
+    return {"files": files, "armed": armed(), "host_keys": host_keys(module), "guard_current": current}
+
+
+def armed(state_dir=STATE_DIR):
+    """The names of the changes that wait, sorted: guard.py's Guard.armed() says the same."""
+    return sorted(
+        path.split(os.sep)[-2] for path in glob.glob(os.path.join(state_dir, "[!.]*", "manifest.json"))
+    )
+
+
+def enabled(module):
+    """Whether systemd knows the guard's files as they are now, and starts it at every boot."""
+    _, out, _ = module.run_command(
+        ["systemctl", "show", "--property=UnitFileState,NeedDaemonReload", *BOOT_UNITS]
+    )
+    said = out.split()
+    return said.count("UnitFileState=enabled") == said.count("NeedDaemonReload=no") == len(BOOT_UNITS)
 
 
 def digest(path):
@@ -129,15 +139,25 @@ def install(module, own):
             out.flush()
             os.fsync(out.fileno())
         os.rename(temporary, path)
-    for command in (
-        ["daemon-reload"],
-        ["enable", "trainyard-guard-files.service", "trainyard-guard-boot.service"],
-    ):
+    for command in (["daemon-reload"], ["enable", *BOOT_UNITS]):
         rc, out, err = module.run_command(["systemctl", *command])
         if rc:
             module.fail_json(
                 msg=f"the guard cannot be installed: systemctl {command[0]}: {(err or out).strip()}"
             )
+    # A power cut from now on finds the guard on disk, with the links that start it.
+    wants = glob.glob("/etc/systemd/system/*.wants")
+    for directory in [
+        *{os.path.dirname(path) for path in own},
+        *wants,
+        STATE_DIR,
+        os.path.dirname(STATE_DIR),
+    ]:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     return {}
 
 
@@ -145,7 +165,7 @@ def guard(module, *arguments, data=None):
     """Run the installed guard; its JSON answer."""
     if not os.path.exists(GUARD):
         module.fail_json(
-            msg=f"{GUARD} is not installed on this host: include the role guard before guarded_change"
+            msg=f"{GUARD} was removed from this host while the change was made: run the playbook again"
         )
     rc, out, err = module.run_command([GUARD, *arguments], data=data)
     if rc:
@@ -156,6 +176,7 @@ def guard(module, *arguments, data=None):
 def restore_soon(module, why):
     """Have everything that is armed restored a moment later, for this connection may not outlive it."""
     command = ["systemd-run", "--collect", "--on-active=1", "--timer-property=AccuracySec=100ms"]
+    command.append("--property=KillMode=process")  # as in trainyard-guard@.service
     rc, out, err = module.run_command([*command, GUARD, "restore", "--all", "--why", why])
     if rc:
         module.fail_json(msg=f"the unfinished change cannot be undone: {(err or out).strip()}")

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,107 @@ def test_what_is_on_disk_is_enough_for_another_process(code, guard, etc):
     other.restore("network")
     assert snapshot(etc) == before
     assert json.dumps(guard.status())
+
+
+def test_a_power_cut_before_arming_or_after_the_end_leaves_nothing_armed_and_is_swept(
+    code, load_module, guard, etc
+):
+    """guard_host, which asks first, and the guard itself agree on what is armed."""
+    module = load_module("guard_host")
+    for half in (".network.new", ".network.confirmed", ".network.restored"):
+        directory = Path(guard.state_dir, half)
+        directory.mkdir(parents=True)
+        (directory / "manifest.json").write_text("{}")
+    assert guard.armed() == module.armed(guard.state_dir) == []
+    guard.sweep()
+    assert os.listdir(guard.state_dir) == [".lock"]
+    guard.change("network", change(all_kinds(etc)))
+    assert guard.armed() == module.armed(guard.state_dir) == ["network"]
+    guard.sweep()
+    assert guard.restore("network")["state"] == "restored"
+
+
+def test_a_directory_without_a_manifest_is_no_change_that_waits(guard, etc):
+    Path(guard.state_dir, "network").mkdir(parents=True)
+    assert guard.change("network", change(all_kinds(etc)))["state"] == "armed"
+
+
+def test_a_daemon_that_a_command_leaves_behind_is_not_waited_for(code):
+    """ifup starts one: it may hold the output open as long as it lives."""
+    started = time.monotonic()
+    done = code.run(["sh", "-c", "echo started; sleep 9 &"])
+    assert time.monotonic() - started < 5
+    assert (done["rc"], done["output"]) == (0, "started")
+    assert code.run(["sleep", "9"], limit=0.2) == {
+        "command": "sleep 9",
+        "rc": 124,
+        "output": "still running after 0 s",
+    }
+
+
+def ip(flags, *addresses):
+    """`ip -json address show` of one interface."""
+    listed = [dict(zip(("local", "prefixlen"), address.split("/"), strict=True)) for address in addresses]
+    return json.dumps([{}, {"ifname": "eth0", "flags": flags, "addr_info": listed}])
+
+
+@pytest.mark.parametrize(
+    ("shown", "address", "said"),
+    [
+        (ip(["UP", "LOWER_UP"], "192.168.1.50/24", "fd00::1/64"), "192.168.1.50/24", None),
+        (ip(["UP", "LOWER_UP"], "192.168.1.50/24", "fd00::1/64"), "fd00:0::1/64", None),
+        (ip(["UP"]), "192.168.1.50/24", None),  # no cable: its manager sets no address either
+        (ip(["UP", "LOWER_UP"]), "192.168.1.50/24", "does not have 192.168.1.50/24 but no address"),
+        (ip(["UP", "LOWER_UP"], "192.168.1.50/16"), "192.168.1.50/24", "but 192.168.1.50/16"),
+        (None, "192.168.1.50/24", "there is no interface eth0"),
+    ],
+)
+def test_whether_an_interface_holds_an_address(code, monkeypatch, shown, address, said):
+    answer = {"rc": int(shown is None), "output": shown or "Device does not exist"}
+    monkeypatch.setattr(code, "run", lambda command: {"command": " ".join(command), **answer})
+    if said is None:
+        assert code.main(["holds", address, "eth0"]) is None
+    else:
+        with pytest.raises(Exception, match=said):
+            code.main(["holds", address, "eth0"])
+
+
+def test_a_name_is_given_back_once(code, monkeypatch):
+    ran, there = [], ["lan0"]
+
+    def run(command):
+        ran.append(" ".join(command))
+        gone = "show" in command and command[-1] not in there
+        return {"command": ran[-1], "rc": int(gone), "output": ip(["UP"])}
+
+    monkeypatch.setattr(code, "run", run)
+    code.main(["rename", "lan0", "eth1"])
+    assert ran[1:] == [
+        "ip link set dev lan0 down",
+        "ip link set dev lan0 name eth1",
+        "ip link set dev eth1 up",
+    ]
+    there[:], ran[:] = ["eth1"], []
+    code.main(["rename", "lan0", "eth1"])
+    assert len(ran) == 1
+
+
+ENABLED = "UnitFileState=enabled\nNeedDaemonReload=no\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (f"{ENABLED}\n{ENABLED}", True),
+        (f"{ENABLED}\nUnitFileState=disabled\nNeedDaemonReload=no\n", False),  # a power cut before `enable`
+        (f"{ENABLED}\nUnitFileState=enabled\nNeedDaemonReload=yes\n", False),  # killed before `daemon-reload`
+        ("UnitFileState=\nNeedDaemonReload=no\n\nUnitFileState=\nNeedDaemonReload=no\n", False),
+        ("", False),
+    ],
+)
+def test_a_guard_whose_boot_units_are_off_is_not_current(load_module, shown, expected):
+    class Module:
+        def run_command(self, command):
+            return 0, shown, ""
+
+    assert load_module("guard_host").enabled(Module()) is expected

@@ -26,7 +26,7 @@ NEWER = {
 
 
 def newer(text):
-    """The names in the Python source `text` that its oldest Python does not know. Raises SyntaxError for its grammar."""
+    """The names in the Python source `text` that the oldest Python lacks. Raises SyntaxError for its grammar."""
     found = set()
     for node in ast.walk(ast.parse(text, feature_version=OLDEST)):
         if isinstance(node, ast.Import):

@@ -10,9 +10,14 @@ connection, the host itself), the timer or the next boot puts the old state back
                                          the change is good: forget the old state
     guard restore NAME | --all           put the old state back now
     guard status                         what is armed, and what was undone
-    guard reachable ADDRESS INTERFACE    exit 0 if a neighbour answers there (for a change's `verify`)
 
-Every command but `reachable` prints one JSON object. Exit 1: the message on stderr says what is wrong.
+For the commands of a change:
+
+    guard reachable ADDRESS INTERFACE    exit 0 if a neighbour answers there
+    guard holds ADDRESS/PREFIX INTERFACE exit 0 if the interface has the address, or has no carrier to have it on
+    guard rename OLD NEW                 give the interface OLD the name NEW; exit 0 also if there is no OLD
+
+The first five print one JSON object. Exit 1: the message on stderr says what is wrong.
 """
 
 import argparse
@@ -20,6 +25,7 @@ import contextlib
 import datetime
 import fcntl
 import grp
+import ipaddress
 import json
 import os
 import pwd
@@ -46,20 +52,24 @@ class GuardError(Exception):
 
 def run(command, limit=COMMAND_LIMIT):
     """Run `command` (a list of words). Returns {command, rc, output}, never raises for its failure."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=limit,
-            check=False,
-        )
-        rc, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        rc, output = 124, (late.stdout or b"") + b"\nstill running after %d s" % limit
-    except OSError as error:
-        rc, output = 127, str(error).encode()
+    # Not a pipe: a daemon that the command leaves behind (ifup's DHCP client) may hold it open for ever.
+    with open(os.memfd_create("output"), "w+b") as out:
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=limit,
+                check=False,
+            )
+            rc, fault = done.returncode, b""
+        except subprocess.TimeoutExpired:
+            rc, fault = 124, b"\nstill running after %d s" % limit
+        except OSError as error:
+            rc, fault = 127, str(error).encode()
+        out.seek(0)
+        output = out.read() + fault
     return {"command": " ".join(command), "rc": rc, "output": output.decode(errors="replace").strip()[-2000:]}
 
 
@@ -263,7 +273,7 @@ class Guard:
         self._write_json(os.path.join(self.directory(name), "manifest.json"), manifest)
 
     def armed(self):
-        """The names of all armed guards, sorted."""
+        """The names of all armed guards, sorted; the module guard_host judges in the same way."""
         try:
             names = os.listdir(self.state_dir)
         except FileNotFoundError:
@@ -271,8 +281,17 @@ class Guard:
         return sorted(
             name
             for name in names
-            if not name.startswith(".") and os.path.isdir(os.path.join(self.state_dir, name))
+            if not name.startswith(".")
+            and os.path.exists(os.path.join(self.state_dir, name, "manifest.json"))
         )
+
+    def sweep(self):
+        """Remove what a power cut left of a guard that was not armed yet, or had ended: copies of old files."""
+        with self.lock():
+            for name in os.listdir(self.state_dir):
+                directory = os.path.join(self.state_dir, name)
+                if name.startswith(".") and os.path.isdir(directory):
+                    shutil.rmtree(directory, ignore_errors=True)
 
     # The commands.
 
@@ -285,11 +304,15 @@ class Guard:
         """
         self.systemd.check_ready()
         target = self.directory(name)
+        self.sweep()
         with self.lock():
-            if os.path.exists(target):
+            if name in self.armed():
                 raise GuardError(
                     f"a change of {name} is waiting to be confirmed or undone: see `guard status`"
                 )
+            shutil.rmtree(
+                target, ignore_errors=True
+            )  # without a manifest there is nothing in it to go back to
             manifest = self._arm(name, target, change)
         try:
             self.systemd.start_timer(name, change["timeout"])
@@ -532,6 +555,38 @@ def reachable(address, interface, limit=3.0):
     return False
 
 
+def link(interface):
+    """What `ip` says of the interface, a mapping, or None if it does not exist."""
+    shown = run(["ip", "-json", "address", "show", "dev", interface])
+    # Old versions of ip give empty mappings for what they leave out.
+    return next((item for item in json.loads(shown["output"]) if item), None) if not shown["rc"] else None
+
+
+def holds(address, interface):
+    """Raises GuardError unless `interface` has `address` (with its prefix), or no carrier: then no manager sets it."""
+    wanted, found = ipaddress.ip_interface(address), link(interface)
+    if found is None:
+        raise GuardError(f"there is no interface {interface}")
+    if "LOWER_UP" not in found["flags"]:
+        return
+    present = [ipaddress.ip_interface(f"{item['local']}/{item['prefixlen']}") for item in found["addr_info"]]
+    if wanted not in present:
+        raise GuardError(
+            f"{interface} does not have {wanted} but {', '.join(map(str, present)) or 'no address'}; does another "
+            "file speak for it? `networkctl status` names the one that counts"
+        )
+
+
+def rename(old, new):
+    """Give the interface `old` the name `new`; nothing if it is gone, for then it has that name."""
+    if link(old) is None:
+        return
+    for words in (["dev", old, "down"], ["dev", old, "name", new], ["dev", new, "up"]):
+        done = run(["ip", "link", "set", *words])
+        if done["rc"]:
+            raise GuardError(f"`{done['command']}`: {done['output']}")
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -550,9 +605,14 @@ def main(arguments=None):
             )
             command.add_argument("--why", help="the reason for the report")
     commands.add_parser("status")
-    command = commands.add_parser("reachable")
-    command.add_argument("address")
-    command.add_argument("interface")
+    for name, words in (
+        ("reachable", ("address", "interface")),
+        ("holds", ("address", "interface")),
+        ("rename", ("old", "new")),
+    ):
+        command = commands.add_parser(name)
+        for word in words:
+            command.add_argument(word)
     given = parser.parse_args(arguments)
 
     guard = Guard()
@@ -560,6 +620,10 @@ def main(arguments=None):
         if not reachable(given.address, given.interface):
             raise GuardError(f"nobody answers at {given.address} on {given.interface}")
         return
+    if given.command == "holds":
+        return holds(given.address, given.interface)
+    if given.command == "rename":
+        return rename(given.old, given.new)
     if given.command == "change":
         result = guard.change(given.name, json.load(sys.stdin))
     elif given.command == "apply":
@@ -579,6 +643,7 @@ def main(arguments=None):
                 faults.append(str(error))
         if faults:
             raise GuardError("; ".join(faults))
+        guard.sweep()
     print(json.dumps(result))
 
 
