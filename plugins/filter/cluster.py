@@ -57,13 +57,15 @@ def peer_known_hosts(
 
 
 def peer_ssh_ports(hosts: Iterable[dict], hostvars: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Host to its lines for ssh's configuration; hosts without facts, or on port 22, have none."""
+    """Host to its lines for ssh's configuration: none for one on port 22; hosts without facts are left out."""
     lines = {}
     for host in hosts:
+        if not hostvars[host["name"]].get("ansible_facts"):
+            continue
         port, mark = ssh_port(hostvars[host["name"]]), f"# trainyard@{host['name']}"
         places = ",".join([*host["names"], host["address"]])
-        if port != 22:
-            lines[host["name"]] = [f"Match originalhost {places} {mark}", f"  Port {port} {mark}"]
+        other = [f"Match originalhost {places} {mark}", f"  Port {port} {mark}"]
+        lines[host["name"]] = other if port != 22 else []
     return lines
 
 

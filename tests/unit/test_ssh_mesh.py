@@ -40,7 +40,7 @@ def test_another_port_is_pinned_and_told_to_ssh(tmp_path):
     lines = cluster.peer_known_hosts(HOSTS, hostvars)
     assert lines["node1"] == ["[node1]:2222,[10.0.0.1]:2222 ssh-ed25519 E trainyard@node1"]
     ports = cluster.peer_ssh_ports(HOSTS, hostvars)
-    assert list(ports) == ["node1"]
+    assert {name: len(those) for name, those in ports.items()} == {"node1": 2, "node2": 0}
     file = tmp_path / "config"
     file.write_text("\n".join(ports["node1"]) + "\n")
     for name, port in {"node1": "2222", "10.0.0.1": "2222", "node2": "22"}.items():
@@ -48,6 +48,13 @@ def test_another_port_is_pinned_and_told_to_ssh(tmp_path):
             ["ssh", "-G", "-F", str(file), name], check=True, capture_output=True, text=True
         ).stdout
         assert f"\nport {port}\n" in f"\n{settings}"
+
+
+def test_a_port_that_is_22_again_is_forgotten_and_that_of_a_host_not_asked_is_not(load_module):
+    before = cluster.peer_ssh_ports(HOSTS, {"node1": facts("2222"), "node2": facts("2222")})
+    old = [line for lines in before.values() for line in lines]
+    now = cluster.peer_ssh_ports(HOSTS, {"node1": facts("22"), "node2": {}})
+    assert load_module("peer_lines").merge(old, now, ["node1", "node2"]) == before["node2"]
 
 
 @pytest.mark.parametrize("connection", [{}, {"env": {}}, {"env": {"SSH_CONNECTION": ""}}, {"env": None}])
