@@ -96,6 +96,12 @@ def run_problems(
     if len(releases) > 1:
         shown = ", ".join(f"{h} has {f['release']}" for h, f in facts.items())
         return [f"the hosts have different releases of the trainer ({shown}); run site.yml on all of them"]
+    if len({(f["environment"] or {}).get("digest") for f in facts.values()}) > 1:
+        shown = ", ".join(f"{h} has {_environment(f['environment'])}" for h, f in facts.items())
+        return [
+            f"the hosts have different packages in their Python environments ({shown}), and ranks on different "
+            "versions train wrongly or hang; run site.yml on all of them at once (without -l), which names each difference"
+        ]
 
     active = [h for h, f in facts.items() if run in f["active"]]
     # A directory without a status, or one that only says "starting", is what an interrupted start left.
@@ -182,6 +188,10 @@ def run_end(facts: dict[str, dict], run: str) -> str:
     return (
         f"run {run}: {'; '.join(f'{state} on {_hosts(hosts)}' for state, hosts in states.items())}; {saved}"
     )
+
+
+def _environment(found: dict[str, str] | None) -> str:
+    return f"torch {found['torch']} (digest {found['digest'][:8]})" if found else "no record of them"
 
 
 def _hosts(names: list[str]) -> str:

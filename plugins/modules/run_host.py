@@ -61,6 +61,20 @@ def release(opt_dir: str) -> str | None:
     return os.path.basename(os.path.realpath(current))
 
 
+def environment(opt_dir: str) -> dict[str, str] | None:
+    """`torch` (its version and build) and `digest` (of all versions) of the release's Python environment, as its record
+    says; None without a record.
+    """
+    try:
+        with open(os.path.join(opt_dir, "current", "environment"), encoding="utf-8") as file:
+            path = file.read().strip()
+        with open(os.path.join(path, ".complete"), encoding="utf-8") as file:
+            record = json.load(file)
+        return {"torch": str(record["torch"]), "digest": str(record["digest"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def active_runs(module: AnsibleModule, keeper: str, state_dir: str) -> list[str]:
     """Names of the runs that are alive here."""
     if keeper == "process":
@@ -142,6 +156,7 @@ def port_holder(port: int) -> str | None:
 
 def free_bytes(path: str) -> int:
     """Bytes that an unprivileged user may still write below `path` (or its nearest parent that exists)."""
+    path = os.path.abspath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)
     stat = os.statvfs(path)
@@ -164,6 +179,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     p = module.params
+    if not 0 < p["port"] < 65536:
+        module.fail_json(msg=f"trainer_port: found {p['port']}; expected 1024 to 65535. Correct it.")
     run_dir = os.path.join(p["state_dir"], "runs", p["run"])
     links = interfaces(module)
     status = run_status(run_dir)
@@ -172,6 +189,7 @@ def main() -> None:
         changed=False,
         host_facts={
             "release": release(p["opt_dir"]),
+            "environment": environment(p["opt_dir"]),
             "active": active_runs(module, p["keeper"], p["state_dir"]),
             "run_dir": run_dir,
             "run_status": status,

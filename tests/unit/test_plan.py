@@ -18,6 +18,7 @@ def fact(number=1, **changes):
     """What run_host says of node `number`: nothing stands against a run there."""
     return {
         "release": "0.1.0-abc",
+        "environment": {"torch": "2.9.9+cpu", "digest": "0123456789"},
         "active": [],
         "run_dir": "/var/lib/trainyard/runs/first",
         "run_state": None,
@@ -123,6 +124,12 @@ TABLE = {
         {},
         ["node1 has 0.1.0-abc, node2 has 0.2.0-def", "site.yml"],
     ),
+    "two builds of torch": (  # site.yml -l node2 compares node2 with nobody
+        [{}, {"environment": {"torch": "2.9.9+cu999", "digest": "abcdef0123"}}],
+        {},
+        ["node1 has torch 2.9.9+cpu", "node2 has torch 2.9.9+cu999 (digest abcdef01)", "without -l"],
+    ),
+    "no record of the environment": ([{}, {"environment": None}], {}, ["node2 has no record of them"]),
     "finished before": (
         [{"run_state": "finished"}, {"run_state": "finished"}],
         {},
