@@ -9,7 +9,6 @@ split. So the loss curve depends on data, seed, batch, model and optimizer, and 
 import itertools
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +19,12 @@ from trainer.balance import shares
 from trainer.config import Config
 from trainer.data.index import Index
 from trainer.data.pack import IGNORE, Packed
-from trainer.errors import Diverged, Stopped
+from trainer.errors import Stopped
 from trainer.model import lora
 from trainer.strategies.base import Strategy
 from trainer.world import World
+
+SETTLED = 20  # steps before a loss can be called a spike
 
 
 @dataclass
@@ -35,6 +36,12 @@ class Progress:
     tokens: int = 0  # tokens trained on
     epoch_loss: float = 0.0  # summed over the tokens of the epoch so far
     epoch_tokens: int = 0
+    recent_loss: float = 0.0  # of the last steps, smoothed; what a spike is measured by
+    recent_steps: int = 0
+    best_loss: float | None = None  # of the evaluations so far
+    best_step: int = 0
+    no_better: int = 0  # evaluations in a row since the best
+    passed_over: int = 0  # batches that did harm, in a row
 
 
 @dataclass
@@ -44,6 +51,7 @@ class Run:
     config: Config
     world: World
     packed: Packed
+    held_out: Packed | None  # what evaluations are made on
     index: Index
     strategy: Strategy
     optimizer: torch.optim.Optimizer
@@ -63,6 +71,8 @@ class StepReport:
     epoch: int
     shares: list[int]
     stop: bool  # some rank was asked to stop
+    save: bool  # the first rank finds that it is time for a checkpoint
+    save_failed: bool  # the checkpoint that some rank was writing did not come to be
     rank_seconds: list[float]  # compute, by rank
     step_seconds: float
     compute_seconds: float  # own
@@ -72,22 +82,39 @@ class StepReport:
 def train(run: Run, observer) -> None:
     """Train to the last step.
 
-    `observer` is told of every step, decides about stopping, and saves (recorder.py).
+    `observer` is told of every step, decides about stopping, evaluates and saves (recorder.py).
     """
-    while run.progress.step < run.steps:
-        report = train_step(run, observer.asked_to_stop)
+    config, progress = run.config, run.progress
+    while progress.step < run.steps:
+        try:
+            report = train_step(run, observer)
+        except Harmful as harm:
+            observer.after_harm(harm)
+            continue
         observer.after_step(report)
-        if report.stop and run.progress.step < run.steps:
+        if report.save_failed:
+            observer.settle()
+        last = progress.step == run.steps
+        end_of_epoch = last or progress.cursor // run.index.sequences > report.epoch
+        if report.stop and not last:
             observer.save()
+            observer.settle()
             raise Stopped(
-                f"stopped on request after step {run.progress.step} of {run.steps}; start it again to go on"
+                f"stopped on request after step {progress.step} of {run.steps}; start it again to go on"
             )
-        if run.config.checkpoint_every and run.progress.step % run.config.checkpoint_every == 0:
+        if run.held_out is not None and (
+            last or (progress.step % config.eval_every == 0 if config.eval_every else end_of_epoch)
+        ):
+            observer.evaluate()
+            if config.patience and progress.no_better >= config.patience:
+                break
+        due = config.checkpoint_every and progress.step % config.checkpoint_every == 0
+        if due or report.save or (config.checkpoint_epochs and end_of_epoch):
             observer.save()
 
 
-def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
-    """One optimizer step over the global batch."""
+def train_step(run: Run, observer) -> StepReport:
+    """One optimizer step over the global batch; raises Harmful where it would do harm, before it is taken."""
     config, world, progress = run.config, run.world, run.progress
     begin = time.perf_counter()
 
@@ -110,13 +137,10 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
 
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip)
-    loss, asked, *rank_seconds = exchange(run, loss, asked_to_stop(), compute_seconds)
+    flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
+    loss, stop, save, save_failed, *rank_seconds = exchange(run, loss, flags, compute_seconds)
     comm_seconds = _now(world) - begin - compute_seconds
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise Diverged(
-            f"diverged at step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}; this step was not taken. "
-            "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
-        )
+    refuse_harm(run, loss, grad_norm)
 
     lr = optim.learning_rate(config, run.peak_lr, progress.step + 1, run.steps)
     for group in run.optimizer.param_groups:
@@ -127,6 +151,7 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
     progress.step += 1
     progress.cursor += config.batch_size
     progress.tokens += tokens
+    progress.passed_over = 0
     return StepReport(
         loss=loss,
         grad_norm=grad_norm,
@@ -134,12 +159,31 @@ def train_step(run: Run, asked_to_stop: Callable[[], bool]) -> StepReport:
         tokens=tokens,
         epoch=epoch,
         shares=split,
-        stop=asked > 0,
+        stop=stop > 0,
+        save=save > 0,
+        save_failed=save_failed > 0,
         rank_seconds=rank_seconds,
         step_seconds=_now(world) - begin,
         compute_seconds=compute_seconds,
         comm_seconds=comm_seconds,
     )
+
+
+class Harmful(Exception):
+    """A batch whose loss or gradient is not finite, or a spike; equal on all ranks."""
+
+
+def refuse_harm(run: Run, loss: float, grad_norm: float) -> None:
+    """Raise Harmful for a step that should not be taken; else remember its loss."""
+    progress, factor = run.progress, run.config.spike_factor
+    what = f"loss {loss:.6g}, gradient norm {grad_norm:.6g}"
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise Harmful(f"step {progress.step + 1}: {what}")
+    if factor and progress.recent_steps >= SETTLED and loss > factor * progress.recent_loss:
+        raise Harmful(f"step {progress.step + 1}: a spike, {what}, {progress.recent_loss:.6g} before")
+    weight = max(0.05, 1 / (progress.recent_steps + 1))
+    progress.recent_loss += weight * (loss - progress.recent_loss)
+    progress.recent_steps += 1
 
 
 def spread(sequences: list[int], count: int) -> list[list[int]]:
@@ -150,30 +194,38 @@ def spread(sequences: list[int], count: int) -> list[list[int]]:
 
 
 def token_loss(run: Run, sequences: list[int]) -> torch.Tensor:
-    """The summed cross-entropy (nats, scalar) of some packed sequences (model/loss.py).
+    """The summed cross-entropy (nats, scalar) of some packed sequences of the training data.
 
     Without sequences it is zero, but the model runs: so that all ranks keep step.
     """
-    arrays = zip(*(run.packed[k] for k in sequences or [0]), strict=True)
+    if run.config.lora_dropout:
+        step = run.config.seed * 1_000_003 + run.progress.step
+        lora.key_dropout(run.strategy.module, [step * 1_000_003 + k for k in sequences or [0]])
+    return summed_loss(run, run.packed, sequences)
+
+
+def summed_loss(run: Run, packed: Packed, sequences: list[int]) -> torch.Tensor:
+    """As `token_loss`, of any packed sequences (model/loss.py)."""
+    arrays = zip(*(packed[k] for k in sequences or [0]), strict=True)
     device = run.world.device
     inputs, labels, positions = (
         torch.from_numpy(np.stack(array)).to(device, non_blocking=True) for array in arrays
     )
     if not sequences:
         labels = torch.full_like(labels, IGNORE)
-    if run.config.lora_dropout:
-        step = run.config.seed * 1_000_003 + run.progress.step
-        lora.key_dropout(run.strategy.module, [step * 1_000_003 + k for k in sequences or [0]])
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.config.dtype == "bfloat16"):
         return run.strategy.module(inputs, labels, positions)
 
 
-def exchange(run: Run, loss: torch.Tensor, stop: bool, seconds: float) -> list[float]:
-    """What ranks tell each other beside gradients, in one message: [loss, stops, seconds of rank 0, of 1, …]."""
-    message = torch.zeros(2 + run.world.size, dtype=torch.float64, device=run.world.device)
+def exchange(run: Run, loss: torch.Tensor, flags: tuple[bool, ...], seconds: float) -> list[float]:
+    """What ranks tell each other beside gradients, in one message.
+
+    [loss, how many set the first flag, the second one, …, seconds of rank 0, of 1, …].
+    """
+    times = [0.0] * run.world.size
+    times[run.world.rank] = seconds
+    message = torch.tensor([0.0, *map(float, flags), *times], dtype=torch.float64, device=run.world.device)
     message[0] = loss
-    message[1] = float(stop)
-    message[2 + run.world.rank] = seconds
     return run.strategy.sum(message).tolist()
 
 

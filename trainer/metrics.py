@@ -6,12 +6,13 @@ metrics.jsonl, one object a line, by `kind`:
          memory_peak_bytes time
          (compute, comm and memory are the writing rank's own; on a CPU, reserved is null)
   epoch  epoch step loss time: the mean over the epoch's tokens
+  eval   step loss best seconds time: the mean over the held-out data's tokens
   event  event step time, and what the event needs
 After a resume the lines beyond the checkpoint's step are cut: a step stands once.
 
 status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt
-world_size last_checkpoint reason updated host compute_seconds slowest. compute_seconds: of every rank in the
-last step; slowest: {rank, host, seconds}. What is not known yet is null.
+world_size last_checkpoint reason updated host compute_seconds slowest eval_loss best_eval. compute_seconds: of every
+rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}. What is not known yet is null.
 """
 
 import json
@@ -21,11 +22,11 @@ from pathlib import Path
 
 from trainer import disk
 
-STATES = ("starting", "running", "saving", "stopped", "failed", "finished")
+STATES = ("starting", "running", "saving", "evaluating", "stopped", "failed", "finished")
 FINAL = ("stopped", "failed", "finished")
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
-    *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest"),
+    *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
 )
 POINTS = 1000  # losses in a summary, at most
 
@@ -57,13 +58,19 @@ class Metrics:
     """A run's metrics.jsonl, cut back to `step` and appended to."""
 
     def __init__(self, run_dir: Path, step: int):
-        path = run_dir / "metrics.jsonl"
-        if path.exists():
-            temporary = path.with_suffix(".tmp")
+        self.path = run_dir / "metrics.jsonl"
+        self.cut(step)
+
+    def cut(self, step: int) -> None:
+        """Forget what was written of later steps."""
+        if self.path.exists():
+            temporary = self.path.with_suffix(".tmp")
             with temporary.open("w") as file:
-                file.writelines(json.dumps(record) + "\n" for record in read(path) if record["step"] <= step)
-            os.replace(temporary, path)
-        self._file = path.open("a")
+                file.writelines(
+                    json.dumps(record) + "\n" for record in read(self.path) if record["step"] <= step
+                )
+            os.replace(temporary, self.path)
+        self._file = self.path.open("a")
 
     def write(self, kind: str, **record) -> None:
         """Append one line."""
@@ -108,6 +115,7 @@ def summarise(run_dir: Path, **facts) -> dict:
             [r["step"], r["loss"]] for n, r in enumerate(train) if n % every == 0 or n == len(train) - 1
         ],
         "epochs": [[record["epoch"], record["loss"]] for record in records if record["kind"] == "epoch"],
+        "evals": [[record["step"], record["loss"]] for record in records if record["kind"] == "eval"],
         "first_loss": train[0]["loss"] if train else None,
         "last_loss": train[-1]["loss"] if train else None,
         "best": {"step": best["step"], "loss": best["loss"]} if best else None,

@@ -1,6 +1,7 @@
 """What happens around the steps: metrics, status, log lines, checkpoints, and requests to stop."""
 
 import dataclasses
+import math
 import resource
 import time
 
@@ -8,25 +9,38 @@ import torch
 
 from trainer import checkpoint
 from trainer.config import Config
+from trainer.data.index import last_step
 from trainer.environment import StopSignal
-from trainer.loop import Progress, Run, StepReport
+from trainer.errors import Diverged
+from trainer.evaluate import evaluate
+from trainer.loop import Harmful, Progress, Run, StepReport
 from trainer.metrics import Metrics, Status
 from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
+PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
 
 
 class Recorder:
     """The loop's observer. Writes files on the first rank of each host; logs on rank 0."""
 
     def __init__(self, run: Run, tokenizer, identity: dict, status: Status | None, stop_signal: StopSignal):
-        self.run, self.tokenizer, self.identity, self.status = run, tokenizer, identity, status
+        self.run, self.identity, self.status = run, identity, status
         self.environment = run.world.environment
         self.stop_signal = stop_signal
         self.metrics = (
             Metrics(self.environment.run_dir, run.progress.step) if run.world.first_on_host else None
         )
+        self.saver = checkpoint.Saver(
+            self.environment.run_dir,
+            run.strategy,
+            run.optimizer,
+            tokenizer,
+            keep=run.config.checkpoint_keep,
+            background=run.config.checkpoint_async,
+        )
         self.saved_step = run.progress.step
+        self.saved_at = time.monotonic()
         self._seconds = 0.0  # a step's, smoothed
         self._logged = 0.0
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
@@ -38,9 +52,82 @@ class Recorder:
             self.run.world.first_on_host and self.environment.stop_file.exists()
         )
 
+    def save_is_due(self) -> bool:
+        """Whether the minutes between checkpoints are over, by the first rank's clock."""
+        minutes = self.run.config.checkpoint_minutes
+        return bool(minutes) and self.run.world.first and time.monotonic() - self.saved_at >= 60 * minutes
+
+    def after_harm(self, harm: Harmful) -> None:
+        """A batch that would have done harm: end the run, pass it over, or go back and pass over all since then."""
+        run, progress = self.run, self.run.progress
+        what = run.config.on_nan
+        progress.passed_over += 1
+        if what == "stop" or progress.passed_over > PASSED_OVER:
+            cure = (
+                "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
+            )
+            times = f" ({PASSED_OVER} batches before it, too)" if what != "stop" else ""
+            raise Diverged(f"diverged at {harm}{times}; this step was not taken. {cure}")
+        behind = progress.cursor + run.config.batch_size
+        count = progress.passed_over
+        if what == "rollback":
+            self.roll_back()
+        progress.cursor, progress.passed_over = behind, count
+        run.steps = last_step(run.config, len(run.packed), progress.step, progress.cursor)
+        if self.metrics:
+            self.metrics.write(
+                "event", step=progress.step, event="passed over", reason=str(harm), action=what
+            )
+        if run.world.first:
+            log(f"{harm}: passed over" + (f", back to step {progress.step}" if what == "rollback" else ""))
+
+    def roll_back(self) -> None:
+        """Take weights, optimizer and progress from the newest checkpoint."""
+        run = self.run
+        self.settle()
+        found = checkpoint.find(self.environment.run_dir, run.world)
+        if not found:
+            raise Diverged(
+                "diverged, and there is no checkpoint to go back to; set checkpoint_every to fewer steps, or a lower lr"
+            )
+        checkpoint.load(found, run.strategy, run.optimizer)
+        for name, value in found.manifest["progress"].items():
+            setattr(run.progress, name, value)
+        if self.metrics:
+            self.metrics.cut(run.progress.step)
+
+    def evaluate(self) -> None:
+        """The loss on the held-out data; whether it is the best so far is noted in the run's progress."""
+        run, progress = self.run, self.run.progress
+        self.show(state="evaluating")
+        begin = time.perf_counter()
+        loss = evaluate(run, run.held_out)
+        better = progress.best_loss is None or loss < progress.best_loss
+        if better:
+            progress.best_loss, progress.best_step, progress.no_better = loss, progress.step, 0
+        else:
+            progress.no_better += 1
+        seconds = time.perf_counter() - begin
+        if self.metrics:
+            self.metrics.write("eval", step=progress.step, loss=loss, best=better, seconds=seconds)
+        if run.world.first:
+            perplexity = math.exp(min(loss, 700))
+            log(
+                f"step {progress.step}: loss {loss:.4f} on the held-out data, perplexity {perplexity:,.2f}"
+                + ("" if better else f"; the best is {progress.best_loss:.4f}, of step {progress.best_step}")
+            )
+        self.show(
+            state="running",
+            eval_loss=loss,
+            best_eval={"step": progress.best_step, "loss": progress.best_loss},
+        )
+        if better and run.config.patience:
+            self.save()
+
     def after_step(self, report: StepReport) -> None:
         """Write down one step."""
         run, progress = self.run, self.run.progress
+        self._tell_saved()
         self._seconds = (
             0.9 * self._seconds + 0.1 * report.step_seconds if self._seconds else report.step_seconds
         )
@@ -99,28 +186,42 @@ class Recorder:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
 
     def save(self) -> None:
-        """Write a checkpoint; all ranks must call."""
+        """Begin a checkpoint; all ranks must call."""
         run, step = self.run, self.run.progress.step
         if step == self.saved_step:
             return
         self.show(state="saving")
-        begin = time.perf_counter()
-        path = checkpoint.save(
-            self.environment.run_dir,
-            run.world,
-            run.strategy.model,
-            run.optimizer,
-            self.tokenizer,
-            facts(run.config, run.progress, self.identity),
-            run.config.checkpoint_keep,
-        )
-        self.saved_step = step
-        seconds = time.perf_counter() - begin
+        self.saver.save(facts(run.config, run.progress, self.identity), spare=run.progress.best_step)
+        self.saved_step, self.saved_at = step, time.monotonic()
+        self.show(state="running")
+        self._tell_saved()
+
+    def save_has_failed(self) -> bool:
+        """Whether this rank knows that the checkpoint under way will not come to be."""
+        return self.saver.failed
+
+    def settle(self) -> None:
+        """Wait for the checkpoint under way; all ranks must call. Raises TrainerError on all if it failed."""
+        self.saver.settle()
+        self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Write down a checkpoint that is now there."""
+        saved = self.saver.news()
+        if saved is None:
+            return
         if self.metrics:
-            self.metrics.write("event", step=step, event="checkpoint", path=str(path), seconds=seconds)
-        if run.world.first:
-            log(f"saved {path} in {seconds:.1f} s")
-        self.show(state="running", last_checkpoint=step)
+            self.metrics.write(
+                "event",
+                step=saved.step,
+                event="checkpoint",
+                path=str(saved.path),
+                copy_seconds=saved.copy_seconds,
+                seconds=saved.seconds,
+            )
+        if self.run.world.first:
+            log(f"saved {saved.path} in {saved.seconds:.1f} s; training waited {saved.copy_seconds:.2f} s")
+        self.show(last_checkpoint=saved.step)
 
     def show(self, **facts) -> None:
         """Bring status.json up to date."""
