@@ -1,0 +1,163 @@
+"""Architectures: each one's loss in chunks, its packing, its adapter; and what is refused of them."""
+
+import pytest
+import torch
+
+from trainer import environment
+from trainer.config import from_mapping
+from trainer.data.pack import IGNORE
+from trainer.errors import BadInput
+from trainer.model import files, load, lora
+from trainer.model.loss import TokenLoss
+from trainer.world import World
+
+torch.set_num_threads(1)
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ARCHITECTURES = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64}
+    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"tie_word_embeddings": True},
+    "gemma2": {},
+    "gemma3_text": {},
+    "phi3": {},
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "granite": {"logits_scaling": 2.0},
+    "cohere": {"logit_scale": 0.25},
+}
+CHANGES_LOGITS = {"gemma2", "granite", "cohere"}
+
+
+def make(kind, **changes):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = ARCHITECTURES[kind] if kind == "gpt2" else {**SMALL, **ARCHITECTURES[kind]}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**settings, **changes})
+    return AutoModelForCausalLM.from_config(config).train()
+
+
+@pytest.fixture(scope="module")
+def world():
+    config = from_mapping({})
+    return World(config, environment.read("run"))
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_an_architecture(kind, world):
+    """Loss and gradients in chunks equal the whole way's; packing is accepted; auto finds layers for an adapter."""
+    model = make(kind)
+    inputs, labels = torch.randint(2, 96, (2, 2, 24))
+    labels[0, 5:9] = IGNORE
+    positions = torch.arange(24).remainder(10).expand(2, 24)
+    found = []
+    for chunk in (0, 16):
+        module = TokenLoss(model, chunk)
+        model.zero_grad()
+        loss = module(inputs, labels, positions)
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found.append((loss.item(), gradient, module.chunk))
+    assert found[1][2] == (0 if kind in CHANGES_LOGITS else 16)
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
+
+    load._check_packing(from_mapping({}), model, world)
+    wrapped = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 2}))
+    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert len(trained) >= 4 and all("lora_" in name for name in trained)
+    assert TokenLoss(wrapped, 16)(inputs, labels, positions).item() == pytest.approx(found[0][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "jamba"])
+def test_layers_that_see_other_documents_are_refused(kind, world, monkeypatch):
+    periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2}
+    monkeypatch.setitem(ARCHITECTURES, kind, {"state_size": 4, **periods, **EXPERTS})
+    model = make(kind)
+    with pytest.raises(BadInput, match=r"see other documents|takes no positions"):
+        load._check_packing(from_mapping({"model": kind}), model, world)
+
+
+def test_adapters_go_where_they_are_wanted():
+    config = from_mapping({"adapter": "lora", "lora_targets": "q_proj, down_proj"})
+    names = [name for name, _ in lora.add(make("llama"), config).named_parameters() if "lora_A" in name]
+    assert len(names) == 4 and all("q_proj" in name or "down_proj" in name for name in names)
+    with pytest.raises(
+        BadInput, match=r"no layer is named q_prj; model tiny has down_proj, .*v_proj; or write auto"
+    ):
+        lora.add(make("llama"), from_mapping({"adapter": "lora", "lora_targets": "q_prj,k_proj"}))
+    assert "lm_head" not in lora.linear_names(make("llama"))
+
+
+def test_the_adapter_s_dropout_does_not_depend_on_who_computes():
+    """A sequence's loss is the same alone and beside another; another key or layer drops others; without keys, none."""
+    config = from_mapping({"adapter": "lora", "lora_dropout": 0.5, "lora_targets": "all-linear"})
+    wrapped = lora.add(make("llama"), config)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+    module = TokenLoss(wrapped)
+    inputs, labels = torch.randint(2, 96, (2, 2, 24), generator=torch.Generator().manual_seed(2))
+    positions = torch.arange(24).expand(2, 24)
+
+    def loss(rows, keys):
+        lora.key_dropout(module, keys)
+        return module(inputs[rows], labels[rows], positions[rows]).item()
+
+    both = loss([0, 1], [7, 8])
+    assert loss([0], [7]) + loss([1], [8]) == pytest.approx(both, rel=1e-5)
+    assert loss([1, 0], [8, 7]) == pytest.approx(both, rel=1e-5)
+    assert abs(loss([0, 1], [9, 8]) - both) > 1e-3
+    assert loss([0, 1], None) == loss([0, 1], None)
+    parts = [part for part in module.modules() if isinstance(part, lora.KeyedDropout)]
+    assert len({part.layer for part in parts}) == len(parts) == 14
+    x = torch.ones(1, 50, 40)
+    parts[0].keys = parts[1].keys = [3]
+    masks = [parts[n](x) for n in (0, 1)]
+    assert not torch.equal(*masks) and 0.4 < (masks[0] == 0).float().mean() < 0.6 and masks[0].max() == 2
+
+
+DIRECTORIES = {
+    "nothing": ([], "config.json, found nothing; export the model"),
+    "an adapter": (["adapter_config.json"], "this is an adapter: merge it"),
+    "pickled": (["config.json", "tokenizer.json", "pytorch_model.bin"], "its weights are pickled"),
+    "no tokenizer": (["config.json", "model.safetensors"], "no tokenizer.json"),
+}
+
+
+@pytest.mark.parametrize("what", DIRECTORIES)
+def test_directories_that_hold_no_model(tmp_path, what):
+    names, message = DIRECTORIES[what]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(BadInput, match=message):
+        files.weights_of(str(tmp_path))
+
+
+def test_where_weights_come_from(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    assert files.weights_of(str(tmp_path)) == (None, str(tmp_path))  # random weights
+    (tmp_path / "model.safetensors").write_text("")
+    assert files.weights_of(str(tmp_path)) == (str(tmp_path), str(tmp_path))
+    assert files.weights_of("org/model") == ("org/model", "org/model")
+    for wrong in ("a/b/c", "/no/such", str(tmp_path / "config.json")):
+        with pytest.raises(BadInput, match="directory"):
+            files.weights_of(wrong)
