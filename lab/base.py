@@ -58,6 +58,7 @@ def ready(suite: str) -> Path:
     ).hexdigest()
     root = CACHE / f"{suite}-{key[:12]}"
     CACHE.mkdir(parents=True, exist_ok=True)
+    CACHE.chmod(0o700)  # its setuid programs get no security updates, and its pip.conf may hold a password
     if not root.exists():
         with locked(CACHE / ".lock", waiting="Waiting for another build of a root …"):
             for broken in CACHE.glob(".building-*"):  # nobody builds now: its builder was killed

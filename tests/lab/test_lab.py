@@ -140,6 +140,9 @@ def test_the_inventory_keeps_its_secrets_and_has_the_groups_of_the_contract(lab3
     assert stat.S_IMODE(lab3.inventory.stat().st_mode) == 0o700
     assert [stat.S_IMODE(file.stat().st_mode) for file in lab3.inventory.iterdir()] == [0o600]
     assert stat.S_IMODE(lab3.state.stat().st_mode) == 0o700
+    # No user of this machine reaches the hosts' files, whose setuid programs nobody updates.
+    for directory in (base.CACHE, *(host.disk for host in lab3.hosts.values())):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
     running = b"".join(file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists())
     assert lab3.password.encode() not in running
 
