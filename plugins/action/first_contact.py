@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,10 @@ from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import connection_loader
 from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from known_hosts import first_file, pin
 
 CONNECT_SECONDS = 10
 GIVE_UP_SECONDS = 25  # a proxy may hang where ConnectTimeout does not reach
@@ -184,22 +189,7 @@ def table(hosts: list[Host]) -> list[str]:
 
 def known_hosts_file(host: Host, run: Run = run_ssh) -> Path | None:
     """The first of the user's known_hosts files, where ssh would write; None if there is none."""
-    settings = run(host.command({}, "-G")).stdout
-    found = re.search(r"^userknownhostsfile (.+)$", settings, re.MULTILINE)
-    # ssh lists the files without quotes; each begins anew with / or ~.
-    first = re.split(r" (?=[/~])", found[1])[0] if found else "~/.ssh/known_hosts"
-    return None if first in ("none", "/dev/null") else Path(first).expanduser()
-
-
-def pin(file: Path, lines: list[str]) -> None:
-    """Append `lines` to `file`, in one write, so that it is whole at any moment; makes it if needed."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "rb+", buffering=0) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(size - 1, 0))
-        gap = "\n" if size and stream.read(1) != b"\n" else ""
-        stream.write((gap + "".join(f"{line}\n" for line in lines)).encode())
+    return first_file(run(host.command({}, "-G")).stdout)
 
 
 class ActionModule(ActionBase):

@@ -9,13 +9,19 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from ansible import constants as C
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from known_hosts import first_file, pin
 
 display = Display()
 
@@ -38,6 +44,7 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         self._vars = task_vars
         change = self._arguments()
+        live, cuts_logins, addresses = (change.pop(key) for key in ("live", "cuts_logins", "addresses"))
         if self._connection.transport not in ("ssh", "local"):
             raise AnsibleActionFail(
                 "guarded_change needs the ssh connection, to come back by a new one; "
@@ -47,32 +54,46 @@ class ActionModule(ActionBase):
         own = guard_files()
         digests = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in own.items()}
         found = self._host("compare", change=json.dumps(change), files=digests)
-        undone = []
-        if found["armed"] and not self._task.check_mode:
-            undone = self._finish_undo(here)
-            result["warnings"] = [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
-            found = self._host("compare", change=json.dumps(change), files=digests)
+        if not change["files"]:
+            return {**result, "address": here, "paths": [], **self._settle(here, found["armed"])}
 
+        if found["armed"] and not self._task.check_mode:
+            # What was planned may rest on a state that is about to go, whoever plans it.
+            raise AnsibleActionFail(
+                f"A change of {', '.join(found['armed'])} waits to be confirmed on this host: another playbook is at "
+                "work here, or was ended a moment ago. Nothing was changed. When it has ended, run this one again: "
+                "it begins by putting back what was left unconfirmed."
+            )
         differing = [
             item for item, state in zip(change["files"], found["files"], strict=True) if state["differs"]
         ]
-        result.update(
-            changed=bool(differing), address=here, undone=undone, paths=[item["path"] for item in differing]
-        )
+        changes = bool(differing) or not live
+        paths = [item["path"] for item in differing]
+        result.update(changed=changes, address=here, undone=[], paths=paths)
         if self._task.diff:
             result["diff"] = diffs(change["files"], found["files"])
-        if not differing or self._task.check_mode:
+        if changes and cuts_logins:
+            self._refuse_insider(found)
+        if not changes or self._task.check_mode:
             return result
 
-        targets = change.pop("addresses") or [here]
+        targets = (addresses if self._connection.transport == "ssh" else None) or [here]
         if not found["guard_current"]:
             self._host("install", files=own)
         with self._known_hosts(found["host_keys"]) as known_hosts:
             for address in targets:
                 if address != here:
                     self._refuse_foreign_key(address, found["host_keys"])
+            if here not in targets:
+                self._say(
+                    f"moves from {here} to {targets[0]}. Should this run be interrupted, look for it at both."
+                )
             reached = self._change({**change, "files": differing}, here, targets, known_hosts)
         if reached != here:
+            # At once: if another host fails, or this run is interrupted, no later task can say it.
+            self._say(
+                f"is at {reached} now. Before the next run, write for it in the inventory: ansible_host: {reached}"
+            )
             self._learn_keys(reached, found["host_keys"])
         result["address"] = reached
         return result
@@ -90,17 +111,21 @@ class ActionModule(ActionBase):
         }
         _, given = self.validate_argument_spec(
             {
-                "name": {"type": "str", "required": True},
-                "why": {"type": "str", "required": True},
-                "files": {"type": "list", "elements": "dict", "required": True, "options": item},
+                "name": {"type": "str"},
+                "why": {"type": "str"},
+                "files": {"type": "list", "elements": "dict", "default": [], "options": item},
                 "check": COMMANDS,
                 "apply": COMMANDS,
                 "verify": COMMANDS,
                 "undo": {"type": "list", "elements": "list"},
                 "addresses": {"type": "list", "elements": "str", "default": []},
                 "timeout": {"type": "int", "default": 45},
+                "live": {"type": "bool", "default": True},
+                "cuts_logins": {"type": "bool", "default": False},
             }
         )
+        if given["files"] and not (given["name"] and given["why"]):
+            raise AnsibleActionFail("guarded_change needs name and why, unless it has no files")
         for file in given["files"]:
             said = [file.get(key) is not None for key in ("content", "link_to", "move_to")]
             if sum(said) + (file["state"] == "absent") != 1:
@@ -173,6 +198,30 @@ class ActionModule(ActionBase):
 
     # The course of a change.
 
+    def _settle(self, here, armed):
+        """Have what an earlier run left armed put back. Returns {changed, undone, warnings}."""
+        if not armed:
+            return {"changed": False, "undone": []}
+        if self._task.check_mode:
+            later = f"{LEFT_BEHIND} of {', '.join(armed)}; without --check, it would be put back first"
+            return {"changed": True, "undone": [], "warnings": [later]}
+        undone = self._finish_undo(here)
+        warnings = [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
+        return {"changed": True, "undone": undone, "warnings": warnings}
+
+    def _refuse_insider(self, found):
+        """Refuse where a new connection shows nothing: it is the host's own to itself, and others are there by SSH."""
+        inside = self._connection.transport == "local" or not found["from_elsewhere"]
+        if inside and found["logins"]:
+            raise AnsibleActionFail(
+                f"Somebody is logged in to this machine by SSH, from {', '.join(found['logins'])}, and this run's "
+                "connection goes from the machine to itself: it would not notice if the change cut that login off. "
+                "Nothing was changed. Run it from another machine, or at this one's own screen with no SSH login open."
+            )
+
+    def _say(self, text):
+        display.display(f"{self._vars['inventory_hostname']} {text}", color=C.COLOR_CHANGED)
+
     def _finish_undo(self, here):
         """Have what an earlier run left armed restored. Returns what was put back, a list of sentences."""
         before = self._host("status")["armed"]
@@ -188,7 +237,8 @@ class ActionModule(ActionBase):
         self._forget_connection()
         raise AnsibleConnectionFailure(
             f"{LEFT_BEHIND}; undoing it, the host did not answer at {here} within {RESTORE_LIMIT} s "
-            f"({answer.get('error', 'still busy')}). Run the playbook again when it does."
+            f"({answer.get('error', 'still busy')}). If its address was to change, it is at the old one again: "
+            "correct ansible_host. Run the playbook again when it answers."
         )
 
     def _change(self, change, here, targets, known_hosts):
@@ -243,7 +293,7 @@ class ActionModule(ActionBase):
             yield file.name
 
     def _ssh_settings(self, address):
-        """(known-hosts file, the name of `address` in it), as the user's ssh has them."""
+        """(known-hosts file or None, the name of `address` in it), as the user's ssh has them."""
         with self._new_connection(address, address, None):
             connection = self._connection
             program = connection.get_option("ssh_executable")
@@ -257,14 +307,15 @@ class ActionModule(ActionBase):
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         ).stdout
         settings = dict(line.split(" ", 1) for line in shown.splitlines() if " " in line)
-        files = settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
         port = settings.get("port", "22")
         name = settings.get("hostkeyalias") or (address if port == "22" else f"[{address}]:{port}")
-        return os.path.expanduser(files[0]), name
+        return first_file(shown), name
 
     def _known_keys(self, file, name):
+        if file is None:
+            return []
         found = subprocess.run(
-            ["ssh-keygen", "-F", name, "-f", file], capture_output=True, text=True, check=False
+            ["ssh-keygen", "-F", name, "-f", str(file)], capture_output=True, text=True, check=False
         )
         lines = [
             line.split() for line in found.stdout.splitlines() if line and not line.startswith(("#", "@"))
@@ -285,17 +336,21 @@ class ActionModule(ActionBase):
             )
 
     def _learn_keys(self, address, keys):
+        """Pin the host's keys under its new address. The change is confirmed by then: what fails here is only told."""
         if self._connection.transport != "ssh":
             return
         file, name = self._ssh_settings(address)
         known = self._known_keys(file, name)
-        os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
-        lines = "".join(f"{name} {key}\n" for key in keys if key not in known)
-        if lines and file != os.devnull:
-            with open(file, "a+b") as out:  # one write: other hosts' tasks append to the same file
-                end = out.seek(0, os.SEEK_END)
-                out.seek(max(0, end - 1))
-                out.write((b"\n" if end and out.read(1) != b"\n" else b"") + lines.encode())
+        lines = [f"{name} {key}" for key in keys if key not in known]
+        if file is None or not lines:
+            return
+        try:
+            pin(file, lines)
+        except OSError as error:
+            display.warning(
+                f"{file} cannot be written ({error.strerror}), so {name} is not known yet. Make it writable, then log "
+                f"in there by hand once. The host's key: {keys[0]}"
+            )
 
 
 def guard_files():

@@ -3,6 +3,7 @@
 Pure functions: nothing here reads a file or talks to a host.
 """
 
+import collections
 import ipaddress
 
 ANY = ("0.0.0.0/0", "::/0")
@@ -39,16 +40,22 @@ class Refused(Exception):
 
 
 def firewall_peers(hostvars, names, own):
-    """The sorted addresses of the hosts `names` except `own`: cluster_address, ansible_host, network_interfaces."""
+    """The sorted addresses of the hosts `names` except `own`: cluster_address, ansible_host, network_interfaces.
+
+    An ansible_host that several hosts share is a gateway's, which forwards ports to them: no peer.
+    """
+    reached = {name: str(hostvars[name].get("ansible_host") or name) for name in {*names, own}}
+    shared = {text for text, hosts in collections.Counter(reached.values()).items() if hosts > 1}
     found = set()
     for name in names:
         if name == own:
             continue
         variables = hostvars[name]
-        reached = str(variables.get("ansible_host") or name)
-        given = [str(variables.get("cluster_address") or reached), reached]
-        for interface in variables.get("network_interfaces") or []:
-            given += [str(address) for address in interface.get("addresses") or []]
+        given = [str(variables.get("cluster_address") or ""), reached[name]]
+        given = [text for text in given if text not in shared]
+        for interface in listed(variables.get("network_interfaces")):
+            if isinstance(interface, dict):
+                given += [str(address) for address in listed(interface.get("addresses"))]
         for text in given:
             try:
                 found.add(ipaddress.ip_interface(text).ip)
@@ -57,12 +64,17 @@ def firewall_peers(hostvars, names, own):
     return [str(address) for address in sorted(found, key=lambda address: (address.version, address))]
 
 
+def listed(value):
+    """`value` where it is a list: what else it is, that host's own role network refuses."""
+    return value if isinstance(value, list) else []
+
+
 def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
     """The rules of one host.
 
     peers: addresses; allow: [{port, proto, from}]; ssh_from: networks, empty for everyone; expected_peers: how many
-    other hosts the cluster has. Returns {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes}:
-    `closes` names each listening socket that only peers will reach.
+    other hosts the cluster has. Returns {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes,
+    live}: `closes` names each listening socket that only peers will reach, `live` is whether rules of ours are loaded.
     """
     try:
         if survey["ufw"] or survey["firewalld"]:
@@ -77,10 +89,14 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
             raise Refused(
                 "no peer of this host has an IP address in the inventory: give each host its cluster_address"
             )
+        if not isinstance(allow, list):
+            raise Refused(f"firewall_allow is {allow!r}: write a list of mappings such as - port: 9100")
+        if not isinstance(ssh_from, list):
+            raise Refused(f"firewall_ssh_from is {ssh_from!r}: write a list such as [192.168.1.0/24]")
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
         sources = [network(f"firewall_ssh_from[{number}]", text) for number, text in enumerate(ssh_from)]
         ports = ssh_ports(survey)
-        check_session(survey["session"], sources)
+        check_clients(survey["clients"], sources)
     except Refused as refusal:
         return {"errors": [str(refusal)]}
     addresses = [ipaddress.ip_address(peer) for peer in peers]
@@ -104,6 +120,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
         "rules": RULES.format(sets=sets, rules="\n".join(rules)),
         "ssh_ports": ports,
         "closes": list(dict.fromkeys(closes)),
+        "live": survey["loaded"]["table"] and survey["loaded"]["unit"],
     }
 
 
@@ -117,6 +134,8 @@ def network(where, text):
 def allowance(number, item):
     """A checked item of firewall_allow: {ports (nft's words), first, last, proto, sources}."""
     where = f"firewall_allow[{number}]"
+    if not isinstance(item, dict):
+        raise Refused(f"{where} is {item!r}: write a mapping such as {{port: 9100, from: [192.168.1.0/24]}}")
     unknown = set(item) - {"port", "proto", "from"}
     if unknown:
         raise Refused(f"{where}: unknown key '{sorted(unknown)[0]}'; there are port, proto and from")
@@ -143,10 +162,8 @@ def allowance(number, item):
 
 
 def ssh_ports(survey):
-    """The ports on which SSH really answers: that of this very session, and those of a listening sshd."""
-    ports = {
-        item["port"] for item in survey["listening"] if item["proto"] == "tcp" and item["process"] == "sshd"
-    }
+    """The ports on which SSH really answers: that of this very session, and sshd's own."""
+    ports = set(survey["ssh_ports"])
     if survey["session"]:
         ports.add(survey["session"]["port"])
     if not ports:
@@ -156,14 +173,13 @@ def ssh_ports(survey):
     return sorted(ports)
 
 
-def check_session(session, sources):
-    """Refuse rules that would shut the controller itself out."""
-    if session and sources:
-        client = ipaddress.ip_address(session["client"].removeprefix("::ffff:"))
+def check_clients(clients, sources):
+    """Refuse rules that would shut out the controller, or whoever works on this machine by SSH."""
+    for client in map(ipaddress.ip_address, clients if sources else []):
         if not any(client in source for source in sources if source.version == client.version):
             raise Refused(
-                f"firewall_ssh_from ({', '.join(map(str, sources))}) leaves out {client}, from where this very "
-                "connection comes: add it, or a network that holds it"
+                f"firewall_ssh_from ({', '.join(map(str, sources))}) leaves out {client}, from where SSH is in use at "
+                "this moment: add it, or a network that holds it"
             )
 
 

@@ -30,9 +30,9 @@ class Refused(Exception):
 def network_plan(survey, wanted, renderer="auto"):
     """The change that makes `wanted` (network_interfaces of one host) true.
 
-    Returns {errors: [str]} alone, or also {files, netplan, stands, apply, verify, undo, addresses, summary}: arguments
-    of guarded_change, `netplan` {name: text} for the check in a directory of its own, and `stands`: netplan's files are
-    as they shall be, and checked when they were written.
+    Returns {errors: [str]} alone, or also {files, netplan, stands, live, apply, verify, undo, addresses, summary}:
+    arguments of guarded_change, `netplan` {name: text} for the check in a directory of its own, and `stands`: netplan's
+    files are as they shall be, and checked when they were written.
     """
     survey, wanted = plain(survey), plain(wanted)
     try:
@@ -61,7 +61,10 @@ def plain(value):
 
 
 def entry(number, item, present):
-    """One checked item of network_interfaces: {where, name, kind, networks, definition (netplan's)}."""
+    """One checked item of network_interfaces: {where, now, name, kind, addresses, definition (netplan's)}.
+
+    `now` is the interface's present name, `name` the one that it shall have; netplan, too, knows it by that.
+    """
     where = f"network_interfaces[{number}]"
     if not isinstance(item, dict):
         raise Refused(f"{where} is {item!r}: write a mapping with name (or macaddress) and addresses")
@@ -73,19 +76,27 @@ def entry(number, item, present):
     kind = item.get("kind", "ethernets")
     if kind not in KINDS:
         raise Refused(f"{where}.kind is '{kind}': write one of {', '.join(KINDS)}")
-    name, mac = item.get("name"), str(item.get("macaddress") or "").lower()
+    name, mac = item.get("name") or "", str(item.get("macaddress") or "").lower()
+    if not isinstance(name, str):
+        raise Refused(f"{where}.name is {name!r}: write the interface's name, such as eth0")
     if not name and not mac:
         raise Refused(f"{where} says neither name nor macaddress. {there_are(present)}")
     if mac and not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
-        raise Refused(f"{where}.macaddress is '{mac}': write it like 52:54:00:12:34:56")
-    if kind in ("ethernets", "wifis"):
-        name = find_interface(where, name, mac, present)
-    elif not name or not re.fullmatch(r"[^\s/:]{1,15}", name):
-        raise Refused(f"{where}.name is '{name}': a new {kind[:-1]} needs a name of at most 15 characters")
+        quotes = " (in quotes: YAML takes some for numbers)" if mac.isdigit() else ""
+        raise Refused(f"{where}.macaddress is '{mac}': write it like '52:54:00:12:34:56'{quotes}")
+    there = kind in ("ethernets", "wifis")
+    given = bool(mac and name and kind == "ethernets")  # the interface is known by mac, and gets the name
+    if (given or not there) and not re.fullmatch(r"[^\s/:]{1,15}", name):
+        what = "it" if given else f"a new {kind[:-1]}"
+        raise Refused(f"{where}.name is '{name}': {what} needs a name of at most 15 characters")
+    now = find_interface(where, name, mac, present) if there else name
+    name = name if given or not there else now
 
-    definition = {"match": {"macaddress": mac}} if mac and kind in ("ethernets", "wifis") else {}
-    if mac and item.get("name") and kind == "ethernets":
-        definition["set-name"] = item["name"]
+    definition = {"match": {"macaddress": mac}} if mac and there else {}
+    if given:
+        definition["set-name"] = name
+        if name != now and name in [link["name"] for link in present]:
+            raise Refused(f"{where}.name: another interface has the name '{name}'. {there_are(present)}")
     addresses = [interface_address(where, text) for text in as_list(where, "addresses", item)]
     if addresses:
         # Static means static: a lease beside it would bring a second default route.
@@ -107,14 +118,19 @@ def entry(number, item, present):
         if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
             raise Refused(f"{where}.mtu is {mtu!r}: write a number of bytes from 68 to 65535")
         definition["mtu"] = int(mtu)
-    options = item.get("options") or {}
-    if not isinstance(options, dict):
-        raise Refused(f"{where}.options is {options!r}: write netplan's own keys as a mapping")
+    options = checked_options(where, item.get("options") or {})
     for key in options:
         if key in definition and key not in ("dhcp4", "dhcp6"):
             raise Refused(f"{where}.options says '{key}', which the entry itself says too: write it once")
     definition.update(options)
-    return {"where": where, "name": name, "kind": kind, "addresses": addresses, "definition": definition}
+    return {
+        "where": where,
+        "now": now,
+        "name": name,
+        "kind": kind,
+        "addresses": addresses,
+        "definition": definition,
+    }
 
 
 def there_are(present):
@@ -217,15 +233,44 @@ def checked_nameservers(where, given):
     return {**given, "addresses": [str(ip_address(f"{where}.nameservers", address)) for address in addresses]}
 
 
+# Netplan's keys that are read here, too; what else stands under options, netplan itself checks.
+OPTION_KINDS = {
+    "addresses": (list, "a list"),
+    "interfaces": (list, "a list of names"),
+    "link": (str, "a name"),
+    "match": (dict, "a mapping such as {macaddress: …}"),
+    "nameservers": (dict, "a mapping such as {addresses: [192.168.1.1]}"),
+    "routes": (list, "a list of mappings such as {to: default, via: 192.168.1.1}"),
+}
+
+
+def checked_options(where, options):
+    """`options` of an entry, netplan's own words, if the parts that count for the plan have their form."""
+    where = f"{where}.options"
+    if not isinstance(options, dict):
+        raise Refused(f"{where} is {options!r}: write netplan's own keys as a mapping")
+    for key, (kind, form) in OPTION_KINDS.items():
+        if key in options and not isinstance(options[key], kind):
+            raise Refused(f"{where}.{key} is {options[key]!r}: write {form}")
+    for member in options.get("interfaces", []):
+        if not isinstance(member, str):
+            raise Refused(f"{where}.interfaces: {member!r} is not the name of an interface")
+    for route in options.get("routes", []):
+        if not isinstance(route, dict) or not isinstance(route.get("to"), str):
+            raise Refused(f"{where}.routes: {route!r} is no mapping with 'to' (and 'via')")
+    if "nameservers" in options:
+        checked_nameservers(where, options["nameservers"])
+    return options
+
+
 def check_together(entries, present):
     """What no entry alone can show: names and addresses said twice, two default routes, missing members."""
     names, addresses, defaults = {}, {}, {}
     for item in entries:
-        if item["name"] in names:
-            raise Refused(
-                f"{item['where']} and {names[item['name']]} are both for {item['name']}: write one entry"
-            )
-        names[item["name"]] = item["where"]
+        for name in dict.fromkeys((item["now"], item["name"])):
+            if name in names:
+                raise Refused(f"{item['where']} and {names[name]} are both for {name}: write one entry")
+            names[name] = item["where"]
         for address in item["addresses"]:
             if address.ip in addresses:
                 raise Refused(
@@ -234,7 +279,7 @@ def check_together(entries, present):
             addresses[address.ip] = item["where"]
         for route in item["definition"].get("routes", []):
             if route["to"] in ("default", "0.0.0.0/0", "::/0") and "table" not in route:
-                key = (":" in str(route.get("via", "")), route.get("metric"))
+                key = (":" in str(route.get("via", "")), str(route.get("metric")))
                 if key in defaults:
                     raise Refused(
                         f"{item['where']} and {defaults[key]} both have a default route: "
@@ -284,7 +329,9 @@ def matches(identifier, definition, links):
     for link in links:
         by_name = "name" not in match or fnmatch.fnmatchcase(link["name"], str(match["name"]))
         by_mac = "macaddress" not in match or str(match["macaddress"]).lower() == link["mac"]
-        by_driver = "driver" not in match  # the survey does not know drivers: such a match is left to netplan
+        drivers = match.get("driver", "*")
+        drivers = drivers if isinstance(drivers, list) else [drivers]
+        by_driver = any(fnmatch.fnmatchcase(link["driver"] or "", str(driver)) for driver in drivers)
         if by_name and by_mac and by_driver:
             found.append(link["name"])
     return found
@@ -309,7 +356,7 @@ def netplan_claims(files, ours, links, taken):
             for identifier, definition in list(definitions.items()):
                 meant = matches(identifier, definition, links)
                 hit = [name for name in meant if name in ours] or [
-                    name for name in (identifier,) if name in ours
+                    name for name in (identifier,) if name in ours or name in ours.values()
                 ]
                 if not hit:
                     continue
@@ -341,11 +388,14 @@ def netplan_claims(files, ours, links, taken):
 
 
 def networkd_claims(files, ours, links, taken):
-    """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`."""
+    """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`.
+
+    `ours` maps an interface's present name to netplan's for it.
+    """
     changes = []
     for path, file in files.items():
         base = os.path.basename(path)
-        names, macs = [], []
+        names, macs, drivers = [], [], []
         section = ""
         for line in file["text"].splitlines():
             line = line.strip()
@@ -357,15 +407,18 @@ def networkd_claims(files, ours, links, taken):
                     names += value.split()
                 elif key.strip() in ("MACAddress", "PermanentMACAddress"):
                     macs += value.lower().replace("-", ":").split()
+                elif key.strip() == "Driver":
+                    drivers += value.split()
         meant = [
             link["name"]
             for link in links
-            if (names or macs)
+            if (names or macs or drivers)
             and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
             and (not macs or link["mac"] in macs)
+            and (not drivers or any(fnmatch.fnmatchcase(link["driver"] or "", item) for item in drivers))
         ]
         hit = [name for name in meant if name in ours]
-        if not any(base < f"10-netplan-{name}.network" for name in hit):
+        if not any(base < f"10-netplan-{ours[name]}.network" for name in hit):
             continue
         if set(meant) - set(ours):  # it configures others too: let it come after netplan's
             changes.append({"path": path, "move_to": f"{os.path.dirname(path)}/20-trainyard-{base}"})
@@ -423,7 +476,7 @@ def networkmanager_claims(files, ours, links, taken):
 
 
 def plan(survey, entries, renderer):
-    ours = [item["name"] for item in entries]
+    ours = {item["now"]: item["name"] for item in entries}
     links, files, active = survey["interfaces"], survey["files"], survey["active"]
     taken = survey["asides"]
     network = {"version": 2}
@@ -448,10 +501,28 @@ def plan(survey, entries, renderer):
         "files": wanted + claims,
         "netplan": netplan_after(files["netplan"], wanted + claims),
         "stands": not claims and files["netplan"].get(OUR_FILE, {}).get("text") == text,
+        "live": all(in_force(item, links) for item in entries),
         "addresses": new_addresses(survey["session"], entries, links),
         "summary": summary(entries, claims),
         **commands(entries, ifupdown, profiles, active),
     }
+
+
+def in_force(item, links):
+    """Whether an interface has its name and addresses; without a carrier no manager gives it any."""
+    link = next((link for link in links if link["name"] == item["name"]), None)
+    if link is None:
+        return False
+    held = {ipaddress.ip_interface(text) for text in link["addresses"]}
+    wanted = {
+        address for address in item["addresses"] if not address.ip.is_link_local
+    }  # the survey leaves those out
+    return not link["up"] or wanted <= held or by_hand(item)
+
+
+def by_hand(item):
+    """Whether the interface gets its addresses only when somebody brings it up."""
+    return "activation-mode" in item["definition"]
 
 
 def nameservers(resolv_conf, entries, active):
@@ -496,7 +567,7 @@ def new_addresses(session, entries, links):
     in_use = next(
         (link for link in links if str(now) in (text.split("/")[0] for text in link["addresses"])), None
     )
-    holder = next((item for item in entries if in_use and item["name"] == in_use["name"]), None)
+    holder = next((item for item in entries if in_use and item["now"] == in_use["name"]), None)
     if holder is None or not holder["addresses"]:
         return []  # another interface changes, or the address comes from DHCP
     prefix = next(text for text in in_use["addresses"] if text.split("/")[0] == str(now))
@@ -518,13 +589,19 @@ def commands(entries, ifupdown, profiles, active):
     if profiles:
         apply = [["nmcli", "connection", "reload"], *apply]
         undo = [["nmcli", "connection", "reload"], *undo]
+    # An old netplan file knows the interface by its old name.
+    guard = "/usr/local/lib/trainyard/guard"
+    undo = [
+        *([guard, "rename", item["name"], item["now"]] for item in entries if item["name"] != item["now"]),
+        *undo,
+    ]
     verify = []
     for item in entries:
+        if not by_hand(item):
+            verify += [[guard, "holds", str(address), item["name"]] for address in item["addresses"]]
         for route in item["definition"].get("routes", []):
             if route["to"] in ("default", "0.0.0.0/0", "::/0") and "via" in route and "table" not in route:
-                verify.append(
-                    ["/usr/local/lib/trainyard/guard", "reachable", str(route["via"]), item["name"]]
-                )
+                verify.append([guard, "reachable", str(route["via"]), item["name"]])
     return {"apply": apply, "verify": verify, "undo": undo}
 
 

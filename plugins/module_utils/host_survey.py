@@ -1,12 +1,24 @@
-"""What a host's live state says: its interfaces, the SSH session that a module runs in, whether it is a container."""
+"""What a host's live state says: interfaces, sockets, SSH's ports and logins, whether it is a container."""
 
+import array
+import fcntl
+import ipaddress
 import json
 import os
+import re
+import shutil
+import socket
+import struct
 import subprocess
+
+SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, up, addresses: [CIDR]}] without loopback; kind is None for what is not a virtual device."""
+    """[{name, mac, kind, driver, up, addresses: [CIDR]}] without loopback.
+
+    kind is None for what is not a virtual device, driver None where none says its name; up: there is a carrier.
+    """
     rc, out, err = run_command(["ip", "-json", "-details", "address", "show"])
     if rc:
         raise OSError(f"`ip address show` failed: {err.strip()}")
@@ -19,6 +31,7 @@ def interfaces(run_command):
                 "name": link["ifname"],
                 "mac": (link.get("permaddr") or link.get("address") or "").lower(),
                 "kind": link.get("linkinfo", {}).get("info_kind"),
+                "driver": driver(link["ifname"]),
                 "up": "LOWER_UP" in link["flags"],
                 "addresses": [
                     f"{address['local']}/{address['prefixlen']}"
@@ -28,6 +41,18 @@ def interfaces(run_command):
             }
         )
     return found
+
+
+def driver(interface):
+    """The name of the interface's driver as netplan's and systemd-networkd's matches know it, or None."""
+    answer = array.array("B", struct.pack("I", ETHTOOL_GDRVINFO) + bytes(192))
+    request = struct.pack("16sP", interface.encode(), answer.buffer_info()[0])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, SIOCETHTOOL, request)
+    except OSError:
+        return None
+    return answer.tobytes()[4:36].rstrip(b"\0").decode(errors="replace") or None
 
 
 def in_container():
@@ -52,9 +77,101 @@ def ssh_session(proc="/proc"):
         for variable in environment:
             if variable.startswith(b"SSH_CONNECTION="):
                 client, _, address, port = variable.decode().split("=", 1)[1].split()
-                return {"client": client, "address": address.removeprefix("::ffff:"), "port": int(port)}
+                client, address = client.removeprefix("::ffff:"), address.removeprefix("::ffff:")
+                return {
+                    "client": client.partition("%")[0],
+                    "address": address.partition("%")[0],
+                    "port": int(port),
+                }
         pid = parent
     return None
+
+
+def sockets(run_command):
+    """[{proto, state, address, port, peer, owners: [(process, pid)]}] of all TCP and UDP sockets; needs root.
+
+    Addresses are plain: no brackets, no interface, IPv4 as IPv4. state is ss's word: LISTEN, UNCONN, ESTAB, …
+    """
+    command = ["ss", "--no-header", "--all", "--numeric", "--processes", "--tcp", "--udp"]
+    rc, out, err = run_command(command)
+    if rc:
+        raise OSError(f"`ss` failed: {err.strip()}")
+    found = []
+    for line in out.splitlines():
+        fields = line.split(None, 6)
+        if len(fields) < 6:
+            continue
+        (address, port), (peer, _) = plain(fields[4]), plain(fields[5])
+        if port.isdigit():
+            owners = re.findall(r'\("([^"]+)",pid=(\d+)', fields[6] if len(fields) > 6 else "")
+            found.append(
+                {
+                    "proto": fields[0],
+                    "state": fields[1],
+                    "address": address,
+                    "port": int(port),
+                    "peer": peer,
+                    "owners": [(name, int(pid)) for name, pid in owners],
+                }
+            )
+    return found
+
+
+def plain(end):
+    """(address, port), words, of an end of a socket as ss writes it."""
+    address, _, port = end.rpartition(":")
+    return address.strip("[]").partition("%")[0].removeprefix("::ffff:"), port
+
+
+def ssh_ports(run_command, found, proc="/proc"):
+    """The sorted TCP ports on which sshd takes logins, or will after a restart. `found`: the host's sockets().
+
+    What a login holds open (ssh -R, X11) belongs to a process of sshd too, and is none of them.
+    """
+    ports = {
+        item["port"]
+        for item in found
+        if item["state"] == "LISTEN" and any(takes_logins(name, pid, proc) for name, pid in item["owners"])
+    }
+    if sshd := shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.defpath}"):
+        _, out, _ = run_command([sshd, "-T"])
+        ports |= {int(port) for port in re.findall(r"(?m)^listenaddress .*:(\d+)$", out)}
+    # Where systemd listens for it, and sshd has not been started yet.
+    _, out, _ = run_command(["systemctl", "show", "--property=ActiveState,Listen", "ssh.socket"])
+    if "ActiveState=active" in out.split():
+        ports |= {int(port) for port in re.findall(r":(\d+) \(Stream\)", out)}
+    return sorted(ports)
+
+
+def takes_logins(name, pid, proc):
+    """Whether a process is an sshd that listens, not one that serves a login: such a one is titled `sshd: USER …`."""
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as source:
+            title = source.read()
+        with open(f"{proc}/{pid}/status") as source:
+            root = re.search(r"(?m)^Uid:\s+0\s", source.read())
+    except OSError:
+        return False
+    return name == "sshd" and root is not None and (b"[listener]" in title or not title.startswith(b"sshd: "))
+
+
+def from_elsewhere(client, address):
+    """Whether a connection from `client` to this host's `address` comes from another machine."""
+    return client != address and not ipaddress.ip_address(client).is_loopback
+
+
+def ssh_logins(found, ports):
+    """The sorted addresses of the other machines from which somebody is logged in by SSH, of the host's sockets()."""
+    return sorted(
+        {
+            item["peer"]
+            for item in found
+            if (item["proto"], item["state"]) == ("tcp", "ESTAB")
+            and item["port"] in ports
+            and any(name.startswith("sshd") for name, _ in item["owners"])
+            and from_elsewhere(item["peer"], item["address"])
+        }
+    )
 
 
 def active(run_command, units):

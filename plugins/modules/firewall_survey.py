@@ -1,10 +1,14 @@
 """What listens on a host, and which firewall it has: the input of the filter firewall_plan."""
 
-import os
-import re
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_survey import active, ssh_session
+from ansible.module_utils.host_survey import (
+    active,
+    from_elsewhere,
+    sockets,
+    ssh_logins,
+    ssh_ports,
+    ssh_session,
+)
 
 DOCUMENTATION = r"""
 module: firewall_survey
@@ -14,32 +18,27 @@ options: {}
 """
 
 
-def listening(module):
-    """[{proto, port, address, process}] of the sockets that other machines could reach."""
-    rc, out, err = module.run_command(
-        ["ss", "--no-header", "--listening", "--numeric", "--processes", "--tcp", "--udp"]
-    )
-    if rc:
-        raise OSError(f"`ss` failed: {err.strip()}")
-    sockets = []
-    for line in out.splitlines():
-        fields = line.split(None, 6)
-        if len(fields) < 6:
-            continue
-        address, _, port = fields[4].rpartition(":")
-        address = address.strip("[]").partition("%")[0].removeprefix("::ffff:")
-        if address.startswith("127.") or address == "::1" or not port.isdigit():
-            continue
-        process = re.search(r'\(\("([^"]+)"', fields[6] if len(fields) > 6 else "")
-        sockets.append(
-            {
-                "proto": fields[0],
-                "port": int(port),
-                "address": address,
-                "process": process.group(1) if process else "an unknown process",
-            }
-        )
-    return sockets
+def listening(found):
+    """[{proto, port, address, process}] of those of the host's sockets() that other machines could reach."""
+    return [
+        {
+            **{key: item[key] for key in ("proto", "port", "address")},
+            "process": item["owners"][0][0] if item["owners"] else "an unknown process",
+        }
+        for item in found
+        if item["state"] in ("LISTEN", "UNCONN")
+        and not item["address"].startswith("127.")
+        and item["address"] != "::1"
+    ]
+
+
+def loaded(module):
+    """Whether our table is in the kernel, and our unit active, so that it comes again with a restart of nftables."""
+    if not module.get_bin_path("nft"):
+        return {"table": False, "unit": False}
+    rc, out, _ = module.run_command(["nft", "list", "table", "inet", "trainyard"])
+    unit = active(module.run_command, ["trainyard-firewall"])["trainyard-firewall"]
+    return {"table": rc == 0 and "policy drop" in out, "unit": unit}
 
 
 def ufw_enabled():
@@ -54,13 +53,20 @@ def ufw_enabled():
 def main():
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
     try:
+        found = sockets(module.run_command)
+        ports = ssh_ports(module.run_command, found)
+        session = ssh_session()
+        # Who must not be shut out: the controller; where that is this machine itself, whoever is logged in to it.
+        outside = session and from_elsewhere(session["client"], session["address"])
         survey = {
-            "listening": listening(module),
-            "session": ssh_session(),
+            "listening": listening(found),
+            "ssh_ports": ports,
+            "session": session,
+            "clients": [session["client"]] if outside else ssh_logins(found, ports),
             "ufw": ufw_enabled(),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
             "nft": bool(module.get_bin_path("nft")),
-            "rules": os.path.exists("/etc/nftables.d/trainyard.nft"),
+            "loaded": loaded(module),
         }
     except (OSError, ValueError) as error:
         module.fail_json(msg=f"this host's sockets cannot be read: {error}")

@@ -8,6 +8,7 @@ import os
 import pwd
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import from_elsewhere, sockets, ssh_logins, ssh_ports, ssh_session
 
 DOCUMENTATION = r"""
 module: guard_host
@@ -91,13 +92,24 @@ def host_keys(module):
 
 
 def compare(module, change, own):
-    """Which files differ, what is armed, the host's keys, whether the guard's `own` files (path: sha256) stand."""
+    """Which files differ, what is armed, the host's keys, whether the guard's `own` files (path: sha256) stand and
+    count, whether this very session comes from another machine, and from which ones people are logged in by SSH.
+    """
     files = [{"path": item["path"], "differs": differs(item)} for item in change["files"]]
     if module._diff:
         for item, result in zip(change["files"], files, strict=True):
             result["before"] = shown(item)
     current = all(digest(path) == expected for path, expected in own.items()) and enabled(module)
-    return {"files": files, "armed": armed(), "host_keys": host_keys(module), "guard_current": current}
+    found = sockets(module.run_command)
+    session = ssh_session()
+    return {
+        "files": files,
+        "armed": armed(),
+        "host_keys": host_keys(module),
+        "guard_current": current,
+        "from_elsewhere": session is None or from_elsewhere(session["client"], session["address"]),
+        "logins": ssh_logins(found, ssh_ports(module.run_command, found)),
+    }
 
 
 def armed(state_dir=STATE_DIR):

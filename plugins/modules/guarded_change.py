@@ -7,20 +7,20 @@ description:
   - Keeps the old files on the host, writes the new ones, applies them detached, and confirms over a new
     connection. Without that connection the host puts everything back, by a timer or at its next boot.
   - Where no file differs, nothing is armed and nothing runs. The first change installs the guard.
+  - Without files, it puts back what an earlier run, now dead, left unconfirmed. That comes before a change is planned
+    from a look at the host; a change itself is refused while another one waits to be confirmed.
 options:
   name:
-    description: One change at a time goes by one name.
+    description: One change at a time goes by one name. Needed with files, as is why.
     type: str
-    required: true
   why:
     description: What the change is for; it stands in messages and reports.
     type: str
-    required: true
   files:
     description: What shall be, path by path; each has one of content, link_to, move_to and C(state=absent).
     type: list
     elements: dict
-    required: true
+    default: []
     suboptions:
       path:
         description: Absolute path.
@@ -76,6 +76,16 @@ options:
     description: Seconds until the host undoes an unconfirmed change (20 to 600).
     type: int
     default: 45
+  live:
+    description: C(false) applies the change where no file differs, too, because the files are not in force.
+    type: bool
+    default: true
+  cuts_logins:
+    description:
+      - The change may cut off SSH logins of which Ansible's own connection says nothing, if that one is local or comes
+        from the host itself. It is refused then while there are such logins.
+    type: bool
+    default: false
 """
 
 RETURN = r"""
@@ -83,7 +93,7 @@ address:
   description: Where the confirming connection reached the host.
   type: str
 undone:
-  description: What an earlier run had left unconfirmed and was put back first.
+  description: What an earlier run had left unconfirmed and was put back.
   type: list
   elements: str
 paths:

@@ -18,7 +18,9 @@ options:
 
 def main():
     module = AnsibleModule(
-        argument_spec={"files": {"type": "dict", "required": True, "no_log": False}}, supports_check_mode=True
+        # Not in the journal either: they may hold the keys of wireless networks.
+        argument_spec={"files": {"type": "dict", "required": True, "no_log": True}},
+        supports_check_mode=True,
     )
     program = module.get_bin_path("netplan")
     if not program:

@@ -1,6 +1,7 @@
 """Run small playbooks against a lab of a test module's own."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -45,11 +46,17 @@ class Plays:
         self.lab, self.directory = lab, directory
 
     def command(self, tasks, host="cluster", variables=None, *arguments):
-        """The command line that runs `tasks` on `host` with `variables` (of that play alone, below the inventory's)."""
+        """The command line that runs `tasks` on `host` with `variables` (of that play alone, below the inventory's).
+
+        `tasks` may be a tag of site.yml instead: then that runs, with `variables` after -e.
+        """
+        program = Path(sys.executable).with_name("ansible-playbook")
+        if isinstance(tasks, str):
+            words = ["site.yml", "--tags", tasks, "-l", host, "-e", json.dumps(variables or {})]
+            return [str(program), "-i", str(self.lab.inventory), *words, *arguments]
         play = {"hosts": host, "gather_facts": False, "vars": variables or {}, "tasks": tasks}
         book = self.directory / f"play-{len(list(self.directory.iterdir()))}.yml"
         book.write_text(yaml.safe_dump([play], sort_keys=False))
-        program = Path(sys.executable).with_name("ansible-playbook")
         return [str(program), "-i", str(self.lab.inventory), str(book), *arguments]
 
     def environment(self):
@@ -87,13 +94,7 @@ class Plays:
             wait_for(condition, 120)
             assert process.poll() is None, "the playbook ended before it could be killed"
         finally:
-            for pid in [
-                process.pid,
-                *descendants(process.pid),
-            ]:  # Ansible's workers have sessions of their own
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+            kill_all(process)
 
     def answers(self, host, address=None):
         """Whether `host`, at `address` (default: the inventory's), lets its user in anew and gives it root."""
@@ -125,6 +126,14 @@ def descendants(pid):
             children.setdefault(int(rest.rpartition(")")[2].split()[1]), []).append(int(number))
     found = children.get(pid, [])
     return found + [below for child in found for below in descendants(child)]
+
+
+def kill_all(process):
+    """kill -9 `process` and all of its children: Ansible's workers have sessions of their own."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def wait_for(condition, seconds):

@@ -4,6 +4,8 @@ import pytest
 from plays import include, playground, wait_for
 
 GUARD = "/usr/local/lib/trainyard/guard"
+# What an undo starts must live on, as the DHCP client does that ifup starts.
+DAEMON = ["sh", "-c", "sleep 3600 & echo $! > /run/daemon"]
 SLOW_PROOF = ["sleep", "9"]  # as a change's last command it keeps the moment between apply and confirm open
 
 
@@ -32,7 +34,7 @@ def cut_off(**more):
     return change(
         files=[{"path": "/etc/cut.nft", "content": rules}],
         apply=[["nft", "-f", "/etc/cut.nft"]],
-        undo=[["nft", "delete", "table", "inet", "t"]],
+        undo=[["nft", "delete", "table", "inet", "t"], DAEMON],
         **more,
     )
 
@@ -41,6 +43,11 @@ def connects(plays):
     """Whether anything gets a TCP connection to the host's SSH: quicker to say than a whole Ansible."""
     knock = "import socket, sys; socket.create_connection((sys.argv[1], 22), 3)"
     return plays.lab.stranger("python3", "-c", knock, plays.lab.host("node1").address).returncode == 0
+
+
+def daemon_lives(plays):
+    """Whether the last undo's daemon is still there; forgets it."""
+    return plays.sh("node1", "kill -0 $(cat /run/daemon) && echo lives; rm -f /run/daemon").strip() == "lives"
 
 
 def armed(plays):
@@ -62,12 +69,34 @@ def test_confirmed_by_a_new_connection_and_the_second_run_changes_nothing(plays)
     assert plays.run(change(), "node1").changed == {"node1": 0}
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "systemctl disable trainyard-guard-boot",  # as after a power cut between the files and `enable`
+        "rm /etc/systemd/system/trainyard-guard-boot.service",
+    ],
+)
+def test_a_guard_that_would_not_start_at_boot_is_installed_anew(plays, loss):
+    plays.sh("node1", loss)
+    play = plays.run(change(files=[{"path": "/etc/guarded.conf", "content": f"{loss}\n"}]), "node1")
+    assert play.rc == 0, play.text
+    enabled = plays.sh("node1", "systemctl is-enabled trainyard-guard-boot trainyard-guard-files").split()
+    assert enabled == ["enabled", "enabled"]
+
+
 def test_killed_before_it_confirmed_the_next_run_undoes_and_goes_on(plays):
     files = [{"path": "/etc/guarded.conf", "content": "newer\n"}]
-    plays.kill_when(lambda: armed(plays), change(files=files, verify=[SLOW_PROOF], timeout=300), "node1")
+    slow = change(files=files, verify=[SLOW_PROOF], undo=[DAEMON], timeout=300)
+    plays.kill_when(lambda: armed(plays), slow, "node1")
     assert plays.sh("node1", "cat /etc/guarded.conf").strip() == "newer"
+    # Its files stand, but are about to go: a change that was planned from them is not made.
     play = plays.run(change(files=files), "node1")
+    assert play.rc != 0 and "A change of test waits to be confirmed on this host" in play.words
+    assert armed(plays)
+
+    play = plays.run([include("guard"), *change(files=files)], "node1")
     assert play.rc == 0, play.text
+    assert daemon_lives(plays)
     assert "an earlier run ended before it had confirmed the change" in play.words
     assert "/etc/guarded.conf put back" in play.words
     assert plays.sh("node1", "cat /run/guarded.live").strip() == "newer"
@@ -84,6 +113,7 @@ def test_killed_after_a_change_that_cuts_the_host_off_it_answers_again_within_60
         "node1", "cat /var/lib/trainyard-guard/test.report.json"
     )
     assert plays.sh("node1", "nft list tables; ls /etc/cut.nft 2>/dev/null || true") == ""
+    assert daemon_lives(plays)
 
 
 def test_a_restart_before_it_is_confirmed_brings_the_old_state_back(plays):
@@ -93,6 +123,8 @@ def test_a_restart_before_it_is_confirmed_brings_the_old_state_back(plays):
     assert wait_for(lambda: plays.answers("node1") and not armed(plays), 60) < 60
     assert "restarted before" in plays.sh("node1", "cat /var/lib/trainyard-guard/test.report.json")
     assert plays.sh("node1", "ls /etc/cut.nft 2>/dev/null || true") == ""
+    wait_for(lambda: plays.sh("node1", "cat /run/daemon").strip(), 20)
+    assert daemon_lives(plays)
 
 
 def test_cut_off_with_the_controller_alive_the_play_says_what_was_undone_and_why(plays):

@@ -6,7 +6,9 @@ import subprocess
 import pytest
 
 from plugins.filter.firewall_plan import firewall_peers, firewall_plan
+from plugins.module_utils import host_survey
 
+LOADED = {"table": True, "unit": True}
 SSHD = {"proto": "tcp", "port": 22, "address": "0.0.0.0", "process": "sshd"}
 SESSION = {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22}
 
@@ -14,11 +16,13 @@ SESSION = {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22}
 def survey(**more):
     return {
         "listening": [SSHD],
+        "ssh_ports": [22],
         "session": SESSION,
+        "clients": [SESSION["client"]],
         "ufw": False,
         "firewalld": False,
         "nft": True,
-        "rules": False,
+        "loaded": LOADED,
         **more,
     }
 
@@ -56,16 +60,16 @@ def test_a_lone_machine_has_no_rule_for_peers():
 
 
 @pytest.mark.parametrize(
-    ("listening", "session", "ports"),
+    ("own", "session", "ports"),
     [
-        ([SSHD], SESSION, [22]),
-        ([], {**SESSION, "port": 2222}, [2222]),  # ssh.socket: systemd listens, not sshd
-        ([{**SSHD, "port": 22022}], None, [22022]),  # a local connection
-        ([SSHD], {**SESSION, "port": 2222}, [22, 2222]),
+        ([22], SESSION, [22]),
+        ([], {**SESSION, "port": 2222}, [2222]),
+        ([22022], None, [22022]),  # a local connection
+        ([22], {**SESSION, "port": 2222}, [22, 2222]),
     ],
 )
-def test_ssh_is_open_where_it_really_answers(listening, session, ports):
-    plan = planned(listening=listening, session=session)
+def test_ssh_is_open_where_it_really_answers(own, session, ports):
+    plan = planned(ssh_ports=own, session=session)
     assert plan["ssh_ports"] == ports
     assert f"tcp dport {{ {', '.join(map(str, ports))} }} accept" in rules(plan)
 
@@ -104,13 +108,26 @@ def test_what_only_peers_will_reach_is_named_once():
         ({}, {"allow": [{"port": "80", "source": "x"}]}, "unknown key 'source'"),
         ({}, {"allow": [{"port": "80", "from": ["lan"]}]}, "firewall_allow[0].from is 'lan'"),
         ({}, {"ssh_from": ["lan"]}, "firewall_ssh_from[0] is 'lan'"),
-        ({}, {"ssh_from": ["10.0.0.0/8"]}, "leaves out 192.168.1.9, from where this very connection comes"),
-        ({"session": None, "listening": []}, {}, "is sshd running?"),
+        ({}, {"allow": ["port=9100"]}, "firewall_allow[0] is 'port=9100': write a mapping"),
+        ({}, {"allow": {"port": 9100}}, "firewall_allow is {'port': 9100}: write a list of mappings"),
+        ({}, {"ssh_from": "10.0.0.0/8"}, "firewall_ssh_from is '10.0.0.0/8': write a list"),
+        ({}, {"ssh_from": ["10.0.0.0/8"]}, "leaves out 192.168.1.9, from where SSH is in use at this moment"),
+        (
+            {"session": None, "clients": ["10.1.1.1", "192.168.1.9"]},
+            {"ssh_from": ["10.0.0.0/8"]},
+            "leaves out 192.168.1.9",
+        ),
+        ({"session": None, "ssh_ports": []}, {}, "is sshd running?"),
         ({}, {"peers": [], "expected_peers": 2}, "give each host its cluster_address"),
     ],
 )
 def test_what_would_go_wrong_is_refused(more, arguments, said):
-    given = {"peers": ["192.168.1.101"], "allow": [], "ssh_from": [], **arguments}
+    given = {
+        "peers": ["192.168.1.101"],
+        "allow": [],
+        "ssh_from": [],
+        **arguments,
+    }  # as they come, odd types too
     found = firewall_plan(survey(**more), **given)
     assert set(found) == {"errors"}
     assert said in found["errors"][0]
@@ -131,6 +148,102 @@ def test_peers_are_all_others_of_the_group_by_all_their_addresses():
         "192.168.1.101",
         "fd00::3",
     ]
+
+
+def test_a_gateway_that_forwards_ports_to_several_hosts_is_no_peer():
+    hostvars = {
+        "node1": {"ansible_host": "203.0.113.1", "ansible_port": 2201, "cluster_address": "10.0.0.1"},
+        "node2": {"ansible_host": "203.0.113.1", "ansible_port": 2202, "cluster_address": "10.0.0.2"},
+        "node3": {"ansible_host": "203.0.113.1", "ansible_port": 2203, "cluster_address": "10.0.0.3"},
+    }
+    assert firewall_peers(hostvars, list(hostvars), "node1") == ["10.0.0.2", "10.0.0.3"]
+    assert firewall_peers(hostvars, ["node2"], "node1") == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize("odd", [["name=eth0"], "eth0", {"name": "eth0"}, [{"addresses": "10.0.0.9/24"}], 5])
+def test_odd_network_interfaces_of_a_peer_are_for_its_own_role_to_refuse(odd):
+    hostvars = {"node1": {}, "node2": {"cluster_address": "10.0.0.2", "network_interfaces": odd}}
+    assert firewall_peers(hostvars, list(hostvars), "node1") == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "live"),
+    [
+        (LOADED, True),
+        ({"table": False, "unit": True}, False),  # nft flush ruleset
+        ({"table": True, "unit": False}, False),  # by hand: it would not come again with nftables
+    ],
+)
+def test_rules_that_are_not_in_force_are_loaded_again(loaded, live):
+    assert planned(loaded=loaded)["live"] is live
+
+
+SS = """\
+udp UNCONN 0 0 127.0.0.1:323 0.0.0.0:* users:(("chronyd",pid=7,fd=5))
+udp UNCONN 0 0 10.0.0.5%eth0:68 0.0.0.0:* users:(("systemd-network",pid=8,fd=5))
+tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=50,fd=3),("systemd",pid=1,fd=60))
+tcp LISTEN 0 128 0.0.0.0:8888 0.0.0.0:* users:(("sshd",pid=61,fd=9))
+tcp LISTEN 0 128 0.0.0.0:6010 0.0.0.0:* users:(("sshd",pid=62,fd=9))
+tcp LISTEN 0 128 0.0.0.0:7777 0.0.0.0:* users:(("sshd",pid=63,fd=9))
+tcp LISTEN 0 128 [::1]:631 [::]:* users:(("cupsd",pid=9,fd=4))
+tcp LISTEN 0 128 *:3000 *:*
+tcp ESTAB 0 0 [::ffff:192.168.1.50]:22 [::ffff:192.168.1.9]:40000 users:(("sshd-session",pid=70,fd=4))
+tcp ESTAB 0 0 127.0.0.1:22 127.0.0.1:40001 users:(("sshd",pid=71,fd=4))
+tcp ESTAB 0 0 192.168.1.50:22 192.168.1.50:40002 users:(("sshd",pid=72,fd=4))
+tcp ESTAB 0 0 192.168.1.50:8888 192.168.1.77:40003 users:(("sshd",pid=61,fd=11))
+tcp ESTAB 0 0 192.168.1.50:40004 192.168.1.78:22 users:(("ssh",pid=80,fd=3))
+"""
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """`run_command` of a host with the sockets SS; its processes lie in tmp_path."""
+    titles = {
+        50: "sshd: /usr/sbin/sshd -D [listener] 0 of 10-100",
+        61: "sshd: root@pts/0",
+        62: "sshd: root [priv]",
+    }
+    for pid, title in titles.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_text(title)
+        (tmp_path / str(pid) / "status").write_text("Name:\tsshd\nUid:\t0\t0\t0\t0\n")
+    (tmp_path / "63").mkdir()
+    (tmp_path / "63" / "cmdline").write_text("anybody's own program, called sshd")
+    (tmp_path / "63" / "status").write_text("Name:\tsshd\nUid:\t1000\t1000\t1000\t1000\n")
+    answers = {
+        "ss": (0, SS, ""),
+        "sshd": (0, "port 22\nlistenaddress [::]:22\nlistenaddress 0.0.0.0:2222\n", ""),
+        "systemctl": (0, "Listen=[::]:22022 (Stream)\nActiveState=inactive\n", ""),
+    }
+    monkeypatch.setattr(host_survey.shutil, "which", lambda name, path: name)
+    return answers, lambda command: answers[command[0]]
+
+
+def test_only_sshds_own_ports_are_sshs_not_what_a_login_holds_open(host, tmp_path):
+    answers, run_command = host
+    found = host_survey.sockets(run_command)
+    assert host_survey.ssh_ports(run_command, found, str(tmp_path)) == [22, 2222]
+    answers["systemctl"] = (0, "Listen=[::]:22022 (Stream)\nActiveState=active\n", "")
+    assert host_survey.ssh_ports(run_command, found, str(tmp_path)) == [22, 2222, 22022]
+    answers["sshd"] = (1, "", "no host key")
+    assert host_survey.ssh_ports(run_command, found, str(tmp_path)) == [22, 22022]
+
+
+def test_who_is_logged_in_from_elsewhere(host):
+    found = host_survey.sockets(host[1])
+    assert host_survey.ssh_logins(found, [22]) == ["192.168.1.9"]
+
+
+def test_what_others_could_reach(host, load_module):
+    found = load_module("firewall_survey").listening(host_survey.sockets(host[1]))
+    assert {(item["proto"], item["port"], item["process"]) for item in found} == {
+        ("udp", 68, "systemd-network"),
+        ("tcp", 22, "sshd"),
+        ("tcp", 8888, "sshd"),
+        ("tcp", 6010, "sshd"),
+        ("tcp", 7777, "sshd"),
+        ("tcp", 3000, "an unknown process"),
+    }
 
 
 @pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed")

@@ -11,10 +11,19 @@ ETH0 = {
     "name": "eth0",
     "mac": "52:54:00:00:00:01",
     "kind": None,
+    "driver": "r8169",
     "up": True,
     "addresses": ["192.168.1.50/24"],
 }
-ETH1 = {"name": "eth1", "mac": "52:54:00:00:00:02", "kind": None, "up": True, "addresses": []}
+ETH1 = {
+    "name": "eth1",
+    "mac": "52:54:00:00:00:02",
+    "kind": None,
+    "driver": "mlx5_core",
+    "up": True,
+    "addresses": [],
+}
+GUARD = "/usr/local/lib/trainyard/guard"
 STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
 
 
@@ -80,7 +89,10 @@ def test_one_static_interface():
         }
     }
     assert plan["addresses"] == ["192.168.1.100"]
-    assert plan["verify"] == [["/usr/local/lib/trainyard/guard", "reachable", "192.168.1.1", "eth0"]]
+    assert plan["verify"] == [
+        [GUARD, "holds", "192.168.1.100/24", "eth0"],
+        [GUARD, "reachable", "192.168.1.1", "eth0"],
+    ]
     assert not plan["stands"]
 
 
@@ -115,15 +127,77 @@ def test_a_route_beside_the_default_one_bonds_and_vlans():
     network = yaml.safe_load(written(plan)["content"])["network"]
     assert network["bonds"]["bond0"]["parameters"] == {"mode": "802.3ad"}
     assert network["vlans"]["bond0.7"]["link"] == "bond0"
-    assert plan["verify"] == []
+    assert plan["verify"] == [
+        [GUARD, "holds", "192.168.250.201/24", "eth1"],  # no gateway to ask, but an address to have
+        [GUARD, "holds", "10.7.0.1/24", "bond0.7"],
+    ]
     assert plan["addresses"] == []  # the interface in use is not among them
 
 
-def test_by_macaddress_and_with_a_name_to_be_given():
+def ethernets(plan):
+    return yaml.safe_load(written(plan)["content"])["network"]["ethernets"]
+
+
+def test_by_macaddress():
     plan = planned([{"macaddress": "52:54:00:00:00:02", "addresses": ["10.1.0.1/24"]}])
-    assert yaml.safe_load(written(plan)["content"])["network"]["ethernets"]["eth1"]["match"] == {
-        "macaddress": ETH1["mac"]
-    }
+    assert ethernets(plan)["eth1"]["match"] == {"macaddress": ETH1["mac"]}
+    assert "set-name" not in ethernets(plan)["eth1"]
+
+
+def test_by_macaddress_and_with_a_name_to_be_given():
+    wanted = [{**STATIC, "macaddress": ETH0["mac"], "name": "lan0"}]
+    plan = planned(wanted)
+    assert list(ethernets(plan)) == ["lan0"]
+    assert ethernets(plan)["lan0"]["set-name"] == "lan0"
+    assert plan["addresses"] == ["192.168.1.100"]  # the interface in use is still found by its present name
+    assert plan["undo"] == [[GUARD, "rename", "lan0", "eth0"], ["netplan", "apply"]]
+    assert [command[-1] for command in plan["verify"]] == ["lan0", "lan0"]
+    assert not plan["live"]
+
+    # Once it has the name, the second run changes nothing.
+    renamed = {**ETH0, "name": "lan0", "addresses": ["192.168.1.100/24"]}
+    files = {"netplan": {OUR_FILE: written(plan)["content"]}}
+    again = planned(wanted, interfaces=[renamed, copy.deepcopy(ETH1)], files=files)
+    assert again["stands"] and again["live"]
+    assert written(again)["content"] == written(plan)["content"]
+    assert again["undo"] == [["netplan", "apply"]]
+
+
+def test_what_speaks_for_the_old_name_gives_way_to_the_new_one():
+    path = "/etc/systemd/network/10-netplan-f.network"  # before lan0's file of netplan, after eth0's
+    wanted = [{**STATIC, "macaddress": ETH0["mac"], "name": "lan0"}]
+    networkd = {"networkd": {path: "[Match]\nName=eth0\n"}}
+    assert written(planned([STATIC], files=networkd), path) is None
+    assert written(planned(wanted, files=networkd), path)["move_to"] == f"{path}.before-trainyard"
+    cloud = "network: {ethernets: {lan0: {dhcp4: true}}}"  # netplan would merge it into ours
+    assert written(
+        planned(wanted, files={"netplan": {"/etc/netplan/50.yaml": cloud}}), "/etc/netplan/50.yaml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("addresses", "up", "live"),
+    [
+        (["192.168.1.100/24"], True, True),
+        (["192.168.1.100/24", "192.168.1.7/24"], True, True),
+        (["192.168.1.50/24"], True, False),  # somebody took it away by hand
+        (["192.168.1.100/16"], True, False),
+        ([], False, True),  # no cable
+    ],
+)
+def test_files_that_stand_are_applied_again_where_they_are_not_in_force(addresses, up, live):
+    interfaces = [{**ETH0, "addresses": addresses, "up": up}, copy.deepcopy(ETH1)]
+    wanted = [
+        {**STATIC, "addresses": ["192.168.1.100/24", "fe80::5/64"]}
+    ]  # the survey leaves link-local ones out
+    files = {"netplan": {OUR_FILE: written(planned(wanted))["content"]}}
+    plan = planned(wanted, interfaces=interfaces, files=files)
+    assert plan["stands"] and plan["live"] is live
+
+
+def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waited_for():
+    plan = planned([{"name": "eth1", "addresses": ["10.1.0.1/24"], "options": {"activation-mode": "manual"}}])
+    assert plan["verify"] == [] and plan["live"]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +211,39 @@ def test_by_macaddress_and_with_a_name_to_be_given():
         ([{"macaddress": "52-54"}], "macaddress is '52-54'"),
         ([{"addresses": ["10.0.0.1/24"]}], "neither name nor macaddress"),
         (["eth0"], "network_interfaces[0] is 'eth0': write a mapping"),
+        ([{"macaddress": 41135446596}], "'52:54:00:12:34:56' (in quotes: YAML takes some for numbers)"),
+        ([{**STATIC, "name": ["eth0"]}], "name is ['eth0']: write the interface's name"),
+        ([{"name": "eth1", "macaddress": ETH0["mac"]}], "another interface has the name 'eth1'"),
+        ([{"name": "a name", "macaddress": ETH0["mac"]}], "it needs a name of at most 15 characters"),
+        (
+            [{"name": "lan0", "macaddress": ETH0["mac"]}, {"name": "eth0"}],
+            "network_interfaces[1] and network_interfaces[0] are both for eth0",
+        ),
+        (
+            [{**STATIC, "options": {"nameservers": ["1.1.1.1"]}}],
+            "options.nameservers is ['1.1.1.1']: write a mapping such as {addresses",
+        ),
+        (
+            [{**STATIC, "options": {"nameservers": {"addresses": ["dns"]}}}],
+            "nameservers is 'dns': write an IP",
+        ),
+        ([{"name": "eth0", "options": {"routes": ["x"]}}], "options.routes: 'x' is no mapping with 'to'"),
+        ([{"name": "eth0", "options": {"routes": [{"via": "10.0.0.1"}]}}], "is no mapping with 'to'"),
+        (
+            [{"name": "eth0", "options": {"routes": {"to": "x"}}}],
+            "options.routes is {'to': 'x'}: write a list",
+        ),
+        ([{"name": "eth0", "options": {"addresses": "10.0.0.1/24"}}], "options.addresses is '10.0.0.1/24'"),
+        ([{"name": "eth0", "options": ["mtu=9000"]}], "options is ['mtu=9000']: write netplan's own keys"),
+        (
+            [{"name": "b0", "kind": "bonds", "options": {"interfaces": "eth1"}}],
+            "interfaces is 'eth1': write a list",
+        ),
+        ([{"name": "b0", "kind": "bonds", "options": {"interfaces": [["eth1"]]}}], "is not the name of an"),
+        (
+            [{"name": "v7", "kind": "vlans", "options": {"id": 7, "link": ["eth0"]}}],
+            "link is ['eth0']: write a name",
+        ),
         ([{"name": "eth0", "adresses": []}], "unknown key 'adresses'; did you mean addresses?"),
         ([{"name": "eth0", "accept-ra": True}], "raw netplan keys go under options"),
         ([{"name": "eth0", "addresses": "10.0.0.1/24"}], "addresses is '10.0.0.1/24': write a list"),
@@ -221,6 +328,20 @@ def test_a_match_for_ours_and_others_is_refused():
     content = "network:\n  ethernets:\n    all: {match: {name: 'eth*'}, dhcp4: true}\n"
     found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])
     assert "'all' configures eth0 together with eth1" in found["errors"][0]
+
+
+@pytest.mark.parametrize("driver", ["r8169", "r8*", ["e1000e", "r8169"]])
+def test_a_match_by_driver_counts(driver):
+    content = yaml.safe_dump(
+        {"network": {"ethernets": {"all": {"match": {"driver": driver}, "dhcp4": True}}}}
+    )
+    path = "/etc/netplan/01.yaml"
+    assert written(planned([STATIC], files={"netplan": {path: content}}), path)
+    other = [{"name": "eth1", "addresses": ["10.1.0.1/24"]}]
+    assert written(planned(other, files={"netplan": {path: content}}), path) is None
+    networkd = "/etc/systemd/network/05-all.network"
+    plan = planned([STATIC], files={"networkd": {networkd: "[Match]\nDriver=r8*\n"}})
+    assert written(plan, networkd)["move_to"] == f"{networkd}.before-trainyard"
 
 
 def test_a_broken_netplan_file_is_named():
