@@ -1,32 +1,40 @@
 """Checkpoints: complete or invisible, checked by hash, on two hosts, resumed at any world size.
 
 A checkpoint is a directory `checkpoints/step-NNNNNNNN` in the format of a transformers model (config.json,
-model.safetensors, tokenizer) with optimizer.safetensors and manifest.json beside it. Tensors are kept by
-parameter name, so that they do not depend on how many ranks there were. The first ranks of nodes 0 and 1 each
-write a copy under a temporary name; only when both are safe on disk do both get their manifest and their
-name.
+model.safetensors, tokenizer), or of a peft adapter where one is trained, with optimizer.safetensors and manifest.json
+beside it. Tensors are whole and kept by parameter name, so that they depend neither on how many ranks there were nor on
+the strategy. The first ranks of nodes 0 and 1 each write a copy under a temporary name; only when both are safe on disk
+do both get their manifest and their name.
+
+A step waits only until the tensors are copied to the CPU's memory; the rest goes on in a thread.
 """
 
 import base64
+import contextlib
+import copy
 import errno
 import hashlib
 import json
 import re
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from trainer import disk
+from trainer import disk, optim
 from trainer.errors import BadInput, TrainerError
-from trainer.world import World, log, versions
+from trainer.strategies.base import Strategy
+from trainer.world import World, log, translated, versions
 
 COPIES = 2
 FORMAT = 1
+MARGIN = 32 << 20  # bytes for what lies beside the tensors
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 
 @dataclass(frozen=True)
@@ -39,44 +47,141 @@ class Found:
     everywhere: bool  # every host has it
 
 
-def save(run_dir: Path, world: World, model, optimizer, tokenizer, facts: dict, keep: int) -> Path:
-    """Write a checkpoint of `facts['step']`; all ranks must call. Returns its path on the hosts of the copies.
+@dataclass
+class Saved:
+    """A checkpoint under way, and how long it took once it is there."""
 
-    Raises TrainerError on all ranks where a copy could not be written; what was there before is untouched.
-    """
-    folder = run_dir / "checkpoints"
-    final = folder / f"step-{facts['step']:08d}"
-    temporary = folder / f".{final.name}.tmp"
-    writes = world.first_on_host and world.nodes[world.rank] < COPIES
-    try:
-        files = world.together(lambda: _write(temporary, model, optimizer, tokenizer) if writes else None)
-        copies = [
-            {"host": world.hosts[rank], "files": one}
-            for rank, one in enumerate(world.gather(files))
-            if one is not None
-        ]
+    step: int
+    path: Path
+    begin: float  # time.perf_counter()
+    copy_seconds: float  # that the step waited
+    seconds: float | None = None  # in all; None: not there yet
+
+
+class Saver:
+    """Writes a run's checkpoints, one at a time; all ranks must call `save` and `settle` together."""
+
+    def __init__(
+        self, run_dir: Path, strategy: Strategy, optimizer, tokenizer, *, keep: int, background: bool
+    ):
+        self.folder = run_dir / "checkpoints"
+        self.strategy, self.optimizer, self.tokenizer = strategy, optimizer, tokenizer
+        self.keep, self.background = keep, background
+        self.world = world = strategy.world
+        self.writes = world.first_on_host and world.nodes[world.rank] < COPIES
+        self.group = world.new_control_group() if background else world.control
+        self._thread: threading.Thread | None = None
+        self._failure: TrainerError | None = None
+        self._saved: Saved | None = None  # the last one begun
+        self._told = True  # `news` has given it out
+
+    def save(self, facts: dict, spare: int | None = None) -> None:
+        """Begin a checkpoint of `facts['step']`, once the one before is there; without `background`, end it, too.
+
+        spare: a step whose checkpoint is kept, however old.
+        Raises TrainerError on all ranks where the one before failed or this one cannot be begun.
+        """
+        self.settle()
+        begin = time.perf_counter()
+        self.world.together(lambda: self._check_room() if self.writes else None)
+        files = _copied(self.strategy, self.optimizer, self.writes, apart=self.background)
         manifest = {
             "format": FORMAT,
             **facts,
-            "files": files,
-            "copies": copies,
             "rng": base64.b64encode(bytes(torch.get_rng_state().numpy())).decode(),
             "versions": versions(),
-            "world_size": world.size,
-            "time": time.time(),
+            "world_size": self.world.size,
         }
-        world.together(lambda: _commit(temporary, final, manifest) if writes else None)
-    except TrainerError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if world.first and any(one["files"] != copies[0]["files"] for one in copies):
-        log(
-            f"warning: the copies of {final.name} on {' and '.join(one['host'] for one in copies)} differ: "
-            "these hosts do not compute alike"
+        path = self.folder / f"step-{facts['step']:08d}"
+        self._saved = Saved(facts["step"], path, begin, time.perf_counter() - begin)
+        self._told = False
+        self._thread = threading.Thread(target=self._finish, args=(files, manifest, spare), daemon=True)
+        self._thread.start()
+        if not self.background:
+            self.settle()
+            self._saved.copy_seconds = self._saved.seconds
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save under way is known, on this rank, to have failed; `settle` then tells all why."""
+        return self._failure is not None
+
+    def news(self) -> Saved | None:
+        """The checkpoint that has come to be since this was last asked."""
+        if self._told or self._saved.seconds is None:
+            return None
+        self._told = True
+        return self._saved
+
+    def settle(self) -> None:
+        """Wait for what is under way; raises TrainerError on all ranks if it failed."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        failure, self._failure = self._failure, None
+        self.world.agree(failure, named=False)  # it names its host already
+
+    def _finish(self, files: dict, manifest: dict, spare: int | None) -> None:
+        """Write, hash and commit all copies; what every rank's thread does together."""
+        try:
+            with translated(self.world):
+                self._write_all(files, manifest)
+                if self.writes:
+                    _rotate(self.folder, manifest["step"], self.keep, spare)
+            self._saved.seconds = time.perf_counter() - self._saved.begin
+        except TrainerError as error:
+            self._failure = error
+        except Exception as error:
+            self._failure = TrainerError(
+                f"a fault of the trainer itself, in a save: {type(error).__name__}: {error}"
+            )
+
+    def _write_all(self, files: dict, manifest: dict) -> None:
+        world, final = self.world, self._saved.path
+        temporary = final.with_name(f".{final.name}.tmp")
+        try:
+            written = world.together(
+                lambda: (
+                    _write(temporary, files, self.strategy.model, self.tokenizer) if self.writes else None
+                ),
+                self.group,
+            )
+            files.clear()
+            copies = [
+                {"host": world.hosts[rank], "files": one}
+                for rank, one in enumerate(world.gather(written, self.group))
+                if one is not None
+            ]
+            manifest |= {"files": written, "copies": copies, "time": time.time()}
+            world.together(lambda: _commit(temporary, final, manifest) if self.writes else None, self.group)
+        except TrainerError:
+            if self.writes:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        if world.first and any(_tensors(one) != _tensors(copies[0]) for one in copies):
+            log(
+                f"warning: the copies of {final.name} on {' and '.join(one['host'] for one in copies)} differ: "
+                "these hosts do not compute alike"
+            )
+
+    def _check_room(self) -> None:
+        """Refuse to begin what will not fit; what is there stays."""
+        needed = MARGIN + sum(
+            part.element_size() * self.strategy.shape(name).numel() + 8 * self.strategy.shape(name).numel()
+            for name, part in self.strategy.trainable.items()
         )
-    if writes:
-        _rotate(folder, facts["step"], keep)
-    return final
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise TrainerError(_disk_message(self.folder, error)) from None
+        if free < needed:
+            raise TrainerError(
+                f"{self.folder}: the checkpoint cannot be saved: no space left: it needs {needed >> 20} MiB, "
+                f"{free >> 20} MiB are free; free some space there, then start the run again. "
+                "It goes on from its last checkpoint, which is intact"
+            )
 
 
 def find(run_dir: Path, world: World) -> Found | None:
@@ -171,82 +276,110 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         )
 
 
-def load(found: Found, world: World, model, optimizer) -> None:
+def load(found: Found, strategy: Strategy, optimizer) -> None:
     """Restore weights, optimizer state and random numbers on every rank; all ranks must call."""
+    world = strategy.world
+    weights, keys = _weights_file(strategy.model)
+    with contextlib.ExitStack() as opened:
 
-    def read():
-        try:
-            return load_file(found.path / "model.safetensors"), load_file(
-                found.path / "optimizer.safetensors"
-            )
-        except (OSError, SafetensorError) as error:
-            raise TrainerError(f"{found.path}: cannot be read: {error}") from None
+        def read():
+            try:
+                return [
+                    opened.enter_context(safe_open(found.path / name, "pt"))
+                    for name in (weights, "optimizer.safetensors")
+                ]
+            except (OSError, SafetensorError) as error:
+                raise TrainerError(f"{found.path}: cannot be read: {error}") from None
 
-    weights, moments = world.together(lambda: read() if found.path else ({}, {}))
-    with torch.no_grad():
-        for name, tensor in _weights(model).items():
-            tensor.copy_(_everywhere(weights.get(name), tensor, found, world))
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                optimizer.state[parameter] = {
-                    part: _everywhere(moments.get(f"{part}.{name}"), like, found, world).to(parameter.device)
-                    for part, like in (
-                        ("step", torch.zeros(())),
-                        ("exp_avg", parameter),
-                        ("exp_avg_sq", parameter),
-                    )
-                }
+        files = world.together(lambda: read() if found.path else (None, None))
+        with torch.no_grad():
+            for name, part in strategy.trainable.items():
+                part.copy_(_rows(found, files[0], keys[name], strategy, name))
+                step, mean, square = (
+                    _rows(found, files[1], f"{kind}.{name}", strategy, name) for kind in MOMENTS
+                )
+                optim.restore(optimizer, part, step.item(), mean, square)
     torch.set_rng_state(
         torch.frombuffer(bytearray(base64.b64decode(found.manifest["rng"])), dtype=torch.uint8)
     )
 
 
-def _everywhere(value: torch.Tensor | None, like: torch.Tensor, found: Found, world: World) -> torch.Tensor:
-    """`value` where this host has it, or else as received from the source; shaped like `like`."""
+def _rows(found: Found, file, key: str, strategy: Strategy, name: str) -> torch.Tensor:
+    """This rank's part of tensor `key` of a file, or where some host lacks it, as received from the source."""
     if found.everywhere:
-        return value
-    if value is None:
-        value = torch.empty(like.shape, dtype=like.dtype)
-    value = value.contiguous()
-    world.broadcast(value, found.source)
-    return value
+        one = file.get_slice(key)
+        return one[strategy.rows(name)] if one.get_shape() else file.get_tensor(key)
+    scalar = key.startswith("step.")
+    if file is not None:
+        value = file.get_tensor(key).contiguous()
+    else:
+        shape = () if scalar else strategy.shape(name)
+        value = torch.empty(shape, dtype=strategy.trainable[name].dtype)
+    strategy.world.broadcast(value, found.source)
+    return value if scalar else value[strategy.rows(name)]
 
 
-def _weights(model) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name; a tied tensor once, under its first name."""
-    kept = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return {**dict(model.named_parameters()), **buffers}
+def _weights_file(model: torch.nn.Module) -> tuple[str, dict[str, str]]:
+    """The name of the file of weights, and the key in it of every trainable parameter."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not hasattr(model, "peft_config"):
+        return "model.safetensors", {name: name for name in names}
+    from peft import get_peft_model_state_dict
+
+    numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
+    kept = get_peft_model_state_dict(model, state_dict=numbers, save_embedding_layers=False)
+    return "adapter_model.safetensors", {names[int(number)]: key for key, number in kept.items()}
 
 
-def _moments(model, optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors by 'part.parameter name'."""
-    return {
-        f"{part}.{name}": tensor
-        for name, parameter in model.named_parameters()
-        for part, tensor in optimizer.state.get(parameter, {}).items()
-    }
+def _copied(strategy: Strategy, optimizer, wanted: bool, apart: bool) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint by file and key, in the CPU's memory, where `wanted`; all ranks must call.
+
+    apart: they share no memory with what is trained.
+    """
+    file, keys = _weights_file(strategy.model)
+    weights, moments = {}, {}
+
+    def keep(into, key, value, *mine):
+        if wanted:
+            shared = apart and any(value.data_ptr() == one.data_ptr() for one in mine)
+            into[key] = value.detach().to("cpu", copy=shared).contiguous()
+
+    for name, part in strategy.trainable.items():
+        keep(weights, keys[name], strategy.whole(name, part), part)
+        state = optim.state(optimizer, part)
+        keep(moments, f"step.{name}", state["step"].float(), state["step"])
+        for kind in MOMENTS[1:]:
+            keep(moments, f"{kind}.{name}", strategy.whole(name, state[kind]), state[kind])
+    if file == "model.safetensors" and wanted:
+        kept = strategy.model.state_dict().keys()
+        for name, buffer in strategy.model.named_buffers():
+            if name in kept:
+                keep(weights, name, buffer, buffer)
+    return {file: weights, "optimizer.safetensors": moments}
 
 
-def _write(temporary: Path, model, optimizer, tokenizer) -> dict:
+def _write(temporary: Path, files: dict, model, tokenizer) -> dict:
     """Write all files but the manifest; return `{name: {bytes, sha256}}`."""
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, tensors in (
-            ("model.safetensors", _weights(model)),
-            ("optimizer.safetensors", _moments(model, optimizer)),
-        ):
-            save_file(
-                {k: t.detach().cpu().contiguous() for k, t in tensors.items()},
-                temporary / name,
-                {"format": "pt"},
-            )
-        model.config.save_pretrained(temporary)
+        for name, tensors in files.items():
+            save_file(tensors, temporary / name, {"format": "pt"})
+        if hasattr(model, "peft_config"):
+            adapter = copy.copy(model.peft_config["default"])
+            adapter.inference_mode = True
+            adapter.save_pretrained(temporary)
+        else:
+            model.config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         return {file.name: _settled(file) for file in sorted(temporary.iterdir()) if file.is_file()}
     except (OSError, SafetensorError) as error:
         raise TrainerError(_disk_message(temporary.parent, error)) from None
+
+
+def _tensors(copy: dict) -> list:
+    """The facts of a copy's files of tensors; others may name paths of their host."""
+    return [facts for name, facts in copy["files"].items() if name.endswith(".safetensors")]
 
 
 def _commit(temporary: Path, final: Path, manifest: dict) -> None:
@@ -272,10 +405,10 @@ def _disk_message(folder: Path, error: Exception) -> str:
     )
 
 
-def _rotate(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the `keep` newest up to `step`, just written, and what interrupted saves have left."""
+def _rotate(folder: Path, step: int, keep: int, spare: int | None) -> None:
+    """Delete what interrupted saves have left, and all but `spare` and the `keep` newest up to `step`, just written."""
     older = [path for path in _list(folder) if _step(path) <= step]
-    for path in older[:-keep]:
+    for path in (path for path in older[:-keep] if _step(path) != spare):
         doomed = path.with_name(f".{path.name}.old")
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)

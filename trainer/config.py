@@ -16,7 +16,7 @@ import yaml
 
 from trainer.errors import BadInput
 
-STRATEGIES = ("ddp",)
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity")
 
 
 def key(default, doc, *, least=None, above=None, most=None, choices=None, pattern=None):
@@ -137,7 +137,15 @@ class Config:
     )
     seed: int = key(0, "seed of the random weights and of the order of the data", least=0, most=2**63 - 1)
 
-    strategy: str = key("ddp", "how the ranks share the work", choices=STRATEGIES)
+    strategy: str = key(
+        "ddp",
+        "what a rank holds. ddp: everything; zero1: its part of the optimizer's state; zero2: of the gradients, too; "
+        "fsdp (or zero3): of the weights, too; offload: that part in the CPU's memory; infinity: AdamW's state on disk",
+        choices=STRATEGIES,
+    )
+    offload_dir: str | None = key(
+        None, "strategy infinity: a directory on a fast disk; default: `offload` in the run's directory"
+    )
     dtype: str = key(
         "float32",
         "number format of the computation; weights and AdamW stay float32",
@@ -156,6 +164,11 @@ class Config:
     checkpoint_every: int = key(500, "steps between checkpoints; 0: only at the end and at a stop", least=0)
     checkpoint_minutes: float = key(0.0, "minutes between checkpoints, besides; 0: none", least=0, most=1e6)
     checkpoint_epochs: bool = key(False, "a checkpoint at the end of every epoch, too")
+    checkpoint_async: bool = key(
+        True,
+        "write checkpoints while training goes on: a step waits only for a copy of weights and optimizer state in the "
+        "CPU's memory; false: it waits for the disk, and that memory is saved",
+    )
     checkpoint_keep: int = key(2, "checkpoints kept on a host", least=1)
     resume: str = key(
         "auto",
@@ -231,6 +244,11 @@ def check_together(config: Config) -> Config:
     if config.quantize != "none" and config.adapter == "none":
         problems.append(
             f"quantize: {config.quantize} freezes the weights; set adapter to lora, or quantize to none"
+        )
+    if config.strategy == "infinity" and config.optimizer != "adamw":
+        problems.append(
+            f"optimizer: strategy infinity keeps AdamW's state in 32 bits on disk; set optimizer to adamw, "
+            f"found {config.optimizer}"
         )
     if problems:
         raise BadInput("\n".join(problems))

@@ -1,17 +1,18 @@
 """The optimizer and its learning rate."""
 
 import math
+from collections.abc import Collection
 
 import torch
 
 from trainer.config import Config
 
+BLOCK = 256  # values that share a scale in bitsandbytes' 8-bit state
 FRESH, TRAINED, ADAPTER = 1e-3, 5e-5, 2e-4  # peak learning rates by what is trained
 
 
-def adamw(model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+def adamw(trainable: Collection[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices only, not on biases and norms."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
@@ -28,6 +29,66 @@ def adamw(model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         "paged_adamw_8bit": bnb.PagedAdamW8bit,
     }
     return kinds[config.optimizer](groups, **settings)
+
+
+def state(optimizer: torch.optim.Optimizer, part: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The state of a parameter (or a rank's part of it) as torch's AdamW has it, whatever AdamW it is.
+
+    step: scalar; exp_avg, exp_avg_sq: float32, shaped like `part`. Zeros where it has taken no step.
+    """
+    kept = optimizer.state.get(part)
+    if not kept:
+        return {
+            "step": torch.zeros(()),
+            "exp_avg": torch.zeros_like(part),
+            "exp_avg_sq": torch.zeros_like(part),
+        }
+    if isinstance(optimizer, torch.optim.AdamW):
+        return kept
+    from bitsandbytes.functional import dequantize_blockwise
+
+    def whole(number):
+        moment = kept[f"state{number}"]
+        if moment.dtype != torch.uint8:
+            return moment
+        scales = {"absmax": kept[f"absmax{number}"], "code": kept[f"qmap{number}"], "blocksize": BLOCK}
+        return dequantize_blockwise(moment, **scales).view_as(part)
+
+    return {"step": torch.tensor(float(kept["step"])), "exp_avg": whole(1), "exp_avg_sq": whole(2)}
+
+
+def restore(
+    optimizer: torch.optim.Optimizer,
+    part: torch.Tensor,
+    step: float,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+) -> None:
+    """Set the state of a parameter (or a rank's part of it) to what `state` once gave."""
+    kept = optimizer.state[part]
+    if isinstance(optimizer, torch.optim.AdamW):
+        if not kept:
+            kept["step"] = torch.zeros((), device=part.device)
+            kept["exp_avg"], kept["exp_avg_sq"] = torch.zeros_like(part), torch.zeros_like(part)
+        kept["step"].fill_(step)
+        kept["exp_avg"].copy_(exp_avg)
+        kept["exp_avg_sq"].copy_(exp_avg_sq)
+        return
+    from bitsandbytes.functional import quantize_blockwise
+
+    if not kept:
+        for g, group in enumerate(optimizer.param_groups):
+            for p, one in enumerate(group["params"]):
+                if one is part:
+                    optimizer.init_state(group, part, g, p)
+    kept["step"] = int(step)
+    for number, value in ((1, exp_avg), (2, exp_avg_sq)):
+        moment, value = kept[f"state{number}"], value.to(part.device)
+        if moment.dtype == torch.uint8:
+            scales = {"absmax": kept[f"absmax{number}"], "code": kept[f"qmap{number}"], "blocksize": BLOCK}
+            quantize_blockwise(value, out=moment, **scales)
+        else:
+            moment.copy_(value)
 
 
 def default_rate(config: Config, trained: bool) -> float:

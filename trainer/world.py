@@ -14,6 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainer import __version__, errors
 from trainer.config import Config
@@ -21,7 +22,7 @@ from trainer.environment import Environment
 
 PATIENCE = datetime.timedelta(hours=2)
 # What may differ by host: paths (their content is compared) and how a host computes.
-OWN_SETTINGS = ("model", "dataset", "device", "threads")
+OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_dir")
 
 
 class World:
@@ -72,19 +73,30 @@ class World:
     def first_on_host(self) -> bool:
         return self.environment.first_on_host
 
-    def gather(self, message) -> list:
-        """Every rank's `message` (anything that JSON holds), by rank; all ranks must call."""
+    def new_control_group(self):
+        """A group like `control`, for another thread; all ranks must call."""
+        if self.size == 1:
+            return None
+        with translated(self):
+            return dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def gather(self, message, group=None) -> list:
+        """Every rank's `message` (anything that JSON holds), by rank; all ranks must call.
+
+        group: `control` unless given.
+        """
         if self.size == 1:
             return [message]
+        group = group or self.control
         data = json.dumps(message).encode()
         with translated(self):
             lengths = torch.zeros(self.size, dtype=torch.int64)
             lengths[self.rank] = len(data)
-            dist.all_reduce(lengths, group=self.control)
+            dist.all_reduce(lengths, group=group)
             padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             parts = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(parts, padded, group=self.control)
+            dist.all_gather(parts, padded, group=group)
         return [
             json.loads(bytes(part[:length].numpy()))
             for part, length in zip(parts, lengths.tolist(), strict=True)
@@ -100,20 +112,25 @@ class World:
             with translated(self):
                 dist.broadcast(tensor, source, group=self.control)
 
-    def together(self, action):
+    def together(self, action, group=None):
         """`action()` on every rank; what fails on one fails on all, with the one's message and host."""
         result, failure = None, None
         try:
             with translated(self):
                 result = action()
         except errors.TrainerError as error:
-            failure = {"code": error.code, "message": str(error)}
-        failures = [(rank, one) for rank, one in enumerate(self.gather(failure)) if one]
+            failure = error
+        self.agree(failure, group)
+        return result
+
+    def agree(self, failure: errors.TrainerError | None, group=None, named: bool = True) -> None:
+        """Raise on all ranks the first rank's `failure` that has one; `named`: with its host."""
+        mine = {"code": failure.code, "message": str(failure)} if failure else None
+        failures = [(rank, one) for rank, one in enumerate(self.gather(mine, group)) if one]
         if failures:
             rank, one = failures[0]
-            prefix = f"{self.hosts[rank]}: " if len(set(self.hosts)) > 1 else ""
+            prefix = f"{self.hosts[rank]}: " if named and len(set(self.hosts)) > 1 else ""
             raise errors.KINDS[one["code"]](prefix + one["message"])
-        return result
 
     def same(self, what: str, values: list[str], cure: str) -> None:
         """Raise BadInput on every rank where `values` (one a rank) differ between hosts, naming the hosts."""
@@ -126,8 +143,16 @@ class World:
         listing = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in groups.items())
         raise errors.BadInput(f"the hosts differ in their {what}: {listing}. Cure: {cure}")
 
+    def mesh(self) -> DeviceMesh:
+        """All ranks in a row, as torch's sharding wants them; a single rank gets a group of its own."""
+        if self.training is None:
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            self.training = dist.group.WORLD
+        return DeviceMesh.from_group(self.training, self.device.type)
+
     def close(self) -> None:
-        if self.size > 1 and dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -29,8 +29,8 @@ REFUSED = {
     "nothing": ("batch_size:", "batch_size: expected a whole number, found nothing"),
     "not a number": ("lr: .nan", "lr: expected a finite number"),
     "infinity": ("lr: .inf", "lr: expected a finite number"),
-    "unknown strategy": ("strategy: dpd", "strategy: expected ddp, found 'dpd'; did you mean 'ddp'?"),
-    "a strategy of later": ("strategy: zero3", "strategy: expected ddp, found 'zero3'"),
+    "unknown strategy": ("strategy: dpd", "strategy: expected ddp or fsdp or zero1"),
+    "a strategy of nobody": ("strategy: zero4", "found 'zero4'; did you mean 'zero3'?"),
     "unknown schedule": ("lr_schedule: cosin", "expected cosine or linear or constant, found 'cosin'"),
     "a list": ("model: [a, b]", "model: expected one value, found a list"),
     "a mapping": ("model: {name: a}", "model: expected one value, found a mapping"),
@@ -55,6 +55,11 @@ def test_refused(tmp_path, name):
         config.load(path)
     assert message in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_settings_that_do_not_go_together():
+    with pytest.raises(BadInput, match="set optimizer to adamw, found adamw_8bit"):
+        config.check_together(config.from_mapping({"strategy": "infinity", "optimizer": "adamw_8bit"}))
 
 
 def test_all_problems_at_once(tmp_path):

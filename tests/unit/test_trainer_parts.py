@@ -68,8 +68,11 @@ def test_rotation_keeps_what_was_just_written(tmp_path):
     for step in (1, 2, 3, 9):
         stored(tmp_path, step)
     (tmp_path / ".step-00000002.tmp").mkdir()
-    checkpoint._rotate(tmp_path, step=3, keep=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000009"]
+    checkpoint._rotate(tmp_path, step=3, keep=1, spare=1)
+    names = ["step-00000001", "step-00000003", "step-00000009"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    checkpoint._rotate(tmp_path, step=3, keep=1, spare=None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
 
 
 def test_another_model_or_dataset_is_named():

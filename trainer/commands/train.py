@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, disk, metrics, optim, recorder
+from trainer import checkpoint, disk, metrics, optim, recorder, strategies
 from trainer.balance import shares
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal
-from trainer.errors import BadInput, Stopped, TrainerError
+from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
-from trainer.strategies import STRATEGIES
+from trainer.strategies.base import Strategy
 from trainer.world import World, log, translated, versions
 
 
@@ -80,7 +80,6 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     )
     model_load.check_vocabulary(source, packed.largest_id)
     model = model_load.build(config, source, world)
-    optimizer = optim.adamw(model, config)
     identity = {
         "model": model_load.architecture(model),
         "dataset": data_digest,
@@ -88,17 +87,21 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "sequence_length": config.sequence_length,
         "seed": config.seed,
     }
+    strategy = strategies.make(config, TokenLoss(model, config.loss_chunk), world)
+    optimizer = optim.adamw(strategy.trainable.values(), config)
+    strategy.adopt(optimizer)
     progress = Progress()
     if found:
         checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
-        checkpoint.load(found, world, model, optimizer)
+        checkpoint.load(found, strategy, optimizer)
         progress = Progress(**found.manifest["progress"])
     run = Run(
         config=config,
         world=world,
         packed=packed,
+        held_out=None,
         index=Index(config.seed, len(packed)),
-        strategy=STRATEGIES[config.strategy](TokenLoss(model, config.loss_chunk), world),
+        strategy=strategy,
         optimizer=optimizer,
         progress=progress,
         steps=last_step(config, len(packed), progress.step, progress.cursor),
@@ -108,12 +111,18 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         _introduce(run, found)
 
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
-    train(run, observer)
+    try:
+        train(run, observer)
+    except Diverged:
+        with contextlib.suppress(TrainerError):
+            observer.settle()  # a checkpoint that is under way is a good one
+        raise
     observer.save()
+    observer.settle()
     if world.first_on_host:
         _summarise(run, begin)
     results = environment.run_dir / "model"
-    world.together(lambda: _export(model, source.tokenizer, results) if world.first_on_host else None)
+    _export(strategy, source.tokenizer, results)
     observer.show(state="finished", reason=None, eta_seconds=0)
     if world.first:
         log(f"finished: model in {results}")
@@ -174,14 +183,25 @@ def _summarise(run: Run, begin: float) -> None:
     )
 
 
-def _export(model: torch.nn.Module, tokenizer, directory: Path) -> None:
-    """Write the model in transformers' format; the directory appears complete."""
+def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
+    """Write the model in transformers' format, on every host; all ranks must call."""
+    world, weights = strategy.world, {}
+    for name, weight in strategy.weights():
+        if world.first_on_host:
+            weights[name] = weight.detach().cpu()
+    world.together(
+        lambda: _write(strategy.model, weights, tokenizer, directory) if world.first_on_host else None
+    )
+
+
+def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) -> None:
+    """Write the model with `weights`, by parameter name; the directory appears complete."""
     temporary = directory.with_name(".model.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         # transformers would save on rank 0 alone, but every host has a disk of its own.
         model.should_save_on_this_rank = lambda wanted: wanted
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, state_dict=weights)
         tokenizer.save_pretrained(temporary)
         for file in temporary.rglob("*.safetensors"):
             # safetensors writes for its owner alone, but the operator's user fetches by group.

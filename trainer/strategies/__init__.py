@@ -1,6 +1,26 @@
 """How the ranks share the work of a step, by name."""
 
+from trainer.config import Config
+from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
 from trainer.strategies.ddp import DDP
+from trainer.strategies.sharded import FSDP, Infinity, Offload, Zero1, Zero2
+from trainer.world import World
 
-STRATEGIES: dict[str, type[Strategy]] = {"ddp": DDP}
+STRATEGIES: dict[str, type[Strategy]] = {
+    "ddp": DDP,
+    "fsdp": FSDP,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": FSDP,
+    "offload": Offload,
+    "infinity": Infinity,
+}
+
+
+def make(config: Config, module: TokenLoss, world: World) -> Strategy:
+    """The strategy that `config` names, with `module` in it; all ranks must call."""
+    kind = STRATEGIES[config.strategy]
+    if world.size == 1 and not issubclass(kind, Offload):
+        kind = DDP  # one rank has nobody to share with
+    return kind(module, world, config)

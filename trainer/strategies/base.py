@@ -1,27 +1,40 @@
-"""What the loop asks of a strategy."""
+"""What the loop, the optimizer and the checkpoints ask of a strategy."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
 
 from trainer.model.loss import TokenLoss
+from trainer.world import World, translated
 
 
 class Strategy(ABC):
     """Holds the model, its gradients and what the ranks exchange.
 
-    The contract: after `backward(loss, last=True)` and `finish()`, the gradients are the *sum* of all ranks'
+    The contract: after `backward(loss)` of all micro-batches and `finish()`, the gradients are the *sum* of all ranks'
     gradients. Losses are divided by the global number of tokens beforehand, so that the sum is the gradient
     of the global mean.
+
+    A rank holds a *part* of every trainable parameter: its first dimension's `rows(name)`. Optimizers see plain
+    tensors, the parts; checkpoints see whole parameters by name.
     """
 
+    lockstep = False  # every rank must go through the same number of forward and backward passes
+
     module: TokenLoss  # called with (inputs, labels, positions), it gives the summed loss
+    world: World
+    trainable: dict[str, torch.nn.Parameter]  # this rank's part of what is trained, by the parameter's name
 
     @property
     def model(self) -> torch.nn.Module:
         """The language model itself; its parameters' names are those of a checkpoint."""
         return self.module.model
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027
+        """Prepare a fresh optimizer of `trainable`; called once, before its first step."""
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -29,21 +42,45 @@ class Strategy(ABC):
 
     @abstractmethod
     def micro_batch(self, last: bool) -> AbstractContextManager:
-        """Around a micro-batch's forward and backward; `last`: gradients travel as they become ready."""
+        """Around a micro-batch's forward and backward; `last`: the step's last one on this rank."""
 
     @abstractmethod
     def finish(self) -> None:
-        """End the step's backward: every rank holds the summed gradients."""
+        """End the step's backward: every part has its summed gradient."""
 
     @abstractmethod
     def clip(self, limit: float) -> float:
         """Scale the gradient down to norm `limit` (0: never); return its norm before, equal on all ranks."""
 
-    @abstractmethod
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks of a small float64 vector on the device, in place."""
-
     @property
     @abstractmethod
     def wire_bytes(self) -> int:
-        """Bytes of gradients that each rank sends in a step."""
+        """Bytes of gradients and weights that each rank sent in the last step."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds of the last step's micro-batches that went to the other ranks, where that can be told."""
+        return 0.0
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of parameter `name`, whole."""
+        return self.trainable[name].shape
+
+    def rows(self, name: str) -> slice:
+        """Which rows of parameter `name` this rank's part is."""
+        return slice(None)
+
+    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """Parameter `name`, or a tensor of its shape, from every rank's `part`; all ranks must call."""
+        return part
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by name, whole, one after the other; all ranks must go through them."""
+        yield from self.model.named_parameters()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of a small float64 vector on the device, in place."""
+        if self.world.size > 1:
+            with translated(self.world):
+                dist.all_reduce(values, group=self.world.training)
+        return values

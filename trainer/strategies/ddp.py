@@ -11,6 +11,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 
+from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
 from trainer.world import World, translated
@@ -35,10 +36,10 @@ class Bucket:
 class DDP(Strategy):
     """See the module."""
 
-    def __init__(self, module: TokenLoss, world: World):
-        self.module, self.world = module, world
-        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.buckets = [Bucket(parameters) for parameters in _split(reversed(trainable))]
+    def __init__(self, module: TokenLoss, world: World, config: Config):
+        self.module, self.world = module.to(world.device), world
+        self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.buckets = [Bucket(parameters) for parameters in _split(reversed(self.trainable.values()))]
         self._sending = False
         self._next = 0  # buckets travel in order, on every rank
         self._works: list = []
@@ -89,12 +90,6 @@ class DDP(Strategy):
             for bucket in self.buckets:
                 bucket.flat.mul_(limit / (norm + 1e-6))
         return norm
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        if self.world.size > 1:
-            with translated(self.world):
-                dist.all_reduce(values, group=self.world.training)
-        return values
 
     @property
     def wire_bytes(self) -> int:
