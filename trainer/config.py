@@ -71,11 +71,41 @@ class Config:
     compile: bool = key(False, "torch.compile the model; the first steps take minutes, later ones less time")
 
     dataset: str = key(
-        "austen", "name of a text that ships with the trainer, a .txt or .jsonl file, or a directory of those"
+        "austen",
+        "name of a text that ships with the trainer, a .txt, .jsonl or .parquet file, a directory of those, a name of "
+        "the Hugging Face hub (org/name, org/name@revision, org/name@revision:pattern), or several, by commas",
     )
-    text_field: str = key("text", "the field of a JSONL line that holds the text")
+    dataset_weights: str | None = key(
+        None,
+        "the sets' shares of a batch, such as 3,1; default: all sets are one, each sequence once an epoch",
+    )
+    data_format: str = key(
+        "auto",
+        "what a record is. text: text_field; instruction: instruction, input, output; chat: messages, tools; auto: "
+        "chat or instruction where the set's first record has these fields, else text",
+        choices=("auto", "text", "instruction", "chat"),
+    )
+    text_field: str = key("text", "the field of a plain record that holds the text")
     max_samples: int | None = key(
-        None, "use only the first so many samples (JSONL lines, paragraphs of a text); default: all", least=1
+        None, "use only the first so many samples (records, paragraphs of a text) of each set; default: all", least=1
+    )
+    validation: str | None = key(None, "what evaluations are made on: a file or set, named as in dataset")
+    validation_split: float | None = key(
+        None,
+        "or this share of the documents (of a text: paragraphs), held out of training by seed and number",
+        above=0,
+        most=0.5,
+    )
+    loss_on: str = key(
+        "all",
+        "tokens that are learnt: all, or of instructions and chats the answers' alone, with their end-of-turn tokens",
+        choices=("all", "answers"),
+    )
+    overlong: str = key(
+        "split",
+        "documents are packed one after the other and go on in the next sequence (split), or each record stays whole, "
+        "and one that is longer than sequence_length is cut (cut) or refused (refuse)",
+        choices=("split", "cut", "refuse"),
     )
     vocab_size: int = key(
         2048, "tokens in the tokenizer that `model: tiny` trains on the dataset", least=257, most=1_000_000
@@ -250,6 +280,8 @@ def check_together(config: Config) -> Config:
             f"optimizer: strategy infinity keeps AdamW's state in 32 bits on disk; set optimizer to adamw, "
             f"found {config.optimizer}"
         )
+    if config.validation and config.validation_split:
+        problems.append("validation, validation_split: both say what is held out; give one of them")
     if problems:
         raise BadInput("\n".join(problems))
     return config

@@ -45,6 +45,7 @@ SWITCHES = {
 }
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
 SHIPPED_MODELS = ("tiny",)
+DATA = ("dataset", "validation")
 
 
 def plain(value):
@@ -160,13 +161,10 @@ def model_directory(value: str) -> str | None:
     return path
 
 
-def dataset_path(config: trainer_config.Config) -> str | None:
-    """The file or directory of the controller that `dataset` means, read to its end; None for a shipped text."""
-    value = config.dataset
-    for _ in trainer_data.samples(config):
-        pass
-    path = os.path.abspath(os.path.expanduser(value))
-    return path if os.path.exists(path) else None
+def data_paths(value: str) -> dict[str, str]:
+    """The files and directories of the controller among the names in a list of data sets: {name: path}."""
+    paths = {name: os.path.abspath(os.path.expanduser(name)) for name in trainer_data.names(value)}
+    return {name: path for name, path in paths.items() if os.path.exists(path)}
 
 
 def content_hash(path: str) -> str:
@@ -183,14 +181,15 @@ def content_hash(path: str) -> str:
     return total.hexdigest()
 
 
-def upload(path: str, kind: str) -> dict[str, str]:
-    """What to bring to the hosts: `key` of the configuration, source, and where it goes below the state
-    directory.
+def upload(key: str, name: str, path: str) -> dict[str, str]:
+    """What to bring to the hosts: `key` of the configuration and the name there, source, and where it goes below
+    the state directory.
     """
     digest = content_hash(path)
-    below = {"dataset": "data", "model": "models"}[kind]
+    below = "models" if key == "model" else "data"
     return {
-        "key": kind,
+        "key": key,
+        "name": name,
         "source": path,
         "directory": f"{below}/{digest}",
         "path": f"{below}/{digest}/{os.path.basename(path)}",
@@ -264,17 +263,20 @@ def build(
         kept = base or {}
         # What a resumed run stored is a path on the hosts, where it was brought when the run began.
         if config["model"] != kept.get("model") and (path := model_directory(config["model"])):
-            uploads.append((path, "model"))
-        if config["dataset"] != kept.get("dataset") and (path := dataset_path(merged)):
-            uploads.append((path, "dataset"))
+            uploads.append(("model", config["model"], path))
+        new = [key for key in DATA if config[key] and config[key] != kept.get(key)]
+        trainer_data.check(merged, new, controller=True)
+        for key in new:
+            uploads += [(key, name, path) for name, path in data_paths(config[key]).items()]
         if local:  # the hosts are this machine: they read the files where they lie
-            config.update({kind: path for path, kind in uploads})
+            places = [{"key": key, "name": name, "place": path} for key, name, path in uploads]
+            config = trainer_data.placed(config, places)
             uploads = []
     config = {name: value for name, value in config.items() if value is not None}
     return {
         "run": run,
         "config": config,
-        "uploads": [upload(path, kind) for path, kind in uploads],
+        "uploads": [upload(*one) for one in uploads],
         "commands": commands(run),
         **flags,
     }

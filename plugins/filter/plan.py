@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
+from pathlib import Path
 
 from ansible.errors import AnsibleFilterError
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from trainer.data.read import names, placed
 
 PLAIN = r"[A-Za-z0-9_./:=@%+,-]*"  # what needs no quotes in a shell's or systemd's file of variables
 
@@ -72,6 +78,22 @@ def run_env(variables: dict[str, str]) -> str:
             raise AnsibleFilterError(f"run_env: {key}: a line break in the value")
         lines.append(f"{key}={text if re.fullmatch(PLAIN, text) else shlex.quote(text)}\n")
     return "".join(lines)
+
+
+def run_brought(config: dict, uploads: list[dict[str, str]], state_dir: str) -> dict:
+    """`config` with the places on the hosts, below `state_dir`, of what was brought there for it."""
+    return placed(config, [{**one, "place": f"{state_dir}/{one['path']}"} for one in uploads])
+
+
+def run_kept_paths(config: dict, uploads: list[dict[str, str]]) -> list[str]:
+    """The paths of a resumed run's model and data that must lie on the hosts already."""
+    brought = {(one["key"], one["name"]) for one in uploads}
+    return [
+        name
+        for key in ("model", "dataset", "validation")
+        for name in ([config["model"]] if key == "model" else names(config.get(key) or ""))
+        if name.startswith("/") and (key, name) not in brought
+    ]
 
 
 def run_problems(
@@ -209,6 +231,8 @@ class FilterModule:
             "run_plan": run_plan,
             "run_alone": run_alone,
             "run_env": run_env,
+            "run_brought": run_brought,
+            "run_kept_paths": run_kept_paths,
             "run_problems": run_problems,
             "run_unknown": run_unknown,
             "run_end": run_end,

@@ -7,12 +7,13 @@ import pytest
 import ranks
 import torch
 
+from trainer.data.index import Index
+
 pytestmark = pytest.mark.distributed
 
 
 def plain_loop(material, steps=12, batch_size=7, length=32):
     """What the trainer must equal: no ranks, no micro-batches, no packing: every document's piece runs alone."""
-    import numpy as np
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(material / "model")
@@ -30,11 +31,7 @@ def plain_loop(material, steps=12, batch_size=7, length=32):
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95)
     )
-    samples = [
-        k
-        for epoch in range(2)
-        for k in np.random.Generator(np.random.PCG64([0, epoch])).permutation(len(windows))
-    ]
+    samples = Index(0, len(windows)).batch(0, steps * batch_size)
     curve = []
     for step in range(steps):
         total, count = 0.0, 0

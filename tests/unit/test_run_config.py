@@ -194,7 +194,7 @@ REFUSED = {
         lambda t: {"dataset": write(t, "d.jsonl", '{"text": "a"}\n{"txt": "b"}\n')},
         ["d.jsonl:2: no field 'text'", "its fields are: txt", "text_field"],
     ),
-    "another kind of file": (lambda t: {"dataset": write(t, "d.csv", "a,b")}, [".txt or .jsonl"]),
+    "another kind of file": (lambda t: {"dataset": write(t, "d.csv", "a,b")}, [".txt, .jsonl or .parquet"]),
 }
 
 

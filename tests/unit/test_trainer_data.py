@@ -1,13 +1,40 @@
-"""Reading, packing and indexing."""
+"""Reading, packing, holding out, mixing and indexing."""
 
+import collections
+import itertools
 import json
+import random
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from trainer.config import from_mapping
-from trainer.data import index, pack, read, tokenizer
+from trainer.config import check_together, from_mapping
+from trainer.data import files, hub, index, pack, read, tokenizer
 from trainer.errors import BadInput
+
+
+def sampled(config):
+    return [sample for one in read.everything(config) for sample in read.samples(one, config)]
+
+
+def pairs(config):
+    return [(sample.text, sample.ends) for sample in sampled(config)]
+
+
+def prepared(config, folder):
+    """(training set, held-out set) with a tokenizer trained on it."""
+    tokens = tokenizer.wrap(tokenizer.train(config))
+    return pack.prepare(config, read.digests(config), tokens, folder)
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+CHAT = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n'
 
 REFUSED = {
     "not JSON": ("a.jsonl", '{"text": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
@@ -19,15 +46,47 @@ REFUSED = {
     ),
     "no fields": ("a.jsonl", "{}\n", "its fields are: none"),
     "not a text": ("a.jsonl", '{"text": null}\n', "a.jsonl:1: field 'text': expected a text, found null"),
-    "half a character": ("a.jsonl", '{"text": "\\ud800"}\n', "half a character"),
+    "half a character": ("a.jsonl", '{"text": "\\ud800"}\n', "field 'text': half a character"),
     "too deep": ("a.jsonl", "[" * 100000 + "\n", "a.jsonl:1: not JSON"),
+    "a number without end": ("a.jsonl", '{"text": ' + "9" * 5000 + "}\n", "a.jsonl:1: not JSON: Exceeds"),
     "not UTF-8": ("a.txt", b"good\nand caf\xe9\n", "a.txt:2: not UTF-8: byte 0xe9 at column 8"),
     "not UTF-8 either": ("a.jsonl", b'{"text": "\xff"}\n', "a.jsonl:1: not UTF-8"),
     "empty text": ("a.txt", "", "no text in it"),
     "blank text": ("a.txt", " \n\n", "no text in it"),
     "empty JSONL": ("a.jsonl", "\n", "no text in it"),
-    "another kind of file": ("a.csv", "x", "ends in .txt or .jsonl"),
-}
+    "another kind of file": ("a.csv", "x", "ends in .txt, .jsonl or .parquet"),
+    "no parquet": ("a.parquet", "x" * 99, "a.parquet: row 1: cannot be read as parquet"),
+    "a later record without messages": (
+        "a.jsonl",
+        CHAT + '{"text": "x"}\n',
+        "a.jsonl:2: no field 'messages'; its fields are: text",
+    ),
+    "no messages": ("a.jsonl", CHAT + '{"messages": []}\n', "a.jsonl:2: field 'messages': expected a list"),
+    "no role": ("a.jsonl", '{"messages": [{"from": "me"}]}\n', 'a.jsonl:1: messages[0]: expected an object'),
+    "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "messages[0]: content: expected a text"),
+    "a picture": (
+        "a.jsonl",
+        '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
+        "only text is trained on",
+    ),
+    "half a character said": (
+        "a.jsonl",
+        '{"messages": [{"role": "user", "content": "\\udcff"}]}\n',
+        "a.jsonl:1: half a character",
+    ),
+    "tools that are none": ("a.jsonl", CHAT[:-2] + ', "tools": [1]}\n', "field 'tools': expected a list of JSON"),
+    "tools in bad JSON": ("a.jsonl", CHAT[:-2] + ', "tools": "[{"}\n', "field 'tools': not JSON: [{"),
+    "a later record without output": (
+        "a.jsonl",
+        '{"instruction": "i", "output": "o"}\n{"instruction": "i"}\n',
+        "a.jsonl:2: no field 'output'; its fields are: instruction",
+    ),
+    "an input that is no text": (
+        "a.jsonl",
+        '{"instruction": "i", "input": 3, "output": "o"}\n',
+        "a.jsonl:1: field 'input': expected a text, found 3",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -36,64 +95,175 @@ def test_refused(tmp_path, name):
     path = tmp_path / file
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(BadInput) as refused:
-        list(read.samples(from_mapping({"dataset": str(path)})))
+        sampled(from_mapping({"dataset": str(path)}))
     assert message in str(refused.value)
 
 
 def test_missing_datasets_name_the_shipped_ones(tmp_path):
-    for name in ("nothing", str(tmp_path / "none.txt")):
+    for name in ("nothing", str(tmp_path / "none.txt"), "data/none.jsonl"):
         with pytest.raises(BadInput, match=r"no such file or directory.*austen"):
-            read.resolve(from_mapping({"dataset": name}))
+            read.training(from_mapping({"dataset": name}))
+    with pytest.raises(BadInput, match=r"^validation: nothing: no such file"):
+        read.validation(from_mapping({"validation": "nothing"}))
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(BadInput, match=r"no \.txt or \.jsonl file in this directory; found notes.md"):
-        read.resolve(from_mapping({"dataset": str(tmp_path)}))
+    with pytest.raises(BadInput, match=r"no .*\.parquet file in this directory; found notes.md"):
+        read.training(from_mapping({"dataset": str(tmp_path)}))
 
 
 def test_samples_of_texts_and_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"t": "one"}\n\n{"t": ""}\n{"t": "two"}\n')
     (tmp_path / "b.txt").write_text("\ufefffirst\nstill first\n\n\nsecond\n", encoding="utf-8")
     config = from_mapping({"dataset": str(tmp_path), "text_field": "t"})
-    found = list(read.samples(config))
+    found = pairs(config)
     assert found == [("one", True), ("two", True), ("first\nstill first\n\n\n", False), ("second\n", True)]
     limited = from_mapping({"dataset": str(tmp_path), "text_field": "t", "max_samples": 3})
-    assert list(read.samples(limited)) == [*found[:2], (found[2][0], True)]
-    assert read.digest(config) != read.digest(limited)
+    assert pairs(limited) == [*found[:2], (found[2][0], True)]
+    assert read.digests(config) != read.digests(limited)
+    assert [sample.place for sample in sampled(config)][1:] == [
+        f"{tmp_path}/a.jsonl:4",
+        f"{tmp_path}/b.txt:1",
+        f"{tmp_path}/b.txt:5",
+    ]
 
 
 def test_a_text_without_blank_lines_is_cut_and_nothing_is_lost(tmp_path):
     path = tmp_path / "a.txt"
     text = "".join(f"line number {n} of many\n" for n in range(20000))
     path.write_text(text)
-    found = list(read.samples(from_mapping({"dataset": str(path)})))
+    found = pairs(from_mapping({"dataset": str(path)}))
     assert "".join(piece for piece, _ in found) == text
-    assert max(len(piece) for piece, _ in found) < read.LONGEST_PARAGRAPH + 100
+    assert max(len(piece) for piece, _ in found) < files.LONGEST_PARAGRAPH + 100
     assert [ends for _, ends in found] == [False] * (len(found) - 1) + [True]
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """Documents of 1 to 40 words in sequences of 16; (Packed, documents as ids with their end token)."""
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
+    path = tmp_path / "a.txt"
+    path.write_text("short\n" + "x" * (2 << 20))
+    with pytest.raises(BadInput, match=r"a\.txt:2: a line longer than 1 MiB; break it"):
+        sampled(from_mapping({"dataset": str(path)}))
+
+
+RECORDS = [
+    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]}
+    for n in range(600)
+]
+
+
+def test_parquet_equals_jsonl(tmp_path):
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(
+            [{**one, "tools": json.dumps([{"name": "f"}]), "other": 1} for one in RECORDS]
+        ),
+        tmp_path / "a.parquet",
+        row_group_size=100,
+    )
+    write_lines(tmp_path / "b.jsonl", [{**one, "tools": [{"name": "f"}]} for one in RECORDS])
+    rows, lines = (
+        sampled(from_mapping({"dataset": str(tmp_path / name)})) for name in ("a.parquet", "b.jsonl")
+    )
+    assert [(one.messages, one.tools) for one in rows] == [(one.messages, one.tools) for one in lines]
+    assert rows[299].place.endswith("a.parquet: row 300") and lines[299].place.endswith("b.jsonl:300")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), tmp_path / "c.parquet")
+    with pytest.raises(BadInput, match=r"c\.parquet: row 2: field 'text': expected a text, found null"):
+        sampled(from_mapping({"dataset": str(tmp_path / "c.parquet")}))
+
+
+def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
+    record = {"text": "plain", "instruction": "say", "input": "it", "output": "so", **RECORDS[0]}
+
+    def kind(*fields, **settings):
+        path = write_lines(tmp_path / "a.jsonl", [{name: record[name] for name in fields}])
+        config = from_mapping({"dataset": path, **settings})
+        (sample,) = sampled(config)
+        return sample
+
+    assert kind("text").text == "plain"
+    assert kind("text", "instruction", "output").messages[0]["content"] == "say"
+    assert kind("instruction", "input", "output").messages == [
+        {"role": "user", "content": "say\n\nit"},
+        {"role": "assistant", "content": "so"},
+    ]
+    assert kind("text", "instruction", "output", "messages").messages[0]["content"] == "q0"
+    assert kind("text", "instruction", "output", "messages", data_format="text").text == "plain"
+    (tmp_path / "b.txt").write_text("words")
+    with pytest.raises(BadInput, match=r"data_format is chat, and a \.txt file has no records"):
+        sampled(from_mapping({"dataset": str(tmp_path / "b.txt"), "data_format": "chat"}))
+
+
+def test_messages_are_as_templates_want_them(tmp_path):
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}], "name": None},
+    ]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": messages}])
+    (sample,) = sampled(from_mapping({"dataset": path}))
+    assert sample.messages == [
+        {"role": "user", "content": "two parts"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
+    ]
+
+
+# ---- packing ----
+
+
+@pytest.fixture(scope="module", params=["split", "refuse"])
+def packed(tmp_path_factory, request):
+    """Documents of up to 40 words, or 6, in sequences of 16: (Packed, documents as ids, overlong)."""
     folder = tmp_path_factory.mktemp("packed")
-    texts = [" ".join(f"w{(n * k) % 23}" for k in range(1 + (n * 7) % 40)) for n in range(60)]
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    config = from_mapping({"dataset": str(folder / "a.jsonl"), "vocab_size": 300, "sequence_length": 16})
+    longest = 40 if request.param == "split" else 6
+    texts = [" ".join(f"w{(n * k) % 23}" for k in range(1 + (n * 7) % longest)) for n in range(160)]
+    path = write_lines(folder / "a.jsonl", [{"text": text} for text in texts])
+    config = from_mapping(
+        {"dataset": path, "vocab_size": 330, "sequence_length": 16, "overlong": request.param}
+    )
     tokens = tokenizer.wrap(tokenizer.train(config))
     documents = [[*tokens(text).input_ids, tokens.eos_token_id] for text in texts]
-    return pack.prepare(config, read.digest(config), tokens, folder / "cache"), documents
+    found, held_out = pack.prepare(config, read.digests(config), tokens, folder / "cache")
+    assert held_out is None and found.token_count == sum(map(len, documents))
+    return found, documents, request.param
 
 
 def test_no_token_is_dropped_and_each_is_predicted_once(packed):
-    packed, documents = packed
-    stream = [token for document in documents for token in document]
-    inputs = np.concatenate([packed[k][0] for k in range(len(packed))])
-    labels = np.concatenate([packed[k][1] for k in range(len(packed))])
-    assert inputs[: len(stream) - 1].tolist() == stream[:-1]
-    expected = [token if n else pack.IGNORE for document in documents for n, token in enumerate(document)][1:]
-    assert labels.tolist() == expected + [pack.IGNORE] * (len(labels) - len(expected))
+    packed, documents, overlong = packed
+    if overlong == "split":
+        stream = [token for document in documents for token in document]
+        inputs = np.concatenate([packed[k][0] for k in range(len(packed))])
+        labels = np.concatenate([packed[k][1] for k in range(len(packed))])
+        assert inputs[: len(stream) - 1].tolist() == stream[:-1]
+        expected = [token if n else pack.IGNORE for one in documents for n, token in enumerate(one)][1:]
+        assert labels.tolist() == expected + [pack.IGNORE] * (len(labels) - len(expected))
+        return
+    found = []
+    for k in range(len(packed)):
+        inputs, labels, positions = packed[k]
+        for begin, end in spans(positions):
+            found.append(tuple(inputs[begin:end].tolist()))
+            assert labels[begin:end].tolist() in (
+                [*inputs[begin + 1 : end].tolist(), pack.IGNORE],
+                [pack.IGNORE] * (end - begin),  # the padding
+            )
+    wanted = collections.Counter(map(tuple, documents))
+    left = collections.Counter(found) - wanted
+    assert not wanted - collections.Counter(found)
+    assert all(set(one) == {packed._sets[0].pad_id} for one in left)
+
+
+def spans(positions):
+    starts = [*np.flatnonzero(positions == 0).tolist(), len(positions)]
+    return list(itertools.pairwise(starts))
+
+
+def test_whole_documents_leave_little_padding(packed):
+    packed, documents, overlong = packed
+    if overlong == "refuse":
+        assert len(packed) * 16 < 1.05 * sum(map(len, documents))
 
 
 def test_positions_begin_anew_at_documents_and_sequences(packed):
-    packed, documents = packed
+    packed, documents, overlong = packed
+    if overlong == "refuse":
+        return  # its documents are found by their positions
     whole = [n for document in documents for n in range(len(document))]
     for k in range(len(packed)):
         _, _, positions = packed[k]
@@ -109,9 +279,10 @@ def test_positions_begin_anew_at_documents_and_sequences(packed):
 
 
 def test_valid_tokens_are_counted_from_the_index(packed):
-    packed, _ = packed
+    packed, documents, _ = packed
     counted = [int((packed[k][1] != pack.IGNORE).sum()) for k in range(len(packed))]
-    assert packed.valid.tolist() == counted
+    assert packed.valid.dtype == np.int64 and packed.valid.tolist() == counted
+    assert sum(counted) == sum(len(document) - 1 for document in documents)
 
 
 def test_a_neighbour_document_changes_nothing(packed):
@@ -119,7 +290,7 @@ def test_a_neighbour_document_changes_nothing(packed):
     import torch
     from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-    packed, _ = packed
+    packed = packed[0]
     k = next(k for k in range(len(packed)) if (packed[k][2] == 0).sum() >= 3)
     inputs, _, positions = (torch.from_numpy(array)[None] for array in packed[k])
     starts = (positions[0] == 0).nonzero().flatten().tolist()
@@ -128,9 +299,9 @@ def test_a_neighbour_document_changes_nothing(packed):
     changed[0, :begin] = (changed[0, :begin] + 7) % 250
     changed[0, end:] = (changed[0, end:] + 7) % 250
     for model_config in (
-        GPT2Config(vocab_size=300, n_positions=16, n_embd=32, n_layer=2, n_head=2),
+        GPT2Config(vocab_size=330, n_positions=16, n_embd=32, n_layer=2, n_head=2),
         LlamaConfig(
-            vocab_size=300,
+            vocab_size=330,
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,
@@ -148,19 +319,299 @@ def test_a_neighbour_document_changes_nothing(packed):
         assert torch.allclose(before, alone, atol=1e-5)
 
 
+def test_best_fit_loses_nothing_and_fits():
+    chance = random.Random(5)
+    lengths = [chance.randint(1, 50) for _ in range(300)] + [50, 1]
+    bins = pack.best_fit(lengths, 50)
+    assert sorted(n for one in bins for n in one) == list(range(len(lengths)))
+    assert all(sum(lengths[n] for n in one) <= 50 for one in bins)
+    assert len(bins) <= 1.1 * sum(lengths) / 50
+
+
+def test_running_text_goes_on_whatever_overlong_says(tmp_path):
+    (tmp_path / "a.txt").write_text("some words to learn from, and some more\n" * 20)
+    settings = {"dataset": str(tmp_path / "a.txt"), "vocab_size": 300, "sequence_length": 16}
+    whole, _ = prepared(from_mapping({**settings, "overlong": "refuse"}), tmp_path / "cache")
+    split, _ = prepared(from_mapping(settings), tmp_path / "cache")
+    assert whole.token_count == split.token_count and whole.valid.sum() == split.valid.sum()
+
+
+def test_documents_longer_than_a_sequence(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a b c d e f g h" * (n + 1)} for n in range(9)])
+    settings = {"dataset": path, "vocab_size": 257, "sequence_length": 32}
+    with pytest.raises(BadInput) as refused:
+        prepared(from_mapping({**settings, "overlong": "refuse"}), tmp_path / "cache")
+    text = str(refused.value)
+    assert "7 documents are longer than sequence_length 32" in text and "and 2 more" in text
+    assert f"{path}:3: 46 tokens" in text and "overlong to split or cut" in text
+    cut, _ = prepared(from_mapping({**settings, "overlong": "cut"}), tmp_path / "cache")
+    assert (cut.shortened, cut.dropped) == (7, sum(15 * (n + 1) + 1 - 32 for n in range(2, 9)))
+    assert cut.token_count == 16 + 31 + 7 * 32 and len(cut) == 9
+    split, _ = prepared(from_mapping(settings), tmp_path / "cache")
+    assert (split.longer, split.shortened, split.dropped) == (7, 0, 0)
+    assert split.token_count == cut.token_count + cut.dropped
+
+
+# ---- the cache ----
+
+
 def test_the_cache_is_used_and_a_broken_one_made_anew(tmp_path):
     (tmp_path / "a.txt").write_text("some words to learn from, and some more\n" * 20)
     config = from_mapping({"dataset": str(tmp_path / "a.txt"), "vocab_size": 300, "sequence_length": 8})
-    tokens = tokenizer.wrap(tokenizer.train(config))
-    first = pack.prepare(config, read.digest(config), tokens, tmp_path / "cache")
+    first, _ = prepared(config, tmp_path / "cache")
     (directory,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     made = directory.stat().st_mtime_ns
-    pack.prepare(config, read.digest(config), tokens, tmp_path / "cache")
+    prepared(config, tmp_path / "cache")
     assert directory.stat().st_mtime_ns == made
     interrupted = directory.with_name(directory.name + ".tmp")  # as a kill leaves it
     directory.rename(interrupted)
-    again = pack.prepare(config, read.digest(config), tokens, tmp_path / "cache")
-    assert np.array_equal(first.tokens, again.tokens) and not interrupted.exists()
+    again, _ = prepared(config, tmp_path / "cache")
+    assert first.digest == again.digest and not interrupted.exists()
+    assert [len(list(directory.glob(kind))) for kind in ("held_out", "train/stream-8")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "anew"),
+    [
+        ({"sequence_length": 16}, False),
+        ({"seed": 3}, False),
+        ({"epochs": 2}, False),
+        ({"overlong": "cut"}, True),
+        ({"max_samples": 3}, True),
+        ({"validation_split": 0.3}, True),
+        ({"text_field": "other"}, True),
+    ],
+)
+def test_what_the_tokens_depend_on_is_in_their_name(tmp_path, changes, anew):
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"text": f"words {n}", "other": "more words"} for n in range(20)]
+    )
+    config = {"dataset": path, "sequence_length": 8}
+    tokens = tokenizer.wrap(tokenizer.train(from_mapping({**config, "vocab_size": 300})))
+    for settings in (config, {**config, **changes}):
+        asked = from_mapping(settings)
+        pack.prepare(asked, read.digests(asked), tokens, tmp_path / "cache")
+    assert len([one for one in (tmp_path / "cache").iterdir() if one.is_dir()]) == (2 if anew else 1)
+
+
+def test_a_tokenizer_that_begins_every_text_keeps_to_it(tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    path = write_lines(tmp_path / "a.jsonl", [{"text": f"words {n}"} for n in range(9)])
+    config = from_mapping({"dataset": path, "vocab_size": 300, "sequence_length": 16, "overlong": "refuse"})
+    tokens = tokenizer.wrap(tokenizer.train(config))
+    tokens.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.END_OF_TEXT} $A", special_tokens=[(tokenizer.END_OF_TEXT, 0)]
+    )
+    assert tokens("x").input_ids[0] == tokens.bos_token_id
+    packed, _ = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
+    inputs, _, positions = packed[0]
+    assert all(inputs[begin] == tokens.bos_token_id for begin, _ in spans(positions))
+    assert packed.token_count == sum(len(tokens(f"words {n}").input_ids) + 1 for n in range(9))
+
+
+# ---- held-out data ----
+
+
+def texts_of(packed, tokens):
+    """The documents of a Packed of whole documents, as texts."""
+    found = []
+    for k in range(len(packed)):
+        inputs, _, positions = packed[k]
+        found += [
+            tokens.decode(inputs[begin:end], skip_special_tokens=True) for begin, end in spans(positions)
+        ]
+    return [text for text in found if text]
+
+
+def test_the_split_is_disjoint_complete_and_chosen_by_the_seed(tmp_path):
+    texts = [f"text number {n}" for n in range(200)]
+    path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+
+    def parts(**settings):
+        config = from_mapping(
+            {"dataset": path, "vocab_size": 300, "sequence_length": 32, "overlong": "refuse", **settings}
+        )
+        tokens = tokenizer.wrap(tokenizer.train(config))
+        train, held_out = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
+        return texts_of(train, tokens), texts_of(held_out, tokens)
+
+    train, held_out = parts(validation_split=0.2)
+    assert sorted(train + held_out) == sorted(texts)
+    assert 20 < len(held_out) < 60
+    assert parts(validation_split=0.2, sequence_length=64)[1] != parts(validation_split=0.2, seed=1)[1]
+    assert set(held_out) < set(parts(validation_split=0.4)[1])
+    with pytest.raises(BadInput, match=r"validation_split 0.01 of its 3 documents leaves none held out"):
+        parts(validation_split=0.01, max_samples=3)
+
+
+def test_of_a_text_paragraphs_are_held_out_and_nothing_is_predicted_across_the_gap(tmp_path):
+    paragraphs = [f"paragraph {n} of the text\n\n" for n in range(60)]
+    (tmp_path / "a.txt").write_text("".join(paragraphs))
+    settings = {"dataset": str(tmp_path / "a.txt"), "vocab_size": 300, "sequence_length": 32}
+    everything, _ = prepared(from_mapping(settings), tmp_path / "cache")
+    train, held_out = prepared(from_mapping({**settings, "validation_split": 0.25}), tmp_path / "cache")
+    assert train.token_count + held_out.token_count == everything.token_count
+    runs = [index.chosen(0, n, 0.25) for n in range(60)]
+    changes = sum(a != b for a, b in itertools.pairwise(runs))
+    assert train.documents + held_out.documents == changes + 1
+    lost = train.documents + held_out.documents  # the first tokens of each
+    assert train.valid.sum() + held_out.valid.sum() == everything.token_count - lost
+
+
+def test_a_validation_file_is_packed_alike(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": f"text {n}"} for n in range(50)])
+    other = write_lines(tmp_path / "b.jsonl", [{"text": f"other {n}"} for n in range(7)])
+    settings = {"dataset": path, "validation": other, "vocab_size": 300, "sequence_length": 16}
+    train, held_out = prepared(from_mapping({**settings, "max_samples": 5}), tmp_path / "cache")
+    assert (train.documents, held_out.documents) == (5, 7)
+    with pytest.raises(BadInput, match="both say what is held out"):
+        check_together(from_mapping({**settings, "validation_split": 0.1}))
+
+
+# ---- several sets ----
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Three sets: 40 short documents, 10 long ones, and a text."""
+    names = [
+        write_lines(tmp_path / "a.jsonl", [{"text": f"a{n}"} for n in range(40)]),
+        write_lines(tmp_path / "b.jsonl", [{"text": "b" * 60} for n in range(10)]),
+    ]
+    (tmp_path / "c.txt").write_text("c d e f g\n" * 20)
+    return {
+        "dataset": ", ".join([*names, str(tmp_path / "c.txt")]),
+        "vocab_size": 257,
+        "sequence_length": 16,
+    }
+
+
+def test_several_sets_are_one(three, tmp_path):
+    packed, _ = prepared(from_mapping(three), tmp_path / "cache")
+    alone = [
+        prepared(from_mapping({**three, "dataset": name}), tmp_path / "cache")[0]
+        for name in read.names(three["dataset"])
+    ]
+    assert packed.sizes == [len(one) for one in alone] and len(packed) == sum(packed.sizes)
+    assert packed.token_count == sum(one.token_count for one in alone)
+    assert packed.valid.tolist() == [count for one in alone for count in one.valid]
+    k = packed.sizes[0] + packed.sizes[1]
+    assert all(np.array_equal(a, b) for a, b in zip(packed[k], alone[2][0], strict=True))
+    with pytest.raises(IndexError):
+        packed[len(packed)]
+
+
+def test_weights_are_kept_at_any_world_size(three, tmp_path):
+    packed, _ = prepared(from_mapping({**three, "dataset_weights": "6,3,1"}), tmp_path / "cache")
+    order = index.Index(7, packed.sizes, packed.weights)
+    bounds = np.cumsum([0, *packed.sizes])
+
+    def shares(sequences):
+        return np.histogram(sequences, bounds)[0]
+
+    assert order.sequences == len(packed)
+    assert shares(order.batch(0, 1000)).tolist() == [600, 300, 100]
+    assert shares(order.batch(5000, 1000)).tolist() == [600, 300, 100]
+    assert abs(shares(order.batch(0, 100)) - [60, 30, 10]).max() < 20  # mixed within, too
+    seen = order.batch(0, 3000)
+    for number, size in enumerate(packed.sizes):
+        # Each set goes through all of its own before one comes again.
+        own = [k for k in seen if bounds[number] <= k < bounds[number + 1]]
+        for whole in range(0, len(own) - size, size):
+            assert len(set(own[whole : whole + size])) == size
+    again = index.Index(7, packed.sizes, packed.weights)
+    assert [k for cursor in range(0, 60, 7) for k in again.batch(cursor, 7)] == seen[:63]
+    assert index.Index(8, packed.sizes, packed.weights).batch(0, 50) != seen[:50]
+
+
+@pytest.mark.parametrize("weights", ["1,2", "1,2,x", "1,2,0", "1,2,nan", "1,1,1000000"])
+def test_weights_that_do_not_fit_are_refused(three, weights):
+    with pytest.raises(BadInput, match=r"dataset_weights: 1,"):
+        read.training(from_mapping({**three, "dataset_weights": f"'{weights}'"[1:-1]}))
+
+
+def test_a_path_with_a_comma_is_one_name(tmp_path):
+    path = tmp_path / "one, two.txt"
+    path.write_text("words")
+    assert read.names(str(path)) == [str(path)]
+    assert read.names("a , b") == ["a", "b"]
+    config = {"dataset": "x.txt, austen", "validation": "y.txt", "model": "m"}
+    places = [
+        {"key": "dataset", "name": "x.txt", "place": "/d/x.txt"},
+        {"key": "model", "name": "m", "place": "/m"},
+    ]
+    assert read.placed(config, places) == {"dataset": "/d/x.txt,austen", "validation": "y.txt", "model": "/m"}
+
+
+# ---- names of the hub ----
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository on the hub, as it lies on disk after a download; what was asked for is in `.asked`."""
+    import huggingface_hub
+
+    folder = tmp_path / "snapshot"
+    (folder / "data").mkdir(parents=True)
+    for name in ("data/train-0.jsonl", "data/train-1.jsonl", "data/test-0.jsonl", "latest.jsonl"):
+        write_lines(folder / name, [{"text": name}])
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((*a, k)) or str(folder)
+    )
+    hub.fetch.cache_clear()
+    return asked
+
+
+def test_a_name_of_the_hub_is_fetched_at_its_revision(repository):
+    def texts(name):
+        return [text for text, _ in pairs(from_mapping({"dataset": name}))]
+
+    assert texts("org/set") == ["data/train-0.jsonl", "data/train-1.jsonl", "latest.jsonl"]
+    assert texts("org/set@0123abc:data/test-*.jsonl") == ["data/test-0.jsonl"]
+    name, asked = repository[1]
+    assert name == "org/set" and asked["repo_type"] == "dataset"
+    assert (asked["revision"], asked["allow_patterns"]) == ("0123abc", ["data/test-*.jsonl"])
+    with pytest.raises(BadInput, match=r"org/set@refs/convert/parquet"):
+        texts("org/set:*.parquet")
+    assert texts("org/set") and len(repository) == 3  # once in a process
+
+
+def test_without_a_network_a_name_of_the_hub_is_one_message(monkeypatch):
+    import huggingface_hub
+
+    def no_network(*_, **__):
+        raise ConnectionError("Max retries exceeded")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.fetch.cache_clear()
+    with pytest.raises(BadInput) as refused:
+        read.training(from_mapping({"dataset": "org/set"}))
+    for part in (
+        "org/set",
+        "neither a file here",
+        "HF_HUB_OFFLINE is set",
+        "hf download org/set --repo-type dataset",
+    ):
+        assert part in str(refused.value)
+
+
+def test_the_controller_leaves_to_the_hosts_what_it_cannot_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "fetch", None)  # would fail
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    config = from_mapping({"dataset": f"org/set,{tmp_path}/a.parquet,austen", "loss_on": "answers"})
+    with pytest.raises(BadInput, match="cannot be read as parquet"):
+        read.check(config, controller=True)
+    monkeypatch.setattr(read.importlib.util, "find_spec", lambda name: None)
+    samples, letters = read.check(config, controller=True)
+    assert samples > 500 and letters > 300_000
+    with pytest.raises(BadInput, match="loss_on: answers, but the data is plain text"):
+        read.check(from_mapping({"loss_on": "answers"}), controller=True)
+
+
+# ---- the tokenizer and the index ----
 
 
 def test_the_tokenizer_is_the_same_each_time_and_loses_nothing(tmp_path):
@@ -173,14 +624,23 @@ def test_the_tokenizer_is_the_same_each_time_and_loses_nothing(tmp_path):
         assert tokens.decode(tokens(sample).input_ids) == sample
 
 
-def test_index_is_a_permutation_an_epoch():
-    order = index.Index(seed=3, sequences=11)
-    run = order.batch(0, 33)
+@pytest.mark.parametrize("size", [1, 2, 3, 11, 64, 65, 1000])
+def test_an_epoch_is_every_sequence_once(size):
+    order = index.Index(seed=3, sequences=size)
+    run = order.batch(0, 3 * size)
     for epoch in range(3):
-        assert sorted(run[11 * epoch : 11 * epoch + 11]) == list(range(11))
-    assert run[:11] != run[11:22]
-    assert index.Index(seed=3, sequences=11).batch(9, 5) == run[9:14]  # across an epoch's end, from anywhere
-    assert index.Index(seed=4, sequences=11).batch(0, 11) != run[:11]
+        assert sorted(run[size * epoch : size * (epoch + 1)]) == list(range(size))
+    assert index.Index(seed=3, sequences=size).batch(size - 1, 5) == order.batch(0, size + 4)[-5:]
+    if size > 10:
+        assert run[:size] != run[size : 2 * size]
+        assert index.Index(seed=4, sequences=size).batch(0, size) != run[:size]
+
+
+def test_every_order_is_as_likely():
+    """Where the first of 11 goes, and what follows it, over many seeds: chi-squared with 10 degrees of freedom."""
+    for what in (lambda run: run[0], lambda run: run[5], lambda run: (run[1] - run[0]) % 11):
+        found = np.bincount([what(index.Index(seed, 11).batch(0, 6)) for seed in range(4400)], minlength=11)
+        assert ((found[found > 0] - 400) ** 2 / 400).sum() < 60
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
         return 0
     problems, samples, letters = [], 0, 0
     try:
-        for text, _ in read.samples(config):
-            samples += 1
-            letters += len(text)
+        samples, letters = read.check(config)
     except BadInput as error:
         problems.append(str(error))
 

@@ -73,16 +73,19 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     begin, environment = time.time(), world.environment
     shares(config.batch_size, world.size)  # refuse early what the ranks cannot share
     found = _previous(config, world)
-    data_digest = _data_digest(config, world)
+    digests = _data_digests(config, world)
     source = model_load.source(config, world)
-    packed = world.together(
-        lambda: pack.prepare(config, data_digest, source.tokenizer, environment.cache_dir)
+    packed, held_out = world.together(
+        lambda: pack.prepare(config, digests, source.tokenizer, environment.cache_dir)
     )
-    model_load.check_vocabulary(source, packed.largest_id)
+    both = [packed, held_out] if held_out else [packed]
+    found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
+    world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
+    model_load.check_vocabulary(source, max(one.largest_id for one in both))
     model = model_load.build(config, source, world)
     identity = {
         "model": model_load.architecture(model),
-        "dataset": data_digest,
+        "dataset": packed.digest,
         "tokenizer": model_load.tokenizer_digest(source.tokenizer),
         "sequence_length": config.sequence_length,
         "seed": config.seed,
@@ -99,8 +102,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         config=config,
         world=world,
         packed=packed,
-        held_out=None,
-        index=Index(config.seed, len(packed)),
+        held_out=held_out,
+        index=Index(config.seed, packed.sizes, packed.weights),
         strategy=strategy,
         optimizer=optimizer,
         progress=progress,
@@ -140,11 +143,13 @@ def _previous(config: Config, world: World) -> checkpoint.Found | None:
     return found
 
 
-def _data_digest(config: Config, world: World) -> str:
-    """The hash of the data, which must be equal on all hosts; each reads its own once."""
-    digests = world.gather(world.together(lambda: read.digest(config) if world.first_on_host else None))
-    by_node = {node: digest for node, digest in zip(world.nodes, digests, strict=True) if digest}
-    world.same("dataset", [by_node[node][:12] for node in world.nodes], "give every host the same files")
+def _data_digests(config: Config, world: World) -> list[str]:
+    """The hashes of the sets, which must be equal on all hosts; each reads its own once."""
+    digests = world.gather(world.together(lambda: read.digests(config) if world.first_on_host else None))
+    by_node = {node: one for node, one in zip(world.nodes, digests, strict=True) if one}
+    for number in range(len(by_node[0])):
+        found = [by_node[node][number][:12] for node in world.nodes]
+        world.same("dataset", found, "give every host the same files")
     return by_node[0]
 
 
@@ -153,10 +158,18 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     config, packed, world = run.config, run.packed, run.world
     log(f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}")
     log(
-        f"{_parameters(run):,} parameters; {len(packed.tokens):,} tokens in {packed.documents:,} documents, "
+        f"{_parameters(run):,} parameters; {packed.token_count:,} tokens in {packed.documents:,} documents, "
         f"{len(packed):,} sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
         f"{config.strategy}, {config.dtype}, {world.device}, {torch.get_num_threads()} threads a rank"
     )
+    if run.held_out:
+        log(f"held out: {run.held_out.token_count:,} tokens in {run.held_out.documents:,} documents")
+    if packed.shortened:
+        log(
+            f"{packed.shortened:,} documents were cut to {config.sequence_length} tokens; {packed.dropped:,} are lost"
+        )
+    elif packed.longer:
+        log(f"{packed.longer:,} documents are longer than a sequence and go on in the next one")
     if found:
         log(f"resuming after step {run.progress.step}, from {world.hosts[found.source]}")
 
@@ -174,7 +187,7 @@ def _summarise(run: Run, begin: float) -> None:
         started=begin,
         finished=time.time(),
         parameters=_parameters(run),
-        dataset_tokens=len(run.packed.tokens),
+        dataset_tokens=run.packed.token_count,
         sequences=len(run.packed),
         unigram_entropy=run.packed.unigram_entropy,
         world=recorder.hosts(run.world),

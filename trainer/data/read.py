@@ -1,145 +1,228 @@
-"""Text files to samples, a line at a time: memory does not grow with the data."""
+"""The data sets of a run, and their samples: memory does not grow with the data.
+
+The controller imports this to read data before any host is touched: neither numpy, pyarrow nor transformers here.
+"""
 
 import hashlib
+import importlib.util
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Config
+from trainer.data import files, hub, records
+from trainer.data.records import Sample
 from trainer.errors import BadInput
 
 SHIPPED = Path(__file__).parent / "texts"
-LONGEST_PARAGRAPH = (
-    1 << 16
-)  # bytes; a text without blank lines is cut at line ends into pieces of about this size
+ON_SAMPLES = ("text_field", "data_format")  # what samples are made of, beside the files
 
 
-def resolve(config: Config) -> list[Path]:
-    """The files that `dataset` means, in order. Raises BadInput where there are none."""
-    name = config.dataset
+@dataclass(frozen=True)
+class Dataset:
+    """One set: the files that one name means."""
+
+    key: str  # dataset or validation
+    name: str
+    files: tuple[Path, ...]
+    limit: int | None  # the first so many samples
+
+
+def names(value: str) -> list[str]:
+    """The entries of a comma-separated list; a path that is there and has a comma is one entry."""
+    if Path(value).expanduser().exists():
+        return [value]
+    return [part.strip() for part in value.split(",")]
+
+
+def training(config: Config) -> list[Dataset]:
+    """The sets of `dataset`, in order; raises BadInput where one is not there."""
+    found = [_dataset("dataset", name, config.max_samples) for name in names(config.dataset)]
+    weights(config)
+    return found
+
+
+def validation(config: Config) -> Dataset | None:
+    """The set of `validation`, if it is given."""
+    return _dataset("validation", config.validation, None) if config.validation else None
+
+
+def everything(config: Config) -> list[Dataset]:
+    """The sets of `dataset`, then that of `validation`."""
+    return [*training(config), *filter(None, [validation(config)])]
+
+
+def weights(config: Config) -> list[float]:
+    """A weight for every set of `dataset`; none where they are simply taken together. Raises BadInput."""
+    if not config.dataset_weights:
+        return []
+    sets = names(config.dataset)
+    try:
+        found = [float(part) for part in config.dataset_weights.split(",")]
+        good = len(found) == len(sets) and all(math.isfinite(one) and one > 0 for one in found)
+    except ValueError:
+        good = False
+    if not good:
+        raise BadInput(
+            f"dataset_weights: {config.dataset_weights}: expected a number above 0 for each of the {len(sets)} sets "
+            f"({', '.join(sets)}), separated by commas, such as {','.join(['1'] * len(sets))}"
+        )
+    if min(found) / sum(found) < 1e-3:
+        raise BadInput(
+            f"dataset_weights: {config.dataset_weights}: a share below a thousandth; leave that set out"
+        )
+    return found
+
+
+def kind(dataset: Dataset, config: Config) -> str:
+    """What the set's records are: text, instruction or chat, by `data_format` or its first record."""
+    kinds = {path.suffix for path in dataset.files}
+    if config.data_format not in ("auto", "text") and ".txt" in kinds:
+        raise BadInput(
+            f"{dataset.key}: {dataset.name}: data_format is {config.data_format}, and a .txt file has no records; "
+            "give .jsonl or .parquet"
+        )
+    for path in dataset.files:
+        if path.suffix != ".txt":
+            for _, record in files.records(path):
+                return records.kind(record, config)
+    return "text"
+
+
+def samples(dataset: Dataset, config: Config) -> Iterator[Sample]:
+    """Yield the set's samples, its `limit` at most; empty texts are passed over.
+
+    A JSONL line or a parquet row is a document; so is a text file, which comes paragraph by paragraph. Raises
+    BadInput that names file and line: not UTF-8, not JSON, no such field, nothing there.
+    """
+    what = kind(dataset, config)
+    count = 0
+    for path in dataset.files:
+        for sample in _texts(path) if path.suffix == ".txt" else _records(path, what, config):
+            count += 1
+            last = count == dataset.limit
+            yield sample._replace(ends=True) if last else sample
+            if last:
+                return
+    if count == 0:
+        raise BadInput(f"{dataset.key}: {dataset.name}: no text in it; give a file with at least one sample")
+
+
+def digest(dataset: Dataset, config: Config) -> str:
+    """A hash of the set's samples: its files' content and the settings that they are made with."""
+    settings = [getattr(config, name) for name in ON_SAMPLES]
+    total = hashlib.sha256(json.dumps([dataset.limit, *settings]).encode())
+    for path in dataset.files:
+        with files.opened(path) as file:
+            total.update(path.suffix.encode() + hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
+
+
+def digests(config: Config) -> list[str]:
+    """The hashes of `everything`."""
+    return [digest(dataset, config) for dataset in everything(config)]
+
+
+def placed(config: dict, places: list[dict]) -> dict:
+    """The keys of a configuration, with names replaced by where they lie: `places` have key, name and place."""
+    placed = dict(config)
+    for key in {one["key"] for one in places}:
+        found = {one["name"]: one["place"] for one in places if one["key"] == key}
+        entries = [config[key]] if config[key] in found else names(config[key])
+        placed[key] = ",".join(found.get(name, name) for name in entries)
+    return placed
+
+
+def check(
+    config: Config, keys: Collection[str] = ("dataset", "validation"), controller: bool = False
+) -> tuple[int, int]:
+    """Read the data of `keys` to its end: (samples, characters). Raises BadInput with the first fault of each set.
+
+    The controller leaves names of the hub to the hosts, and parquet files where it has no pyarrow.
+    """
+    weights(config)
+    asked = [("dataset", name, config.max_samples) for name in names(config.dataset)]
+    asked += [("validation", config.validation, None)] if config.validation else []
+    count = letters = 0
+    problems, kinds, whole = [], set(), "dataset" in keys
+    for key, name, limit in asked:
+        if key not in keys:
+            continue
+        try:
+            dataset = None if controller and is_remote(name) else _dataset(key, name, limit)
+            if not dataset or (controller and not _readable(dataset)):
+                whole = False
+                continue
+            kinds.add(kind(dataset, config))
+            for sample in samples(dataset, config):
+                count += 1
+                letters += len(sample.words)
+        except BadInput as error:
+            problems.append(str(error))
+    if not problems and whole:
+        answers_exist(kinds, config)
+    if problems:
+        raise BadInput("\n".join(problems))
+    return count, letters
+
+
+def answers_exist(kinds: set[str], config: Config) -> None:
+    """Refuse a loss on answers where no set has any."""
+    if config.loss_on == "answers" and kinds == {"text"}:
+        raise BadInput(
+            "loss_on: answers, but the data is plain text, which has none; set loss_on to all, or give records with "
+            "instruction and output, or with messages"
+        )
+
+
+def is_remote(name: str) -> bool:
+    """Whether `name` is one of the hub's, and nothing on this machine has it."""
+    return not Path(name).expanduser().exists() and hub.is_name(name)
+
+
+def _dataset(key: str, name: str, limit: int | None) -> Dataset:
+    return Dataset(key, name, tuple(hub.fetch(name) if is_remote(name) else _resolved(key, name)), limit)
+
+
+def _resolved(key: str, name: str) -> list[Path]:
+    """The files that a name means on this machine; raises BadInput where there are none."""
     shipped = sorted(path.stem for path in SHIPPED.glob("*.txt"))
     path = Path(name).expanduser()
     if not path.exists():
         if name in shipped:
             return [SHIPPED / f"{name}.txt"]
         raise BadInput(
-            f"dataset: {name}: no such file or directory; give a .txt or .jsonl file, a directory of those, "
-            f"or a text that ships with the trainer ({', '.join(shipped) or 'none'})"
+            f"{key}: {name}: no such file or directory; give a {files.KINDS} file, a directory of those, a "
+            f"name on the Hugging Face hub (org/name), or a text that ships with the trainer ({', '.join(shipped)})"
         )
-    if path.is_file():
-        if path.suffix not in (".txt", ".jsonl"):
+    if not path.is_dir():
+        if path.suffix not in files.SUFFIXES or not path.is_file():
             raise BadInput(
-                f"dataset: {name}: expected a name that ends in .txt or .jsonl; rename or convert the file"
+                f"{key}: {name}: expected a name that ends in {files.KINDS}; rename or convert the file"
             )
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".jsonl") and file.is_file())
-    if not files:
-        found = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
-        raise BadInput(f"dataset: {name}: no .txt or .jsonl file in this directory; found {found}")
-    return files
+    found = sorted(file for file in path.rglob("*") if file.suffix in files.SUFFIXES and file.is_file())
+    if not found:
+        there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
+        raise BadInput(f"{key}: {name}: no {files.KINDS} file in this directory; found {there}")
+    return found
 
 
-def digest(config: Config) -> str:
-    """A hash of the samples that `dataset` means: the files' content and the settings that choose from it."""
-    total = hashlib.sha256(json.dumps([config.text_field, config.max_samples]).encode())
-    for path in resolve(config):
-        with _opened(path) as file:
-            total.update(path.suffix.encode() + hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()
+def _texts(path: Path) -> Iterator[Sample]:
+    for number, text, ends in files.paragraphs(path):
+        yield Sample(path, number, text, ends=ends, running=True)
 
 
-def samples(config: Config) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether a document ends with it), `max_samples` at most.
-
-    A JSONL line is a document; so is a text file, which comes paragraph by paragraph, each with its blank
-    lines. Raises BadInput that names file and line: not UTF-8, not JSON, no such field, nothing there.
-    """
-    count = 0
-    for path in resolve(config):
-        read = _jsonl(path, config.text_field) if path.suffix == ".jsonl" else _paragraphs(path)
-        for text, ends in read:
-            count += 1
-            last = count == config.max_samples
-            yield text, ends or last
-            if last:
-                return
-    if count == 0:
-        raise BadInput(f"dataset: {config.dataset}: no text in it; give a file with at least one sample")
+def _records(path: Path, what: str, config: Config) -> Iterator[Sample]:
+    for number, record in files.records(path, records.columns(what, config)):
+        sample = records.sample(path, number, record, what, config)
+        if sample.text or sample.messages:
+            yield sample
 
 
-def _paragraphs(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield a text's paragraphs; the last one ends the document."""
-    waiting = None  # held back by one, to know which is the last
-    lines: list[str] = []
-    size = 0
-    for _, line in _lines(path):
-        begins = bool(line.strip()) and bool(lines) and (not lines[-1].strip() or size >= LONGEST_PARAGRAPH)
-        if begins and any(held.strip() for held in lines):
-            if waiting is not None:
-                yield waiting, False
-            waiting, lines, size = "".join(lines), [], 0
-        lines.append(line)
-        size += len(line)
-    rest = "".join(lines)
-    if rest.strip():
-        if waiting is not None:
-            yield waiting, False
-        yield rest, True
-    elif waiting is not None:
-        yield waiting, True
-
-
-def _jsonl(path: Path, field: str) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each line; blank lines and empty texts are passed over."""
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", "nested too deeply")
-            raise BadInput(f"{path}:{number}: not JSON: {reason}; expected one JSON object a line") from None
-        if not isinstance(record, dict):
-            raise BadInput(
-                f'{path}:{number}: expected a JSON object like {{"{field}": "…"}}, found {line.strip()[:40]}'
-            )
-        if field not in record:
-            there = ", ".join(list(record)[:10]) or "none"
-            raise BadInput(
-                f"{path}:{number}: no field '{field}'; its fields are: {there}. Set text_field to one of them"
-            )
-        text = record[field]
-        if not isinstance(text, str):
-            raise BadInput(
-                f"{path}:{number}: field '{field}': expected a text, found {json.dumps(text)[:40]}"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadInput(
-                f"{path}:{number}: field '{field}': half a character (a lone surrogate \\u escape)"
-            ) from None
-        if text:
-            yield text, True
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, line with its end)."""
-    with _opened(path) as file:
-        for number, raw in enumerate(file, 1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise BadInput(
-                    f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}; "
-                    f"convert it, for example: iconv -f LATIN1 -t UTF-8 {path.name}"
-                ) from None
-
-
-def _opened(path: Path):
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise BadInput(
-            f"{path}: cannot be read: {error.strerror}; the run's user must be allowed to read it"
-        ) from None
+def _readable(dataset: Dataset) -> bool:
+    """Whether this machine has what it takes to read the set's files."""
+    parquet = any(path.suffix == ".parquet" for path in dataset.files)
+    return not parquet or importlib.util.find_spec("pyarrow") is not None

@@ -1,6 +1,6 @@
 """The tokenizer of `model: tiny`: byte-level BPE, trained on the run's own data."""
 
-import itertools
+from collections.abc import Iterator
 
 from trainer.config import Config
 from trainer.data import read
@@ -22,13 +22,20 @@ def train(config: Config) -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    seen = itertools.accumulate(
-        ((len(text), text) for text, _ in read.samples(config)), lambda a, b: (a[0] + b[0], b[1])
-    )
-    tokenizer.train_from_iterator(
-        (text for _, text in itertools.takewhile(lambda s: s[0] <= ENOUGH, seen)), trainer
-    )
+    tokenizer.train_from_iterator(_texts(config), trainer)
     return tokenizer.to_str()
+
+
+def _texts(config: Config) -> Iterator[str]:
+    """The beginning of every set, ENOUGH characters in all."""
+    sets = read.training(config)
+    for dataset in sets:
+        left = ENOUGH // len(sets)
+        for sample in read.samples(dataset, config):
+            left -= len(sample.words)
+            if left < 0:
+                break
+            yield sample.words
 
 
 def wrap(text: str):

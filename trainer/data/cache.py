@@ -1,0 +1,261 @@
+"""Samples to tokens on disk, once: a directory named by the content and by every setting that has a say in it.
+
+A part (the training or the held-out documents of a set) is `tokens.bin` (uint32), `starts.bin` (int64, where
+documents begin), `loss.bin` (a bit a token, lowest first: whether it is to be predicted; a document's first token
+never is), `counts.bin` (int64, how often each id is to be predicted) and `facts.json`.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from trainer import disk
+from trainer.config import Config
+from trainer.data import index, read
+from trainer.data.chat import Renderer, Span
+from trainer.data.records import Sample
+from trainer.errors import BadInput, TrainerError
+
+VERSION = 5  # of what is written here
+BATCH = 1 << 20  # characters tokenised, or tokens written, at once
+NAMED = 5  # overlong documents that a refusal names
+
+
+def directory(config: Config, dataset: read.Dataset, digest: str, tokenizer, cache_dir: Path) -> Path:
+    """Where the set's tokens are, in `train` and, with a validation_split, `held_out`; made if they are not.
+
+    The host's first process to come tokenises, while the others wait.
+    """
+    settings = {
+        "version": VERSION,
+        "data": digest,
+        "tokenizer": tokenizer.backend_tokenizer.to_str(),
+        "special": [tokenizer.bos_token_id, tokenizer.eos_token_id],
+        "template": tokenizer.chat_template,
+        "loss_on": config.loss_on,
+        "overlong": config.overlong,
+        "sequence_length": config.sequence_length if config.overlong != "split" else None,
+        "held_out": [config.validation_split, config.seed] if _splits(config, dataset) else None,
+    }
+    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+    return made(cache_dir / name, lambda temporary: _tokenise(config, dataset, tokenizer, temporary))
+
+
+def made(final: Path, make) -> Path:
+    """The directory `final`, which `make(directory)` fills once; it appears complete or not at all."""
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(final.with_name(final.name + ".lock")):
+            if not final.exists():
+                temporary = final.with_name(final.name + ".tmp")
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+                try:
+                    make(temporary)
+                    disk.publish(temporary, final)
+                except BaseException:
+                    shutil.rmtree(temporary, ignore_errors=True)
+                    raise
+    except OSError as error:
+        cure = "free some space" if error.errno == errno.ENOSPC else "make it writable for the run's user"
+        raise TrainerError(
+            f"{final.parent}: cannot hold the tokenised data: {error.strerror}; {cure}"
+        ) from None
+    return final
+
+
+def _splits(config: Config, dataset: read.Dataset) -> bool:
+    return bool(config.validation_split) and dataset.key == "dataset"
+
+
+def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path) -> None:
+    """Write the set's parts below `folder`."""
+    splits = _splits(config, dataset)
+    parts = {side: _Part(folder / side) for side in (("train", "held_out") if splits else ("train",))}
+    encode = _Encoder(config, tokenizer)
+    begin = _first_token(tokenizer)
+    limit = config.sequence_length if config.overlong != "split" else None
+    number, side, at_start = 0, "train", True
+    overlong: list[str] = []
+    too_long = 0
+    for batch in _batches(read.samples(dataset, config)):
+        for sample, (ids, loss) in zip(batch, encode(batch), strict=True):
+            previous, side = side, "train"
+            if splits and index.chosen(config.seed, number, config.validation_split):
+                side = "held_out"
+            starts = at_start or side != previous  # where a paragraph was held out, a text begins anew
+            if starts and sample.messages is None:
+                ids, loss = np.concatenate([begin, ids]), np.concatenate([begin > 0, loss])
+            if limit and len(ids) > limit and not sample.running:
+                too_long += 1
+                if len(overlong) < NAMED:
+                    overlong.append(f"{sample.place}: {len(ids)} tokens")
+                parts[side].cut(len(ids) - limit)
+                ids, loss = ids[:limit], loss[:limit]
+            parts[side].add(ids, loss, starts)
+            at_start = sample.ends
+            number += 1
+    if too_long and config.overlong == "refuse":
+        more = f", and {too_long - len(overlong)} more" if too_long > len(overlong) else ""
+        raise BadInput(
+            f"{too_long} documents are longer than sequence_length {limit}: {'; '.join(overlong)}{more}. Set "
+            "sequence_length to the longest, or overlong to split or cut"
+        )
+    for side, part in parts.items():
+        part.close()
+        if part.total >= 2 and part.answers:
+            continue
+        what = f"{dataset.key}: {dataset.name}"
+        if splits and part.total < 2:
+            raise BadInput(
+                f"{what}: validation_split {config.validation_split} of its {number} documents leaves none "
+                f"{'to train on' if side == 'train' else 'held out'}; change it, or give a validation file"
+            )
+        if part.total < 2:
+            raise BadInput(f"{what}: {part.total} tokens are too few to learn from; give more text")
+        raise BadInput(f"{what}: none of its tokens is an answer's; set loss_on to all, or look at the roles")
+
+
+class _Encoder:
+    """Samples to (ids (n,) int64, loss (n,) bool) each; an end-of-text token closes a document of plain text."""
+
+    def __init__(self, config: Config, tokenizer):
+        self.tokenizer = tokenizer
+        self.answers = config.loss_on == "answers"
+        self.render = Renderer(tokenizer, self.answers)
+        self.end = np.array([tokenizer.eos_token_id])
+
+    def __call__(self, samples: list[Sample]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        rendered = [self.render(one) if one.messages else (one.text, []) for one in samples]
+        backend = self.tokenizer.backend_tokenizer
+        # The fast way gives no offsets, which tell where the answers are.
+        encode = backend.encode_batch if self.answers else backend.encode_batch_fast
+        encoded = encode([text for text, _ in rendered], add_special_tokens=False)
+        for sample, encoding, (_, spans) in zip(samples, encoded, rendered, strict=True):
+            ids = np.array(encoding.ids, dtype=np.int64)
+            loss = np.ones(len(ids), dtype=bool)
+            if sample.messages is None:
+                if sample.ends:
+                    ids, loss = np.concatenate([ids, self.end]), np.append(loss, True)
+            elif self.answers:
+                loss = _within(encoding.offsets, spans)
+            yield ids, loss
+
+
+def _within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
+    """Which tokens, given by their characters, lie wholly in one of the spans, which ascend."""
+    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    if not spans:
+        return np.zeros(len(begins), dtype=bool)
+    firsts, lasts = np.array(spans).T
+    span = np.searchsorted(firsts, begins, side="right") - 1
+    return (span >= 0) & (ends <= lasts[span]) & (ends > begins)
+
+
+def _first_token(tokenizer) -> np.ndarray:
+    """The token that the tokenizer itself begins every text with, as () or (its id)."""
+    ids = tokenizer.backend_tokenizer.encode("").ids
+    return np.array([one for one in ids[:1] if one == tokenizer.bos_token_id], dtype=np.int64)
+
+
+class _Part:
+    """Writes one part; holds no more than BATCH tokens."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir()
+        self.folder = folder
+        self.files = {name: (folder / f"{name}.bin").open("wb") for name in ("tokens", "starts", "loss")}
+        self.hash = hashlib.sha256()
+        self.total = self.documents = self.answers = self.shortened = self.dropped = 0
+        self.counts = np.zeros(0, dtype=np.int64)
+        self.largest = 0
+        self._ids: list[np.ndarray] = []
+        self._loss: list[np.ndarray] = []
+        self._starts: list[int] = []
+        self._held = 0
+
+    def add(self, ids: np.ndarray, loss: np.ndarray, starts: bool) -> None:
+        """Append tokens; `starts`: a document begins with them."""
+        if not len(ids):
+            return
+        if starts or not self.total:
+            self._starts.append(self.total)
+            self.documents += 1
+            loss = loss.copy()
+            loss[0] = False
+        self._ids.append(ids)
+        self._loss.append(loss)
+        self.total += len(ids)
+        self._held += len(ids)
+        if self._held >= BATCH:
+            self._flush()
+
+    def cut(self, dropped: int) -> None:
+        """Count a document that loses `dropped` tokens."""
+        self.shortened += 1
+        self.dropped += dropped
+
+    def _flush(self, last: bool = False) -> None:
+        ids, loss = np.concatenate(self._ids), np.concatenate(self._loss)
+        whole = len(ids) if last else len(ids) // 8 * 8  # the bits of a byte stay together
+        self._write("tokens", ids[:whole].astype(np.uint32))
+        self._write("loss", np.packbits(loss[:whole], bitorder="little"))
+        self._write("starts", np.array(self._starts, dtype=np.int64))
+        self.largest = max(self.largest, int(ids.max(initial=0)))
+        counts = np.bincount(ids[:whole][loss[:whole]], minlength=len(self.counts))
+        counts[: len(self.counts)] += self.counts
+        self.counts = counts
+        self.answers = int(counts.sum())
+        self._ids, self._loss, self._starts = [ids[whole:]], [loss[whole:]], []
+        self._held = len(ids) - whole
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        data = values.tobytes()
+        self.files[name].write(data)
+        self.hash.update(data)
+
+    def close(self) -> None:
+        """Write what is left, and the facts."""
+        if self._ids:
+            self._flush(last=True)
+        for file in self.files.values():
+            file.close()
+        self.counts.tofile(self.folder / "counts.bin")
+        facts = {
+            "documents": self.documents,
+            "tokens": self.total,
+            "answers": self.answers,
+            "largest_id": self.largest,
+            "shortened": self.shortened,
+            "dropped": self.dropped,
+            "digest": self.hash.hexdigest(),
+        }
+        (self.folder / "facts.json").write_text(json.dumps(facts))
+
+
+def _batches(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    """Group samples into lists of about BATCH characters."""
+    batch, size = [], 0
+    for sample in samples:
+        batch.append(sample)
+        size += len(sample.words)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextlib.contextmanager
+def _locked(path: Path):
+    """Hold an exclusive lock between the processes of this host; it ends with its holder."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,133 @@
+"""Exchanges to text by the tokenizer's chat template, and which of the text is the answers'.
+
+Where a template marks the answers ({% generation %}), the marks hold. Elsewhere the template is rendered up to each
+answer, and to its end: what both renderings and the whole one agree on is exact. Where they do not agree, the record is
+refused: a guess would train on the wrong tokens.
+"""
+
+import itertools
+import re
+
+from trainer.data.records import Sample
+from trainer.errors import BadInput
+
+# What instruction records are rendered with where the tokenizer has no template. It goes with the trained model.
+INSTRUCTION_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
+    "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n### Response:\\n' }}{% endif %}"
+    "{% endfor %}"
+)
+MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+MORE = "\ue000"  # a private character, put behind an answer to see where it ends
+# Some templates print today's date; the data must be the same on all hosts and days.
+FIXED = {"date_string": "26 Jul 2024"}
+
+Span = tuple[int, int]
+
+
+def settle_template(tokenizer, kinds: set[str], model: str) -> None:
+    """Give the tokenizer the template that the sets' records need; raises BadInput where it must have its own."""
+    if tokenizer.chat_template:
+        return
+    if "chat" in kinds:
+        raise BadInput(
+            f"model: {model}: its tokenizer has no chat template, and the data is chats; take the chat or instruct "
+            "version of the model, or put the template into its directory as chat_template.jinja"
+        )
+    if "instruction" in kinds:
+        tokenizer.chat_template = INSTRUCTION_TEMPLATE
+
+
+class Renderer:
+    """Exchanges to text by `tokenizer`'s template. answers: find the answers, too."""
+
+    def __init__(self, tokenizer, answers: bool):
+        self.tokenizer, self.answers = tokenizer, answers
+        self.ends = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
+
+    def __call__(self, sample: Sample) -> tuple[str, list[Span]]:
+        """The whole text, and in it the answers with their end-of-turn tokens, in characters. Raises BadInput.
+
+        The end-of-text token follows where the template itself ends with none.
+        """
+        if self.answers and MARKED.search(self.tokenizer.get_chat_template(tools=sample.tools)):
+            text, spans = self._marked(sample)
+        else:
+            text = self._rendered(sample, sample.messages)
+            wanted = [n for n, one in enumerate(sample.messages) if one["role"] == "assistant"]
+            spans = [self._answer(sample, text, n) for n in wanted] if self.answers else []
+        bare = text.rstrip()
+        if not bare.endswith(self.ends):
+            text = bare + self.tokenizer.eos_token
+            if spans and spans[-1][1] >= len(bare):
+                spans[-1] = (spans[-1][0], len(text))
+        return text, spans
+
+    def _answer(self, sample: Sample, text: str, n: int) -> Span:
+        """Where message `n`, an answer, stands in `text`, the whole exchange."""
+        messages = sample.messages
+        before = self._rendered(sample, messages[:n], add_generation_prompt=True)
+        if not text.startswith(before):
+            raise _unclear(sample, n, "what it renders before the answer is not how the whole begins")
+        upto = self._rendered(sample, messages[: n + 1])
+        if text.startswith(upto):
+            end = len(upto.rstrip())
+        else:
+            # Templates that leave out an earlier answer's thoughts: compare what follows the answer's own text.
+            more = {**messages[n], "content": messages[n]["content"] + MORE}
+            tail = _common_end(upto, self._rendered(sample, [*messages[:n], more])).rstrip()
+            longer = self._rendered(sample, [*messages[:n], more, *messages[n + 1 :]])
+            follows = _common_end(text, longer)
+            if not follows.startswith(tail):
+                raise _unclear(
+                    sample, n, "what it renders after the answer depends on the messages that follow"
+                )
+            end = len(text) - len(follows) + len(tail)
+        if end < len(before):
+            raise _unclear(sample, n, "it does not render the answer")
+        return len(before), end
+
+    def _marked(self, sample: Sample) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        def rendering():
+            return render_jinja_template(
+                conversations=[sample.messages],
+                tools=sample.tools,
+                chat_template=self.tokenizer.get_chat_template(tools=sample.tools),
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+                **FIXED,
+            )
+
+        (text,), (spans,) = _explained(sample, rendering)
+        return text, [(begin, end) for begin, end in spans]
+
+    def _rendered(self, sample: Sample, messages: list[dict], **options) -> str:
+        options = {"tools": sample.tools, "tokenize": False, **FIXED, **options}
+        return _explained(sample, lambda: self.tokenizer.apply_chat_template(messages, **options))
+
+
+def _explained(sample: Sample, rendering):
+    """`rendering()`; whatever a template may raise becomes one message."""
+    try:
+        return rendering()
+    except MemoryError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise BadInput(f"{sample.place}: the model's chat template refuses these messages: {text}") from None
+
+
+def _unclear(sample: Sample, n: int, why: str) -> BadInput:
+    return BadInput(
+        f"{sample.place}: messages[{n}]: the chat template does not tell which tokens are the answer's: {why}. Set "
+        "loss_on to all, or mark the answers in the template: {% generation %}…{% endgeneration %}"
+    )
+
+
+def _common_end(a: str, b: str) -> str:
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return a[len(a) - length :]

@@ -1,0 +1,153 @@
+"""Raw records to samples: plain text, an instruction with its answer, or a chat. Imported by the controller."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer.config import Config
+from trainer.data import files
+from trainer.errors import BadInput
+
+
+class Sample(NamedTuple):
+    """One record, or one paragraph of a text file; `messages` (role, content) where it is an exchange."""
+
+    path: Path
+    number: int  # its line or row
+    text: str = ""
+    messages: list[dict] | None = None
+    tools: list[dict] | None = None
+    ends: bool = True  # whether a document ends with it
+    running: bool = False  # a piece of running text, which may go on in the next sequence whatever its length
+
+    @property
+    def place(self) -> str:
+        return files.place(self.path, self.number)
+
+    @property
+    def words(self) -> str:
+        """All its text, without a template."""
+        return self.text if self.messages is None else "\n".join(one["content"] for one in self.messages)
+
+
+def kind(record: dict, config: Config) -> str:
+    """What records like this one are: text, instruction or chat; `data_format`, or told by the fields."""
+    if config.data_format != "auto":
+        return config.data_format
+    if isinstance(record.get("messages"), list):
+        return "chat"
+    return "instruction" if {"instruction", "output"} <= set(record) else "text"
+
+
+def columns(kind: str, config: Config) -> list[str]:
+    """The fields that such records are read for."""
+    return {
+        "text": [config.text_field],
+        "instruction": ["instruction", "input", "output"],
+        "chat": ["messages", "tools"],
+    }[kind]
+
+
+def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> Sample:
+    """The record as a sample; raises BadInput that names its place and field."""
+    where = files.place(path, number)
+    made = {"text": _text, "instruction": _instruction, "chat": _chat}[kind](where, record, config)
+    try:
+        made_text = made.get("text") or json.dumps(made, ensure_ascii=False)
+        made_text.encode()
+    except UnicodeEncodeError:
+        field = f"field '{config.text_field}': " if kind == "text" else ""
+        raise BadInput(f"{where}: {field}half a character (a lone surrogate \\u escape)") from None
+    except RecursionError:
+        raise BadInput(f"{where}: nested too deeply") from None
+    return Sample(path, number, **made)
+
+
+def _text(where: str, record: dict, config: Config) -> dict:
+    if config.text_field not in record:
+        raise BadInput(
+            f"{where}: no field '{config.text_field}'; {_there(record)}. Set text_field to one of them, or give "
+            "records with instruction and output, or with messages"
+        )
+    return {"text": _string(where, record, config.text_field)}
+
+
+def _instruction(where: str, record: dict, config: Config) -> dict:
+    for field in ("instruction", "output"):
+        if field not in record:
+            raise BadInput(
+                f"{where}: no field '{field}'; {_there(record)}. An instruction record has instruction, output "
+                "and, if need be, input; data_format says what records are where the first one misleads"
+            )
+    question = _string(where, record, "instruction")
+    if record.get("input") not in (None, ""):
+        question = f"{question}\n\n{_string(where, record, 'input')}"
+    answer = _string(where, record, "output")
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def _chat(where: str, record: dict, config: Config) -> dict:
+    messages = record.get("messages")
+    if "messages" not in record:
+        raise BadInput(
+            f"{where}: no field 'messages'; {_there(record)}. A chat record has messages, each with role and "
+            "content; data_format says what records are where the first one misleads"
+        )
+    if not isinstance(messages, list) or not messages:
+        raise BadInput(f"{where}: field 'messages': expected a list of messages, found {_short(messages)}")
+    return {
+        "messages": [_message(f"{where}: messages[{n}]", one) for n, one in enumerate(messages)],
+        "tools": _tools(where, record.get("tools")),
+    }
+
+
+def _message(where: str, message) -> dict:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise BadInput(
+            f'{where}: expected an object like {{"role": "user", "content": "…"}}, found {_short(message)}'
+        )
+    message = {name: value for name, value in message.items() if value is not None}  # as parquet fills gaps
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise BadInput(
+                f"{where}: content: expected text or parts of text, found {_short(content)}; only text is trained on"
+            )
+        content = "".join(parts)
+    if not isinstance(content, str):
+        raise BadInput(f"{where}: content: expected a text, found {_short(content)}")
+    return {**message, "content": content}
+
+
+def _tools(where: str, tools) -> list[dict] | None:
+    """The tools that a chat may call, as JSON schemas; a text is read as JSON, for parquet has no free form."""
+    found = tools
+    if isinstance(tools, str) and tools:
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            raise BadInput(f"{where}: field 'tools': not JSON: {found[:40]}") from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
+        raise BadInput(f"{where}: field 'tools': expected a list of JSON schemas, found {_short(found)}")
+    return tools
+
+
+def _string(where: str, record: dict, field: str) -> str:
+    if not isinstance(record[field], str):
+        raise BadInput(f"{where}: field '{field}': expected a text, found {_short(record[field])}")
+    return record[field]
+
+
+def _there(record: dict) -> str:
+    return f"its fields are: {', '.join(list(record)[:10]) or 'none'}"
+
+
+def _short(value) -> str:
+    """The beginning of a value, as JSON would write it."""
+    try:
+        return json.dumps(value, default=str, ensure_ascii=True)[:40]
+    except (RecursionError, ValueError):
+        return repr(type(value).__name__)
