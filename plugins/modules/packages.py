@@ -57,6 +57,10 @@ EXAMPLES = r"""
 
 STATUS = "/var/lib/dpkg/status"
 LISTS = "/var/lib/apt/lists"
+LOCKED = re.compile(
+    r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
+)
+LOOK_AGAIN = 2.0  # seconds
 
 
 class Failure(Exception):
@@ -90,6 +94,27 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
+def run_apt(command: list[str], lock_timeout: int) -> str:
+    """As `run`, but waits until no other apt holds what this one needs: apt itself waits for dpkg's lock alone."""
+    deadline = time.monotonic() + lock_timeout
+    while True:
+        try:
+            return run(command)
+        except Failure as failure:
+            locked = LOCKED.search(str(failure))
+            if not locked:
+                raise
+            if time.monotonic() >= deadline:
+                path, process, name = locked.groups()
+                holder = f"process {process} ({name})" if process else "another process"
+                look = f"ps -fp {process}" if process else f"fuser -v {path}"
+                raise Failure(
+                    f"{holder} holds {path}, for more than {lock_timeout} s now. Let it come to its end (see it with "
+                    f"`{look}` on the host) and run again, or set packages_lock_timeout higher."
+                ) from None
+        time.sleep(LOOK_AGAIN)
+
+
 def reaches_index() -> bool:
     """Whether the host's apt, with its own proxies and certificates, can fetch its first source's index."""
     listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
@@ -119,7 +144,8 @@ def as_options(*settings: str) -> list[str]:
 
 def apt_update(lock_timeout: int) -> None:
     """Refresh the host's package index."""
-    run(["apt-get", "update", *as_options("Acquire::Retries=3", f"DPkg::Lock::Timeout={lock_timeout}")])
+    options = as_options("Acquire::Retries=3", f"DPkg::Lock::Timeout={lock_timeout}")
+    run_apt(["apt-get", "update", *options], lock_timeout)
 
 
 def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
@@ -132,13 +158,13 @@ def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
     )
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *settings, *options, *what]
     try:
-        run(command)
+        run_apt(command, lock_timeout)
     except Failure as failure:
         # apt held dpkg's lock when it found this, so no other run is at work: a power cut or a kill left it.
         if "dpkg was interrupted" not in str(failure):
             raise
         run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
-        run(command)
+        run_apt(command, lock_timeout)
 
 
 def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> None:

@@ -1,0 +1,98 @@
+"""The module packages and another apt at work: a lock is waited for, and who holds it too long is named."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def packages(load_module, monkeypatch):
+    module = load_module("packages")
+    monkeypatch.setattr(module, "LOOK_AGAIN", 0.1)
+    return module
+
+
+@pytest.fixture
+def apt(tmp_path, monkeypatch):
+    """The machine's apt with lists of its own and no sources; returns `hold(seconds)`, which takes their lock."""
+    if not shutil.which("apt-get"):
+        pytest.skip("no apt-get on this machine")
+    (tmp_path / "lists/partial").mkdir(parents=True)
+    settings = {
+        "State::lists": "lists",
+        "Cache": "cache",
+        "Etc::sourcelist": "none",
+        "Etc::sourceparts": "none",
+    }
+    lines = [f'Dir::{name} "{tmp_path / place}";' for name, place in settings.items()]
+    (tmp_path / "apt.conf").write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    holders = []
+
+    def hold(seconds):
+        command = [sys.executable, "-c", HOLD, str(tmp_path / "lists/lock"), str(seconds)]
+        holders.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        holders[-1].stdout.readline()
+        return holders[-1].pid
+
+    yield hold
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def test_another_apt_that_refreshes_the_index_is_waited_for(packages, apt):
+    apt(2)
+    packages.apt_update(lock_timeout=60)
+
+
+def test_who_holds_the_index_too_long_is_named(packages, apt, tmp_path):
+    pid = apt(60)
+    with pytest.raises(packages.Failure) as failure:
+        packages.apt_update(lock_timeout=1)
+    text = str(failure.value)
+    assert f"process {pid} (python" in text and f"holds {tmp_path}/lists/lock, for more than 1 s" in text
+    assert f"ps -fp {pid}" in text and "packages_lock_timeout" in text
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (
+            "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (unattended-upgr)\n",
+            "process 7 (un",
+        ),
+        (
+            "E: Could not get lock /var/lib/apt/lists/lock - open (11: Resource)\n",
+            "fuser -v /var/lib/apt/lists/lock`",
+        ),
+        ("E: Could not get lock /var/cache/apt/archives/lock.\n", "fuser -v /var/cache/apt/archives/lock`"),
+    ],
+)
+def test_every_lock_is_read_from_apts_words(packages, monkeypatch, output, words):
+    def run(command):
+        raise packages.Failure(f"`apt-get update` ended with 100:\n{output}")
+
+    monkeypatch.setattr(packages, "run", run)
+    with pytest.raises(packages.Failure) as failure:
+        packages.run_apt(["apt-get", "update"], 0)
+    assert words in str(failure.value)
+
+
+def test_another_fault_is_not_waited_for(packages, monkeypatch):
+    def run(command):
+        raise packages.Failure("E: Unable to locate package nftablse")
+
+    monkeypatch.setattr(packages, "run", run)
+    with pytest.raises(packages.Failure, match="nftablse"):
+        packages.run_apt(["apt-get", "install", "nftablse"], 600)
