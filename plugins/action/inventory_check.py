@@ -56,6 +56,12 @@ SAFE_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 ON_THE_CONTROLLER = (
     "trainer_results_dir",
 )  # goes into no unit, and checkouts may have a space in their path
+# Directories that the service user comes to own; the machine's own must stay root's.
+SERVICE_HOMES = ("trainer_state_dir", "identity_service_home")
+OF_THE_SYSTEM = re.compile(
+    "/(bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var"
+    "|usr/(lib|local|share)|var/(cache|lib|log|tmp))"
+)
 READ_AS_WORDS = ("accept_new_host_keys",)  # typed after -e as key=value; its one reader converts it
 
 
@@ -500,6 +506,12 @@ def path_fault(key: str, value: str, local: bool) -> tuple[str, str, str] | None
         return value, "an absolute path, without .. and without a slash at its end", "Write it out from / on"
     if not local and key not in ON_THE_CONTROLLER and not SAFE_PATH.fullmatch(value):
         return value, "a path of letters, digits, . _ + @ and -", "Choose a plainer path on the hosts"
+    if key in SERVICE_HOMES and OF_THE_SYSTEM.fullmatch(value):
+        return (
+            value,
+            "a directory that the trainer's user may own",
+            f"Choose one in it, such as {value}/trainyard",
+        )
     return None
 
 

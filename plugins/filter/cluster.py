@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
+SERVICE_COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
 HOST_KEYS = ("ed25519", "ecdsa", "rsa")  # the facts ssh_host_key_KIND_public; ssh prefers them in this order
 
 
@@ -89,6 +91,30 @@ def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
     return [*peers[start:], *peers[:start]][:most]
 
 
+def service_user_fault(user: str, entry: list[str] | None, home: str, place: Mapping[str, Any]) -> str:
+    """Why `user` with the home `home` cannot be the service user; "" where it can.
+
+    `entry`: its line in the host's passwd after the name (password, uid, gid, comment, home, shell), None without one.
+    `place`: what `stat` says of `home`. The user must be nobody's, or the one that an earlier run made.
+    """
+    if entry and (not 0 < int(entry[1]) < LEAST_PERSON or (entry[4] != home and entry[3] != SERVICE_COMMENT)):
+        return (
+            f"trainer_user: found {user}, which is another's on this host already (uid {entry[1]}, home {entry[4]}); "
+            "expected a name that nobody has, for a system user of the trainer's own. "
+            "Leave trainer_user out, or choose another name."
+        )
+    if place.get("exists") and not place.get("isdir"):
+        found, expected = "no directory", "one, or nothing there"
+    elif place.get("exists") and place.get("pw_name") not in ("root", user):
+        found, expected = f"{place.get('pw_name') or place.get('uid')}'s", "a directory of the trainer's own"
+    else:
+        return ""
+    return (
+        f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. "
+        "Choose another, such as a new one in it."
+    )
+
+
 class FilterModule:
     def filters(self):
         return {
@@ -97,4 +123,5 @@ class FilterModule:
             "peer_authorized_keys": peer_authorized_keys,
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
+            "service_user_fault": service_user_fault,
         }

@@ -1,10 +1,13 @@
 """Names and ids: /etc/hosts, machine-id, and the list of hosts that both are made from."""
 
+from pathlib import Path
+
 import pytest
 
-from plugins.filter.cluster import cluster_hosts, next_peers
+from plugins.filter.cluster import SERVICE_COMMENT, cluster_hosts, next_peers, service_user_fault
 from plugins.module_utils import managed_block
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTS = [
     {"address": "192.168.1.100", "names": ["node1"]},
     {"address": "192.168.1.101", "names": ["node2", "big"]},
@@ -122,3 +125,43 @@ def test_each_host_begins_with_itself_and_all_are_asked_equally_often():
     assert [asked[0] for asked in rounds] == peers
     assert {len(asked) for asked in rounds} == {16}
     assert {sum(peer in asked for asked in rounds) for peer in peers} == {16}
+
+
+HOME = "/var/lib/trainyard"
+
+
+def passwd(uid, home=HOME, comment=""):
+    return ["x", str(uid), str(uid), comment, home, "/bin/bash"]
+
+
+def place(owner=None, isdir=True):
+    return {"exists": True, "isdir": isdir, "pw_name": owner} if owner else {"exists": False}
+
+
+@pytest.mark.parametrize(
+    ("entry", "home", "words"),
+    [
+        (None, place(), ""),
+        (None, place("root"), ""),  # made by hand, or a disk's
+        (passwd(998), place("trainyard"), ""),
+        (passwd(998, "/elsewhere", "Trainyard"), place(), ""),  # trainer_state_dir has changed since
+        (passwd(0, "/root"), place(), "uid 0"),
+        (passwd(1000, "/home/me"), place(), "uid 1000, home /home/me"),
+        (passwd(1000), place("trainyard"), "uid 1000"),  # a person, with the home named, too
+        (passwd(65534), place(), "uid 65534"),
+        (passwd(33, "/var/www"), place(), "uid 33, home /var/www"),  # another service's
+        (None, place("anna"), "is anna's"),
+        (None, place("root", isdir=False), "no directory"),
+    ],
+)
+def test_only_a_user_of_the_trainers_own_is_made_the_service_user(entry, home, words):
+    fault = service_user_fault("trainyard", entry, HOME, home)
+    assert words in fault and bool(fault) == bool(words)
+    if fault:
+        assert fault.startswith(("trainer_user: found", "trainer_state_dir: found")) and "expected" in fault
+
+
+def test_the_comment_by_which_the_user_is_known_is_the_one_that_it_gets():
+    tasks = (ROOT / "roles/identity/tasks/make_service_user.yml").read_text()
+    assert f"comment: {SERVICE_COMMENT}\n" in tasks
+    assert "update_password: on_create" in tasks

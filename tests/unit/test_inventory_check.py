@@ -333,6 +333,12 @@ BAD = {
         "trainer_state_dir",
         ["/srv/my runs", "plainer path"],
     ),
+    "a directory of the system's": (
+        inventory(node2={"trainer_state_dir": "/var/lib"}),
+        "node2",
+        "trainer_state_dir",
+        ["found /var/lib", "/var/lib/trainyard"],
+    ),
     "a user that is no name": (
         inventory(node2={"trainer_user": "anna smith"}),
         "node2",
