@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 from trainer import disk, optim
 from trainer.errors import BadInput, TrainerError
+from trainer.model import load as model_load
 from trainer.strategies.base import Strategy
 from trainer.world import World, log, translated, versions
 
@@ -371,6 +372,7 @@ def _write(temporary: Path, files: dict, model, tokenizer) -> dict:
             adapter.save_pretrained(temporary)
         else:
             model.config.save_pretrained(temporary)
+            model_load.restore_dropout(temporary, model.original_dropout)
         tokenizer.save_pretrained(temporary)
         return {file.name: _settled(file) for file in sorted(temporary.iterdir()) if file.is_file()}
     except (OSError, SafetensorError) as error:

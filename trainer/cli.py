@@ -1,4 +1,4 @@
-"""The commands: `trainer train|launch|check|generate|stop`. Exit codes: docs/architecture.md."""
+"""The commands: `trainer train|launch|check|plan|generate|export|stop`. Exit codes: docs/architecture.md."""
 
 import argparse
 import os
@@ -33,14 +33,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "generate":
         from trainer.commands import generate
 
-        return generate.main(
-            options.directory,
-            options.prompt,
-            options.max_new_tokens,
-            options.temperature,
-            options.top_k,
-            options.seed,
-        )
+        sampling = generate.Sampling(options.max_new_tokens, options.temperature, options.top_k, options.seed)
+        return generate.main(options.directory, options.prompt, options.chat, options.base, sampling)
+    if options.command == "export":
+        from trainer.commands import export
+
+        return export.main(options.directory, options.out, options.merge, options.base, options.dtype)
 
     config = configuration.check_together(configuration.load(options.config, options.overrides))
     place = environment.read(config.run)
@@ -98,15 +96,37 @@ def _parser() -> argparse.ArgumentParser:
                 "--config-only", action="store_true", help="only the configuration; needs no torch"
             )
 
-    generate = commands.add_parser("generate", help="text from a run directory or a model directory")
+    text = "text from a run, a checkpoint, an adapter or a model"
+    generate = commands.add_parser("generate", help=text, description=text)
     generate.add_argument("directory", metavar="DIR", type=Path)
+    generate.add_argument("--prompt", help="what the text begins with; default: the start of a document")
     generate.add_argument(
-        "--prompt", default="", help="what the text begins with; default: the start of a document"
+        "--chat",
+        action="store_true",
+        help="by the model's chat template: an answer to --prompt, or a conversation",
     )
+    generate.add_argument("--base", metavar="DIR", help="an adapter's base, if not where it lay in training")
     generate.add_argument("--max-new-tokens", type=_positive, default=200)
     generate.add_argument("--temperature", type=_from_zero, default=0.8, help="0: always the likeliest token")
     generate.add_argument("--top-k", type=_positive, default=50, help="choose among so many likeliest tokens")
     generate.add_argument("--seed", type=_seed, default=0)
+
+    text = "write a run's adapter or model in the format of peft or transformers"
+    export = commands.add_parser("export", help=text, description=text)
+    export.add_argument(
+        "directory", metavar="DIR", type=Path, help="a run, a checkpoint, an adapter or a model"
+    )
+    export.add_argument("out", metavar="OUT", type=Path, help="a new directory")
+    export.add_argument(
+        "--merge", action="store_true", help="put the adapter into its base: a whole model comes out"
+    )
+    export.add_argument("--base", metavar="DIR", help="the adapter's base, if not where it lay in training")
+    export.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="number format of a whole model's weights; auto: as they are on disk",
+    )
 
     stop = commands.add_parser("stop", help="ask a run to save and end")
     stop.add_argument("run_dir", metavar="RUN_DIR", type=Path)

@@ -97,19 +97,18 @@ def write_json(path: Path, content: dict, settle: bool = True) -> None:
     os.replace(temporary, path)
 
 
-def summarise(run_dir: Path, **facts) -> dict:
-    """Write summary.json from metrics.jsonl and `facts`, and return it.
+def curve(run_dir: Path, last: int | None = None) -> dict:
+    """What metrics.jsonl tells of a run, up to step `last`.
 
-    losses: [step, loss], thinned to POINTS; epochs: [epoch, loss]; best: the lowest step's.
+    losses: [step, loss], thinned to POINTS; epochs, evals: [epoch or step, loss]; best: the lowest step's.
     """
-    records = list(read(run_dir / "metrics.jsonl"))
+    records = [one for one in read(run_dir / "metrics.jsonl") if last is None or one["step"] <= last]
     train = [record for record in records if record["kind"] == "train"]
     every = -(-len(train) // POINTS) or 1
     seconds = sum(record["step_seconds"] for record in train)
     tokens = sum(record["tokens"] for record in train)
     best = min(train, key=lambda record: record["loss"], default=None)
-    summary = {
-        **facts,
+    return {
         "steps": train[-1]["step"] if train else 0,
         "losses": [
             [r["step"], r["loss"]] for n, r in enumerate(train) if n % every == 0 or n == len(train) - 1
@@ -124,5 +123,19 @@ def summarise(run_dir: Path, **facts) -> dict:
         "tokens_per_second": tokens / seconds if seconds else None,
         "memory_peak_bytes": max((record["memory_peak_bytes"] or 0 for record in train), default=None),
     }
+
+
+def summarise(run_dir: Path, **facts) -> dict:
+    """Write summary.json, which is `facts` and the run's `curve`, and return it."""
+    summary = {**facts, **curve(run_dir)}
     write_json(run_dir / "summary.json", summary)
     return summary
+
+
+def read_summary(run_dir: Path) -> dict:
+    """A run's summary.json; empty where there is none that can be read."""
+    try:
+        found = json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,61 +1,115 @@
-"""`trainer generate`: text from a run directory or a model directory."""
+"""`trainer generate`: text from a run, a checkpoint, an adapter or a model; as it comes, once or as a conversation."""
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import BadInput
+from trainer.model import saved
 
 
-def main(directory: Path, prompt: str, max_new_tokens: int, temperature: float, top_k: int, seed: int) -> int:
-    """Print the prompt and its continuation; temperature 0 always takes the likeliest token."""
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; temperature 0: always the likeliest."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    seed: int
+
+
+def main(directory: Path, prompt: str | None, chat: bool, base: str | None, sampling: Sampling) -> int:
+    """Print the prompt and how it goes on; with `chat`, the answer to it, or without a prompt a conversation."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = _model_directory(directory)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, local_files_only=True).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers and safetensors raise many kinds for damaged files
-        raise BadInput(f"{path}: the model cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-    ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt").input_ids
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if longest:
-        if ids.shape[1] >= longest:
-            raise BadInput(f"the prompt has {ids.shape[1]} tokens, the model {longest} positions; shorten it")
-        max_new_tokens = min(max_new_tokens, longest - ids.shape[1])
-    torch.manual_seed(seed)
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": top_k}
-        if temperature
-        else {"do_sample": False}
-    )
-    with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=tokenizer.eos_token_id,
-            **sampling,
-        )
-    print(tokenizer.decode(output[0], skip_special_tokens=True))
+    model, tokenizer = saved.open_model(saved.find(directory), base)
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    if chat and not tokenizer.chat_template:
+        raise BadInput(f"{directory}: its tokenizer has no chat template; leave --chat away")
+    torch.manual_seed(sampling.seed)
+    if not chat:
+        ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt").input_ids
+        _continue(model, tokenizer, ids, sampling, with_prompt=True)
+    elif prompt is not None:
+        _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)
+    else:
+        _converse(model, tokenizer, sampling)
     return 0
 
 
-def _model_directory(directory: Path) -> Path:
-    """A model's own directory, a run's model/, or a run's newest valid checkpoint."""
-    if (directory / "config.json").exists():
-        return directory
-    if (directory / "model" / "config.json").exists():
-        return directory / "model"
-    if (directory / "checkpoints").is_dir():
-        from trainer import checkpoint
+def _converse(model, tokenizer, sampling: Sampling) -> None:
+    """Answer line by line until the input ends; Ctrl-C cuts an answer short."""
+    messages = []
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        print("One line a turn. Ctrl-C cuts an answer short, Ctrl-D ends.")
+    while True:
+        try:
+            line = input("> " if at_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        while _room(model, _rendered(tokenizer, messages)) < 1 and len(messages) > 1:
+            del messages[:2]  # the oldest question and its answer
+        try:
+            answer = _answer(model, tokenizer, messages, sampling)
+        except KeyboardInterrupt:
+            print()
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
 
-        _, path, problems = checkpoint.newest(directory / "checkpoints")
-        if path:
-            return path
-        raise BadInput("\n".join([f"{directory}: no valid checkpoint in it", *problems.values()]))
-    kind = (
-        "neither a model (config.json) nor a run (model/ or checkpoints/)"
-        if directory.is_dir()
-        else "no such directory"
-    )
-    raise BadInput(f"{directory}: {kind}")
+
+def _answer(model, tokenizer, messages: list[dict], sampling: Sampling) -> str:
+    return _continue(model, tokenizer, _rendered(tokenizer, messages), sampling, with_prompt=False)
+
+
+def _rendered(tokenizer, messages: list[dict]):
+    """The ids (1, S) of the messages by the model's template, up to where the answer begins."""
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # whatever a template may raise
+        raise BadInput(f"the model's chat template fails: {' '.join(str(error).split())[:200]}") from None
+    return tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+
+
+def _room(model, ids) -> int:
+    """How many tokens may follow `ids` (1, S)."""
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return (longest or sys.maxsize) - ids.shape[1]
+
+
+def _continue(model, tokenizer, ids, sampling: Sampling, with_prompt: bool) -> str:
+    """Generate after `ids` (1, S), printing the text as it comes; returns what is new. It ends with an end token."""
+    import torch
+    from transformers import TextStreamer
+
+    room = _room(model, ids)
+    if room < 1:
+        longest = ids.shape[1] + room
+        raise BadInput(f"the prompt has {ids.shape[1]} tokens, the model {longest} positions; shorten it")
+    how = {"do_sample": False}
+    if sampling.temperature:
+        how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
+    ids = ids.to(model.device)
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=min(sampling.max_new_tokens, room),
+            pad_token_id=tokenizer.eos_token_id,
+            eos_token_id=_ends(model, tokenizer),
+            streamer=TextStreamer(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=True),
+            **how,
+        )
+    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def _ends(model, tokenizer) -> list[int]:
+    """The tokens that end a text: the tokenizer's, and those that the model names besides."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    return sorted({tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None})

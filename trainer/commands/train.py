@@ -19,6 +19,7 @@ from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal
 from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
+from trainer.model import card, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
@@ -215,7 +216,10 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
         # transformers would save on rank 0 alone, but every host has a disk of its own.
         model.should_save_on_this_rank = lambda wanted: wanted
         model.save_pretrained(temporary, state_dict=weights)
+        model_load.restore_dropout(temporary, model.original_dropout)
         tokenizer.save_pretrained(temporary)
+        found = saved.find(temporary)
+        card.write(temporary, metrics.read_summary(directory.parent), found.adapter)
         for file in temporary.rglob("*.safetensors"):
             # safetensors writes for its owner alone, but the operator's user fetches by group.
             file.chmod(0o640)

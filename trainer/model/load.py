@@ -63,6 +63,7 @@ def build(config: Config, found: Source, world: World) -> torch.nn.Module:
         return model
 
     model = world.together(load)
+    model.original_dropout = found.dropout
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -269,6 +270,35 @@ def _check_packing(config: Config, model: torch.nn.Module, world: World) -> None
             )
 
     world.together(check)
+
+
+def remake(config: Config, tokenizer) -> torch.nn.Module:
+    """The random weights that a run with `config` and `tokenizer` started from: the base of its adapter.
+
+    As in the run: equal where torch and the kind of CPU are. Dropout stays as the model's configuration has it.
+    """
+    if config.model == "tiny":
+        found = Source(_tiny(config, len(tokenizer), tokenizer.eos_token_id), tokenizer, None, {})
+    else:
+        found = _pretrained(config)
+    return _weights(config, found, None)
+
+
+def restore_dropout(directory: Path, dropout: dict) -> None:
+    """Write into a saved model's config.json what the model's maker said of dropout; in training it was off."""
+
+    def settle(part):
+        for name, value in part.items():
+            if isinstance(value, dict):
+                settle(value)
+            elif name in dropout and value == 0:
+                part[name] = dropout[name]
+
+    path = directory / "config.json"
+    if dropout and path.is_file():  # an adapter has none
+        content = json.loads(path.read_text())
+        settle(content)
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def architecture(model: torch.nn.Module) -> str:

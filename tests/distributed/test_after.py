@@ -1,0 +1,215 @@
+"""After a run: its model and adapter go to plain transformers and peft, merged or not, and speak."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from ranks import run
+from safetensors.torch import load_file
+
+from trainer import cli
+from trainer.config import from_mapping
+from trainer.data import tokenizer as own_tokenizer
+
+LORA = ("adapter=lora", "lora_rank=4", "lr=0.05")
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A small Llama with a tokenizer, a chat template, and a dropout in its configuration."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("models") / "base"
+    tokenizer = own_tokenizer.wrap(own_tokenizer.train(from_mapping({"vocab_size": 300})))
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(1)
+    end = tokenizer.eos_token_id
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=96,
+            bos_token_id=end,
+            eos_token_id=end,
+            attention_dropout=0.1,
+        )
+    )
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(base, tmp_path_factory):
+    """Run directories by what was trained: all weights, an adapter, one beside 4 bits, one beside random weights."""
+    root = tmp_path_factory.mktemp("runs")
+    config = root / "run.yaml"
+    config.write_text(
+        "sequence_length: 32\nbatch_size: 2\nsteps: 3\nmax_samples: 40\nthreads: 1\nlr: 0.01\nvocab_size: 300\n"
+    )
+    wanted = {
+        "full": [f"model={base}"],
+        "lora": [f"model={base}", *LORA],
+        "4bit": [f"model={base}", *LORA, "quantize=4bit"],
+        "tiny": [*LORA],
+    }
+    for name, overrides in wanted.items():
+        run(root / name, 1, config, *overrides)
+    return {name: root / name / "node0" for name in wanted}
+
+
+@pytest.fixture(scope="module")
+def exported(runs, base, tmp_path_factory):
+    """What `trainer export` makes of the runs, by name."""
+    root = tmp_path_factory.mktemp("exported")
+    wanted = {
+        "adapter": [runs["lora"]],
+        "merged": [runs["lora"] / "checkpoints/step-00000003", "--merge"],
+        "4bit": [runs["4bit"], "--merge"],
+        "full": [runs["full"], "--dtype", "bfloat16"],
+        "tiny": [runs["tiny"], "--merge"],
+    }
+    for name, (directory, *options) in wanted.items():
+        assert cli.main(["export", str(directory), str(root / name), *options]) == 0
+    assert sorted(path.name for path in root.iterdir()) == sorted(wanted)  # nothing temporary is left
+    return {name: root / name for name in wanted}
+
+
+PLAIN = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+logits = {}
+for name, (directory, base) in json.loads(sys.argv[1]).items():
+    model = AutoModelForCausalLM.from_pretrained(base or directory, dtype=torch.float32)
+    if base:
+        model = PeftModel.from_pretrained(model, directory)
+    AutoTokenizer.from_pretrained(directory)
+    with torch.no_grad():
+        logits[name] = model.eval()(torch.arange(8)[None]).logits[0, -1].tolist()
+assert not any(name.split(".")[0] == "trainer" for name in sys.modules)
+print("\\n" + json.dumps(logits))
+"""
+
+
+@pytest.fixture(scope="module")
+def logits(exported, runs, base):
+    """The logits of each in a Python without this project's packages."""
+    wanted = {name: (str(path), None) for name, path in exported.items()}
+    wanted |= {"adapter": (str(exported["adapter"]), str(base)), "base": (str(base), None)}
+    wanted["full, from the run"] = (str(runs["full"] / "model"), None)
+    command = [sys.executable, "-I", "-c", PLAIN, json.dumps(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_an_adapter_and_its_merged_model_are_alike_in_plain_peft_and_transformers(exported, logits, base):
+    assert logits["merged"] == pytest.approx(logits["adapter"], abs=1e-4)
+    moved = [abs(a - b) for a, b in zip(logits["base"], logits["adapter"], strict=True)]
+    assert max(moved) > 0.01  # it has learnt something
+    adapter, merged = exported["adapter"], exported["merged"]
+    assert json.loads((merged / "config.json").read_text())["attention_dropout"] == 0.1
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    card = (adapter / "README.md").read_text()
+    assert "library_name: peft" in card and "rank 4" in card and "| 3 | " in card
+    assert "merged into these weights" in (merged / "README.md").read_text()
+
+
+def test_a_whole_model_goes_out_with_its_makers_dropout(exported, runs, logits):
+    out = exported["full"]
+    for folder in (out, runs["full"] / "model", runs["full"] / "checkpoints/step-00000003"):
+        assert json.loads((folder / "config.json").read_text())["attention_dropout"] == 0.1
+    weights = load_file(out / "model.safetensors")
+    assert {one.dtype for one in weights.values()} == {torch.bfloat16}
+    assert logits["full"] == pytest.approx(logits["full, from the run"], abs=0.05)
+    assert "All weights trained" in (runs["full"] / "model/README.md").read_text()
+
+
+def test_an_adapter_beside_four_bits_is_merged_into_whole_weights(exported, base):
+    out = exported["4bit"]
+    before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("_proj" in name for name in changed)  # all else is as precise as it was
+    assert "held in 4 bits" in (out / "README.md").read_text()
+
+
+def test_a_base_of_random_weights_is_made_again(runs, logits):
+    from trainer.model import saved
+
+    beside, _ = saved.open_model(saved.find(runs["tiny"]))
+    with torch.no_grad():
+        assert logits["tiny"] == pytest.approx(beside(torch.arange(8)[None]).logits[0, -1].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["full", "lora"])
+def test_generate_speaks(runs, capsys, name):
+    asked = ["--prompt", "Captain", "--max-new-tokens", "8", "--temperature", "0"]
+    texts = []
+    for directory in (runs[name], runs[name] / "checkpoints/step-00000003"):
+        assert cli.main(["generate", str(directory), *asked]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0].startswith("Captain") and len(texts[0]) > len("Captain\n")
+    assert texts[0] == texts[1]
+    assert cli.main(["generate", str(runs[name]), "--chat", *asked]) == 0
+    assert not capsys.readouterr().out.startswith(("Captain", "<user>"))  # the answer alone
+
+
+def test_a_conversation_is_remembered_as_far_as_there_is_room(runs, capsys, monkeypatch):
+    from trainer.commands import generate
+
+    seen = []
+    really = generate._answer
+    monkeypatch.setattr(
+        generate,
+        "_answer",
+        lambda *args: (seen.append([one["content"] for one in args[2]]), really(*args))[1],
+    )
+    # A turn is 20 tokens or more and the model has 96 positions, so that the oldest are forgotten.
+    lines = ["who is Anne", "", "and the captain", *["where is the house"] * 4]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    assert cli.main(["generate", str(runs["full"]), "--chat", "--max-new-tokens", "4"]) == 0
+    assert [len(one) for one in seen[:2]] == [1, 3]
+    assert seen[1][0] == "who is Anne" and seen[1][2] == "and the captain"
+    assert seen[-1][0] != "who is Anne" and len(seen) == 6
+
+
+def refused(capsys, *arguments) -> str:
+    assert cli.main([str(one) for one in arguments]) == 2
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err
+    return output.err
+
+
+def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/file").touch()
+    adapter = tmp_path / "alone"
+    assert cli.main(["export", str(runs["lora"]), str(adapter)]) == 0
+    assert "is there already" in refused(capsys, "export", runs["lora"], tmp_path / "there")
+    assert "no such directory" in refused(capsys, "export", tmp_path / "none", tmp_path / "out")
+    assert "neither a model" in refused(capsys, "export", tmp_path / "there", tmp_path / "out")
+    assert "no such directory" in refused(capsys, "export", runs["lora"], tmp_path / "a/b")
+    assert "a whole model has no base" in refused(capsys, "generate", runs["full"], "--base", base)
+    missing = refused(capsys, "export", adapter, tmp_path / "out", "--merge", "--base", tmp_path / "none")
+    assert "say where it lies by --base" in missing
+    assert "has no chat template" in refused(capsys, "generate", runs["tiny"], "--chat", "--prompt", "x")
+    (adapter / "adapter_model.safetensors").write_bytes(b"damaged")
+    assert "the adapter cannot be loaded" in refused(capsys, "generate", adapter)
+    (adapter / "adapter_config.json").write_text("{")
+    assert "not JSON" in refused(capsys, "generate", adapter)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))

@@ -1,0 +1,79 @@
+"""`trainer export`: a run's adapter or model, for everyone's tools."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from trainer import disk
+from trainer.errors import BadInput, TrainerError
+from trainer.model import card, saved
+
+
+def main(directory: Path, out: Path, merge: bool, base: str | None, dtype: str) -> int:
+    """Write the adapter or the model in `directory` to `out`, which appears complete.
+
+    merge: an adapter goes into its base, so that a transformers model comes out.
+    Raises BadInput for what cannot be opened, and where `out` is there already.
+    """
+    found = saved.find(directory)
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
+    if out.exists() or out.is_symlink():
+        raise BadInput(f"{out}: is there already; name a new directory")
+    if not out.parent.is_dir():
+        raise BadInput(f"{out.parent}: no such directory")
+    if dtype != "auto" and found.adapter and not merge:
+        raise BadInput("--dtype is for whole models; with an adapter, add --merge")
+
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        if found.adapter and not merge:
+            _copy_adapter(found, base, temporary)
+        else:
+            _write_model(found, base, dtype, temporary)
+        card.write(
+            temporary,
+            found.facts,
+            adapter=None if merge else found.adapter,
+            merged=merge and found.adapter is not None,
+        )
+        for file in temporary.rglob("*.safetensors"):
+            file.chmod(0o644 & ~_umask())  # safetensors writes for its owner alone
+        disk.publish(temporary, out)
+    except OSError as error:
+        raise TrainerError(f"{out}: cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    kind = "adapter" if found.adapter and not merge else "model"
+    print(f"{kind} of {found.path} written to {out}")
+    return 0
+
+
+def _copy_adapter(found: saved.Saved, base: str | None, directory: Path) -> None:
+    """The adapter as peft has written it, with its tokenizer, and the name of its base."""
+    for file in found.path.iterdir():
+        if file.is_file() and file.name not in ("optimizer.safetensors", "manifest.json", "README.md"):
+            shutil.copyfile(file, directory / file.name)
+    name = base or found.base
+    text = json.dumps({**found.adapter, "base_model_name_or_path": name}, indent=2, sort_keys=True)
+    (directory / "adapter_config.json").write_text(text + "\n")
+    if name == "tiny":
+        print("note: its base has random weights, which no other tool can make: --merge writes a whole model")
+
+
+def _write_model(found: saved.Saved, base: str | None, dtype: str, directory: Path) -> None:
+    """All weights, in transformers' format, with the tokenizer."""
+    model, tokenizer = saved.open_model(found, base, dtype)
+    if found.adapter:
+        model = model.merge_and_unload(safe_merge=True)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

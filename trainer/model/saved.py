@@ -1,0 +1,163 @@
+"""What a directory holds of a trained model (a run, a checkpoint, an adapter, a whole model), and how to open it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer import checkpoint, metrics
+from trainer import config as configuration
+from trainer.errors import BadInput
+from trainer.model import load as model_load
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A trained model on disk: an adapter, or all weights."""
+
+    path: Path
+    adapter: dict | None  # what adapter_config.json says; None: all weights are here
+    facts: dict = field(
+        default_factory=dict
+    )  # what is known of its training: the keys of a run's summary.json
+
+    @property
+    def settings(self) -> dict:
+        """The configuration of the run that made it; empty where that is not known."""
+        return self.facts.get("settings", {})
+
+    @property
+    def base(self) -> str | None:
+        """The model that an adapter was trained beside: a directory, a hub name, or `tiny`."""
+        return self.settings.get("model") or (self.adapter or {}).get("base_model_name_or_path")
+
+
+def find(directory: Path) -> Saved:
+    """What `directory` is: a model, an adapter, a checkpoint, or a run, of which model/ or else the newest checkpoint.
+
+    Raises BadInput where it is none of them, or a damaged checkpoint.
+    """
+    directory = directory.expanduser()
+    if (directory / "manifest.json").exists():
+        return _checkpoint(directory, checkpoint.validate(directory))
+    if _holds_model(directory):
+        whole = directory.resolve()
+        facts = metrics.read_summary(whole.parent) if whole.name == "model" else {}
+        return Saved(directory, _adapter(directory), facts)
+    if _holds_model(directory / "model"):
+        return find(directory / "model")
+    if (directory / "checkpoints").is_dir():
+        manifest, path, problems = checkpoint.newest(directory / "checkpoints")
+        if path:
+            return _checkpoint(path, manifest)
+        raise BadInput("\n".join([f"{directory}: no valid checkpoint in it", *problems.values()]))
+    kind = (
+        "neither a model (config.json), an adapter (adapter_config.json), a checkpoint (manifest.json) nor a run "
+        "(model/ or checkpoints/)"
+    )
+    raise BadInput(f"{directory}: {kind if directory.is_dir() else 'no such directory'}")
+
+
+def open_model(saved: Saved, base: str | None = None, dtype: str = "auto"):
+    """(model, tokenizer), the model in evaluation mode on the CPU; an adapter as a peft model around its base.
+
+    base: where an adapter's base lies, if not where it lay in training. dtype: auto (as on disk) or a torch type.
+    Raises BadInput with the cure.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    trust = bool(saved.settings.get("trust_remote_code"))
+    with _explained(saved.path, "the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(saved.path, local_files_only=True, trust_remote_code=trust)
+    if saved.adapter is None:
+        if base:
+            raise BadInput(f"{saved.path}: a whole model has no base; leave --base away")
+        with _explained(saved.path, "the model"):
+            return _weights(str(saved.path), dtype, trust).eval(), tokenizer
+    whole = _base(saved, base, dtype, trust, tokenizer)
+    from peft import PeftModel
+
+    with _explained(saved.path, "the adapter"):
+        return PeftModel.from_pretrained(whole, str(saved.path)).eval(), tokenizer
+
+
+def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
+    """The model beside which the adapter was trained, whole; quantised weights are made whole again."""
+    name = base or saved.base
+    if not name:
+        raise BadInput(f"{saved.path}: the adapter does not say what its base is; give it by --base DIR")
+    try:
+        random = name == "tiny" or model_load.weights_of(name)[0] is None
+    except BadInput as error:
+        raise BadInput(
+            f"{saved.path}: the adapter's base: {error}; say where it lies by --base DIR"
+        ) from None
+    if random:
+        if not saved.settings:
+            raise BadInput(
+                f"{saved.path}: its base, {name}, had random weights, made by its run's settings, which are not here; "
+                "give the run's directory, or one of its checkpoints"
+            )
+        return model_load.remake(
+            configuration.from_mapping({**_known(saved.settings), "model": name}), tokenizer
+        )
+    with _explained(Path(name), "the adapter's base"):
+        return _weights(name, dtype, trust)
+
+
+def _weights(name: str, dtype: str, trust: bool):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=dtype, use_safetensors=True, local_files_only=Path(name).is_dir(), trust_remote_code=trust
+    )
+    return model.dequantize() if getattr(model, "is_quantized", False) else model
+
+
+def _known(settings: dict) -> dict:
+    """The settings that this trainer still has."""
+    return {name: value for name, value in settings.items() if name in configuration.FIELDS}
+
+
+class _explained:
+    """Turn the many exceptions of transformers, peft and safetensors into one message."""
+
+    def __init__(self, path: Path, what: str):
+        self.path, self.what = path, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, Exception) and not isinstance(error, BadInput | MemoryError):
+            text = " ".join(str(error).split())[:300]
+            raise BadInput(
+                f"{self.path}: {self.what} cannot be loaded: {type(error).__name__}: {text}"
+            ) from None
+
+
+def _holds_model(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def _adapter(directory: Path) -> dict | None:
+    path = directory / "adapter_config.json"
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: not JSON that can be read: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: expected an object of settings, found {type(found).__name__}")
+    return found
+
+
+def _checkpoint(path: Path, manifest: dict) -> Saved:
+    """A checkpoint, with what the run's metrics tell up to its step."""
+    run_dir = path.resolve().parent.parent
+    facts = {name: manifest[name] for name in ("settings", "versions") if name in manifest}
+    if (run_dir / "metrics.jsonl").is_file():
+        facts |= metrics.curve(run_dir, manifest["step"])
+    return Saved(path, _adapter(path), {"run": facts.get("settings", {}).get("run"), **facts})
