@@ -68,6 +68,10 @@ test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS=
 lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own rules
 	@$(BIN)/python tests/run.py lint
 
+.PHONY: docs
+docs: $(VENV)/.controller ## write docs/variables.md anew, from the roles' argument specs and the trainer's keys
+	@$(BIN)/python scripts/write_variables.py
+
 # ---- the lab ----
 
 # Root builds the lab and its inventory; the name of the variable is the option's.

@@ -146,7 +146,7 @@ def place(owner=None, isdir=True):
         (passwd(998), place("trainyard"), ""),
         (passwd(998, "/elsewhere", "Trainyard"), place(), ""),  # trainer_state_dir has changed since
         (passwd(0, "/root"), place(), "uid 0"),
-        (passwd(1000, "/home/me"), place(), "uid 1000, home /home/me"),
+        (passwd(1000, "/home/me/x"), place(), "uid 1000, home /home/me/x"),
         (passwd(1000), place("trainyard"), "uid 1000"),  # a person, with the home named, too
         (passwd(65534), place(), "uid 65534"),
         (passwd(33, "/var/www"), place(), "uid 33, home /var/www"),  # another service's
