@@ -45,16 +45,18 @@ class Plays:
     def __init__(self, lab, directory):
         self.lab, self.directory = lab, directory
 
-    def command(self, tasks, host="cluster", variables=None, *arguments):
+    def command(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
         """The command line that runs `tasks` on `host` with `variables` (of that play alone, below the inventory's).
 
-        `tasks` may be a tag of site.yml instead: then that runs, with `variables` after -e.
+        `fatal`: the first host's fault ends the play for all, as in site.yml. `tasks` may be a tag of site.yml instead:
+        then that runs, with `variables` after -e.
         """
         program = Path(sys.executable).with_name("ansible-playbook")
         if isinstance(tasks, str):
             words = ["site.yml", "--tags", tasks, "-l", host, "-e", json.dumps(variables or {})]
             return [str(program), "-i", str(self.lab.inventory), *words, *arguments]
         play = {"hosts": host, "gather_facts": False, "vars": variables or {}, "tasks": tasks}
+        play["any_errors_fatal"] = fatal
         book = self.directory / f"play-{len(list(self.directory.iterdir()))}.yml"
         book.write_text(yaml.safe_dump([play], sort_keys=False))
         return [str(program), "-i", str(self.lab.inventory), str(book), *arguments]
@@ -63,10 +65,10 @@ class Plays:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
-    def run(self, tasks, host="cluster", variables=None, *arguments):
+    def run(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
         started = time.monotonic()
         done = subprocess.run(
-            self.command(tasks, host, variables, *arguments),
+            self.command(tasks, host, variables, *arguments, fatal=fatal),
             cwd=ROOT,
             env=self.environment(),
             stdin=subprocess.DEVNULL,

@@ -94,7 +94,7 @@ def test_leaving_the_controller_out_is_refused(plays):
     before = rules(plays)
     play = plays.role("firewall", "node1", {"firewall_ssh_from": ["192.0.2.0/24"]})
     assert play.rc != 0 and play.changed["node1"] == 0
-    assert "from where this very connection comes" in play.words
+    assert "from where SSH is in use at this moment" in play.words
     assert rules(plays) == before
 
 
@@ -133,3 +133,53 @@ def test_a_host_whose_firewall_is_not_ours_stays_as_it_is(plays):
     play = plays.run([include("firewall")], "node2", {"firewall_manage": False})
     assert play.rc == 0 and play.changed == {"node2": 0}
     assert rules(plays, "node2") == ""
+
+
+def waiting(plays, host):
+    """{state, token, …} of the host's unconfirmed change of the firewall; {} if there is none."""
+    shown = json.loads(plays.sh(host, "/usr/local/lib/trainyard/guard status 2>/dev/null || echo '{}'"))
+    return shown.get("armed", {}).get("firewall", {})
+
+
+def test_rules_that_somebody_flushed_come_back(plays):
+    before = rules(plays)
+    plays.sh("node1", "nft flush ruleset")
+    play = plays.role("firewall", "node1")
+    assert play.rc == 0 and play.changed == {"node1": 1}, play.text
+    assert rules(plays) == before
+    # In the kernel, but not by the unit: a restart of nftables would lose them.
+    plays.sh("node1", "systemctl stop trainyard-firewall; nft -f /etc/nftables.d/trainyard.nft")
+    assert plays.role("firewall", "node1").changed == {"node1": 1}
+    assert plays.sh("node1", "systemctl is-active trainyard-firewall").strip() == "active"
+    assert plays.role("firewall", "node1").changed == {"node1": 0}
+
+
+def test_killed_twice_before_it_was_confirmed_nothing_stays_loaded(plays):
+    """The second run must not take the first one's rules, which it undoes, for those to go back to."""
+    plays.kill_when(lambda: waiting(plays, "node2"), "firewall", "node2", {"guard_timeout": 300})
+    wait_for(lambda: waiting(plays, "node2")["state"] == "applied", 30)
+    assert "table inet trainyard" in rules(plays, "node2")
+    first = waiting(plays, "node2")["token"]
+    plays.kill_when(
+        lambda: waiting(plays, "node2").get("token", first) != first,
+        "firewall",
+        "node2",
+        {"guard_timeout": 20},
+    )
+    wait_for(lambda: not waiting(plays, "node2"), 60)
+    report = json.loads(plays.sh("node2", "cat /var/lib/trainyard-guard/firewall.report.json"))
+    assert "no new connection from the controller" in report["why"]
+    assert {done["rc"] for done in report["commands"]} == {0}
+    assert rules(plays, "node2") == ""
+    assert plays.answers("node2")
+
+
+def test_killed_before_it_was_confirmed_the_next_run_passes(plays):
+    plays.kill_when(lambda: waiting(plays, "node2"), "firewall", "node2", {"guard_timeout": 300})
+    wait_for(lambda: waiting(plays, "node2")["state"] == "applied", 30)
+    play = plays.run("firewall", "node2")
+    assert play.rc == 0, play.text
+    assert "this was put back first: firewall rules" in play.words
+    assert "table inet trainyard" in rules(plays, "node2") and not waiting(plays, "node2")
+    assert plays.answers("node2")
+    assert plays.run("firewall", "node2").changed["node2"] == 0

@@ -1,4 +1,4 @@
-"""The guard on the host (roles/guard/files/guard.py), without systemd: every way for a change to end."""
+"""The guard without systemd or a network: on the host every way for a change to end, on the controller what it asks."""
 
 import importlib.util
 import json
@@ -6,8 +6,11 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from plugins.action import guarded_change
 
 SOURCE = Path(__file__).parents[2] / "roles" / "guard" / "files" / "guard.py"
 
@@ -357,3 +360,132 @@ def test_a_guard_whose_boot_units_are_off_is_not_current(load_module, shown, exp
             return 0, shown, ""
 
     assert load_module("guard_host").enabled(Module()) is expected
+
+
+# The controller's end (plugins/action/guarded_change.py), with a host that answers as told.
+
+CHANGE = {"name": "network", "why": "a test", "files": [{"path": "/etc/x", "content": "new"}], "timeout": 20}
+FOUND = {
+    "files": [{"path": "/etc/x", "differs": True}],
+    "armed": [],
+    "host_keys": ["ssh-ed25519 AAAA"],
+    "guard_current": True,
+    "from_elsewhere": True,
+    "logins": [],
+}
+
+
+class Connection:
+    """As Ansible's ssh connection reaches 192.168.1.50, with its user's known_hosts in `settings`; sends nothing."""
+
+    def __init__(self, transport="ssh", settings=()):
+        self.transport, self.settings, self._options = transport, settings, {}
+        self._shell = SimpleNamespace(tmpdir="unused")
+
+    def get_option(self, name):
+        return {"host": "192.168.1.50", "ssh_executable": "ssh"}.get(name)
+
+    def set_option(self, name, value):
+        pass
+
+    def reset(self):
+        pass
+
+    def _build_command(self, program, subsystem, *words):
+        return [word.encode() for word in (program, "-F", "none", *self.settings, *words)]
+
+
+@pytest.fixture
+def action(monkeypatch):
+    """`action(found, connection, **arguments)`: the result of the task on a host that compares as `found` and confirms
+    whatever it is asked; beside it what was shown, and `asked`, the operations.
+    """
+    said = []
+    monkeypatch.setattr(guarded_change.display, "display", lambda text, **_: said.append(text))
+    monkeypatch.setattr(guarded_change.display, "warning", said.append)
+    monkeypatch.setattr(guarded_change.time, "sleep", lambda seconds: None)
+
+    def run(found=(), connection=None, check=False, **arguments):
+        asked = []
+        task = SimpleNamespace(args={**CHANGE, **arguments}, check_mode=check, diff=False, async_val=0)
+        module = guarded_change.ActionModule(task, connection or Connection(), None, None, None, None)
+
+        def host(operation, **_):
+            asked.append(operation)
+            known = {**FOUND, **dict(found)}
+            answers = {"change": {"state": "armed", "token": "t"}, "confirm": {"state": "confirmed"}}
+            armed = {} if "restore" in asked else dict.fromkeys(known["armed"])
+            return {"compare": known, "status": {"armed": armed, "reports": {}}, **answers}.get(operation, {})
+
+        monkeypatch.setattr(module, "_host", host)
+        result = module.run(None, {"inventory_hostname": "node1"})
+        return SimpleNamespace(**{"undone": [], **result}, said=" ".join(said), asked=asked)
+
+    return run
+
+
+SAME = {"files": [{"path": "/etc/x", "differs": False}]}
+
+
+def test_what_is_equal_is_left_alone_unless_it_is_not_in_force(action):
+    assert action(SAME).asked == ["compare"]
+    done = action(SAME, live=False)
+    assert done.changed and done.asked == ["compare", "change", "confirm"] and done.paths == []
+    assert action(SAME, live=False, check=True).asked == ["compare"]
+
+
+@pytest.mark.parametrize(
+    ("found", "connection", "refused"),
+    [
+        ({"logins": ["192.168.1.9"]}, Connection("local"), True),
+        ({"logins": ["192.168.1.9"], "from_elsewhere": False}, Connection(), True),  # ssh to 127.0.0.1
+        ({"logins": ["192.168.1.9"]}, Connection(), False),  # Ansible's own, which a new one stands for
+        ({"logins": []}, Connection("local"), False),  # at its own screen
+    ],
+)
+def test_a_machine_does_not_confirm_to_itself_what_may_cut_off_who_is_logged_in(
+    action, found, connection, refused
+):
+    if refused:
+        with pytest.raises(Exception, match=r"by SSH, from 192\.168\.1\.9.* Run it from another machine"):
+            action(found, connection, cuts_logins=True)
+    else:
+        assert action(found, connection, cuts_logins=True).changed
+    assert action(found, connection).changed  # a change that leaves logins alone
+    assert not action({**found, **SAME}, connection, cuts_logins=True).changed
+
+
+def test_a_change_that_waits_is_put_back_without_files_and_in_the_way_of_a_change(action):
+    waits = {"armed": ["network"]}
+    with pytest.raises(Exception, match="A change of network waits to be confirmed on this host"):
+        action({**waits, **SAME})
+    done = action({**waits, "files": []}, files=[])
+    assert done.changed and done.asked == ["compare", "status", "restore", "status"]
+    assert "earlier run" in done.warnings[0]
+    seen = action({**waits, "files": []}, files=[], check=True)
+    assert seen.changed and seen.asked == ["compare"] and "would be put back first" in seen.warnings[0]
+    assert not action({"files": []}, files=[]).changed
+
+
+def test_a_new_address_is_told_before_and_as_soon_as_it_is_confirmed(action, tmp_path):
+    file = tmp_path / "a b" / "known_hosts"
+    connection = Connection(settings=["-o", f'UserKnownHostsFile="{file}"'])
+    done = action({}, connection, addresses=["192.168.1.100"])
+    assert done.address == "192.168.1.100"
+    assert "node1 moves from 192.168.1.50 to 192.168.1.100" in done.said
+    assert "node1 is at 192.168.1.100 now." in done.said and "ansible_host: 192.168.1.100" in done.said
+    assert file.read_text() == "192.168.1.100 ssh-ed25519 AAAA\n"
+
+
+@pytest.mark.parametrize("file", ["none", "/dev/null", "/proc/nowhere/known_hosts"])
+def test_a_confirmed_change_does_not_fail_where_no_key_can_be_kept(action, file):
+    """The host has moved by then: the play must go on at its new address."""
+    connection = Connection(settings=["-o", f"UserKnownHostsFile={file}"])
+    done = action({}, connection, addresses=["192.168.1.100"])
+    assert done.address == "192.168.1.100"
+    assert ("cannot be written" in done.said) == file.startswith("/proc")
+
+
+def test_a_local_connection_has_no_address_to_move_to(action):
+    done = action({}, Connection("local"), addresses=["192.168.1.100"])
+    assert done.address == "localhost" and done.said == ""
