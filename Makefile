@@ -61,7 +61,7 @@ show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
 
 .PHONY: test lint
 test: export TRAINYARD_INSTALL := 1
-test: export TRAINYARD_FULL := $(FULL)
+test: export TRAINYARD_FULL := $(filter-out 0,$(FULL))
 test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS="unit distributed"; FULL=1: the long ones too
 	@$(BIN)/python tests/run.py $(LAYERS)
 
