@@ -509,7 +509,7 @@ def plan(survey, entries, renderer):
 
 
 def in_force(item, links):
-    """Whether an interface has its name and addresses; without a carrier no manager gives it any."""
+    """Whether an interface has its name and addresses; set up, but without a carrier, no manager gives it any."""
     link = next((link for link in links if link["name"] == item["name"]), None)
     if link is None:
         return False
@@ -517,7 +517,7 @@ def in_force(item, links):
     wanted = {
         address for address in item["addresses"] if not address.ip.is_link_local
     }  # the survey leaves those out
-    return not link["up"] or wanted <= held or by_hand(item)
+    return wanted <= held or by_hand(item) or (link["enabled"] and not link["up"])
 
 
 def by_hand(item):

@@ -15,9 +15,10 @@ SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, driver, up, addresses: [CIDR]}] without loopback.
+    """[{name, mac, kind, driver, enabled, up, addresses: [CIDR]}] without loopback.
 
-    kind is None for what is not a virtual device, driver None where none says its name; up: there is a carrier.
+    kind is None for what is not a virtual device, driver None where none says its name; enabled: somebody set it up;
+    up: there is a carrier, too.
     """
     rc, out, err = run_command(["ip", "-json", "-details", "address", "show"])
     if rc:
@@ -32,6 +33,7 @@ def interfaces(run_command):
                 "mac": (link.get("permaddr") or link.get("address") or "").lower(),
                 "kind": link.get("linkinfo", {}).get("info_kind"),
                 "driver": driver(link["ifname"]),
+                "enabled": "UP" in link["flags"],
                 "up": "LOWER_UP" in link["flags"],
                 "addresses": [
                     f"{address['local']}/{address['prefixlen']}"

@@ -306,6 +306,7 @@ def ip(flags, *addresses):
         (ip(["UP", "LOWER_UP"], "192.168.1.50/24", "fd00::1/64"), "192.168.1.50/24", None),
         (ip(["UP", "LOWER_UP"], "192.168.1.50/24", "fd00::1/64"), "fd00:0::1/64", None),
         (ip(["UP"]), "192.168.1.50/24", None),  # no cable: its manager sets no address either
+        (ip([]), "192.168.1.50/24", "eth0 is down"),  # nobody manages it
         (ip(["UP", "LOWER_UP"]), "192.168.1.50/24", "does not have 192.168.1.50/24 but no address"),
         (ip(["UP", "LOWER_UP"], "192.168.1.50/16"), "192.168.1.50/24", "but 192.168.1.50/16"),
         (None, "192.168.1.50/24", "there is no interface eth0"),

@@ -12,6 +12,7 @@ ETH0 = {
     "mac": "52:54:00:00:00:01",
     "kind": None,
     "driver": "r8169",
+    "enabled": True,
     "up": True,
     "addresses": ["192.168.1.50/24"],
 }
@@ -20,6 +21,7 @@ ETH1 = {
     "mac": "52:54:00:00:00:02",
     "kind": None,
     "driver": "mlx5_core",
+    "enabled": True,
     "up": True,
     "addresses": [],
 }
@@ -176,17 +178,18 @@ def test_what_speaks_for_the_old_name_gives_way_to_the_new_one():
 
 
 @pytest.mark.parametrize(
-    ("addresses", "up", "live"),
+    ("addresses", "state", "live"),
     [
-        (["192.168.1.100/24"], True, True),
-        (["192.168.1.100/24", "192.168.1.7/24"], True, True),
-        (["192.168.1.50/24"], True, False),  # somebody took it away by hand
-        (["192.168.1.100/16"], True, False),
-        ([], False, True),  # no cable
+        (["192.168.1.100/24"], {}, True),
+        (["192.168.1.100/24", "192.168.1.7/24"], {}, True),
+        (["192.168.1.50/24"], {}, False),  # somebody took it away by hand
+        (["192.168.1.100/16"], {}, False),
+        ([], {"up": False}, True),  # no cable
+        ([], {"up": False, "enabled": False}, False),  # `ip link set eth0 down`
     ],
 )
-def test_files_that_stand_are_applied_again_where_they_are_not_in_force(addresses, up, live):
-    interfaces = [{**ETH0, "addresses": addresses, "up": up}, copy.deepcopy(ETH1)]
+def test_files_that_stand_are_applied_again_where_they_are_not_in_force(addresses, state, live):
+    interfaces = [{**ETH0, "addresses": addresses, **state}, copy.deepcopy(ETH1)]
     wanted = [
         {**STATIC, "addresses": ["192.168.1.100/24", "fe80::5/64"]}
     ]  # the survey leaves link-local ones out

@@ -14,7 +14,7 @@ connection, the host itself), the timer or the next boot puts the old state back
 For the commands of a change:
 
     guard reachable ADDRESS INTERFACE    exit 0 if a neighbour answers there
-    guard holds ADDRESS/PREFIX INTERFACE exit 0 if the interface has the address, or has no carrier to have it on
+    guard holds ADDRESS/PREFIX INTERFACE exit 0 if the interface has the address, or is up without a carrier
     guard rename OLD NEW                 give the interface OLD the name NEW; exit 0 also if there is no OLD
 
 The first five print one JSON object. Exit 1: the message on stderr says what is wrong.
@@ -563,10 +563,17 @@ def link(interface):
 
 
 def holds(address, interface):
-    """Raises GuardError unless `interface` has `address` (with its prefix), or no carrier: then no manager sets it."""
+    """Raises GuardError unless `interface` has `address` (with its prefix).
+
+    One that is up and has no carrier passes: no manager sets it an address. One that is down is nobody's.
+    """
     wanted, found = ipaddress.ip_interface(address), link(interface)
     if found is None:
         raise GuardError(f"there is no interface {interface}")
+    if "UP" not in found["flags"]:
+        raise GuardError(
+            f"{interface} is down: nothing that manages it brings it up; see `networkctl status {interface}`"
+        )
     if "LOWER_UP" not in found["flags"]:
         return
     present = [ipaddress.ip_interface(f"{item['local']}/{item['prefixlen']}") for item in found["addr_info"]]
