@@ -55,6 +55,8 @@ class ActionModule(ActionBase):
         digests = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in own.items()}
         found = self._host("compare", change=json.dumps(change), files=digests)
         if not change["files"]:
+            if found["armed"] and not found["guard_current"] and not self._task.check_mode:
+                self._host("install", files=own)  # an older one, or a damaged one, may not be able to undo
             return {**result, "address": here, "paths": [], **self._settle(here, found["armed"])}
 
         if found["armed"] and not self._task.check_mode:

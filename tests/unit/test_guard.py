@@ -466,6 +466,8 @@ def test_a_change_that_waits_is_put_back_without_files_and_in_the_way_of_a_chang
     seen = action({**waits, "files": []}, files=[], check=True)
     assert seen.changed and seen.asked == ["compare"] and "would be put back first" in seen.warnings[0]
     assert not action({"files": []}, files=[]).changed
+    damaged = action({**waits, "files": [], "guard_current": False}, files=[])
+    assert damaged.asked.index("install") < damaged.asked.index("restore")
 
 
 def test_a_new_address_is_told_before_and_as_soon_as_it_is_confirmed(action, tmp_path):
