@@ -69,7 +69,8 @@ class Saver:
         self.strategy, self.optimizer, self.tokenizer = strategy, optimizer, tokenizer
         self.keep, self.background = keep, background
         self.world = world = strategy.world
-        self.writes = world.first_on_host and world.nodes[world.rank] < COPIES
+        self.writers = [rank for rank in world.firsts if world.nodes[rank] < COPIES]
+        self.writes = world.rank in self.writers
         self.group = world.new_control_group() if background else world.control
         self._thread: threading.Thread | None = None
         self._failure: TrainerError | None = None
@@ -85,7 +86,7 @@ class Saver:
         self.settle()
         begin = time.perf_counter()
         self.world.together(lambda: self._check_room() if self.writes else None)
-        files = _copied(self.strategy, self.optimizer, self.writes, apart=self.background)
+        files = _copied(self.strategy, self.optimizer, self.writers, apart=self.background)
         manifest = {
             "format": FORMAT,
             **facts,
@@ -332,30 +333,33 @@ def _weights_file(model: torch.nn.Module) -> tuple[str, dict[str, str]]:
     return "adapter_model.safetensors", {names[int(number)]: key for key, number in kept.items()}
 
 
-def _copied(strategy: Strategy, optimizer, wanted: bool, apart: bool) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of a checkpoint by file and key, in the CPU's memory, where `wanted`; all ranks must call.
+def _copied(
+    strategy: Strategy, optimizer, writers: list[int], apart: bool
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint by file and key, in the CPU's memory of the `writers`; all ranks must call.
 
     apart: they share no memory with what is trained.
     """
     file, keys = _weights_file(strategy.model)
     weights, moments = {}, {}
 
-    def keep(into, key, value, *mine):
-        if wanted:
-            shared = apart and any(value.data_ptr() == one.data_ptr() for one in mine)
-            into[key] = value.detach().to("cpu", copy=shared).contiguous()
+    def kept(value, original):
+        shared = apart and value.data_ptr() == original.data_ptr()
+        return value.detach().to("cpu", copy=shared).contiguous()
 
     for name, part in strategy.trainable.items():
-        keep(weights, keys[name], strategy.whole(name, part), part)
         state = optim.state(optimizer, part)
-        keep(moments, f"step.{name}", state["step"].float(), state["step"])
-        for kind in MOMENTS[1:]:
-            keep(moments, f"{kind}.{name}", strategy.whole(name, state[kind]), state[kind])
-    if file == "model.safetensors" and wanted:
-        kept = strategy.model.state_dict().keys()
+        parts = [part.detach(), state["exp_avg"], state["exp_avg_sq"]]
+        wholes = strategy.whole(name, parts, writers)
+        if wholes:
+            weights[keys[name]], *both = map(kept, wholes, parts)
+            for kind, whole in zip(MOMENTS, (state["step"].float().cpu().clone(), *both), strict=True):
+                moments[f"{kind}.{name}"] = whole
+    if file == "model.safetensors" and strategy.world.rank in writers:
+        persistent = strategy.model.state_dict().keys()
         for name, buffer in strategy.model.named_buffers():
-            if name in kept:
-                keep(weights, name, buffer, buffer)
+            if name in persistent:
+                weights[name] = kept(buffer, buffer)
     return {file: weights, "optimizer.safetensors": moments}
 
 

@@ -191,6 +191,7 @@ class Recorder:
         if step == self.saved_step:
             return
         self.show(state="saving")
+        self.settle()
         self.saver.save(facts(run.config, run.progress, self.identity), spare=run.progress.best_step)
         self.saved_step, self.saved_at = step, time.monotonic()
         self.show(state="running")

@@ -28,7 +28,8 @@ OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_
 class World:
     """All ranks of the run, and this one's place among them.
 
-    hosts: the host's name of every rank. addresses: host's name by its cluster address, where known.
+    hosts, nodes: the host's name and number of every rank. firsts: each host's first rank.
+    addresses: host's name by its cluster address, where known.
     """
 
     def __init__(self, config: Config, environment: Environment):
@@ -53,6 +54,7 @@ class World:
         everyone = self.gather(mine)
         self.hosts = [one["host"] for one in everyone]
         self.nodes = [one["node"] for one in everyone]
+        self.firsts = [self.nodes.index(node) for node in sorted(set(self.nodes))]
         self.addresses = {one["address"]: one["host"] for one in everyone if one["address"]}
         for name in mine["versions"]:
             values = [one["versions"].get(name) for one in everyone]
@@ -146,6 +148,7 @@ class World:
     def mesh(self) -> DeviceMesh:
         """All ranks in a row, as torch's sharding wants them; a single rank gets a group of its own."""
         if self.training is None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would look up this host's name
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             self.training = dist.group.WORLD

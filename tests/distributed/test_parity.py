@@ -80,6 +80,29 @@ def test_any_micro_batch(material, reference, tmp_path):
     assert found == pytest.approx(reference, rel=1e-5)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero2", "offload", "infinity"])
+@pytest.mark.parametrize(("size", "micro_batch"), [(2, 1), (2, 4), (3, 2)])
+def test_any_strategy(material, reference, tmp_path, strategy, size, micro_batch):
+    """Accumulation over 4, 1 and 2 micro-batches; of the 4 the second rank has 3, and one that counts nothing."""
+    chosen = (f"strategy={strategy}", f"micro_batch_size={micro_batch}")
+    assert ranks.run(tmp_path, size, material / "run.yaml", *chosen) == pytest.approx(reference, rel=1e-5)
+    record = json.loads((tmp_path / "node1" / "metrics.jsonl").read_text().splitlines()[0])
+    found = record["wire_bytes"] / (4 * 37120 * (size - 1) / size)  # in units of all weights
+    accumulated = -(-record["shares"][0] // micro_batch)
+    gathers = {"zero1": 1, "zero2": 1}.get(strategy, 2 * accumulated)
+    reductions = 1 if strategy == "zero1" else accumulated
+    if gathers > 1:  # what is outside of the blocks is gathered once a micro-batch
+        gathers -= accumulated * (300 * 32 + 64 * 32 + 2 * 32) / 37120
+    assert found == pytest.approx(gathers + reductions, rel=0.03)  # parts are padded to one size
+
+
+@pytest.mark.parametrize("strategy", ["offload", "infinity"])
+def test_any_strategy_on_one_rank(material, whole, tmp_path, strategy):
+    assert ranks.run(tmp_path, 1, material / "run.yaml", f"strategy={strategy}") == pytest.approx(
+        whole, rel=1e-5
+    )
+
+
 def test_gradients_travel_in_several_buckets(material, reference, tmp_path):
     """The small model fits one bucket; with buckets of a few kB several are under way at once."""
     patch = {("trainer.strategies.ddp", "BUCKET_BYTES"): 4096}

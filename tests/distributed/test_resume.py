@@ -29,20 +29,49 @@ def test_a_signal_saves_and_resume_is_exact_to_the_last_bit(material, whole, tmp
     assert "resuming after step 5" in (directory / "logs" / "rank-0.log").read_text()
 
 
-def test_resume_of_three_ranks_is_exact(material, tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_resume_of_three_ranks_is_exact(material, tmp_path, strategy):
     """A ring adds three values in an order that depends on their place: buckets must lie as they did."""
     small = {("trainer.strategies.ddp", "BUCKET_BYTES"): 4096}
-    straight = ranks.run(tmp_path / "straight", 3, material / "run.yaml", patch=small)
-    ranks.run(tmp_path / "resumed", 3, material / "run.yaml", patch=small, stop_in=5, codes=[75] * 3)
-    assert ranks.run(tmp_path / "resumed", 3, material / "run.yaml", patch=small) == straight
+    run = (material / "run.yaml", f"strategy={strategy}")
+    straight = ranks.run(tmp_path / "straight", 3, *run, patch=small)
+    ranks.run(tmp_path / "resumed", 3, *run, patch=small, stop_in=5, codes=[75] * 3)
+    assert ranks.run(tmp_path / "resumed", 3, *run, patch=small) == straight
 
 
-def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path):
+@pytest.mark.parametrize("strategies", [("ddp", "ddp", "ddp"), ("zero1", "fsdp", "infinity")])
+def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path, strategies):
     """2, then 3, then 1; the third host has no copy and receives one, the last attempt runs on the host of a copy."""
-    ranks.run(tmp_path, 2, material / "run.yaml", codes=[75] * 2, stop_in=3)
-    ranks.run(tmp_path, 3, material / "run.yaml", codes=[75] * 3, stop_in=8)
+    first, second, third = (f"strategy={strategy}" for strategy in strategies)
+    ranks.run(tmp_path, 2, material / "run.yaml", first, codes=[75] * 2, stop_in=3)
+    ranks.run(tmp_path, 3, material / "run.yaml", second, codes=[75] * 3, stop_in=8)
     assert not (tmp_path / "node2" / "checkpoints").exists()
-    assert ranks.run(tmp_path, 1, material / "run.yaml") == pytest.approx(whole, rel=1e-5)
+    assert ranks.run(tmp_path, 1, material / "run.yaml", third) == pytest.approx(whole, rel=1e-5)
+
+
+def test_resume_of_an_adapter(material, tmp_path):
+    """Its checkpoint is what peft writes and reads, without the frozen weights."""
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    lora = (material / "run.yaml", "adapter=lora", "lora_rank=4", "lora_dropout=0.1")
+    straight = ranks.run(tmp_path / "straight", 1, *lora)
+    ranks.run(tmp_path, 2, *lora, "strategy=fsdp", codes=[75] * 2, stop_in=3)
+    ranks.run(tmp_path, 3, *lora, "strategy=ddp", codes=[75] * 3, stop_in=8)
+    assert ranks.run(tmp_path, 2, *lora, "strategy=zero2") == pytest.approx(straight, rel=1e-5)
+
+    checkpoint = tmp_path / "node1" / "checkpoints" / "step-00000012"
+    names = {path.name for path in checkpoint.iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"} <= names
+    assert not {"model.safetensors", "config.json"} & names
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(material / "model"))
+    adapted = dict(PeftModel.from_pretrained(base, checkpoint).named_parameters())
+    for key, value in load_file(checkpoint / "adapter_model.safetensors").items():
+        assert value.abs().max() > 0
+        assert adapted[key.replace(".weight", ".default.weight")].equal(value)
+    exported = load_file(tmp_path / "node0" / "model" / "adapter_model.safetensors")
+    assert exported.keys() == load_file(checkpoint / "adapter_model.safetensors").keys()
 
 
 def test_a_killed_rank_ends_all_and_a_restart_has_the_same_curve(material, whole, tmp_path):

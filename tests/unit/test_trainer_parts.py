@@ -260,3 +260,33 @@ def test_train_and_generate_by_hand(tmp_path, config_file):
         "generate", tmp_path / "runs" / "mine", "--prompt", "a few", "--max-new-tokens", 8, "--seed", 1
     )
     assert unfinished.stdout == first.stdout, unfinished.stderr
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adamw_8bit", "paged_adamw"])
+def test_an_optimizers_state_is_restored_in_another(kind):
+    """Through the 32 bits of a checkpoint, into the same optimizer and into torch's AdamW."""
+    import torch
+
+    from trainer import config, optim
+
+    torch.manual_seed(0)
+    chosen = config.from_mapping({"optimizer": kind})
+    part = torch.nn.Parameter(torch.randn(130, 64))
+    optimizer = optim.adamw([part], chosen)
+    assert not optim.state(optimizer, part)["exp_avg"].any()
+    for _ in range(3):
+        part.grad = torch.randn_like(part)
+        optimizer.step()
+    kept = {name: value.clone() for name, value in optim.state(optimizer, part).items()}
+    assert kept["step"] == 3 and kept["exp_avg"].abs().max() > 0.1
+    for other in (kind, "adamw"):
+        again = torch.nn.Parameter(part.detach().clone())
+        into = optim.adamw([again], config.from_mapping({"optimizer": other}))
+        optim.restore(into, again, kept["step"].item(), kept["exp_avg"], kept["exp_avg_sq"])
+        found = optim.state(into, again)
+        allowed = 0.02 if other == "adamw_8bit" else 0.0  # of the largest in a block, for it is rounded again
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert (found[name] - kept[name]).abs().max() <= allowed * kept[name].abs().max()
+        assert found["step"] == 3
+        again.grad = torch.ones_like(again)
+        into.step()

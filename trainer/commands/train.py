@@ -199,10 +199,8 @@ def _summarise(run: Run, begin: float) -> None:
 
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     """Write the model in transformers' format, on every host; all ranks must call."""
-    world, weights = strategy.world, {}
-    for name, weight in strategy.weights():
-        if world.first_on_host:
-            weights[name] = weight.detach().cpu()
+    world = strategy.world
+    weights = {name: weight.detach().cpu() for name, weight in strategy.weights(world.firsts)}
     world.together(
         lambda: _write(strategy.model, weights, tokenizer, directory) if world.first_on_host else None
     )

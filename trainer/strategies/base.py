@@ -1,7 +1,7 @@
 """What the loop, the optimizer and the checkpoints ask of a strategy."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -70,13 +70,17 @@ class Strategy(ABC):
         """Which rows of parameter `name` this rank's part is."""
         return slice(None)
 
-    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Parameter `name`, or a tensor of its shape, from every rank's `part`; all ranks must call."""
-        return part
+    def whole(self, name: str, parts: list[torch.Tensor], ranks: list[int]) -> Sequence[torch.Tensor] | None:
+        """Tensors shaped like parameter `name`, on each of `ranks`, from every rank's `parts`; on others None.
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by name, whole, one after the other; all ranks must go through them."""
-        yield from self.model.named_parameters()
+        All ranks must call. The tensors of one call have one type.
+        """
+        return parts if self.world.rank in ranks else None
+
+    def weights(self, ranks: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by name, whole, one after the other, on each of `ranks`; all ranks must go through them."""
+        if self.world.rank in ranks:
+            yield from self.model.named_parameters()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over ranks of a small float64 vector on the device, in place."""

@@ -15,8 +15,9 @@ for the whole of a micro-batch, so that tied weights stay one tensor.
 
 import contextlib
 import os
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -34,7 +35,7 @@ from trainer.config import Config
 from trainer.errors import BadInput, TrainerError
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
-from trainer.world import World, translated
+from trainer.world import World
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -80,7 +81,8 @@ class Sharded(Strategy):
 
     def _is_shared(self, parameter: torch.nn.Parameter) -> bool:
         """Whether each rank holds a part; quantised ones are whole, and under zero1 and zero2 all frozen ones."""
-        return parameter.requires_grad or (self.shares_weights and parameter.is_floating_point())
+        quantised = hasattr(parameter, "quant_state") or not parameter.is_floating_point()
+        return parameter.requires_grad or (self.shares_weights and not quantised)
 
     def _offload(self) -> OffloadPolicy:
         return OffloadPolicy()
@@ -133,25 +135,27 @@ class Sharded(Strategy):
         first = min(self.world.rank * share, rows)
         return slice(first, min(first + share, rows))
 
-    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        like = self._parameters[name]
-        if not isinstance(like, DTensor):
-            return part
-        sharded = DTensor.from_local(
-            part.detach().to(self.world.device),
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
-        with translated(self.world):
-            return sharded.full_tensor()
+    def whole(self, name: str, parts: list[torch.Tensor], ranks: list[int]) -> Sequence[torch.Tensor] | None:
+        like, size = self._parameters[name], self.world.size
+        if size == 1 or not isinstance(like, DTensor):
+            return super().whole(name, parts, ranks)
+        share = -(-len(like) // size)
+        mine = parts[0].new_zeros(len(parts), share, *like.shape[1:], device=self.world.device)
+        mine[:, : len(parts[0])] = torch.stack(parts)
+        wholes = None
+        for rank in ranks:
+            every = [torch.empty_like(mine) for _ in range(size)] if rank == self.world.rank else None
+            dist.gather(mine, every, dst=rank, group=self.world.training)
+            if every:
+                wholes = torch.cat(every, dim=1)[:, : len(like)].unbind()
+        return wholes
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, ranks: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters.items():
-            local = parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter
-            yield name, self.whole(name, local)
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            wholes = self.whole(name, [local.detach()], ranks)
+            if wholes:
+                yield name, wholes[0]
 
 
 class FSDP(Sharded):
@@ -192,7 +196,7 @@ class Infinity(Offload):
         default = self.world.environment.run_dir / "offload"
         folder = Path(self.config.offload_dir).expanduser() if self.config.offload_dir else default
         count = sum(part.numel() for part in self.trainable.values())
-        moments = self.world.together(lambda: _mapped(folder / f"rank-{self.world.rank}", 2 * count))
+        moments = self.world.together(lambda: _mapped(folder, f"rank-{self.world.rank}-", 2 * count))
         pieces = iter(moments.split([p.numel() for p in self.trainable.values() for _ in range(2)]))
         for part in self.trainable.values():
             optimizer.state[part] = {
@@ -202,18 +206,16 @@ class Infinity(Offload):
             }
 
 
-def _mapped(path: Path, count: int) -> torch.Tensor:
-    """Zeros (count,) float32 in a file of its own at `path`, whose name is gone; all of its space is taken now."""
+def _mapped(folder: Path, prefix: str, count: int) -> torch.Tensor:
+    """Zeros (count,) float32 in a file of its own in `folder`, whose name is gone; all of its space is taken now."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, 4 * count))
-        tensor = torch.from_file(str(path), shared=True, size=count)
-        path.unlink()
-        return tensor
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=prefix) as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * count)
+            return torch.from_file(file.name, shared=True, size=count)
     except OSError as error:
         raise TrainerError(
-            f"offload_dir: {path.parent}: {error.strerror}; this rank's moments need {4 * count >> 20} MiB there: "
+            f"offload_dir: {folder}: {error.strerror}; this rank's moments need {4 * count >> 20} MiB there: "
             "free some space, or set offload_dir to a disk that has it"
         ) from None
 

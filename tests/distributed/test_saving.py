@@ -1,0 +1,127 @@
+"""Checkpoints are written while training goes on, and whatever happens then, the one before stays."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def records(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def names(directory):
+    return sorted(path.name for path in (directory / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background):
+    """A disk that takes two seconds for a file: the steps after the checkpoint come before its end, or not."""
+    patch = {("trainer.checkpoint", "save_file"): _slow}
+    chosen = (f"checkpoint_async={background}", "checkpoint_every=6")
+    assert ranks.run(tmp_path, 2, material / "run.yaml", *chosen, patch=patch) == pytest.approx(
+        whole, rel=1e-5
+    )
+    for node in ("node0", "node1"):
+        told = records(tmp_path / node)
+        (place,) = (n for n, one in enumerate(told) if one["kind"] == "event" and one["step"] == 6)
+        steps_meanwhile = [one["step"] for one in told[:place] if one["kind"] == "train" and one["step"] > 6]
+        event = told[place]
+        assert event["seconds"] > 2
+        assert (event["copy_seconds"] < event["seconds"] / 2) == background
+        assert bool(steps_meanwhile) == background
+        assert names(tmp_path / node) == ["step-00000006", "step-00000012"]
+
+
+def _slow(tensors, path, metadata):
+    import time
+
+    from safetensors.torch import save_file
+
+    if "step-00000006" in str(path) and "model" in path.name:
+        time.sleep(2)
+    save_file(tensors, path, metadata)
+
+
+def test_a_crash_in_the_middle_leaves_the_one_before(material, whole, tmp_path):
+    """The second host dies while it writes: neither host has the checkpoint, both have the one before."""
+    patch = {("trainer.checkpoint", "save_file"): _deadly}
+    attempt = ranks.Ranks(tmp_path, 2, material / "run.yaml", "strategy=fsdp", patch=patch)
+    assert attempt.codes(120) == [5, -signal.SIGKILL]
+    assert [name for name in names(tmp_path / "node0") if name.startswith("step")] == ["step-00000004"]
+    assert names(tmp_path / "node1") == [".step-00000008.tmp", "step-00000004"]
+    assert ranks.run(tmp_path, 2, material / "run.yaml") == pytest.approx(whole, rel=1e-5)
+    assert names(tmp_path / "node1") == ["step-00000008", "step-00000012"]
+    assert "resuming after step 4" in attempt.log()
+
+
+def _deadly(tensors, path, metadata):
+    import os
+    import signal
+
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata)
+    if os.environ["RANK"] == "1" and "step-00000008" in str(path) and "optimizer" in path.name:
+        os.truncate(path, 100)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_failed_save_ends_the_run_at_the_next_step(material, tmp_path):
+    """The disk of one host refuses the file: all ranks end with the reason, long before the last step."""
+    patch = {("trainer.checkpoint", "save_file"): _refused}
+    long = (material / "run.yaml", "steps=5000", "checkpoint_every=4")
+    ranks.run(tmp_path, 3, *long, "strategy=zero1", codes=[1] * 3, patch=patch)
+    for node in ("node0", "node1", "node2"):
+        reason = ranks.status(tmp_path / node)["reason"]
+        assert "node1: " in reason and "Input/output error" in reason and "node0: " not in reason
+    assert 8 <= len(ranks.losses(tmp_path / "node2")) < 5000
+    assert names(tmp_path / "node0") == names(tmp_path / "node1") == ["step-00000004"]
+
+
+def _refused(tensors, path, metadata):
+    import errno
+    import os
+
+    from safetensors.torch import save_file
+
+    if os.environ["RANK"] == "1" and "step-00000008" in str(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    save_file(tensors, path, metadata)
+
+
+def test_no_space_for_the_moments(material, tmp_path):
+    patch = {("os", "posix_fallocate"): _no_space}
+    ranks.run(tmp_path, 2, material / "run.yaml", "strategy=infinity", codes=[1, 1], patch=patch)
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "node1: offload_dir: " in reason and "No space left" in reason and "set offload_dir to" in reason
+
+
+def _no_space(*arguments):
+    import errno
+    import os
+
+    if os.environ["RANK"] == "1":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.posix_fallocate_really(*arguments)
+
+
+def test_no_space_for_the_next_one(material, tmp_path):
+    """Nothing is written where it would not fit."""
+    patch = {("shutil", "disk_usage"): _full_later}
+    ranks.run(tmp_path, 2, material / "run.yaml", codes=[1, 1], patch=patch)
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "no space left: it needs 32 MiB, 1 MiB are free" in reason and "free some space" in reason
+    assert names(tmp_path / "node0") == ["step-00000004"]
+    assert len(ranks.losses(tmp_path / "node0")) == 8
+
+
+def _full_later(path):
+    from pathlib import Path
+
+    found = shutil.disk_usage_really(path)
+    return found._replace(free=1 << 20) if list(Path(path).glob("step-*")) else found
