@@ -658,3 +658,22 @@ def test_every_order_is_as_likely():
 )
 def test_last_step(settings, done, last):
     assert index.last_step(from_mapping({"batch_size": 4, **settings}), 100, *done) == last
+
+
+@pytest.mark.parametrize("overlong", ["split", "refuse"])
+def test_how_much_is_done_at_once_changes_nothing(tmp_path, monkeypatch, overlong):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "word " * (n % 3 + 1)} for n in range(90)])
+    config = from_mapping({"dataset": path, "vocab_size": 257, "sequence_length": 19, "overlong": overlong})
+    at_once, _ = prepared(config, tmp_path / "cache")
+    monkeypatch.setattr("trainer.data.cache.BATCH", 37)
+    monkeypatch.setattr("trainer.data.pack.TOGETHER", 40)
+    monkeypatch.setattr("trainer.data.pack.WINDOW", 7)
+    in_pieces, _ = prepared(config, tmp_path / "other")
+    assert in_pieces.token_count == at_once.token_count and in_pieces.documents == at_once.documents
+    assert in_pieces.unigram_entropy == pytest.approx(at_once.unigram_entropy)
+    assert in_pieces.valid.sum() == at_once.valid.sum()
+    counted = [int((in_pieces[k][1] != pack.IGNORE).sum()) for k in range(len(in_pieces))]
+    assert in_pieces.valid.tolist() == counted
+    if overlong == "split":
+        for k in range(len(at_once)):
+            assert all(np.array_equal(a, b) for a, b in zip(in_pieces[k], at_once[k], strict=True))

@@ -1,0 +1,216 @@
+"""Exchanges: the model's template, and a loss on the answers' tokens alone."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from trainer.config import from_mapping
+from trainer.data import chat, pack, read, tokenizer
+from trainer.errors import BadInput
+
+# What chat templates of well-known families do, each in a template of its own.
+ENDED = (  # ChatML: a header, an end-of-turn token and a line's end that is not the answer's
+    "{% if tools %}<|start|>tools\n{{ tools | tojson }}<|end|>\n{% endif %}"
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}\n<call>{{ call['function'] | tojson }}</call>{% endfor %}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+THOUGHTFUL = (  # only the last answer shows that it has thought
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}\n<call>{{ call['function'] | tojson }}</call>{% endfor %}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+TRIMMED = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}<|sep|>\n\n{{ m['content'] | trim }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|sep|>\n\n{% endif %}"
+)
+ALTERNATING = (  # no header before an answer, and the end-of-text token behind it
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+ENDLESS = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
+    "{% else %}{{ m['content'] }}<|end|>{% endif %}\n{% endfor %}"
+)
+COUNTING = "{{ messages | length }} messages\n" + ENDED
+PROMPTING = ENDED.replace("<|start|>assistant\n{% endif %}", "<|start|>assistant\n<think>\n{% endif %}")
+
+TALK = [
+    {"role": "user", "content": "Where is the cat?"},
+    {"role": "assistant", "content": "On the mat, as ever."},
+    {"role": "user", "content": "And the dog, 🐕?"},
+    {"role": "assistant", "content": "Ünder the 🪑."},
+]
+ANSWERS = [TALK[1]["content"], TALK[3]["content"]]
+
+
+@pytest.fixture(scope="module")
+def make_tokenizer(tmp_path_factory):
+    """`make_tokenizer(template)`: byte-level, with special tokens as chat models have them."""
+    path = tmp_path_factory.mktemp("words") / "a.txt"
+    path.write_text("the cat sat on the mat, as ever; where is the dog? assistant user system\n\n" * 9)
+    text = tokenizer.train(from_mapping({"dataset": str(path), "vocab_size": 320}))
+
+    def make(template):
+        made = tokenizer.wrap(text)
+        made.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|end|>", "<|sep|>"]})
+        made.chat_template = template
+        return made
+
+    return make
+
+
+def prepared(folder, tokens, records, **settings):
+    (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = from_mapping(
+        {
+            "dataset": str(folder / "a.jsonl"),
+            "sequence_length": 256,
+            "overlong": "refuse",
+            "loss_on": "answers",
+            **settings,
+        }
+    )
+    packed, _ = pack.prepare(config, read.digests(config), tokens, folder / "cache")
+    return packed
+
+
+def whole_and_learnt(packed, tokens):
+    """(the first sequence as text, the runs of tokens in it that are learnt, as texts)."""
+    inputs, labels, positions = packed[0]
+    end = [*np.flatnonzero(positions == 0)[1:].tolist(), len(inputs)][0]
+    runs = itertools.groupby(labels[:end].tolist(), lambda label: label != pack.IGNORE)
+    return tokens.decode(inputs[:end]), [tokens.decode(list(run)) for learnt, run in runs if learnt]
+
+
+@pytest.mark.parametrize(
+    ("template", "learnt"),
+    [
+        (ENDED, [one + "<|end|>" for one in ANSWERS]),
+        (THOUGHTFUL, [ANSWERS[0] + "<|end|>", "<think>\n\n</think>\n\n" + ANSWERS[1] + "<|end|>"]),
+        (TRIMMED, [one + "<|end|>" for one in ANSWERS]),
+        (ALTERNATING, [f" {one}{tokenizer.END_OF_TEXT}" for one in ANSWERS]),
+        (ENDLESS, [ANSWERS[0], ANSWERS[1] + tokenizer.END_OF_TEXT]),
+        (MARKED, [one + "<|end|>" for one in ANSWERS]),
+    ],
+    ids=["ended", "thoughtful", "trimmed", "alternating", "endless", "marked"],
+)
+def test_only_the_answers_are_learnt(tmp_path, make_tokenizer, template, learnt):
+    tokens = make_tokenizer(template)
+    packed = prepared(tmp_path, tokens, [{"messages": TALK}])
+    text, found = whole_and_learnt(packed, tokens)
+    assert found == learnt
+    rendered = tokens.apply_chat_template(TALK, tokenize=False)
+    assert text == (rendered.rstrip() + tokenizer.END_OF_TEXT if template == ENDLESS else rendered)
+    assert packed.valid.sum() == (packed[0][1] != pack.IGNORE).sum()
+    everything = prepared(tmp_path, tokens, [{"messages": TALK}], loss_on="all")
+    assert everything.valid.sum() == everything.token_count - 1
+
+
+def test_spaces_around_an_answer_do_not_move_it(tmp_path, make_tokenizer):
+    talk = [TALK[0], {"role": "assistant", "content": " \n the mat \n\n"}]
+    learnt = {ENDED: " \n the mat \n\n<|end|>", TRIMMED: "the mat<|end|>", MARKED: " \n the mat \n\n<|end|>"}
+    for template, expected in learnt.items():
+        tokens = make_tokenizer(template)
+        _, (found,) = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
+        # What merges with the header's line end is the header's token, not the answer's.
+        assert expected.endswith(found) and found.strip() == expected.strip()
+
+
+@pytest.mark.parametrize("template", [ENDED, THOUGHTFUL])
+def test_calls_of_tools_are_answers_and_their_results_are_not(tmp_path, make_tokenizer, template):
+    call = {"type": "function", "function": {"name": "find", "arguments": {"what": "cat"}}}
+    talk = [
+        TALK[0],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": '{"place": "mat"}'},
+        {"role": "assistant", "content": "On the mat."},
+    ]
+    tokens = make_tokenizer(template)
+    packed = prepared(tmp_path, tokens, [{"messages": talk, "tools": [{"type": "function", "name": "find"}]}])
+    text, found = whole_and_learnt(packed, tokens)
+    thoughts = "<think>\n\n</think>\n\n" if template == THOUGHTFUL else ""
+    called = '\n<call>{"name": "find", "arguments": {"what": "cat"}}</call><|end|>'
+    assert [one.strip() for one in found] == [called.strip(), f"{thoughts}On the mat.<|end|>"]
+    assert ('"name": "find"}]<|end|>' in text) == (template == ENDED)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"), [(COUNTING, "before the answer"), (PROMPTING, "before the answer")]
+)
+def test_where_renderings_do_not_agree_the_record_is_refused(tmp_path, make_tokenizer, template, why):
+    tokens = make_tokenizer(template)
+    with pytest.raises(BadInput) as refused:
+        prepared(tmp_path, tokens, [{"messages": TALK}])
+    for part in (f"{tmp_path}/a.jsonl:1: messages[1]", why, "loss_on to all", "{% generation %}"):
+        assert part in str(refused.value)
+    assert prepared(tmp_path, tokens, [{"messages": TALK}], loss_on="all").valid.sum() > 0
+
+
+def test_what_a_template_refuses_is_told_with_its_line(tmp_path, make_tokenizer):
+    records = [{"messages": TALK}, {"messages": TALK[1:]}]
+    for loss_on in ("all", "answers"):
+        with pytest.raises(
+            BadInput, match=r"a\.jsonl:2: the model's chat template refuses .*roles must alternate"
+        ):
+            prepared(tmp_path, make_tokenizer(ALTERNATING), records, loss_on=loss_on)
+
+
+def test_sequences_without_any_answer_are_legal_but_not_data_without(tmp_path, make_tokenizer):
+    tokens = make_tokenizer(ENDED)
+    records = [{"messages": TALK[:1]}, {"messages": [TALK[0], {"role": "user", "content": "x " * 60}]}]
+    with pytest.raises(BadInput, match="none of its tokens is an answer's; set loss_on to all"):
+        prepared(tmp_path, tokens, records)
+    packed = prepared(tmp_path, tokens, [*records, {"messages": TALK}], overlong="split", sequence_length=32)
+    assert 0 in packed.valid.tolist() and packed.valid.sum() > 10
+    assert [int((packed[k][1] != pack.IGNORE).sum()) for k in range(len(packed))] == packed.valid.tolist()
+
+
+def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_tokenizer):
+    tokens = make_tokenizer(None)
+    record = {"instruction": "Name the animal.", "input": "It says miaow.", "output": "A cat."}
+    text, learnt = whole_and_learnt(prepared(tmp_path, tokens, [record]), tokens)
+    assert text == (
+        "### Instruction:\nName the animal.\n\nIt says miaow.\n\n### Response:\nA cat."
+        + tokenizer.END_OF_TEXT
+    )
+    assert learnt == ["A cat." + tokenizer.END_OF_TEXT]
+    assert tokens.chat_template == chat.INSTRUCTION_TEMPLATE
+    own = make_tokenizer(ENDED)
+    text, learnt = whole_and_learnt(prepared(tmp_path, own, [record]), own)
+    assert text.startswith("<|start|>user\nName the animal.") and learnt == ["A cat.<|end|>"]
+    assert own.chat_template == ENDED
+
+
+def test_chats_without_a_template_are_refused(tmp_path, make_tokenizer):
+    with pytest.raises(BadInput, match=r"its tokenizer has no chat template.*chat_template\.jinja"):
+        prepared(tmp_path, make_tokenizer(None), [{"messages": TALK}], model="some/base")
+    with pytest.raises(BadInput, match=r"loss_on: answers, but the data is plain text"):
+        prepared(tmp_path, make_tokenizer(None), [{"text": "words"}])
+
+
+def test_another_template_is_another_tokenisation(tmp_path, make_tokenizer):
+    for template in (ENDED, TRIMMED, ENDED):
+        prepared(tmp_path, make_tokenizer(template), [{"messages": TALK}])
+    assert len([one for one in (tmp_path / "cache").iterdir() if one.is_dir()]) == 2
+
+
+def test_todays_date_is_no_part_of_the_data(tmp_path, make_tokenizer):
+    dated = (
+        "{% if not date_string is defined %}{{ strftime_now('%Y') }}{% else %}{{ date_string }}{% endif %}\n"
+        + ENDED
+    )
+    tokens = make_tokenizer(dated)
+    text, _ = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": TALK}]), tokens)
+    assert text.startswith(chat.FIXED["date_string"])
