@@ -51,6 +51,11 @@ def _run(options: argparse.Namespace) -> int:
 
         return check.main(config, place, options.config_only)
 
+    if options.command == "plan":
+        from trainer.commands import plan
+
+        return plan.main(config, place, options.link, options.json)
+
     if "RANK" not in os.environ and environment.number("WORLD_SIZE", 1) > 1:
         raise BadInput(
             "WORLD_SIZE is more than 1 and RANK is not set: start the ranks by `trainer launch CONFIG`"
@@ -85,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         ("train", "one rank of a run (or a whole run of one process)"),
         ("launch", "this host's ranks of a run, as the environment says"),
         ("check", "validate configuration, data and model; nothing is trained"),
+        ("plan", "memory, traffic and time of a run, before it is started"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("config", metavar="CONFIG.yaml", type=Path)
@@ -95,6 +101,12 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--config-only", action="store_true", help="only the configuration; needs no torch"
             )
+
+        if name == "plan":
+            command.add_argument(
+                "--link", metavar="SPEED", help="between the hosts, such as 1gbit; default: the interface's"
+            )
+            command.add_argument("--json", action="store_true", help="bytes and seconds, as JSON")
 
     text = "text from a run, a checkpoint, an adapter or a model"
     generate = commands.add_parser("generate", help=text, description=text)

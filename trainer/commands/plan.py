@@ -1,0 +1,372 @@
+"""`trainer plan`: what a run will need on this host, before it is started; no weights are loaded."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer import config as configuration
+from trainer.balance import shares
+from trainer.config import Config
+from trainer.environment import Environment, number
+from trainer.errors import BadInput
+from trainer.model.footprint import HALF, Footprint
+
+USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
+REACHED = 0.6  # of the speed of large matrix products: what a training step makes of it
+KERNELS = 40 << 20  # bytes of code that the first step loads
+SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's heap, which keeps what is freed
+CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
+LETTERS = 4  # of a text, a token
+MIB = 1 << 20
+
+# Which of them comes first where several are as good; the last two only where nothing else fits.
+ORDER = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What there is: the run's ranks, and this host's memory in bytes."""
+
+    ranks: int
+    nodes: int
+    here: int  # ranks on this host
+    device: torch.device
+    memory: int  # for a rank: the GPU's, or its share of the host's
+    host_memory: int  # for a rank, on the host
+    link: float  # bits a second
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A rank's memory in bytes by what takes it, where it computes and on its host; and what it sends."""
+
+    strategy: str
+    device: dict[str, int]
+    host: dict[str, int]  # empty where the host is what computes
+    wire_bytes: int  # a step
+    wire_seconds: float
+
+    def fits(self, place: Place) -> bool:
+        return sum(self.device.values()) <= place.memory and sum(self.host.values()) <= place.host_memory
+
+
+def main(config: Config, environment: Environment, link: str | None, as_json: bool) -> int:
+    """Print the plan, as text or JSON."""
+    from trainer.commands import train  # noqa: F401 - what a run has loaded, its overhead counts
+    from trainer.data import read
+    from trainer.model import footprint, load
+    from trainer.world import World
+
+    world = World(dataclasses.replace(config, strategy="ddp"), environment)
+    place = _place(config, world.device, link)
+    shares(config.batch_size, place.ranks)
+    source = load.source(config, world)
+    _load_code(source.config, config)
+    overhead = _resident() + KERNELS
+    found = footprint.measure(config, source.config)
+    budgets = {name: budget(name, config, found, place, overhead) for name in ORDER}
+    _, letters = read.check(config)
+    estimate = _estimate(config, found, place, letters)
+    answer = _answer(config, found, place, budgets, estimate)
+    print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
+    return 0
+
+
+def budget(name: str, config: Config, found: Footprint, place: Place, overhead: int) -> Budget:
+    """The budget of a rank under strategy `name`; trainer/strategies/sharded.py has the table that this follows."""
+    ranks = place.ranks
+    if ranks == 1 and name not in ("offload", "infinity"):
+        name, kind = "ddp", name
+    else:
+        kind = name
+    shared = name in ("fsdp", "offload", "infinity")  # the weights are
+    part = ranks if name != "ddp" else 1
+    narrow = 0.5 if config.dtype in HALF else 1.0  # of weights that travel
+    own = found.weights + found.adapter
+    trained = found.gradients  # float32, as the trained weights are
+    gathered = found.shared if shared else trained
+    rest = max(0, gathered - found.blocks) if shared else 0
+    in_blocks = min(found.blocks, gathered)
+
+    held = own - gathered + gathered // part if name != "ddp" else own
+    gradients = trained // part if name in ("zero2", "fsdp", "offload", "infinity") else trained
+    whole = 0  # weights and gradients that are whole for a while
+    if name in ("zero1", "zero2"):
+        whole = int(trained * narrow)
+        if name == "zero2":
+            whole += min(trained, found.block + max(0, trained - found.blocks))
+        else:
+            whole += min(trained, 2 * found.block)
+    elif shared:
+        whole = int((rest + 2 * min(found.block, gathered)) * narrow) + min(
+            trained, found.block + max(0, trained - found.blocks)
+        )
+    moments = optimizer_bytes(config, found) // part
+
+    lines = {
+        "weights": held if not found.adapter else max(0, held - found.adapter // (part if shared else 1)),
+        "adapter": found.adapter // (part if shared else 1),
+        "gradients": gradients,
+        "optimizer": moments,
+        "whole for a while": whole,
+        "activations": found.activations,
+        "loss and backward": found.working + 2 * found.largest,
+    }
+    copies = checkpoint_bytes(config, found)
+    on_cpu = place.device.type == "cpu"
+    host = {} if on_cpu else {"checkpoint": copies, "overhead": overhead}
+    if name in ("offload", "infinity") and not on_cpu:
+        for what in ("weights", "adapter", "gradients", "optimizer"):
+            host[what], lines[what] = lines[what], 0
+    if name == "infinity":
+        (lines if on_cpu else host)["optimizer"] = 0  # on disk; the kernel keeps of it what there is room for
+    if on_cpu:
+        lines["checkpoint"] = copies
+        lines["scattered"] = int(SCATTERED * (lines["activations"] + lines["loss and backward"]))
+    lines["overhead"] = overhead if on_cpu else CONTEXT
+    sent = wire(name, config, place, trained, int(in_blocks * narrow), int((gathered - in_blocks) * narrow))
+    seconds = sent * 8 / (place.link * USED) if place.nodes > 1 else 0.0
+    return Budget(kind, lines, host, sent, seconds)
+
+
+def optimizer_bytes(config: Config, found: Footprint) -> int:
+    """AdamW's two moments of what is trained."""
+    if "8bit" not in config.optimizer:
+        return 8 * found.trainable
+    return 8 * found.small + int((found.trainable - found.small) * (2 + 8 / 256))
+
+
+def checkpoint_bytes(config: Config, found: Footprint) -> int:
+    """The copy of weights and moments that is written while training goes on."""
+    return 12 * found.trainable if config.checkpoint_async else 0
+
+
+def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
+    """Bytes that a rank sends in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
+    ranks = place.ranks
+    passes = -(-max(shares(config.batch_size, ranks)) // config.micro_batch_size)
+    whole = {
+        "ddp": 2 * trained,
+        "zero1": in_blocks + rest + trained,
+        "zero2": in_blocks + rest + passes * trained,
+    }.get(name, passes * (2 * in_blocks + rest + trained))
+    return whole * (ranks - 1) // ranks
+
+
+def _place(config: Config, device: torch.device, link: str | None) -> Place:
+    ranks = number("WORLD_SIZE", 1)
+    nodes = number("NNODES", 1)
+    here = number("NPROC_PER_NODE", max(1, -(-ranks // nodes)))
+    if not ranks or not nodes or not here:
+        raise BadInput("WORLD_SIZE, NNODES and NPROC_PER_NODE must be 1 or more")
+    host = _host_memory() // here
+    memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
+    return Place(ranks, nodes, here, device, memory, host, bits(link) if link else _link_here())
+
+
+def bits(link: str) -> float:
+    """Bits a second of a link written like 1gbit, 2.5gbit or 100mbit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?", link.strip().lower())
+    if not found or not float(found[1]):
+        raise BadInput(f"--link: expected a speed such as 1gbit, 2.5gbit or 100mbit, found {link}")
+    return float(found[1]) * {"m": 1e6, "g": 1e9}[found[2]]
+
+
+def _link_here() -> float:
+    """The speed of the interface that the ranks would talk over, or that of a plain network."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    try:
+        megabits = int(Path("/sys/class/net", name, "speed").read_text()) if name else 0
+    except (OSError, ValueError):
+        megabits = 0
+    return megabits * 1e6 if megabits > 0 else 1e9
+
+
+def _host_memory() -> int:
+    """Bytes that this host has left, or that this control group may still take."""
+    text = Path("/proc/meminfo").read_text()
+    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):  # no such group, or `max`
+        pass
+    return max(0, free)
+
+
+def _load_code(model_config, config: Config) -> None:
+    """Import what a run of this model imports, so that its memory is known."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(model_config, trust_remote_code=config.trust_remote_code)
+    if config.adapter != "none":
+        import peft  # noqa: F401
+    if config.quantize != "none" or config.optimizer != "adamw":
+        import bitsandbytes  # noqa: F401
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _estimate(config: Config, found: Footprint, place: Place, letters: int) -> dict:
+    """Steps, tokens and seconds; the speed is that of matrix products here, tried for a moment."""
+    tokens = config.batch_size * config.sequence_length
+    epoch = max(1, math.ceil(letters / LETTERS / tokens))
+    if config.steps is None:
+        steps = max(1, math.ceil(epoch * (config.epochs or 1)))
+    else:
+        steps = min(config.steps, math.ceil(epoch * config.epochs)) if config.epochs else config.steps
+    speed = _matrix_speed(config, place.device)
+    threads = torch.get_num_threads() / max(1, config.threads or len(os.sched_getaffinity(0)) // place.here)
+    if place.device.type == "cpu" and threads > 1:
+        speed /= threads
+    biggest = max(shares(config.batch_size, place.ranks)) * config.sequence_length
+    return {
+        "steps": steps,
+        "tokens_a_step": tokens,
+        "flops_a_token": found.flops,
+        "matrix_flops_per_second": speed,
+        "compute_seconds": biggest * found.flops / (REACHED * speed),
+    }
+
+
+def _matrix_speed(config: Config, device: torch.device) -> float:
+    """FLOP/s of a product of two matrices here, in the run's format: the best of some tries."""
+    size = 4096 if device.type == "cuda" else 1024
+    one = torch.ones(size, size, dtype=HALF.get(config.dtype, torch.float32), device=device)
+    best = math.inf
+    for _ in range(5):
+        begin = time.perf_counter()
+        one @ one
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size**3 / best
+
+
+def propose(budgets: dict[str, Budget], place: Place) -> str | None:
+    """Of the strategies that fit the one that sends least, and of equals the simplest; None: nothing fits."""
+    fitting = [name for name in ORDER if budgets[name].fits(place)]
+    plain = [name for name in fitting if name not in ("offload", "infinity")]
+    return min(plain, key=lambda name: budgets[name].wire_seconds, default=fitting[0] if fitting else None)
+
+
+def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estimate: dict) -> dict:
+    """The plan as `--json` prints it; bytes and seconds."""
+    mine = budgets[_known(config.strategy)]
+    step = estimate["compute_seconds"] + mine.wire_seconds
+    return {
+        "run": config.run,
+        "model": config.model,
+        "parameters": found.parameters,
+        "trainable": found.trainable,
+        "ranks": place.ranks,
+        "nodes": place.nodes,
+        "device": str(place.device),
+        "memory_there": place.memory,
+        "host_memory_there": place.host_memory,
+        "link_bits_per_second": place.link,
+        "strategies": {
+            name: {
+                "memory": one.device,
+                "memory_bytes": sum(one.device.values()),
+                "host_memory": one.host,
+                "host_memory_bytes": sum(one.host.values()),
+                "wire_bytes": one.wire_bytes,
+                "wire_seconds": one.wire_seconds,
+                "fits": one.fits(place),
+            }
+            for name, one in budgets.items()
+        },
+        "strategy": _known(config.strategy),
+        "fits": mine.fits(place),
+        "proposed": propose(budgets, place),
+        "estimate": {**estimate, "step_seconds": step, "seconds": step * estimate["steps"]},
+    }
+
+
+def _known(strategy: str) -> str:
+    return "fsdp" if strategy == "zero3" else strategy
+
+
+def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Budget], answer: dict) -> str:
+    mine, estimate = budgets[answer["strategy"]], answer["estimate"]
+    rows = min(config.micro_batch_size, config.batch_size)
+    lines = [
+        f"run '{config.run}': model {config.model}, {found.parameters:,} parameters, {found.trainable:,} trained; "
+        f"{place.ranks} ranks on {place.nodes} hosts, {place.device}, {config.dtype}",
+        "",
+        f"a rank's memory with strategy {mine.strategy}, micro-batches of {rows} x {config.sequence_length} tokens:",
+        *_table(mine.device, place.memory, "GPU" if mine.host else "host"),
+        *(_table(mine.host, place.host_memory, "host") if mine.host else []),
+        "",
+        f"{'strategy':10} {'a rank holds':>14} {'sends a step':>14} {'which takes':>12}   "
+        f"(link: {place.link / 1e9:g} Gbit/s)",
+    ]
+    for name, one in budgets.items():
+        size = sum(one.device.values())
+        sent = f"{one.wire_bytes / MIB:>10,.1f} MiB {one.wire_seconds:>10.2f} s"
+        verdict = "fits" if one.fits(place) else "does not fit"
+        lines.append(f"{name:10} {size / MIB:>10,.0f} MiB {sent}   {verdict}")
+    lines += ["", _proposal(config, answer), *_time(config, estimate, mine)]
+    return "\n".join(lines)
+
+
+def _table(parts: dict[str, int], there: int, where: str) -> list[str]:
+    total = sum(parts.values())
+    rows = [f"  {name:18} {size / MIB:>10,.0f} MiB" for name, size in parts.items() if size]
+    verdict = "fits" if total <= there else "does not fit"
+    return [
+        *rows,
+        f"  {'in all':18} {total / MIB:>10,.0f} MiB   of {there / MIB:,.0f} MiB of the {where}: {verdict}",
+    ]
+
+
+def _proposal(config: Config, answer: dict) -> str:
+    proposed = answer["proposed"]
+    if proposed is None:
+        cures = [
+            "a smaller micro_batch_size" if config.micro_batch_size > 1 else "a shorter sequence_length",
+            *([] if config.gradient_checkpointing else ["gradient_checkpointing: true"]),
+            *(["adapter: lora"] if config.adapter == "none" else []),
+            *(["quantize: 4bit"] if config.adapter != "none" and config.quantize == "none" else []),
+            "more hosts",
+        ]
+        return f"proposed: none of the strategies fits. Cure: {', '.join(cures)}"
+    same = (
+        "as configured" if proposed == answer["strategy"] else f"the configuration has {answer['strategy']}"
+    )
+    return f"proposed: strategy {proposed} ({same})"
+
+
+def _time(config: Config, estimate: dict, mine: Budget) -> list[str]:
+    counted = (
+        "4 FLOPs a frozen weight and token" if config.adapter != "none" else "6 FLOPs a weight and token"
+    )
+    return [
+        f"time: about {_duration(estimate['seconds'])} for {estimate['steps']:,} steps of "
+        f"{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute and "
+        f"{mine.wire_seconds:.2f} s to send, each",
+        f"  ({counted}, {estimate['flops_a_token'] / 1e9:.3g} GFLOP a token in all; matrix products reach "
+        f"{estimate['matrix_flops_per_second'] / 1e12:.3g} TFLOP/s here, a step {REACHED:.0%} of that)",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    for name, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+assert set(ORDER) <= set(configuration.STRATEGIES)

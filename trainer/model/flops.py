@@ -1,0 +1,98 @@
+"""Floating-point operations of a step, and what GPUs can do.
+
+The convention: a token costs 6 operations for each trained weight that it meets in a matrix product (2 forward, 2 for
+the gradient of the input, 2 for the weight's own) and 4 for each frozen one, which has no gradient of its own: 6N for
+full fine-tuning, 4N for LoRA. Of experts those count that a token is sent to. Left out are embeddings that are only
+looked up, attention's products of tokens with tokens, and what activation checkpointing computes again. So
+MFU, the share of the GPU's peak that this makes, is of the model's work and not of the hardware's.
+"""
+
+import torch
+import torch.nn as nn
+
+# Dense peak by what stands in the device's name, in TFLOP/s: (bfloat16 or float16, float32 without TF32).
+PEAKS = {
+    "B200": (2250, 75),
+    "B100": (1800, 60),
+    "H200": (989, 67),
+    "H100 PCIe": (756, 51),
+    "H100 NVL": (835, 60),
+    "H100": (989, 67),
+    "H800": (989, 67),
+    "H20": (148, 44),
+    "GH200": (989, 67),
+    "A100": (312, 19.5),
+    "A800": (312, 19.5),
+    "A40": (150, 37.4),
+    "A30": (165, 10.3),
+    "A10G": (70, 31.2),
+    "A10": (125, 31.2),
+    "L40S": (362, 91.6),
+    "L40": (181, 90.5),
+    "L4": (121, 30.3),
+    "V100": (125, 15.7),
+    "T4": (65, 8.1),
+    "RTX A6000": (155, 38.7),
+    "RTX A5000": (111, 27.8),
+    "RTX 6000 Ada": (364, 91.1),
+    "RTX 5090": (209, 104.8),
+    "RTX 5080": (113, 56.3),
+    "RTX 4090": (165, 82.6),
+    "RTX 4080": (97.5, 48.7),
+    "RTX 4070": (58, 29.1),
+    "RTX 3090 Ti": (80, 40),
+    "RTX 3090": (71, 35.6),
+    "RTX 3080 Ti": (68, 34.1),
+    "RTX 3080": (59.5, 29.8),
+    "RTX 3070": (40.6, 20.3),
+    "RTX 3060": (25.5, 12.7),
+}
+
+
+def peak(device: torch.device, dtype: str) -> float | None:
+    """The device's peak in FLOP/s for a computation in `dtype`; None for a CPU, and for a GPU that is not known."""
+    if device.type != "cuda":
+        return None
+    return peak_of(torch.cuda.get_device_name(device), dtype)
+
+
+def peak_of(name: str, dtype: str) -> float | None:
+    """As `peak`, by the device's name."""
+    found = max((one for one in PEAKS if _stands_in(one, name)), key=len, default=None)
+    return PEAKS[found][dtype == "float32"] * 1e12 if found else None
+
+
+def _stands_in(one: str, name: str) -> bool:
+    """Whether the words `one` stand in `name`, with no letter or digit after them: A10 is no A100."""
+    before, found, after = name.partition(one)
+    return bool(found) and not after[:1].isalnum() and not before[-1:].isalnum()
+
+
+def per_token(model: nn.Module) -> float:
+    """FLOPs of a token's forward and backward pass, by the convention above."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    looked_up = base.get_input_embeddings()
+    head = base.get_output_embeddings()
+    tied = head is not None and getattr(head, "weight", None) is getattr(looked_up, "weight", None)
+    skipped = set() if tied or looked_up is None else {id(one) for one in looked_up.parameters()}
+    reached = _share_of_experts(base.config.get_text_config())
+    total = 0.0
+    for name, one in model.named_parameters():
+        if one.ndim >= 2 and id(one) not in skipped:
+            share = reached if ".experts." in name else 1.0
+            total += (6 if one.requires_grad else 4) * share * _elements(one)
+    return total
+
+
+def _elements(parameter: nn.Parameter) -> int:
+    """How many weights are in a parameter; bitsandbytes holds two of 4 bits in a byte, and knows the shape."""
+    state = getattr(parameter, "quant_state", None)
+    return state.shape.numel() if state is not None else parameter.numel()
+
+
+def _share_of_experts(config) -> float:
+    """The share of a layer's experts that a token is sent to; 1 where there are none."""
+    sent = getattr(config, "num_experts_per_tok", None)
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    there = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+    return sent / there if sent and there else 1.0

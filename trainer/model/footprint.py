@@ -1,0 +1,231 @@
+"""What a model needs in memory for a step, found by going through the step with tensors that have no data.
+
+The model's own code runs, forward and backward, on torch's fake tensors, and each storage that comes and goes is
+counted. So architecture, attention, adapter, activation checkpointing and the chunked loss are as in training.
+"""
+
+import contextlib
+import copy
+import logging
+import weakref
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trainer.config import Config
+from trainer.errors import BadInput
+from trainer.model import flops, lora
+from trainer.model.loss import TokenLoss
+
+# Bytes a weight: bitsandbytes' NF4 with its scales quantised again, a float32 scale to 64 x 256 of them; 8 bits with a
+# scale a row.
+QUANTISED = {"4bit": 0.5 + 1 / 64 + 4 / (64 * 256), "8bit": 1.0}
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Counts of parameters, and bytes, of one rank that shares nothing with others."""
+
+    parameters: int
+    trainable: int
+    small: int  # those of the trainable ones that are in tensors too small for 8-bit moments
+    weights: int  # bytes of the model's own weights and buffers, as they are held
+    adapter: int
+    gradients: int
+    largest: (
+        int  # bytes of the largest frozen matrix that is made whole for its use; 0 where none is quantised
+    )
+    block: int  # bytes of the largest layer
+    blocks: int  # bytes of all layers
+    shared: int  # bytes of the weights that fsdp shares out: all but quantised ones
+    activations: int  # what the layers keep for the backward pass of a micro-batch
+    working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
+    flops: float  # of a token (model/flops.py)
+
+
+def measure(config: Config, model_config) -> Footprint:
+    """The footprint of one micro-batch under `config`; `model_config` is transformers' own.
+
+    Raises BadInput where the model's code cannot be gone through without data.
+    """
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    with torch.device("meta"):
+        model = _model(config, model_config)
+    try:
+        activations, working = _step(config, model)
+    except Exception as first:
+        # Some kernels know no float32 without data (grouped matrix products): half of it then, twice.
+        try:
+            halves = _step(config, model.to(torch.bfloat16))
+            activations, working = (2 * one for one in halves)
+        except Exception:
+            reason = " ".join(str(first).split())[:200]
+            raise BadInput(
+                f"model: {config.model}: its memory cannot be told without running it: {type(first).__name__}: {reason}"
+            ) from None
+    return _sums(config, model, activations, working)
+
+
+def _model(config: Config, model_config) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    common = {"trust_remote_code": config.trust_remote_code}
+    if config.attention != "auto":
+        common["attn_implementation"] = config.attention
+    frozen = HALF.get(config.dtype, torch.float32) if config.adapter != "none" else torch.float32
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(model_config), **common).to(frozen)
+    if config.adapter == "lora":
+        model = lora.add(model, config)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def _step(config: Config, model: nn.Module) -> tuple[int, int]:
+    """(bytes that a micro-batch's forward pass leaves, bytes on top at the peak), beside weights and gradients."""
+    with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
+        stack.callback(_swap(model, mode))
+        module = TokenLoss(model, config.loss_chunk)
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(_forget)
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        tracker = Tracker(model)
+        kept = []
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        decoder = getattr(base, base.base_model_prefix, base)
+        hooks.append(decoder.register_forward_hook(lambda *_: kept.append(tracker.now)))
+        rows = min(config.micro_batch_size, config.batch_size)
+        ids = torch.zeros(rows, config.sequence_length, dtype=torch.long)
+        positions = torch.arange(config.sequence_length).repeat(rows, 1)
+        half = HALF.get(config.dtype)
+        with tracker:
+            with torch.autocast("cpu", dtype=half, enabled=half is not None):
+                loss = module(ids, ids, positions)
+            loss.backward()
+        for hook in hooks:
+            hook.remove()
+    return kept[0], max(0, tracker.peak - kept[0])
+
+
+def _forget(parameter: nn.Parameter) -> None:
+    parameter.grad = None  # in training it is added to one that is there already
+
+
+def _swap(model: nn.Module, mode: FakeTensorMode):
+    """Give `model`, on the meta device, fake tensors on the CPU; returns what undoes it. Ties stay ties."""
+    before = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor):
+        if tensor is None:
+            return None
+        if id(tensor) not in fakes:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            fakes[id(tensor)] = made
+        return fakes[id(tensor)]
+
+    for module, parameters, buffers in before:
+        for name, one in parameters.items():
+            module._parameters[name] = fake(one)
+        for name, one in buffers.items():
+            module._buffers[name] = fake(one)
+
+    def undo():
+        for module, parameters, buffers in before:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+
+    return undo
+
+
+class Tracker(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, less those that are gone; `model`'s own are left out."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = WeakIdKeyDictionary()
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.seen[tensor.untyped_storage()] = True
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage) -> None:
+        if storage in self.seen:
+            return
+        size = storage.nbytes()
+        self.seen[storage] = True
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, size)
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+
+def _sums(config: Config, model: nn.Module, activations: int, working: int) -> Footprint:
+    """The counts, from the shapes."""
+    from trainer.strategies.sharded import blocks
+
+    parameters = list(model.parameters())
+    trained = [one for one in parameters if one.requires_grad]
+    quantised = _quantised(config, model)
+    frozen_width = 2 if config.adapter != "none" and config.dtype in HALF else 4
+
+    def size(one: torch.Tensor) -> int:
+        if id(one) in quantised:
+            return int(one.numel() * QUANTISED[config.quantize])
+        width = 4 if one.requires_grad else frozen_width
+        return one.numel() * (width if one.is_floating_point() else one.element_size())
+
+    own = {id(one) for one in trained} if config.adapter != "none" else set()
+    floats = [one for one in parameters if id(one) not in quantised]
+    buffers = sum(one.numel() * one.element_size() for one in model.buffers())
+    of_blocks = [sum(size(one) for one in block.parameters()) for block in blocks(model)] or [0]
+    whole = max((one.numel() * frozen_width for one in parameters if id(one) in quantised), default=0)
+    return Footprint(
+        parameters=sum(one.numel() for one in parameters),
+        trainable=sum(one.numel() for one in trained),
+        small=sum(one.numel() for one in trained if one.numel() < 4096),
+        weights=sum(size(one) for one in parameters if id(one) not in own) + buffers,
+        adapter=sum(size(one) for one in trained) if own else 0,
+        gradients=4 * sum(one.numel() for one in trained),
+        largest=whole,
+        block=max(of_blocks),
+        blocks=sum(of_blocks),
+        shared=sum(size(one) for one in floats),
+        activations=activations,
+        working=working,
+        flops=flops.per_token(model),
+    )
+
+
+def _quantised(config: Config, model: nn.Module) -> set[int]:
+    """The frozen matrices (by id) that bitsandbytes holds in fewer bits: the linear layers' but the head's."""
+    if config.quantize == "none":
+        return set()
+    from transformers.pytorch_utils import Conv1D
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = base.get_output_embeddings()
+    found = {
+        id(module.weight)
+        for module in base.modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and not module.weight.requires_grad
+    }
+    return found - {id(base.get_input_embeddings().weight)}
