@@ -38,9 +38,13 @@ def read(path: str) -> str:
         return ""
 
 
-def write(module, path: str, text: str) -> None:
-    """Put `text` into `path` whole, by rename, with the old one's mode and owner."""
-    descriptor, temporary = tempfile.mkstemp(dir=module.tmpdir)
+def write(module, path: str, text: str, beside: bool = False) -> None:
+    """Put `text` into `path` whole, by rename, with the old one's mode and owner.
+
+    `beside`: by a file in the same directory, for a user who may not write where the module has its files.
+    """
+    place = os.path.dirname(path) if beside else module.tmpdir
+    descriptor, temporary = tempfile.mkstemp(dir=place, prefix=".trainyard-")
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
     # Hosts in containers have some of these files as mounts, which cannot be renamed over.

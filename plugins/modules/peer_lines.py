@@ -10,6 +10,7 @@ description:
   - Each line belongs to a peer and ends with C(trainyard@PEER), so that a run over some of the hosts can
     tell whose lines it must leave.
   - Lines of peers in O(keep) that O(lines) does not name stay as they are; lines of all other peers go.
+  - With O(owner), all is done with no more rights than that user has, so that a link in its home leads root nowhere.
 options:
   path:
     description: The file. It, and the directory it lies in, are made if they are not there.
@@ -42,8 +43,10 @@ EXAMPLES = """
     mode: "0600"
 """
 
+import contextlib
 import os
 
+from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.managed_block import join, read, split, write
 
@@ -70,6 +73,24 @@ def main() -> None:
         add_file_common_args=True,
         supports_check_mode=True,
     )
+    owner = module.params["owner"]
+    try:
+        with acting_as(owner) if owner else contextlib.nullcontext():
+            result = have(module)
+    except KeyError:
+        if not module.check_mode:
+            module.fail_json(msg=f"There is no user {owner} on this host; the role identity makes it.")
+        result = {"changed": True}  # an untouched host has neither the file nor its owner yet
+    except OSError as error:
+        module.fail_json(
+            msg=f"{error.filename}: {error.strerror} for the user {owner or 'that Ansible logs in as'}. "
+            f"See whose it is, and whether a link leads elsewhere: namei -l {error.filename}"
+        )
+    module.exit_json(**result)
+
+
+def have(module: AnsibleModule) -> dict:
+    """Have the lines in the file; the module's result. Raises OSError."""
     path = module.params["path"]
     folder = os.path.dirname(path)
     before = read(path)
@@ -81,15 +102,14 @@ def main() -> None:
         if not os.path.isdir(folder):
             os.mkdir(folder, 0o755)
         if changed:
-            write(module, path, after)
-    # An untouched host has neither the file nor, perhaps, its owner yet.
+            write(module, path, after, beside=os.geteuid() != os.getuid())
     if module.params["directory_mode"] and os.path.isdir(folder):
         own = {**attributes, "path": folder, "mode": module.params["directory_mode"]}
         changed = module.set_fs_attributes_if_different(own, changed)
     if os.path.exists(path):
         changed = module.set_fs_attributes_if_different(attributes, changed)
     diff = {"before_header": path, "after_header": path, "before": before, "after": after}
-    module.exit_json(changed=changed, diff=diff)
+    return {"changed": changed, "diff": diff}
 
 
 if __name__ == "__main__":
