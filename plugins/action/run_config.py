@@ -43,6 +43,7 @@ SWITCHES = {
     "resume": "go on with a run that was stopped or failed",
     "smoke": "try a few steps on each host alone, then on all together, before the run",
 }
+TRIAL = "smoke-"  # how the names of the trials of -e smoke=true begin
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
 SHIPPED_MODELS = ("tiny",)
 DATA = ("dataset", "validation")
@@ -240,6 +241,11 @@ def build(
             problems.append(str(error))
         if flags[name] and name != "smoke" and "run" not in keys:
             problems.append(f"-e {name}=true: which run? Name it: -e run=NAME")
+    if str(keys.get("run", "")).startswith(TRIAL):
+        problems.append(
+            f"-e run={keys['run']}: names that begin with {TRIAL} are those of trials (-e smoke=true), which are ended "
+            "and removed without a question; give the run another name"
+        )
     sources = [
         ("the stored configuration of the run", base or {}),
         ("trainer_config in the inventory", inventory_keys),

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import yaml
 from ansible.errors import AnsibleFilterError
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -102,13 +103,15 @@ def run_problems(
     *,
     port: int,
     commands: dict[str, str],
+    trial: str = "",
     resume: bool = False,
     follow: bool = False,
     need_bytes: int = 0,
 ) -> list[str]:
     """What stands against a run, each with its host and its cure; an empty list if it can start.
 
-    `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host.
+    `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host. The
+    run's own `trial` is no other run: what is left of it ends before the run starts.
     """
     problems = []
     without = [h for h, f in facts.items() if not f["release"]]
@@ -122,7 +125,7 @@ def run_problems(
         shown = ", ".join(f"{h} has {_environment(f['environment'])}" for h, f in facts.items())
         return [
             f"the hosts have different packages in their Python environments ({shown}), and ranks on different "
-            "versions train wrongly or hang; run site.yml on all of them at once (without -l), which names each difference"
+            "versions train wrongly or hang; run site.yml on all of them at once (without -l): it names each difference"
         ]
 
     active = [h for h, f in facts.items() if run in f["active"]]
@@ -140,7 +143,7 @@ def run_problems(
             f"or stop it: {commands['stop']}"
         )
         return problems
-    others = sorted({name for f in facts.values() for name in f["active"]} - {run})
+    others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial})
     if others:
         where = _hosts([h for h, f in facts.items() if others[0] in f["active"]])
         other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
@@ -158,12 +161,14 @@ def run_problems(
             )
     elif known:
         states = sorted({facts[h]["run_state"] for h in known})
+        fetch = f"fetch its results: {commands['follow']} or " if states == ["finished"] else ""
         problems.append(
-            f"run {run} exists on {_hosts(known)} (state: {', '.join(states)}); "
+            f"run {run} exists on {_hosts(known)} (state: {', '.join(states)}); {fetch}"
             f"go on with it: {commands['resume']} or give the new one another name: -e run=NAME"
         )
     head = next(iter(facts))
-    if facts[head]["port_holder"] and not active:  # what an interrupted start left is ended first
+    left = active or trial in facts[head]["active"]  # what an interrupted start left is ended first
+    if facts[head]["port_holder"] and not left:
         problems.append(
             f"{head}: port {port}, where the ranks meet, is held by {facts[head]['port_holder']}; "
             f"end that, or choose another port: -e trainer_port={port + 1}"
@@ -185,6 +190,19 @@ def run_problems(
                 f"{host}: {path} of the run is not there any more; start a new run with the file given anew"
             )
     return problems
+
+
+def run_is_same(facts: dict[str, dict], run: str, config: dict) -> bool:
+    """Whether run `run` is active on all hosts (`facts` as above), with just the settings in `config`.
+
+    Then whoever asks for it was interrupted after the start, and wants to go on watching it.
+    """
+    if not all(run in f["active"] for f in facts.values()):
+        return False
+    try:
+        return yaml.safe_load(next(iter(facts.values()))["run_config"] or "") == config
+    except yaml.YAMLError:
+        return False
 
 
 def run_unknown(facts: dict[str, dict], run: str) -> str:
@@ -234,6 +252,7 @@ class FilterModule:
             "run_brought": run_brought,
             "run_kept_paths": run_kept_paths,
             "run_problems": run_problems,
+            "run_is_same": run_is_same,
             "run_unknown": run_unknown,
             "run_end": run_end,
         }

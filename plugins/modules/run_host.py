@@ -89,6 +89,15 @@ def active_runs(module: AnsibleModule, keeper: str, state_dir: str) -> list[str]
     return sorted(unit.removeprefix(UNIT).removesuffix(".service") for unit in units)
 
 
+def run_config(path: str) -> str | None:
+    """The text of the run's configuration; None if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def run_status(run_dir: str) -> dict | None:
     """The run's status.json; with the state `unknown` alone if there is none to read; None without a
     directory.
@@ -194,7 +203,7 @@ def main() -> None:
             "run_dir": run_dir,
             "run_status": status,
             "run_state": status and status["state"],
-            "run_file": os.path.isfile(os.path.join(p["etc_dir"], "runs", p["run"] + ".yaml")),
+            "run_config": run_config(os.path.join(p["etc_dir"], "runs", p["run"] + ".yaml")),
             "address": p["address"],
             "interface": next((name for name, held in links.items() if p["address"] in held), None),
             "interfaces": links,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from plays import Plays
+from plays import Plays, kill_all
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -177,9 +177,7 @@ def following(plays, arguments):
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_all(process)
 
 
 def test_ctrl_c_and_a_kill_of_the_controller_leave_the_run_which_is_followed_stopped_and_resumed(
@@ -196,15 +194,15 @@ def test_ctrl_c_and_a_kill_of_the_controller_leave_the_run_which_is_followed_sto
     assert "Run left goes on without this terminal." in text and "-e run=left -e follow=true" in text
     assert active(plays, "left") == ["node1", "node2", "node3"]
 
-    refused = book(plays, "train.yml", **arguments)
+    refused = book(plays, "train.yml", **{**arguments, "lr": 0.5})
     assert refused.returncode != 0
     assert "run left is already active on node1, node2, node3" in refused.stdout + refused.stderr
 
-    with following(plays, {"run": "left", "follow": "true", "trainer_results_dir": results}) as process:
+    with following(plays, arguments) as process:  # the very same command, again
         for line in process.stdout:
             if "left  step " in line:
                 break
-        os.killpg(process.pid, signal.SIGKILL)
+            assert "Start the unit" not in line
     step = status(plays, "left")["step"]
     wait_for_step(plays, "left", step + 2)
 

@@ -15,7 +15,7 @@ import time
 
 import pytest
 import yaml
-from yard import LONG, ROOT, SMALL, Yard, changed, failures, said, task_names, wait_for
+from yard import LONG, ROOT, SMALL, Yard, changed, failures, kill_all, said, task_names, wait_for
 
 
 @pytest.fixture
@@ -73,6 +73,23 @@ def test_a_smoke_test_comes_first_and_leaves_nothing(yard):
     for node in ("node1", "node2"):
         assert os.listdir(yard.node(node) / "var/runs") == ["first"]
         assert sorted(os.listdir(yard.node(node) / "etc/runs")) == ["first.env", "first.yaml"]
+
+
+def test_killed_in_its_smoke_test_it_is_simply_run_again(yard):
+    process = subprocess.Popen(
+        yard.command(run="first", smoke="true", trainer_smoke_steps=100_000, **SMALL),
+        cwd=ROOT,
+        env=yard.environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for(lambda: yard.status("smoke-first", "node2").get("step"))
+    kill_all(process)
+    assert yard.processes()
+    run = yard.play(run="first", smoke="true", trainer_smoke_steps=1, **SMALL)
+    assert run.rc == 0, said(run)
+    assert (yard.results / "first/summary.json").exists()
+    assert os.listdir(yard.node("node1") / "var/runs") == ["first"]
+    assert not yard.processes()
 
 
 BROKEN = """#!/bin/sh
@@ -152,7 +169,14 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
     step = yard.status("first")["step"]
     wait_for(lambda: yard.status("first")["step"] > step)
 
-    refused = yard.play(run="first", **LONG)
+    pids = yard.processes()
+    code, text = leave(yard, "Ctrl-C", run="first", **LONG)  # the very same command, again
+    assert os.waitstatus_to_exitcode(code) == 99, text
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+    assert "Run first is active with these very settings: it is followed, and not started again." in words
+    assert yard.processes() == pids
+
+    refused = yard.play(run="first", **{**LONG, "lr": 0.5})
     (message,) = failures(refused)
     assert "run first is already active on node1, node2" in message and "-e follow=true" in message
     other = yard.play(run="second", **LONG)
@@ -191,17 +215,14 @@ def test_a_killed_controller_leaves_the_run_and_it_can_be_followed_again(yard):
 
 
 def test_killed_at_the_start_it_is_simply_run_again(yard):
-    """The first node was started, the second was not yet."""
+    """The first node was started, the second was not yet, or its launcher went with the controller's last breath."""
     process = subprocess.Popen(
-        yard.command(run="first", **SMALL),
-        cwd=ROOT,
-        env={**yard.environment(), "ANSIBLE_FORKS": "1"},
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
+        yard.command(run="first", **SMALL), cwd=ROOT, env=yard.environment(), stdout=subprocess.DEVNULL
     )
-    wait_for(yard.processes)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    wait_for(lambda: yard.processes("node1"))
+    kill_all(process)
+    yard.clear("node2")
+    assert yard.processes("node1") and not yard.processes("node2")
     run = yard.play(run="first", **SMALL)
     assert run.rc == 0, said(run)
     assert (yard.results / "first/summary.json").exists()

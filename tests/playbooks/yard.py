@@ -88,12 +88,13 @@ class Yard:
         words = ["ansible-playbook", "-i", str(self.inventory), "train.yml"]
         return words + [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
 
-    def processes(self):
-        """Pids of all that runs for this yard."""
+    def processes(self, node=None):
+        """Pids of all that runs for this yard, or for one node of it."""
+        place = self.node(node) if node else self.path
         found = []
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                if f"{RUN_VARIABLE}{self.path}".encode() in environ.read_bytes():
+                if f"{RUN_VARIABLE}{place}".encode() in environ.read_bytes():
                     found.append(int(environ.parent.name))
         return found
 
@@ -102,10 +103,31 @@ class Yard:
             return json.loads((self.node(node) / "var/runs" / run / "status.json").read_text())
         return {}
 
-    def clear(self):
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def clear(self, node=None):
+        while pids := self.processes(node):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def descendants(pid):
+    """Pids of all children of `pid`, and theirs."""
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            number, _, rest = stat.read_text().partition(" (")
+            children.setdefault(int(rest.rpartition(")")[2].split()[1]), []).append(int(number))
+    found = children.get(pid, [])
+    return found + [below for child in found for below in descendants(child)]
+
+
+def kill_all(process):
+    """kill -9 `process` and its children, which have sessions of their own; the runs that they started go on."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def free_port():

@@ -22,6 +22,7 @@ def fact(number=1, **changes):
         "active": [],
         "run_dir": "/var/lib/trainyard/runs/first",
         "run_state": None,
+        "run_config": None,
         "address": f"10.77.0.1{number}",
         "interface": f"eth{number}",
         "interfaces": {"lo": ["127.0.0.1"], f"eth{number}": [f"10.77.0.1{number}"]},
@@ -38,7 +39,9 @@ def facts(*changes):
 
 
 def problems(them, **changes):
-    return plan.run_problems(them, "first", port=29500, commands=COMMANDS, need_bytes=5 * 10**9, **changes)
+    return plan.run_problems(
+        them, "first", port=29500, commands=COMMANDS, trial="smoke-first", need_bytes=5 * 10**9, **changes
+    )
 
 
 # ---- order and ranks ----
@@ -133,7 +136,12 @@ TABLE = {
     "finished before": (
         [{"run_state": "finished"}, {"run_state": "finished"}],
         {},
-        ["run first exists on node1, node2 (state: finished)", COMMANDS["resume"], "another name"],
+        [
+            "run first exists on node1, node2 (state: finished)",
+            "fetch its results: " + COMMANDS["follow"],
+            COMMANDS["resume"],
+            "another name",
+        ],
     ),
     "failed on one host": ([{"run_state": "failed"}, {}], {}, ["exists on node1 (state: failed)"]),
     "resumed": ([{"run_state": "failed"}, {"run_state": "failed"}], {"resume": True}, []),
@@ -155,6 +163,12 @@ TABLE = {
         {},
         ["run other is already active on node1", COMMANDS["stop"].replace("first", "other")],
     ),
+    "its own trial, left by a kill": (
+        [{"active": ["smoke-first"], "port_holder": "process 77"}, {"active": ["smoke-first"]}],
+        {},
+        [],
+    ),
+    "another run's trial": ([{"active": ["smoke-other"]}, {}], {}, ["run smoke-other is already active"]),
     "an interrupted start": (
         [{"active": ["first"], "run_state": "starting"}, {"run_state": "unknown"}],
         {},
@@ -199,6 +213,25 @@ def test_all_problems_are_told_at_once():
         facts({"port_holder": "process 1", "free_bytes": 0}, {"interface": None, "free_bytes": 0})
     )
     assert len(found) == 4
+
+
+CONFIG = {"run": "first", "steps": 5, "lr": 1e-05, "resume": "auto"}
+STORED = "run: first\nsteps: 5\nlr: 1.0e-05\nresume: auto\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ([{"active": ["first"], "run_config": STORED}, {"active": ["first"]}], True),
+        ([{"active": ["first"], "run_config": STORED}, {}], False),  # a start that was interrupted
+        ([{"run_config": STORED}, {}], False),
+        ([{"active": ["first"], "run_config": STORED.replace("5", "6")}], False),
+        ([{"active": ["first"], "run_config": None}], False),
+        ([{"active": ["first"], "run_config": "a: [b"}], False),
+    ],
+)
+def test_an_active_run_with_the_asked_settings_is_the_one_that_was_asked_for(changes, same):
+    assert plan.run_is_same(facts(*changes), "first", CONFIG) is same
 
 
 # ---- stopping ----

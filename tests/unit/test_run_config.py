@@ -146,6 +146,10 @@ REFUSED = {
         ["-e batchsize=3", "unknown key", "did you mean 'batch_size'?"],
     ),
     "a misspelt switch": (lambda _: {"smok": "true"}, ["'smok'", "did you mean 'smoke'?"]),
+    "a name that trials have": (
+        lambda _: {"run": "smoke-first"},
+        ["-e run=smoke-first", "those of trials", "another name"],
+    ),
     "a misspelt variable": (lambda _: {"trainer_prt": 1}, ["did you mean 'trainer_port'?"]),
     "a key like nothing": (
         lambda _: {"zzzz": 1},
