@@ -144,28 +144,10 @@ def test_check_mode_tells_what_would_change_on_untouched_hosts(lab, site, untouc
 
 
 def test_killed_half_way_it_is_simply_run_again(lab, site, tmp_path):
-    plays = Plays(lab, tmp_path)
-    process = subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            "-i",
-            str(lab.inventory),
-            "site.yml",
-            *SYSTEM,
-        ],
-        cwd=ROOT,
-        env=plays.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+    """Killed as soon as the first host has its user, whatever the others have by then."""
+    Plays(lab, tmp_path).kill_when(
+        lambda: "trainyard" in lab.exec("node1", "getent", "passwd"), SYSTEM[1], "cluster"
     )
-    deadline = time.monotonic() + 300
-    while "trainyard" not in lab.exec("node1", "getent", "passwd") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    os.killpg(process.pid, 9)
-    process.wait()
-    assert "trainyard" in lab.exec("node1", "getent", "passwd")
     play = site(*SYSTEM)
     assert play.rc == 0, play.text
     assert all(play.changed[host] > 2 for host in HOSTS)
@@ -228,6 +210,29 @@ def test_one_host_alone_loses_none_of_its_peers(lab, site):
     assert play.rc == 0, play.text
     assert play.changed == {"node2": 0}
     assert states(lab) == before
+
+
+def test_a_persons_account_does_not_become_the_service_user(lab, site):
+    before, password = states(lab), lab.exec("node2", "getent", "shadow", "ops")
+    play = site("-l", "node2", "--tags", "identity", "-e", "trainer_user=ops")
+    assert play.rc != 0
+    assert "trainer_user: found ops, which is another's on this host already (uid 1" in play.words
+    assert states(lab) == before
+    assert lab.exec("node2", "getent", "shadow", "ops") == password
+
+
+def test_a_link_in_the_service_users_home_leads_root_nowhere(lab, site):
+    home = "/var/lib/trainyard/.ssh"
+    plant = f"cd {home} && mv authorized_keys kept && ln -s /etc/shadow authorized_keys"
+    lab.exec("node2", "runuser", "-u", "trainyard", "--", "sh", "-ec", plant)
+    before = lab.exec("node2", "sha256sum", "/etc/shadow")
+    play = site("-l", "node2", "--tags", "ssh_mesh")
+    assert play.rc != 0
+    assert f"{home}/authorized_keys: Permission denied for the user trainyard" in play.words
+    assert lab.exec("node2", "sha256sum", "/etc/shadow") == before
+    assert lab.exec("node2", "sh", "-c", f"grep -rlE '^root:' {home} || true") == ""
+    lab.exec("node2", "mv", f"{home}/kept", f"{home}/authorized_keys")
+    assert site("-l", "node2", "--tags", "ssh_mesh").changed == {"node2": 0}
 
 
 def test_the_owners_lines_stay_and_ours_come_back(lab, site):
