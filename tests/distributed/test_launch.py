@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import ranks
 
+from trainer import cli
+
 pytestmark = pytest.mark.distributed
 
 
@@ -46,15 +48,15 @@ def test_a_signal_to_one_launcher_stops_all_and_a_second_attempt_finishes(materi
 
 
 def test_the_stop_command(material, tmp_path):
-    from trainer.cli import main
-
     attempt = ranks.Launch(tmp_path, [1], material / "run.yaml", "steps=100000", "checkpoint_every=0")
     wait_for_step(tmp_path, 2)
-    assert main(["stop", str(tmp_path / "node0")]) == 0
+    # Nobody but this machine could have reached the run: all its sockets listen on loopback.
+    assert {address for address in listening(attempt.nodes[0].pid)} == {"127.0.0.1"}
+    assert cli.main(["stop", str(tmp_path / "node0")]) == 0
     assert [code for code, _ in attempt.ended(240)] == [75]
     assert ranks.status(tmp_path / "node0")["state"] == "stopped"
     # Now there is nothing to stop, and no file must lie in wait for the next attempt.
-    assert main(["stop", str(tmp_path / "node0")]) == 0
+    assert cli.main(["stop", str(tmp_path / "node0")]) == 0
     assert not (tmp_path / "node0" / "stop").exists()
 
 
@@ -103,14 +105,22 @@ def test_hosts_that_do_not_meet(material, tmp_path):
     assert ranks.status(tmp_path / "node0")["state"] == "failed"
 
 
-def test_a_stop_while_waiting_for_the_others(material, tmp_path):
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda process, _: process.send_signal(signal.SIGINT),
+        lambda _, run_dir: cli.main(["stop", str(run_dir)]),  # as the unit's ExecStop does
+    ],
+    ids=["signal", "command"],
+)
+def test_a_stop_while_waiting_for_the_others(material, tmp_path, how):
     attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml")
     attempt.nodes[1].kill()
     deadline = time.monotonic() + 60
     while not (tmp_path / "node0" / "status.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
-    attempt.nodes[0].send_signal(signal.SIGINT)
+    how(attempt.nodes[0], tmp_path / "node0")
     (code, said), _ = attempt.ended(120)
     assert code == 75 and "before the hosts had met" in said
 
@@ -132,6 +142,24 @@ def wait_for_step(root, step, timeout=240):
         time.sleep(0.05)
     logs = "\n".join(path.read_text() for path in root.rglob("*.log"))
     raise AssertionError(f"no step {step} within {timeout} s: {logs}")
+
+
+def listening(launcher: int) -> list[str]:
+    """The addresses on which the launcher and its ranks listen for TCP."""
+    found = []
+    for pid in [launcher, *rank_pids(launcher).values()]:
+        inodes = {
+            os.readlink(file)[8:-1]
+            for file in Path(f"/proc/{pid}/fd").iterdir()
+            if os.path.islink(file) and os.readlink(file).startswith("socket:[")
+        }
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and words[9] in inodes:
+                    raw = bytes.fromhex(words[1].split(":")[0])
+                    found.append(socket.inet_ntoa(raw[::-1]) if len(raw) == 4 else words[1])
+    return found
 
 
 def rank_pids(launcher: int) -> dict[str, int]:

@@ -21,6 +21,7 @@ from trainer.environment import Environment, number
 from trainer.errors import BadInput
 
 MARKS = ("error: ", "stopped: ")
+MEETING_PLACE = "trainyard"
 MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
 
 
@@ -31,7 +32,7 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
     run_dir = environment.run_dir
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     if node == 0:
-        _check_port(port)
+        _check_port(address, port)
     environment.stop_file.unlink(missing_ok=True)
     attempt = _attempts(run_dir) + 1
     os.environ.update(
@@ -81,15 +82,17 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
     try:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+        rendezvous_handler_registry.register(MEETING_PLACE, _meeting_place)
         launch = LaunchConfig(
             min_nodes=nodes,
             max_nodes=nodes,
             nproc_per_node=ranks,
             run_id=config.run,
-            rdzv_backend="static",
+            rdzv_backend=MEETING_PLACE,
             rdzv_endpoint=f"{address}:{port}",
             rdzv_configs={"rank": node, "timeout": int(config.timeout_seconds)},
             local_addr=os.environ.get("CLUSTER_ADDRESS") or None,
@@ -118,6 +121,28 @@ def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, a
             outcome.update(
                 code=1, reason=f"the ranks could not be started: {type(error).__name__}: {said}; {cure}"
             )
+
+
+def _meeting_place(parameters):
+    """torch's static rendezvous, whose store listens on the head's own address alone instead of on every one."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    handler = static_tcp_rendezvous.create_rdzv_handler(parameters)
+    handler.get_backend = lambda: MEETING_PLACE
+    if handler.rank == 0:
+        place = (handler.master_addr, handler.master_port)
+        family = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server(place, family=family)
+        handler._store = TCPStore(
+            *place,
+            handler.world_size,
+            True,
+            handler.timeout,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
+    return handler
 
 
 def _conclude(run_dir: Path, outcome: dict, asked: bool, host: str, status: metrics.Status) -> int:
@@ -174,22 +199,25 @@ def _last_words(path: Path) -> str:
     return "\n".join(attempt.splitlines()[-5:])
 
 
-def _check_port(port: int) -> None:
+def _check_port(address: str, port: int) -> None:
     if not 1 <= port <= 65535:
         raise BadInput(f"MASTER_PORT {port} is no port; choose one from 1024 to 65535")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise BadInput(
-                    f"MASTER_PORT {port} cannot be used: {error.strerror}; choose one from 1024 to 65535"
-                ) from None
+    try:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((address, port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise BadInput(
                 f"MASTER_PORT {port} is in use on this host, by an active run or another program "
                 f"(`ss -ltnp 'sport = :{port}'` names it); stop that, or choose another port"
             ) from None
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            raise BadInput(
+                f"MASTER_ADDR {address} is no address of this host, which is the head (NODE_RANK 0); correct it"
+            ) from None
+        raise BadInput(
+            f"MASTER_PORT {port} cannot be used: {error.strerror}; choose one from 1024 to 65535"
+        ) from None
 
 
 def _attempts(run_dir: Path) -> int:

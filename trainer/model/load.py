@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +50,10 @@ def source(config: Config, world: World) -> Source:
 
 
 def build(config: Config, found: Source, world: World) -> torch.nn.Module:
-    """The model on the rank's device, in training mode, with its adapter if it gets one; equal weights on all ranks.
+    """The model in training mode, with its adapter if it gets one; equal weights on all ranks.
 
-    Trainable weights are float32. Frozen ones have the computation's format, or are quantised. All ranks must call.
+    It lies in the CPU's memory, where strategies take it from; quantised, on the rank's device. Trainable weights are
+    float32. Frozen ones have the computation's format, or are quantised. All ranks must call.
     """
 
     def load():
@@ -67,8 +69,9 @@ def build(config: Config, found: Source, world: World) -> torch.nn.Module:
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model = model.to(world.device)
     _check_packing(config, model, world)
+    if config.compile:
+        world.together(lambda: _compile(model, world))
     return model.train()
 
 
@@ -242,7 +245,7 @@ def _check_packing(config: Config, model: torch.nn.Module, world: World) -> None
 
     Measured: what the first of two documents says must not change what comes out for the second.
     """
-    device, length = world.device, 8
+    device, length = next(model.parameters()).device, 8
     positions = torch.arange(length, device=device).remainder(length // 2)[None]
     one = torch.arange(length, device=device)[None] % (model.config.get_text_config().vocab_size - 1)
     other = one.clone()
@@ -299,6 +302,19 @@ def restore_dropout(directory: Path, dropout: dict) -> None:
         content = json.loads(path.read_text())
         settle(content)
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _compile(model: torch.nn.Module, world: World) -> None:
+    """Have each layer compiled at its first pass: layers are alike, so that one compilation serves them all."""
+    from trainer.strategies.sharded import blocks
+
+    if world.device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++"))):
+        raise BadInput(
+            "compile: there is no C++ compiler here (g++), which torch.compile needs on a CPU; install one, or set "
+            "compile to false"
+        )
+    for block in blocks(model):
+        block.compile()
 
 
 def architecture(model: torch.nn.Module) -> str:
