@@ -80,4 +80,5 @@ def test_ruff_does_not_ask_for_what_is_too_new(path):
     ]
     text = "import datetime\n\ndatetime.datetime.now(datetime.timezone.utc)\n"
     done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    cure = f"name {path.name} under tool.ruff.per-file-target-version in pyproject.toml"
+    assert done.returncode == 0, f"{cure}:\n{done.stdout}{done.stderr}"
