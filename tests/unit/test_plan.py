@@ -258,3 +258,28 @@ def test_how_a_stopped_run_ended():
     assert hanging.startswith("run first: stopped on node1; still active on node2; ")
     done = {"run_state": "finished", "run_status": {"last_checkpoint": 30}}
     assert plan.run_end(facts(done), "first") == "run first: finished on node1; there was nothing to stop"
+
+
+# ---- what is brought ----
+
+
+def test_names_become_the_places_where_they_were_brought():
+    config = {"model": "m", "dataset": "a.jsonl, austen", "validation": "a.jsonl", "seed": 1}
+    uploads = [
+        {"key": "model", "name": "m", "path": "models/1/m"},
+        {"key": "dataset", "name": "a.jsonl", "path": "data/2/a.jsonl"},
+    ]
+    assert plan.run_brought(config, uploads, "/var/lib/trainyard") == {
+        "model": "/var/lib/trainyard/models/1/m",
+        "dataset": "/var/lib/trainyard/data/2/a.jsonl,austen",
+        "validation": "a.jsonl",
+        "seed": 1,
+    }
+    assert plan.run_brought(config, [], "/x") == config
+
+
+def test_a_resumed_runs_paths_must_lie_on_the_hosts():
+    config = {"model": "/m/a", "dataset": "/d/a.jsonl,austen,org/set", "validation": "/d/v.jsonl"}
+    uploads = [{"key": "validation", "name": "/d/v.jsonl"}]
+    assert plan.run_kept_paths(config, uploads) == ["/m/a", "/d/a.jsonl"]
+    assert plan.run_kept_paths({"model": "tiny", "dataset": "austen"}, []) == []

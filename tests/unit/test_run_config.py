@@ -115,6 +115,24 @@ def test_on_this_machine_files_are_read_where_they_lie(jsonl, monkeypatch):
     assert answer["config"]["dataset"] == str(jsonl) and not answer["uploads"]
 
 
+def test_several_sets_and_the_validation_file_are_brought(jsonl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "held, out.jsonl"
+    other.write_text('{"text": "another"}\n')
+    words = {"dataset": "talk.jsonl,austen", "dataset_weights": "3,1", "validation": str(other)}
+    answer = build(words)
+    found = {item["key"]: item for item in answer["uploads"]}
+    assert (found["dataset"]["name"], found["dataset"]["source"]) == ("talk.jsonl", str(jsonl))
+    assert re.fullmatch(r"data/[0-9a-f]{64}/held, out\.jsonl", found["validation"]["path"])
+    assert answer["config"]["dataset"] == "talk.jsonl,austen"
+    local = build(words, local=True)
+    assert local["config"]["dataset"] == f"{jsonl},austen" and not local["uploads"]
+    base = answer["config"] | {"dataset": "/d/talk.jsonl,austen", "validation": "/d/held.jsonl"}
+    resumed = build({"run": "first", "resume": True, "validation": str(other)}, base=base)
+    assert [item["key"] for item in resumed["uploads"]] == ["validation"]
+    assert resumed["config"]["dataset"] == "/d/talk.jsonl,austen"
+
+
 def test_what_a_resumed_run_stored_is_looked_for_on_the_hosts_alone():
     base = build({"run": "first"})["config"] | {"dataset": "/var/lib/trainyard/data/abc/talk.jsonl"}
     assert build({"run": "first", "resume": True}, base=base)["uploads"] == []
@@ -197,6 +215,23 @@ REFUSED = {
     "no such field": (
         lambda t: {"dataset": write(t, "d.jsonl", '{"text": "a"}\n{"txt": "b"}\n')},
         ["d.jsonl:2: no field 'text'", "its fields are: txt", "text_field"],
+    ),
+    "one of several sets": (
+        lambda t: {"dataset": "austen," + write(t, "d.jsonl", '{"text": 1}\n')},
+        ["d.jsonl:1: field 'text'"],
+    ),
+    "a bad validation file": (
+        lambda t: {"validation": write(t, "v.jsonl", '{"text": "a"}\n\n{')},
+        ["v.jsonl:3: not JSON"],
+    ),
+    "too few weights": (
+        lambda _: {"dataset": "austen,austen", "dataset_weights": "1"},
+        ["dataset_weights: 1", "each of the 2 sets"],
+    ),
+    "no answers": (lambda _: {"loss_on": "answers"}, ["loss_on: answers, but the data is plain text"]),
+    "two ways to hold out": (
+        lambda _: {"validation": "austen", "validation_split": "0.1"},
+        ["both say what is held out"],
     ),
     "another kind of file": (lambda t: {"dataset": write(t, "d.csv", "a,b")}, [".txt, .jsonl or .parquet"]),
 }

@@ -119,13 +119,43 @@ def test_only_the_answers_are_learnt(tmp_path, make_tokenizer, template, learnt)
 
 
 def test_spaces_around_an_answer_do_not_move_it(tmp_path, make_tokenizer):
+    """The tokens that begin an answer would merge with the header's line end; the prompt has that one already."""
     talk = [TALK[0], {"role": "assistant", "content": " \n the mat \n\n"}]
     learnt = {ENDED: " \n the mat \n\n<|end|>", TRIMMED: "the mat<|end|>", MARKED: " \n the mat \n\n<|end|>"}
     for template, expected in learnt.items():
         tokens = make_tokenizer(template)
         _, (found,) = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
-        # What merges with the header's line end is the header's token, not the answer's.
-        assert expected.endswith(found) and found.strip() == expected.strip()
+        assert found == expected
+
+
+@pytest.mark.parametrize("template", [ENDED, ENDLESS, ALTERNATING, MARKED])
+def test_the_prompt_is_tokenised_as_when_the_model_answers(tmp_path, make_tokenizer, template):
+    """`assistant: ` and `cat` would be ` cat` in one token, which no prompt ends in."""
+    tokens = make_tokenizer(template)
+    talk = [TALK[0], {"role": "assistant", "content": "cat"}]
+    inputs, labels, _ = prepared(tmp_path, tokens, [{"messages": talk}])[0]
+    first = int(np.flatnonzero(labels != pack.IGNORE)[0]) + 1
+    if template != MARKED:  # it has no prompt
+        prompt = tokens.apply_chat_template(TALK[:1], tokenize=False, add_generation_prompt=True)
+        assert inputs[:first].tolist() == tokens(prompt).input_ids
+    assert tokens.decode(inputs[first:]).strip().startswith("cat")
+
+
+def test_a_tokenizer_that_cannot_be_cut_is_refused(tmp_path):
+    """As those that put a space before every text: in parts it would say something else."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    spaced = Tokenizer(models.BPE(unk_token="?"))
+    spaced.pre_tokenizer, spaced.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    names = [tokenizer.END_OF_TEXT, "?"]
+    words = ["user: assistant: Where is the cat? the cat the cat"]
+    spaced.train_from_iterator(
+        words, trainers.BpeTrainer(vocab_size=90, special_tokens=names, show_progress=False)
+    )
+    tokens = tokenizer.wrap(spaced.to_str())
+    tokens.chat_template = ENDLESS
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: the tokenizer makes one token of a prompt's end"):
+        prepared(tmp_path, tokens, [{"messages": [TALK[0], {"role": "assistant", "content": "cat"}]}])
 
 
 @pytest.mark.parametrize("template", [ENDED, THOUGHTFUL])

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ from trainer.data.chat import Renderer, Span
 from trainer.data.records import Sample
 from trainer.errors import BadInput, TrainerError
 
-VERSION = 5  # of what is written here
+VERSION = 6  # of what is written here
 BATCH = 1 << 20  # characters tokenised, or tokens written, at once
 NAMED = 5  # overlong documents that a refusal names
 
@@ -138,25 +139,42 @@ class _Encoder:
         # The fast way gives no offsets, which tell where the answers are.
         encode = backend.encode_batch if self.answers else backend.encode_batch_fast
         encoded = encode([text for text, _ in rendered], add_special_tokens=False)
-        for sample, encoding, (_, spans) in zip(samples, encoded, rendered, strict=True):
+        for sample, encoding, (text, spans) in zip(samples, encoded, rendered, strict=True):
             ids = np.array(encoding.ids, dtype=np.int64)
             loss = np.ones(len(ids), dtype=bool)
             if sample.messages is None:
                 if sample.ends:
                     ids, loss = np.concatenate([ids, self.end]), np.append(loss, True)
             elif self.answers:
-                loss = _within(encoding.offsets, spans)
+                ids, loss = self._answers(sample, encoding, text, spans)
             yield ids, loss
 
+    def _answers(self, sample: Sample, whole, text: str, spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of `text`, encoded as `whole`, and which of them are the spans'.
 
-def _within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
-    """Which tokens, given by their characters, lie wholly in one of the spans, which ascend."""
-    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-    if not spans:
-        return np.zeros(len(begins), dtype=bool)
-    firsts, lasts = np.array(spans).T
-    span = np.searchsorted(firsts, begins, side="right") - 1
-    return (span >= 0) & (ends <= lasts[span]) & (ends > begins)
+        Where a token would reach over a border, the text is encoded in parts, as it is when a model answers: the
+        prompt's tokens are then there before the answer's first one.
+        """
+        ids = np.array(whole.ids, dtype=np.int64)
+        begins, ends = np.array(whole.offsets, dtype=np.int64).reshape(-1, 2).T
+        borders = [border for span in spans for border in span]
+        if not any(((begins < border) & (border < ends)).any() for border in borders):
+            loss = np.zeros(len(ids), dtype=bool)
+            for first, last in spans:
+                loss |= (first <= begins) & (ends <= last) & (begins < ends)
+            return ids, loss
+        backend = self.tokenizer.backend_tokenizer
+        cuts = list(itertools.pairwise([0, *borders, len(text)]))
+        parts = backend.encode_batch_fast([text[a:b] for a, b in cuts], add_special_tokens=False)
+        lengths = [len(part.ids) for part in parts]
+        ids = np.array([one for part in parts for one in part.ids], dtype=np.int64)
+        said, meant = (backend.decode(one, skip_special_tokens=False) for one in (ids, whole.ids))
+        if said != meant:
+            raise BadInput(
+                f"{sample.place}: the tokenizer makes one token of a prompt's end and an answer's beginning; set "
+                "loss_on to all, or have the chat template's prompt end in a special token"
+            )
+        return ids, np.repeat([n % 2 == 1 for n in range(len(parts))], lengths)
 
 
 def _first_token(tokenizer) -> np.ndarray:

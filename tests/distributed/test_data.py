@@ -1,0 +1,92 @@
+"""Chats, answers, mixes and held-out data, on any number of ranks."""
+
+import json
+import shutil
+
+import pytest
+import ranks
+import torch
+
+pytestmark = pytest.mark.distributed
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+CHATS = [
+    [
+        {"role": "user", "content": "where will " + "the ship " * (n % 4) + "land"},
+        {"role": "assistant", "content": "nobody on board knows " * (n % 3 + 1)},
+    ]
+    for n in range(40)
+]
+
+
+@pytest.fixture(scope="module")
+def chats(material, tmp_path_factory):
+    """The overrides for chats and texts, and a model with a template."""
+    folder = tmp_path_factory.mktemp("chats")
+    shutil.copytree(material / "model", folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in CHATS))
+    return [
+        f"model={folder}/model",
+        f"dataset={folder}/chats.jsonl",
+        "loss_on=answers",
+        "overlong=refuse",
+        "sequence_length=64",
+    ]
+
+
+def test_the_loss_of_answers_equals_a_plain_model_s(chats, material, tmp_path):
+    """A step over all sequences: the mean over the answers' tokens, every chat run alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = chats[0].partition("=")[2]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    model_config = AutoConfig.from_pretrained(folder, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    model = AutoModelForCausalLM.from_config(model_config)
+    total = count = 0
+    for question, answer in CHATS:
+        begin = tokenizer(f"user: {question['content']}</s>assistant: ").input_ids
+        ids = begin + tokenizer(f"{answer['content']}</s>").input_ids
+        logits = model(torch.tensor([ids])).logits[0, len(begin) - 1 : -1]
+        labels = torch.tensor(ids[len(begin) :])
+        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        count += len(labels)
+    ranks.run(tmp_path / "count", 1, material / "run.yaml", *chats, "steps=1")
+    sequences = json.loads((tmp_path / "count" / "node0" / "summary.json").read_text())["sequences"]
+    for size in (1, 3):
+        (loss,) = ranks.run(
+            tmp_path / str(size), size, material / "run.yaml", *chats, "steps=1", f"batch_size={sequences}"
+        )
+        assert loss == pytest.approx(total / count, rel=1e-5)
+        record = json.loads((tmp_path / str(size) / "node0" / "metrics.jsonl").read_text().splitlines()[0])
+        assert record["tokens"] == count
+
+
+def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, material, tmp_path):
+    mix = [
+        *(one for one in chats if not one.startswith("dataset")),
+        f"{chats[1]},{material}/data.jsonl",
+        "dataset_weights=2,1",
+        "validation_split=0.2",
+        "overlong=split",
+        "steps=6",
+        "checkpoint_every=0",
+    ]
+    curve = ranks.run(tmp_path / "1", 1, material / "run.yaml", *mix)
+    assert ranks.run(tmp_path / "2", 2, material / "run.yaml", *mix) == pytest.approx(curve, rel=1e-5)
+    ranks.run(tmp_path / "3", 1, material / "run.yaml", *mix, codes=[75], stop_in=3)
+    assert ranks.run(tmp_path / "3", 1, material / "run.yaml", *mix) == curve
+    evaluations = [
+        [
+            record["loss"]
+            for line in (tmp_path / name / "node0" / "metrics.jsonl").read_text().splitlines()
+            if (record := json.loads(line))["kind"] == "eval"
+        ]
+        for name in ("1", "2", "3")
+    ]
+    assert evaluations[0] and evaluations[0] == pytest.approx(evaluations[1], rel=1e-5)
+    assert evaluations[0] == evaluations[2]
