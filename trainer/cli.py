@@ -40,6 +40,11 @@ def _run(options: argparse.Namespace) -> int:
 
         return export.main(options.directory, options.out, options.merge, options.base, options.dtype)
 
+    if options.command == "check" and options.config.is_dir():
+        from trainer.commands import check
+
+        return check.checkpoints(options.config)
+
     config = configuration.check_together(configuration.load(options.config, options.overrides))
     place = environment.read(config.run)
     if options.command == "launch":
@@ -89,11 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("train", "one rank of a run (or a whole run of one process)"),
         ("launch", "this host's ranks of a run, as the environment says"),
-        ("check", "validate configuration, data and model; nothing is trained"),
+        ("check", "validate configuration, data and model, or a checkpoint; nothing is trained"),
         ("plan", "memory, traffic and time of a run, before it is started"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("config", metavar="CONFIG.yaml", type=Path)
+        what = "CONFIG.yaml or a checkpoint's or run's directory" if name == "check" else "CONFIG.yaml"
+        command.add_argument("config", metavar="CONFIG", type=Path, help=what)
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", help="settings that override the file's"
         )

@@ -87,7 +87,9 @@ class Config:
     )
     text_field: str = key("text", "the field of a plain record that holds the text")
     max_samples: int | None = key(
-        None, "use only the first so many samples (records, paragraphs of a text) of each set; default: all", least=1
+        None,
+        "use only the first so many samples (records, paragraphs of a text) of each set; default: all",
+        least=1,
     )
     validation: str | None = key(None, "what evaluations are made on: a file or set, named as in dataset")
     validation_split: float | None = key(
@@ -200,6 +202,21 @@ class Config:
         "CPU's memory; false: it waits for the disk, and that memory is saved",
     )
     checkpoint_keep: int = key(2, "checkpoints kept on a host", least=1)
+    tensorboard: bool = key(True, "write event files for TensorBoard into the run's directory")
+    metrics_port: int = key(
+        0,
+        "a port on the cluster's address that Prometheus reads, plus the rank's number on its host; 0: none",
+        least=0,
+        most=65000,
+    )
+    report_to: str = key(
+        "none",
+        "tell Weights & Biases or MLflow, too, by their own packages and their own settings in the environment",
+        choices=("none", "wandb", "mlflow"),
+    )
+    profile_steps: int = key(
+        0, "trace so many steps, from the third on, by torch's profiler; 0: none", least=0, most=1000
+    )
     resume: str = key(
         "auto",
         "auto: from the newest valid checkpoint of the run; never: refuse to start where there is one",

@@ -1,10 +1,10 @@
 """What a run tells: metrics.jsonl, status.json, summary.json, by the first rank of every host. No torch here.
 
 metrics.jsonl, one object a line, by `kind`:
-  train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second step_seconds compute_seconds
-         comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes
+  train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
+         compute_seconds comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes
          memory_peak_bytes time
-         (compute, comm and memory are the writing rank's own; on a CPU, reserved is null)
+         (compute, comm and memory are the writing rank's own; on a CPU, reserved and mfu are null; mfu: model/flops.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
   event  event step time, and what the event needs
@@ -72,9 +72,9 @@ class Metrics:
             os.replace(temporary, self.path)
         self._file = self.path.open("a")
 
-    def write(self, kind: str, **record) -> None:
+    def write(self, record: dict) -> None:
         """Append one line."""
-        self._file.write(json.dumps({"kind": kind, **record, "time": time.time()}) + "\n")
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
 

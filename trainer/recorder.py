@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import os
 import resource
+import sys
 import time
 
 import torch
+from tqdm import tqdm
 
 from trainer import checkpoint
 from trainer.config import Config
@@ -15,6 +18,9 @@ from trainer.errors import Diverged
 from trainer.evaluate import evaluate
 from trainer.loop import Harmful, Progress, Run, StepReport
 from trainer.metrics import Metrics, Status
+from trainer.model import flops
+from trainer.profiler import Profiler
+from trainer.sinks import Sinks
 from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
@@ -31,6 +37,11 @@ class Recorder:
         self.metrics = (
             Metrics(self.environment.run_dir, run.progress.step) if run.world.first_on_host else None
         )
+        self.bar = _bar(run)
+        self.sinks = Sinks(run.config, self.environment, dataclasses.asdict(run.config), self._say)
+        self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
+        self.flops = flops.per_token(run.strategy.model)
+        self.peak = flops.peak(run.world.device, run.config.dtype)
         self.saver = checkpoint.Saver(
             self.environment.run_dir,
             run.strategy,
@@ -74,12 +85,11 @@ class Recorder:
             self.roll_back()
         progress.cursor, progress.passed_over = behind, count
         run.steps = last_step(run.config, len(run.packed), progress.step, progress.cursor)
-        if self.metrics:
-            self.metrics.write(
-                "event", step=progress.step, event="passed over", reason=str(harm), action=what
-            )
+        self._tell("event", event="passed over", reason=str(harm), action=what)
         if run.world.first:
-            log(f"{harm}: passed over" + (f", back to step {progress.step}" if what == "rollback" else ""))
+            self._say(
+                f"{harm}: passed over" + (f", back to step {progress.step}" if what == "rollback" else "")
+            )
 
     def roll_back(self) -> None:
         """Take weights, optimizer and progress from the newest checkpoint."""
@@ -108,11 +118,10 @@ class Recorder:
         else:
             progress.no_better += 1
         seconds = time.perf_counter() - begin
-        if self.metrics:
-            self.metrics.write("eval", step=progress.step, loss=loss, best=better, seconds=seconds)
+        self._tell("eval", loss=loss, best=better, seconds=seconds)
         if run.world.first:
             perplexity = math.exp(min(loss, 700))
-            log(
+            self._say(
                 f"step {progress.step}: loss {loss:.4f} on the held-out data, perplexity {perplexity:,.2f}"
                 + ("" if better else f"; the best is {progress.best_loss:.4f}, of step {progress.best_step}")
             )
@@ -136,25 +145,25 @@ class Recorder:
         slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
         progress.epoch_loss += report.loss * report.tokens
         progress.epoch_tokens += report.tokens
-        if self.metrics:
-            self.metrics.write(
-                "train",
-                step=progress.step,
-                epoch=report.epoch,
-                loss=report.loss,
-                lr=report.lr,
-                grad_norm=report.grad_norm,
-                tokens=report.tokens,
-                tokens_total=progress.tokens,
-                tokens_per_second=report.tokens / report.step_seconds,
-                step_seconds=report.step_seconds,
-                compute_seconds=report.compute_seconds,
-                comm_seconds=report.comm_seconds,
-                wire_bytes=run.strategy.wire_bytes,
-                world_size=run.world.size,
-                shares=report.shares,
-                **memory(run.world.device),
-            )
+        self.profiler.step()
+        self._tell(
+            "train",
+            epoch=report.epoch,
+            loss=report.loss,
+            lr=report.lr,
+            grad_norm=report.grad_norm,
+            tokens=report.tokens,
+            tokens_total=progress.tokens,
+            tokens_per_second=report.tokens / report.step_seconds,
+            mfu=self._mfu(report),
+            step_seconds=report.step_seconds,
+            compute_seconds=report.compute_seconds,
+            comm_seconds=report.comm_seconds,
+            wire_bytes=run.strategy.wire_bytes,
+            world_size=run.world.size,
+            shares=report.shares,
+            **memory(run.world.device),
+        )
         self.show(
             step=progress.step,
             loss=report.loss,
@@ -170,9 +179,12 @@ class Recorder:
         if progress.cursor // run.index.sequences > report.epoch or progress.step == run.steps:
             self._end_epoch(report.epoch)
         now = time.monotonic()
-        if run.world.first and (now - self._logged >= LOG_EVERY or progress.step == run.steps):
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {report.loss:.4f}, {speed:,.0f} tokens/s", refresh=False)
+            self.bar.update(progress.step - self.bar.n)
+        elif run.world.first and (now - self._logged >= LOG_EVERY or progress.step == run.steps):
             self._logged = now
-            log(
+            self._say(
                 f"step {progress.step}/{run.steps}  loss {report.loss:.4f}  lr {report.lr:.2e}  "
                 f"{speed:,.0f} tokens/s  {eta:.0f} s left"
             )
@@ -180,9 +192,8 @@ class Recorder:
     def _end_epoch(self, epoch: int) -> None:
         """Write the mean loss of the epoch's tokens; a last, unfinished epoch has its line too."""
         progress = self.run.progress
-        if self.metrics and progress.epoch_tokens:
-            mean = progress.epoch_loss / progress.epoch_tokens
-            self.metrics.write("epoch", epoch=epoch, step=progress.step, loss=mean)
+        if progress.epoch_tokens:
+            self._tell("epoch", epoch=epoch, loss=progress.epoch_loss / progress.epoch_tokens)
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
 
     def save(self) -> None:
@@ -211,23 +222,60 @@ class Recorder:
         saved = self.saver.news()
         if saved is None:
             return
-        if self.metrics:
-            self.metrics.write(
-                "event",
-                step=saved.step,
-                event="checkpoint",
-                path=str(saved.path),
-                copy_seconds=saved.copy_seconds,
-                seconds=saved.seconds,
-            )
+        self._tell(
+            "event",
+            step=saved.step,
+            event="checkpoint",
+            path=str(saved.path),
+            copy_seconds=saved.copy_seconds,
+            seconds=saved.seconds,
+        )
         if self.run.world.first:
-            log(f"saved {saved.path} in {saved.seconds:.1f} s; training waited {saved.copy_seconds:.2f} s")
+            self._say(
+                f"saved {saved.path} in {saved.seconds:.1f} s; training waited {saved.copy_seconds:.2f} s"
+            )
         self.show(last_checkpoint=saved.step)
+
+    def _tell(self, kind: str, **record) -> None:
+        """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks."""
+        record = {"kind": kind, "step": self.run.progress.step, **record, "time": time.time()}
+        if self.metrics:
+            self.metrics.write(record)
+        self.sinks.write(record)
+
+    def _say(self, message: str) -> None:
+        """One line for the operator, above the progress bar if there is one."""
+        if self.bar is not None:
+            self.bar.clear()
+        log(message)
+        if self.bar is not None:
+            self.bar.refresh()
+
+    def _mfu(self, report: StepReport) -> float | None:
+        """The share of the ranks' peak that the model's work makes, if this rank's is everyone's (model/flops.py)."""
+        if self.peak is None:
+            return None
+        return report.tokens * self.flops / (report.step_seconds * self.run.world.size * self.peak)
+
+    def close(self) -> None:
+        """End what watches the run; what it holds back is written."""
+        self.profiler.close()
+        self.sinks.close()
+        if self.bar is not None:
+            self.bar.close()
 
     def show(self, **facts) -> None:
         """Bring status.json up to date."""
         if self.status:
             self.status.update(**facts)
+
+
+def _bar(run: Run) -> tqdm | None:
+    """A progress bar where the run was started by hand, at a terminal; its log lines stand above it."""
+    by_hand = run.world.first and "TRAINYARD_LAUNCHER" not in os.environ
+    if not (by_hand and sys.stdout.isatty() and sys.stderr.isatty()):
+        return None
+    return tqdm(total=run.steps, initial=run.progress.step, unit=" steps", dynamic_ncols=True)
 
 
 def facts(config: Config, progress: Progress, identity: dict) -> dict:

@@ -95,10 +95,10 @@ def test_another_model_or_dataset_is_named():
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     before = metrics.Metrics(tmp_path, 0)
     for step in (1, 2, 3):
-        before.write("train", step=step, loss=1.0)
+        before.write({"kind": "train", "step": step, "loss": 1.0})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 4, "lo')  # a crash in mid-line
-    metrics.Metrics(tmp_path, 2).write("train", step=3, loss=2.0)
+    metrics.Metrics(tmp_path, 2).write({"kind": "train", "step": 3, "loss": 2.0})
     found = [(record["step"], record["loss"]) for record in metrics.read(tmp_path / "metrics.jsonl")]
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
@@ -213,7 +213,7 @@ def test_sequences_longer_than_the_model(tmp_path, config_file, capfd):
     ("arguments", "message"),
     [
         (["generate", "/nonexistent"], "no such directory"),
-        (["generate", "/tmp"], "neither a model (config.json) nor a run"),
+        (["generate", "/tmp"], "neither a model (config.json), an adapter"),
         (["stop", "/tmp"], "not a run's directory"),
         (["train", "/nonexistent.yaml"], "no such file"),
     ],

@@ -1,4 +1,6 @@
-"""`trainer check`: configuration, data and model validated; nothing trained."""
+"""`trainer check`: configuration, data and model validated, or checkpoints; nothing trained."""
+
+from pathlib import Path
 
 from trainer.config import Config
 from trainer.data import read
@@ -34,4 +36,31 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     print(
         f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are good"
     )
+    return 0
+
+
+def checkpoints(directory: Path) -> int:
+    """Print what is in the checkpoint `directory`, or in those of a run; raises BadInput that names every damage."""
+    from trainer import checkpoint
+
+    if (directory / "checkpoints").is_dir():
+        directory = directory / "checkpoints"
+    single = (directory / "manifest.json").exists() or directory.name.startswith("step-")
+    paths = [directory] if single else sorted(directory.glob("step-*"))
+    if not paths:
+        raise BadInput(
+            f"{directory}: neither a checkpoint (step-…, with a manifest.json) nor a run with checkpoints"
+        )
+    problems = []
+    for path in paths:
+        try:
+            manifest = checkpoint.validate(path)
+        except BadInput as error:
+            problems.append(str(error))
+            continue
+        size = sum(one["bytes"] for one in manifest["files"].values())
+        copies = " and ".join(one["host"] for one in manifest.get("copies", [])) or "this host"
+        print(f"{path}: good; step {manifest['step']}, {size / 2**20:,.1f} MiB, written on {copies}")
+    if problems:
+        raise BadInput("\n".join(problems))
     return 0

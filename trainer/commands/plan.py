@@ -212,6 +212,8 @@ def _load_code(model_config, config: Config) -> None:
         import peft  # noqa: F401
     if config.quantize != "none" or config.optimizer != "adamw":
         import bitsandbytes  # noqa: F401
+    if config.tensorboard:
+        import tensorboardX  # noqa: F401
 
 
 def _resident() -> int:
@@ -340,6 +342,7 @@ def _proposal(config: Config, answer: dict) -> str:
             *([] if config.gradient_checkpointing else ["gradient_checkpointing: true"]),
             *(["adapter: lora"] if config.adapter == "none" else []),
             *(["quantize: 4bit"] if config.adapter != "none" and config.quantize == "none" else []),
+            *(["checkpoint_async: false"] if config.checkpoint_async else []),
             "more hosts",
         ]
         return f"proposed: none of the strategies fits. Cure: {', '.join(cures)}"

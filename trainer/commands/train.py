@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, disk, metrics, optim, recorder, strategies
+from trainer import checkpoint, disk, metrics, optim, recorder, sinks, strategies
 from trainer.balance import shares
 from trainer.config import Config
 from trainer.data import pack, read
@@ -73,6 +73,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     """The whole of a run: data, model, what a checkpoint has kept, steps, results. All ranks go through it together."""
     begin, environment = time.time(), world.environment
     shares(config.batch_size, world.size)  # refuse early what the ranks cannot share
+    world.together(lambda: sinks.check(config) if world.first else None)
     found = _previous(config, world)
     digests = _data_digests(config, world)
     source = model_load.source(config, world)
@@ -115,14 +116,15 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         _introduce(run, found)
 
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
-    try:
-        train(run, observer)
-    except Diverged:
-        with contextlib.suppress(TrainerError):
-            observer.settle()  # a checkpoint that is under way is a good one
-        raise
-    observer.save()
-    observer.settle()
+    with contextlib.closing(observer):
+        try:
+            train(run, observer)
+        except Diverged:
+            with contextlib.suppress(TrainerError):
+                observer.settle()  # a checkpoint that is under way is a good one
+            raise
+        observer.save()
+        observer.settle()
     if world.first_on_host:
         _summarise(run, begin)
     results = environment.run_dir / "model"

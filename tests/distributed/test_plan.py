@@ -1,0 +1,133 @@
+"""trainer plan against what runs measure: memory on the CPU within 15 %, and bytes on the wire within 5 %."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from ranks import ROOT, run
+
+from trainer import cli
+from trainer.commands import plan
+from trainer.config import from_mapping
+from trainer.data import tokenizer as own_tokenizer
+from trainer.errors import BadInput
+
+BASE = """
+dataset: austen
+max_samples: 200
+sequence_length: 256
+batch_size: 4
+micro_batch_size: 4
+steps: 2
+checkpoint_async: false
+threads: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A model whose weights, activations and logits each take much of the memory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    root = tmp_path_factory.mktemp("plan")
+    tokenizer = own_tokenizer.wrap(own_tokenizer.train(from_mapping({"vocab_size": 300})))
+    end = tokenizer.eos_token_id
+    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=16384, **shape, bos_token_id=end, eos_token_id=end, max_position_embeddings=256
+        )
+    )
+    model.save_pretrained(root / "model")
+    tokenizer.save_pretrained(root / "model")
+    (root / "run.yaml").write_text(f"model: {root}/model\n{BASE}")
+    return root / "run.yaml"
+
+
+def planned(config, *overrides, ranks: int = 1) -> dict:
+    """The plan as JSON, from a process of its own: its overhead is part of the answer."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(ranks),
+        "NNODES": str(ranks),
+    }
+    command = [sys.executable, "-m", "trainer", "plan", str(config), *overrides, "--json", "--link", "1gbit"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=config.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
+    run(root, ranks, config, *overrides)
+    records = map(json.loads, (root / "node0/metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "train"]
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_memory_is_within_15_percent_of_the_measured_peak(config, tmp_path, adapter):
+    answer = planned(config, f"adapter={adapter}")
+    mine = answer["strategies"]["ddp"]
+    peak = max(record["memory_peak_bytes"] for record in measured(tmp_path, config, f"adapter={adapter}"))
+    assert mine["memory_bytes"] == pytest.approx(peak, rel=0.15), mine["memory"]
+    assert mine["memory"]["overhead"] < 0.65 * mine["memory_bytes"]  # so that there was something to be told
+    assert answer["fits"] and answer["proposed"] == "ddp"
+    assert answer["estimate"]["steps"] == 2 and answer["estimate"]["seconds"] > 0
+    assert (answer["trainable"] == answer["parameters"]) == (adapter == "none")
+
+
+def test_bytes_on_the_wire_are_those_that_are_sent(config, tmp_path):
+    overrides = ["micro_batch_size=1", "sequence_length=32"]
+    answer = planned(config, *overrides, ranks=2)
+    for name in ("ddp", "zero2", "fsdp"):
+        sent = measured(tmp_path / name, config, *overrides, f"strategy={name}", ranks=2)[-1]["wire_bytes"]
+        assert answer["strategies"][name]["wire_bytes"] == pytest.approx(sent, rel=0.05), name
+    seconds = answer["strategies"]["ddp"]["wire_seconds"]
+    assert seconds == pytest.approx(answer["strategies"]["ddp"]["wire_bytes"] * 8 / 0.94e9)
+
+
+def place(memory: int, nodes: int = 2) -> plan.Place:
+    return plan.Place(4, nodes, 4 // nodes, torch.device("cpu"), memory, memory, 1e9)
+
+
+def test_what_fits_and_sends_least_is_proposed():
+    sizes = {"ddp": 100, "zero1": 80, "zero2": 60, "fsdp": 40, "offload": 20, "infinity": 10}
+    seconds = {"ddp": 2.0, "zero1": 2.0, "zero2": 4.0, "fsdp": 6.0, "offload": 6.0, "infinity": 6.0}
+    budgets = {name: plan.Budget(name, {"all": sizes[name]}, {}, 0, seconds[name]) for name in sizes}
+    found = {memory: plan.propose(budgets, place(memory)) for memory in (100, 99, 70, 45, 25, 15, 5)}
+    assert found == {
+        100: "ddp",
+        99: "zero1",
+        70: "zero2",
+        45: "fsdp",
+        25: "offload",
+        15: "infinity",
+        5: None,
+    }
+
+
+@pytest.mark.parametrize(("text", "speed"), [("1gbit", 1e9), ("2.5 Gbit/s", 2.5e9), ("100mbit", 1e8)])
+def test_links(text, speed):
+    assert plan.bits(text) == speed
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0gbit", "1g", "-1gbit"])
+def test_a_link_that_is_none(text):
+    with pytest.raises(BadInput, match="such as 1gbit"):
+        plan.bits(text)
+
+
+def test_the_text_names_the_cure_where_nothing_fits(config, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "_host_memory", lambda: 64 << 20)
+    assert cli.main(["plan", str(config), "adapter=lora"]) == 0
+    out = capsys.readouterr().out
+    assert "does not fit" in out and "none of the strategies fits" in out
+    assert "gradient_checkpointing: true" in out and "quantize: 4bit" in out
+    assert "4 FLOPs a frozen weight" in out

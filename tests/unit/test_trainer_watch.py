@@ -1,0 +1,233 @@
+"""Where metrics go beside metrics.jsonl; what counts as work; checkpoints looked at from outside."""
+
+import json
+import socket
+import struct
+import sys
+import time
+import types
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import checkpoint, cli, sinks
+from trainer.config import from_mapping
+from trainer.environment import Environment
+from trainer.errors import BadInput
+from trainer.model import flops
+
+RECORD = {
+    "kind": "train",
+    "step": 7,
+    "loss": 2.5,
+    "shares": [1, 2],
+    "mfu": None,
+    "world_size": 2,
+    "time": 1e9,
+}
+
+
+def place(run_dir: Path, rank: int = 0) -> Environment:
+    return Environment(run_dir, run_dir / "cache", "node1", 1, rank, 2, rank, 2, 0)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def fed(tmp_path, said, rank=0, records=(RECORD,), **settings):
+    """Sinks of `rank` that have had the records and are closed."""
+    watched = sinks.Sinks(
+        from_mapping({"tensorboard": False, **settings}), place(tmp_path, rank), settings, said.append
+    )
+    for record in records:
+        watched.write(record)
+    watched.close()
+    return watched
+
+
+def events(folder: Path) -> list:
+    """(step, name, value) of all scalars in TensorBoard's files: records of length, checksum, event, checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            found += [(event.step, one.tag, one.simple_value) for one in event.summary.value]
+            data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_gets_the_numbers_on_the_first_rank(tmp_path, said):
+    fed(tmp_path, said, tensorboard=True, records=[RECORD, {**RECORD, "step": 8, "loss": 2.0}])
+    assert said == []
+    found = events(tmp_path / "tensorboard")
+    assert (7, "train/loss", 2.5) in found and (8, "train/loss", 2.0) in found
+    assert {name for _, name, _ in found} == {"train/loss", "train/world_size"}
+    fed(tmp_path / "other", said, rank=1, tensorboard=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_prometheus_reads_a_port_a_rank(tmp_path, said, monkeypatch):
+    monkeypatch.setenv("CLUSTER_ADDRESS", "127.0.0.1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    watched = sinks.Sinks(
+        from_mapping({"metrics_port": port - 1, "tensorboard": False, "run": "r"}),
+        place(tmp_path, rank=1),
+        {},
+        said.append,
+    )
+    watched.write(RECORD)
+    for _ in range(200):  # the server answers from its own thread
+        try:
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        except OSError:
+            page = ""
+        if "train_loss" in page:
+            break
+        time.sleep(0.05)
+    watched.close()
+    assert 'trainyard_train_loss{host="node1",rank="1",run="r"} 2.5' in page
+    assert 'trainyard_step{host="node1",rank="1",run="r"} 7.0' in page
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+def test_a_port_that_is_taken_ends_nothing(tmp_path, said, monkeypatch):
+    monkeypatch.delenv("CLUSTER_ADDRESS", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        fed(tmp_path, said, metrics_port=taken.getsockname()[1])
+    assert len(said) == 1 and "Prometheus gets no metrics" in said[0] and "the run goes on" in said[0]
+
+
+def test_a_sink_that_fails_is_left_out_and_the_others_go_on(tmp_path, said, monkeypatch):
+    def broken(config, settings):
+        def write(record):
+            raise ConnectionError("no route to the service")
+
+        return write, lambda: None
+
+    monkeypatch.setattr(sinks, "mlflow", broken)
+    records = [{**RECORD, "step": step} for step in (1, 2, 3)]
+    fed(tmp_path, said, tensorboard=True, report_to="mlflow", records=records)
+    assert len(said) == 1 and "MLflow gets no metrics: ConnectionError: no route to the service" in said[0]
+    assert {step for step, *_ in events(tmp_path / "tensorboard")} >= {1, 2, 3}
+
+
+def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
+    told = []
+    run = types.SimpleNamespace(
+        log=lambda numbers, step: told.append(("log", step, numbers)), finish=lambda: told.append("finish")
+    )
+    wandb = types.SimpleNamespace(init=lambda **asked: told.append(("init", asked["name"])) or run)
+    mlflow = types.SimpleNamespace(
+        start_run=lambda run_name: told.append(("start", run_name)),
+        log_params=lambda settings: told.append(("params", settings)),
+        log_metrics=lambda numbers, step: told.append(("metrics", step, numbers)),
+        end_run=lambda: told.append("end"),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    wanted = {"train/loss": 2.5, "train/world_size": 2.0}
+    fed(tmp_path, said, report_to="wandb", run="r")
+    assert told == [("init", "r"), ("log", 7, wanted), "finish"]
+    told.clear()
+    fed(tmp_path, said, report_to="mlflow", run="r")
+    assert told[0] == ("start", "r") and told[2:] == [("metrics", 7, wanted), "end"]
+    assert said == []
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_package_that_is_missing_is_named(name, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    with pytest.raises(BadInput, match=f"pip install {name}"):
+        sinks.check(from_mapping({"report_to": name}))
+    sinks.check(from_mapping({}))
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA GeForce RTX 3090 Ti", 80),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA L40S", 362),
+        ("Tesla T4", 65),
+        ("NVIDIA H2000", None),
+        ("AMD Instinct MI300X", None),
+    ],
+)
+def test_peaks_by_name(name, tflops):
+    assert flops.peak_of(name, "bfloat16") == (tflops and tflops * 1e12)
+    assert flops.peak(torch.device("cpu"), "float32") is None
+
+
+def test_the_convention_of_flops():
+    from transformers import LlamaForCausalLM, MixtralForCausalLM
+    from transformers.models.llama import LlamaConfig
+    from transformers.models.mixtral import MixtralConfig
+
+    from trainer.model import lora
+
+    shape = {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    # A layer: q and o 32 x 32, k and v 32 x 16, three of 32 x 64. The head 32 x 100; the embedding is looked up.
+    weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64) + 32 * 100
+    model = LlamaForCausalLM(LlamaConfig(**shape))
+    assert flops.per_token(model) == 6 * weights
+    tied = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True))
+    assert flops.per_token(tied) == 6 * weights
+    adapted = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 4, "lora_targets": "q_proj"}))
+    assert flops.per_token(adapted) == 4 * weights + 6 * 2 * 4 * (32 + 32)
+    experts = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2))
+    # Of four experts a token meets two; and the router, 32 x 4.
+    met = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 2 * 3 * 32 * 64 + 32 * 4) + 32 * 100
+    assert flops.per_token(experts) == 6 * met
+
+
+def stored(folder: Path, step: int) -> Path:
+    path = folder / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"weights")
+    files = {"model.safetensors": checkpoint._settled(path / "model.safetensors")}
+    (path / "manifest.json").write_text(
+        json.dumps({"format": 1, "step": step, "files": files, "copies": [{"host": "node1", "files": files}]})
+    )
+    return path
+
+
+def test_checkpoints_are_checked_one_by_one(tmp_path, capsys):
+    good, bad = (stored(tmp_path / "checkpoints", step) for step in (3, 9))
+    assert cli.main(["check", str(tmp_path)]) == 0
+    assert "step 9" in capsys.readouterr().out
+    (bad / "model.safetensors").write_bytes(b"weightz")
+    assert cli.main(["check", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert "step-00000003: good; step 3" in told.out and "sha256 differs" in told.err
+    assert cli.main(["check", str(good)]) == 0
+    (bad / "manifest.json").unlink()
+    assert cli.main(["check", str(bad)]) == 2
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["check", str(tmp_path / "empty")]) == 2
+    assert "neither a checkpoint" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""Where a run's metrics go besides metrics.jsonl: TensorBoard, Prometheus, Weights & Biases, MLflow.
+
+Each sink is a function that takes the records of metrics.jsonl (trainer/metrics.py). A sink that fails is said so once
+and left out from then on: watching never ends a run.
+"""
+
+import contextlib
+import importlib.util
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.config import Config
+from trainer.environment import Environment
+from trainer.errors import BadInput
+
+REPORTS = {"wandb": "wandb", "mlflow": "mlflow"}  # report_to, by the package that must be there
+
+WAITING = 10_000  # records that a slow sink may be behind
+PATIENCE = 10.0  # seconds at the end
+
+Sink = Callable[[dict], None]
+
+
+class Sinks:
+    """All sinks of one rank, served by a thread of their own: a service that is slow holds up no step.
+
+    say: tells the operator a line.
+    """
+
+    def __init__(self, config: Config, environment: Environment, settings: dict, say: Callable[[str], None]):
+        self.say = say
+        self._closers: dict[str, Callable[[], None]] = {}
+        self._records: queue.Queue = queue.Queue(WAITING)
+        first = environment.rank == 0
+        wanted = {
+            "TensorBoard": (config.tensorboard and first, lambda: tensorboard(environment.run_dir)),
+            "Prometheus": (config.metrics_port, lambda: prometheus(config, environment)),
+            "Weights & Biases": (
+                config.report_to == "wandb" and first,
+                lambda: wandb(config, environment, settings),
+            ),
+            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings)),
+        }
+        makers = {name: make for name, (want, make) in wanted.items() if want}
+        self._thread = threading.Thread(target=self._serve, args=(makers,), daemon=True)
+        if makers:
+            self._thread.start()
+
+    def write(self, record: dict) -> None:
+        """Give `record`, a line of metrics.jsonl, to all; where they are far behind, they miss it."""
+        if self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._records.put_nowait(record)
+
+    def close(self) -> None:
+        """Write what is held back, and end them all; a service that does not answer is not waited for."""
+        if self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._records.put_nowait(None)
+            self._thread.join(PATIENCE)
+
+    def _serve(self, makers: dict) -> None:
+        sinks: dict[str, Sink] = {}
+        for name, make in makers.items():
+            with self._left_out(name):
+                sinks[name], self._closers[name] = make()
+        while (record := self._records.get()) is not None:
+            for name, sink in list(sinks.items()):
+                kept = sinks.pop(name)
+                with self._left_out(name):
+                    sink(record)
+                    sinks[name] = kept
+        for name, closer in self._closers.items():
+            with self._left_out(name):
+                closer()
+
+    @contextlib.contextmanager
+    def _left_out(self, name: str):
+        try:
+            yield
+        except Exception as error:  # whatever another's package may raise
+            text = " ".join(str(error).split())[:200]
+            self.say(f"warning: {name} gets no metrics: {type(error).__name__}: {text}; the run goes on")
+
+
+def check(config: Config) -> None:
+    """Raise BadInput where report_to names a service whose package is not here."""
+    package = REPORTS.get(config.report_to)
+    if package and importlib.util.find_spec(package) is None:
+        raise BadInput(
+            f"report_to: {config.report_to}: the package {package} is not installed beside the trainer; "
+            f"install it (pip install {package}), or set report_to to none"
+        )
+
+
+def numbers(record: dict) -> dict[str, float]:
+    """The numbers of a record by name, `train/loss` and so on; lists and what is not known are left out."""
+    return {
+        f"{record['kind']}/{name}": float(value)
+        for name, value in record.items()
+        if name not in ("step", "time", "kind")
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+    }
+
+
+def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
+    """Event files in the run directory's tensorboard/. What steps past a resume's were, the new file replaces."""
+    from tensorboardX import SummaryWriter
+
+    writer = None
+
+    def write(record: dict) -> None:
+        nonlocal writer
+        if writer is None:  # only now is it known at which step this attempt begins
+            writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=record["step"], flush_secs=10)
+        for name, value in numbers(record).items():
+            writer.add_scalar(name, value, record["step"], walltime=record["time"])
+
+    return write, lambda: writer and writer.close()
+
+
+def prometheus(config: Config, environment: Environment) -> tuple[Sink, Callable[[], None]]:
+    """A page that Prometheus reads, on metrics_port plus the rank's number on its host; on the cluster's address."""
+    from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+    registry = CollectorRegistry()
+    labels = {"run": config.run, "rank": str(environment.rank), "host": environment.host}
+    gauges: dict[str, Gauge] = {}
+    address = os.environ.get("CLUSTER_ADDRESS") or "127.0.0.1"
+    server, thread = start_http_server(
+        config.metrics_port + environment.local_rank, addr=address, registry=registry
+    )
+
+    def write(record: dict) -> None:
+        for name, value in {**numbers(record), "step": record["step"]}.items():
+            name = "trainyard_" + name.replace("/", "_")
+            if name not in gauges:
+                gauges[name] = Gauge(name, name.replace("_", " "), list(labels), registry=registry)
+            gauges[name].labels(**labels).set(value)
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return write, close
+
+
+def wandb(config: Config, environment: Environment, settings: dict) -> tuple[Sink, Callable[[], None]]:
+    """A run of Weights & Biases, named as this one; who and where is that package's own matter (WANDB_*)."""
+    import wandb as package
+
+    run = package.init(
+        name=config.run, id=config.run, resume="allow", config=settings, dir=str(environment.run_dir)
+    )
+    return (lambda record: run.log(numbers(record), step=record["step"])), run.finish
+
+
+def mlflow(config: Config, settings: dict) -> tuple[Sink, Callable[[], None]]:
+    """A run of MLflow, named as this one; where to is that package's own matter (MLFLOW_*)."""
+    import mlflow as package
+
+    package.start_run(run_name=config.run)
+    package.log_params(settings)
+    return (lambda record: package.log_metrics(numbers(record), step=record["step"])), package.end_run
