@@ -80,7 +80,8 @@ class Host:
         upper = self.disk / "upper"
         for directory in (upper, self.disk / "work", self.disk / "root"):
             directory.mkdir(parents=True)
-        self.disk.chmod(0o700)  # what lies below is the host's own: no user of this machine gets at its setuid programs
+        # What lies below is the host's own: no user of this machine gets at its setuid programs.
+        self.disk.chmod(0o700)
         upper.chmod(0o755)
         self.state.mkdir(parents=True)
 
