@@ -20,6 +20,7 @@ KEYS = {
         "tokens",
         "tokens_total",
         "tokens_per_second",
+        "mfu",
         "time",
     ),
     *("step_seconds", "compute_seconds", "comm_seconds", "wire_bytes", "world_size", "shares"),

@@ -6,6 +6,7 @@ counted. So architecture, attention, adapter, activation checkpointing and the c
 
 import contextlib
 import copy
+import dataclasses
 import logging
 import weakref
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def measure(config: Config, model_config) -> Footprint:
     Raises BadInput where the model's code cannot be gone through without data.
     """
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    config = _as_on_disk(config, model_config)
     with torch.device("meta"):
         model = _model(config, model_config)
     try:
@@ -70,6 +72,15 @@ def measure(config: Config, model_config) -> Footprint:
                 f"model: {config.model}: its memory cannot be told without running it: {type(first).__name__}: {reason}"
             ) from None
     return _sums(config, model, activations, working)
+
+
+def _as_on_disk(config: Config, model_config) -> Config:
+    """`config`, with `quantize` as it is where the model's weights are quantised on disk already."""
+    there = getattr(model_config, "quantization_config", None)
+    if there is None:
+        return config
+    settings = there if isinstance(there, dict) else there.to_dict()
+    return dataclasses.replace(config, quantize="4bit" if settings.get("load_in_4bit") else "8bit")
 
 
 def _model(config: Config, model_config) -> nn.Module:
