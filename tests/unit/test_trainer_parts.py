@@ -143,26 +143,29 @@ def without_tokenizer(folder):
 
 def broken_config(folder):
     folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "config.json").write_text("{")
 
 
 def unknown_type(folder):
     folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "config.json").write_text('{"model_type": "nothing_like_it"}')
 
 
 def own_code(folder):
     folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
 
 
 MODELS = {
     "pickled weights": (pickled, "pickled"),
-    "no tokenizer": (without_tokenizer, "no tokenizer in it; put its tokenizer.json beside config.json"),
+    "no tokenizer": (without_tokenizer, "no tokenizer.json in it; put the model's own there"),
     "broken config": (broken_config, "configuration cannot be loaded"),
     "unknown type": (unknown_type, "nothing_like_it"),
     "own code": (own_code, "trust_remote_code"),
-    "no config": (lambda folder: folder.mkdir(), "no config.json"),
+    "no config": (lambda folder: folder.mkdir(), "with a config.json, found nothing; export the model"),
     "missing": (lambda folder: None, "no such directory"),
     "a file": (lambda folder: folder.write_text("x"), "not a directory"),
 }
