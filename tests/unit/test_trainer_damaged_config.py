@@ -1,4 +1,4 @@
-"""A hundred configurations with something wrong in them: accepted, or refused with a message; never a traceback."""
+"""Hundreds of configurations with something wrong in them: accepted, or refused with a message; never a traceback."""
 
 import random
 
@@ -9,7 +9,7 @@ from trainer import config
 from trainer.errors import BadInput
 
 SEED = 20261121
-COUNT = 100
+COUNT = 500
 STRANGE = (
     *(
         "",
