@@ -7,14 +7,13 @@ provisioned again, trained on, scanned. What train.yml holds to in full is test_
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from plays import RECAP, ROOT
+from plays import RECAP, ROOT, kill_all, wait_for
 
 HOSTS = ("node1", "node2", "node3")
 PROGRAM = Path(sys.executable).with_name("ansible-playbook")
@@ -79,29 +78,28 @@ class Controller:
         try:
             status = process.wait(timeout=1200)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_all(process)
         return status, output.read_text(), time.monotonic() - begin
 
     def kill_at(self, words, playbook, *arguments, patience=600):
         """Run it and kill -9 all of it once its output has `words`; returns the text so far."""
         process, output = self.start(playbook, *arguments)
-        deadline = time.monotonic() + patience
-        while words not in output.read_text():
-            assert process.poll() is None, f"it ended before '{words}':\n{output.read_text()}"
-            assert time.monotonic() < deadline, f"'{words}' did not come:\n{output.read_text()}"
-            time.sleep(0.2)
-        time.sleep(2)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            deadline = time.monotonic() + patience
+            while words not in output.read_text():
+                assert process.poll() is None, f"it ended before '{words}':\n{output.read_text()}"
+                assert time.monotonic() < deadline, f"'{words}' did not come:\n{output.read_text()}"
+                time.sleep(0.2)
+            time.sleep(2)
+            assert process.poll() is None, f"it ended before it could be killed:\n{output.read_text()}"
+        finally:
+            kill_all(process)
         return output.read_text()
 
 
 @pytest.fixture(scope="module")
 def controller(checkout, cluster):
-    yield Controller(checkout, cluster)
-    # Ansible's workers have sessions of their own, and those of a killed ansible-playbook wait for it for ever.
-    subprocess.run(["pkill", "-KILL", "-f", str(cluster.inventory)], check=False)
+    return Controller(checkout, cluster)
 
 
 def changed(text):
@@ -123,8 +121,10 @@ def test_check_mode_runs_clean_on_untouched_hosts_and_changes_nothing(controller
     assert [cluster.exec(host, "sh", "-c", look) for host in HOSTS] == before
 
 
-def test_site_killed_in_the_middle_is_simply_run_again(controller):
+def test_site_killed_in_the_middle_is_simply_run_again(controller, cluster):
     begin = time.monotonic()
+    # Where the firewall's change waits for the controller to come back, and where the long work is.
+    controller.kill_at("[firewall : Let in nobody", "site.yml")
     controller.kill_at("building the locked environment", "site.yml")
     status, text, _ = controller.run("site.yml")
     controller.seconds["first"] = time.monotonic() - begin
@@ -155,18 +155,83 @@ def test_a_model_comes_back_from_a_path_with_spaces(controller, checkout):
     assert (checkout / "runs/spaces/model/model.safetensors").is_file()
 
 
-def test_only_ssh_answers_a_stranger_and_the_unit_is_hardened(cluster):
-    scan = (
-        "import socket,sys\n"
-        "for host in sys.argv[1:]:\n"
-        "    for port in [*range(1, 1024), 29500, 29501, 28028, 9100, 9090]:\n"
-        "        with socket.socket() as s:\n"
-        "            s.settimeout(0.02)\n"
-        "            if s.connect_ex((host, port)) == 0: print(host, port)\n"
-    )
-    address = cluster.host("node1").address
-    done = cluster.stranger(sys.executable, "-c", scan, address)
-    assert done.stdout.split("\n")[:-1] == [f"{address} 22"], done.stdout + done.stderr
+# Knocks at every TCP port of ADDRESS PORT… at once, and prints those where someone opens.
+KNOCK = """
+import asyncio, sys
+async def knock(address, port, limit):
+    async with limit:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), 3)
+        except (OSError, asyncio.TimeoutError):
+            return
+        writer.close()
+        print(address, port)
+async def main(address, *ports):
+    limit = asyncio.Semaphore(400)
+    await asyncio.gather(*(knock(address, int(port), limit) for port in ports))
+asyncio.run(main(*sys.argv[1:]))
+"""
+# Asks UDP port 9101 of each ADDRESS, and prints those that answer.
+ASK = """
+import socket, sys
+for address in sys.argv[1:]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(3)
+        try:
+            s.sendto(b"who is there?", (address, 9101))
+            print(address, s.recv(100).decode())
+        except OSError:
+            pass
+"""
+# What somebody might have left running on a host: TCP port 9100 opens, UDP port 9101 answers.
+OPEN = """
+import socket
+tcp, udp = socket.create_server(("", 9100)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("", 9101))
+while True:
+    udp.sendto(b"me", udp.recvfrom(100)[1])
+"""
+
+
+@pytest.fixture
+def busy(controller, cluster):
+    """The hosts with a run under way, and with ports that are open beside it."""
+    arguments = train_arguments(**{**SETTINGS, "steps": 100_000}, run="busy")
+    process, output = controller.start("train.yml", *arguments)
+    try:
+        wait_for(lambda: "busy  step " in output.read_text() or process.poll() is not None, 180)
+        assert process.poll() is None, output.read_text()
+    finally:
+        kill_all(process)
+    for host in HOSTS:
+        cluster.exec(host, "systemd-run", "--quiet", "--unit=left-open", "python3", "-c", OPEN)
+    yield
+    for host in HOSTS:
+        cluster.exec(host, "systemctl", "stop", "left-open", "trainyard@busy")
+
+
+def test_only_ssh_answers_a_stranger_also_while_a_run_is_under_way(cluster, busy):
+    """What a peer finds open, and answers to it, a stranger does not."""
+    open_to_peers = {}
+    for host, peer in (("node1", "node2"), ("node2", "node1"), ("node3", "node1")):
+        address = cluster.host(host).address
+        listening = (
+            cluster.exec(host, "ss", "-Htln4").splitlines() + cluster.exec(host, "ss", "-Htln6").splitlines()
+        )
+        found = {line.split()[3].rpartition(":")[2] for line in listening}
+        ports = sorted({*map(str, range(1, 256)), *found}, key=int)
+        asked = cluster.exec(peer, "python3", "-c", KNOCK, address, *ports).splitlines()
+        open_to_peers[host] = {int(line.split()[1]) for line in asked}
+        assert {22, 9100} <= open_to_peers[host]
+        assert cluster.exec(peer, "python3", "-c", ASK, address) == f"{address} me\n"
+        stranger = cluster.stranger(sys.executable, "-c", KNOCK, address, *ports)
+        assert stranger.stdout.splitlines() == [f"{address} 22"], stranger.stdout + stranger.stderr
+        asked = cluster.stranger(sys.executable, "-c", ASK, address)
+        assert (asked.returncode, asked.stdout) == (0, ""), asked.stdout + asked.stderr
+    assert 29500 in open_to_peers["node1"], "the ranks' store was not scanned"
+
+
+def test_the_unit_is_hardened(cluster):
     report = cluster.exec("node1", "systemd-analyze", "security", "trainyard@spaces.service", "--no-pager")
     assert float(report.split("Overall exposure level for trainyard@spaces.service: ")[1].split()[0]) <= 3
 
