@@ -455,7 +455,7 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
         return "nothing", expected_by(option), "Give it a value, or leave the key out"
     if key not in READ_AS_WORDS and (odd := odd_kind(value, option)):
         place, found, wanted = odd
-        example = json.dumps({key: EXAMPLES.get(option.get("type", "str"))})
+        example = json.dumps({key: SAMPLES.get(option.get("type", "str"))})
         return (
             f"{found!r:.100}{f' in {place}' if place else ''}",
             expected_by(wanted),
@@ -476,7 +476,7 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
 
 
 # What a value of a type looks like, for a cure.
-EXAMPLES = {"bool": False, "list": ["…"], "dict": {"…": "…"}}
+SAMPLES = {"bool": False, "list": ["…"], "dict": {"…": "…"}}
 KINDS = {"bool": bool, "list": (list, tuple), "dict": Mapping}
 
 
