@@ -250,12 +250,21 @@ def validate(path: Path) -> dict:
         raise BadInput(f"{path}/manifest.json: missing or damaged ({type(error).__name__})") from None
     for name, facts in files:
         file = path / name
-        if not file.is_file():
-            raise BadInput(f"{file}: missing")
-        if file.stat().st_size != facts["bytes"]:
-            raise BadInput(f"{file}: {file.stat().st_size} bytes, its manifest says {facts['bytes']}")
-        if _sha256(file) != facts["sha256"]:
-            raise BadInput(f"{file}: its content has changed since it was written (sha256 differs)")
+        try:
+            if not file.is_file():
+                raise BadInput(f"{file}: missing")
+            if file.stat().st_size != facts["bytes"]:
+                raise BadInput(f"{file}: {file.stat().st_size} bytes, its manifest says {facts['bytes']}")
+            if _sha256(file) != facts["sha256"]:
+                raise BadInput(f"{file}: its content has changed since it was written (sha256 differs)")
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+        ) as error:  # a bad sector, a file of another user, a damaged manifest
+            raise BadInput(
+                f"{file}: cannot be checked: {getattr(error, 'strerror', None) or error!r}"
+            ) from None
     return manifest
 
 
@@ -404,7 +413,8 @@ def _disk_message(folder: Path, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)
     cure = "free some space there" if full else "look at the disk and at who may write there"
     if full:
-        reason = f"no space left ({shutil.disk_usage(folder).free >> 20} MiB free)"
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        reason = f"no space left ({shutil.disk_usage(there).free >> 20} MiB free)"
     return (
         f"{folder}: the checkpoint cannot be saved: {reason}; {cure}, then start the run again. "
         "It goes on from its last checkpoint, which is intact"
@@ -433,7 +443,8 @@ def _step(path: Path) -> int:
 
 
 def _settled(file: Path) -> dict:
-    """Size and hash of a file that is now safe on disk."""
+    """Size and hash of a file that is now safe on disk, and that the run's group may read."""
+    file.chmod(0o640)  # safetensors writes for its owner alone
     disk.settle(file)
     return {"bytes": file.stat().st_size, "sha256": _sha256(file)}
 

@@ -63,6 +63,9 @@ class World:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
         self.device = self.together(lambda: _device(config, environment))
+        # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.
+        cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
+        self.same("kind of device", self.gather(self.device.type), cure)
         if self.size > 1 and self.device.type == "cuda":
             with translated(self):
                 self.training = dist.new_group(backend="nccl", timeout=timeout)
@@ -213,11 +216,13 @@ def _memory_message(world: World | None, text: str) -> str:
 
 def _peer_message(world: World | None, text: str) -> str:
     first = text.strip().splitlines()[-1] if text.strip() else "no reason given"
-    peer = ""
-    for address, host in getattr(world, "addresses", {}).items():
-        if re.search(rf"(?<![\d.]){re.escape(address)}(?![\d.])", text):
-            peer = f" (that is {host})"
     host = world.environment.host if world else "this host"
+    named = {
+        other
+        for address, other in getattr(world, "addresses", {}).items()
+        if other != host and re.search(rf"(?<![\d.]){re.escape(address)}(?![\d.])", text)
+    }
+    peer = f" (that is {named.pop()})" if len(named) == 1 else ""
     return (
         f"lost a peer: rank {world.rank if world else '?'} on {host}: {first}{peer}. "
         "The peer's own log says why it ended; start the run again to resume it from its last checkpoint"

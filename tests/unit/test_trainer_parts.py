@@ -58,6 +58,42 @@ def test_newest_valid_wins(tmp_path):
     assert checkpoint.newest(tmp_path / "none") == (None, None, {})
 
 
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    """A bad sector under the newest one, a manifest without a size: the one before is taken."""
+    for step in (3, 9, 10):
+        stored(tmp_path, step)
+    manifest = json.loads((tmp_path / "step-00000010" / "manifest.json").read_text())
+    del manifest["files"]["model.safetensors"]["bytes"]
+    (tmp_path / "step-00000010" / "manifest.json").write_text(json.dumps(manifest))
+    sha256 = checkpoint._sha256
+
+    def bad_sector(file):
+        if "00000009" in str(file):
+            raise OSError(5, "Input/output error")
+        return sha256(file)
+
+    monkeypatch.setattr(checkpoint, "_sha256", bad_sector)
+    found, _, damaged = checkpoint.newest(tmp_path)
+    assert found["step"] == 3 and len(damaged) == 2
+    assert "Input/output error" in damaged[tmp_path / "step-00000009"]
+
+
+def test_the_lost_peer_is_named_and_never_oneself():
+    from types import SimpleNamespace
+
+    from trainer import world
+
+    me = SimpleNamespace(
+        rank=1,
+        environment=SimpleNamespace(host="b"),
+        addresses={"10.0.0.1": "a", "10.0.0.2": "b", "10.0.0.11": "c"},
+    )
+    one = world._peer_message(me, "Connection closed by peer [10.0.0.1]:4711 at [10.0.0.2]:99")
+    assert one.startswith("lost a peer: rank 1 on b: ") and "(that is a)" in one
+    assert "that is" not in world._peer_message(me, "timed out: 10.0.0.1, 10.0.0.11")
+    assert "that is" not in world._peer_message(me, "timed out")
+
+
 def test_an_unfinished_checkpoint_is_invisible(tmp_path):
     stored(tmp_path, 1)
     stored(tmp_path, 2).rename(tmp_path / ".step-00000002.tmp")
