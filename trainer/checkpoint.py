@@ -257,11 +257,8 @@ def validate(path: Path) -> dict:
                 raise BadInput(f"{file}: {file.stat().st_size} bytes, its manifest says {facts['bytes']}")
             if _sha256(file) != facts["sha256"]:
                 raise BadInput(f"{file}: its content has changed since it was written (sha256 differs)")
-        except (
-            OSError,
-            KeyError,
-            TypeError,
-        ) as error:  # a bad sector, a file of another user, a damaged manifest
+        # A bad sector, a file of another user, a damaged manifest.
+        except (OSError, KeyError, TypeError) as error:
             raise BadInput(
                 f"{file}: cannot be checked: {getattr(error, 'strerror', None) or error!r}"
             ) from None

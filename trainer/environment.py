@@ -81,6 +81,11 @@ def number(name: str, default: int | None = None) -> int:
     return int(text)
 
 
+def resident_bytes() -> int:
+    """This process's memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def follow_parent(parent: int) -> None:
     """Be told (SIGTERM) when the launcher dies, however it dies: no rank is left behind alone."""
     PR_SET_PDEATHSIG = 1

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.data.index import last_step
-from trainer.environment import StopSignal
+from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged
 from trainer.evaluate import evaluate
 from trainer.loop import Harmful, Progress, Run, StepReport
@@ -296,10 +296,8 @@ def memory(device: torch.device) -> dict:
             "memory_reserved_bytes": torch.cuda.memory_reserved(device),
             "memory_peak_bytes": torch.cuda.max_memory_allocated(device),
         }
-    with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * resource.getpagesize()
     return {
-        "memory_allocated_bytes": resident,
+        "memory_allocated_bytes": resident_bytes(),
         "memory_reserved_bytes": None,
         "memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from processes import kill_all
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -117,25 +117,6 @@ class Plays:
 
 def include(role):
     return {"name": f"Role {role}", "ansible.builtin.include_role": {"name": role}}
-
-
-def descendants(pid):
-    """The process ids of all children of `pid`, and theirs."""
-    children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            number, _, rest = stat.read_text().partition(" (")
-            children.setdefault(int(rest.rpartition(")")[2].split()[1]), []).append(int(number))
-    found = children.get(pid, [])
-    return found + [below for child in found for below in descendants(child)]
-
-
-def kill_all(process):
-    """kill -9 `process` and all of its children: Ansible's workers have sessions of their own."""
-    for pid in [process.pid, *descendants(process.pid)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
 
 
 def wait_for(condition, seconds):

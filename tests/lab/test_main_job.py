@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from plays import RECAP, ROOT, kill_all, wait_for
+from plays import RECAP, ROOT, wait_for
+from processes import kill_all
 
 HOSTS = ("node1", "node2", "node3")
 PROGRAM = Path(sys.executable).with_name("ansible-playbook")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from plays import Plays, kill_all
+from plays import Plays
+from processes import kill_all
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {

@@ -15,7 +15,8 @@ import time
 
 import pytest
 import yaml
-from yard import LONG, ROOT, SMALL, Yard, changed, failures, kill_all, said, task_names, wait_for
+from processes import kill_all
+from yard import LONG, ROOT, SMALL, Yard, changed, failures, said, task_names, wait_for
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import torch
 from trainer import config as configuration
 from trainer.balance import shares
 from trainer.config import Config
-from trainer.environment import Environment, number
+from trainer.environment import Environment, number, resident_bytes
 from trainer.errors import BadInput
-from trainer.model.footprint import HALF, Footprint
+from trainer.model.footprint import Footprint
+from trainer.model.loss import HALF
 
 USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
 REACHED = 0.6  # of the speed of large matrix products: what a training step makes of it
@@ -69,7 +70,7 @@ def main(config: Config, environment: Environment, link: str | None, as_json: bo
     shares(config.batch_size, place.ranks)
     source = load.source(config, world)
     _load_code(source.config, config)
-    overhead = _resident() + KERNELS
+    overhead = resident_bytes() + KERNELS
     found = footprint.measure(config, source.config)
     budgets = {name: budget(name, config, found, place, overhead) for name in ORDER}
     _, letters = read.check(config)
@@ -214,10 +215,6 @@ def _load_code(model_config, config: Config) -> None:
         import bitsandbytes  # noqa: F401
     if config.tensorboard:
         import tensorboardX  # noqa: F401
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _estimate(config: Config, found: Footprint, place: Place, letters: int) -> dict:

@@ -10,6 +10,8 @@ MFU, the share of the GPU's peak that this makes, is of the model's work and not
 import torch
 import torch.nn as nn
 
+from trainer.model.lora import without_adapter
+
 # Dense peak by what stands in the device's name, in TFLOP/s: (bfloat16 or float16, float32 without TF32).
 PEAKS = {
     "B200": (2250, 75),
@@ -70,7 +72,7 @@ def _stands_in(one: str, name: str) -> bool:
 
 def per_token(model: nn.Module) -> float:
     """FLOPs of a token's forward and backward pass, by the convention above."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     looked_up = base.get_input_embeddings()
     head = base.get_output_embeddings()
     tied = head is not None and getattr(head, "weight", None) is getattr(looked_up, "weight", None)

@@ -21,12 +21,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import flops, lora
-from trainer.model.loss import TokenLoss
+from trainer.model.loss import HALF, TokenLoss
 
 # Bytes a weight: bitsandbytes' NF4 with its scales quantised again, a float32 scale to 64 x 256 of them; 8 bits with a
 # scale a row.
 QUANTISED = {"4bit": 0.5 + 1 / 64 + 4 / (64 * 256), "8bit": 1.0}
-HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _step(config: Config, model: nn.Module) -> tuple[int, int]:
         ]
         tracker = Tracker(model)
         kept = []
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base = lora.without_adapter(model)
         decoder = getattr(base, base.base_model_prefix, base)
         hooks.append(decoder.register_forward_hook(lambda *_: kept.append(tracker.now)))
         rows = min(config.micro_batch_size, config.batch_size)
@@ -232,7 +231,7 @@ def _quantised(config: Config, model: nn.Module) -> set[int]:
         return set()
     from transformers.pytorch_utils import Conv1D
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = lora.without_adapter(model)
     head = base.get_output_embeddings()
     found = {
         id(module.weight)

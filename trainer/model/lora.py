@@ -53,6 +53,11 @@ def _targets(model: nn.Module, config: Config) -> str | list[str]:
     return wanted
 
 
+def without_adapter(model: nn.Module) -> nn.Module:
+    """The transformers model, taken out of peft's where there is an adapter."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def linear_names(model: nn.Module) -> set[str]:
     """The last parts of the names of all layers that an adapter fits, the head left out."""
     from transformers.pytorch_utils import Conv1D

@@ -9,7 +9,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from trainer.data.pack import IGNORE
+from trainer.model.lora import without_adapter
 
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # formats narrower than the weights
 CHUNK_ELEMENTS = 1 << 25  # logits computed at once: 128 MiB of float32; smaller chunks are slower
 # What some architectures do to their logits after the head; these take the whole way.
 TRANSFORMS = (
@@ -32,7 +34,7 @@ class TokenLoss(nn.Module):
         self.model = model
         vocabulary = model.config.get_text_config().vocab_size
         self.chunk = max(256, CHUNK_ELEMENTS // vocabulary) if chunk is None else chunk
-        if not _plain_head(_base(model)):
+        if not _plain_head(without_adapter(model)):
             self.chunk = 0
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -46,7 +48,7 @@ class TokenLoss(nn.Module):
         if not self.chunk or len(labels) <= self.chunk:
             logits = self.model(**asked).logits.float().flatten(0, 1)
             return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
-        base = _base(self.model)
+        base = without_adapter(self.model)
         head = base.get_output_embeddings()
         hidden = getattr(base, base.base_model_prefix)(**asked).last_hidden_state.flatten(0, 1)
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
@@ -59,11 +61,6 @@ class TokenLoss(nn.Module):
             reduction="sum",
             options=options,
         )
-
-
-def _base(model: nn.Module) -> nn.Module:
-    """The transformers model, taken out of peft's where there is an adapter."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _plain_head(base: nn.Module) -> bool:

@@ -33,11 +33,10 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config import Config
 from trainer.errors import BadInput, TrainerError
-from trainer.model.loss import TokenLoss
+from trainer.model.lora import without_adapter
+from trainer.model.loss import HALF, TokenLoss
 from trainer.strategies.base import Strategy
 from trainer.world import World
-
-HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Sharded(Strategy):
@@ -222,7 +221,7 @@ def _mapped(folder: Path, prefix: str, count: int) -> torch.Tensor:
 
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The transformer's layers: the modules that transformers says not to split."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     names = set(getattr(base, "_no_split_modules", None) or ())
     return [part for part in base.modules() if type(part).__name__ in names]
 
