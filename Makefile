@@ -68,6 +68,10 @@ test: $(VENV)/.dev ## every layer of tests that this machine can run, or LAYERS=
 lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own rules
 	@$(BIN)/python tests/run.py lint
 
+.PHONY: faults
+faults: $(VENV)/.dev ## what happens to machines in a cupboard, on real hosts: the whole matrix, with times; needs root
+	@TRAINYARD_INSTALL=1 TRAINYARD_FULL=1 $(BIN)/python -m pytest -q -s tests/distributed/test_recovery.py tests/faults
+
 .PHONY: docs
 docs: $(VENV)/.controller ## write docs/variables.md anew, from the roles' argument specs and the trainer's keys
 	@$(BIN)/python scripts/write_variables.py

@@ -192,6 +192,16 @@ class Config:
     timeout_seconds: float = key(
         300.0, "seconds to wait for another rank in a step before giving up", least=1, most=1e6
     )
+    restarts: int = key(
+        3,
+        "after a fault the run goes on from its newest checkpoint by itself; it is given up when so many new attempts "
+        "in a row bring no new checkpoint; 0: at the first fault",
+        least=0,
+        most=1000,
+    )
+    min_nodes: int = key(
+        1, "hosts that the run goes on with, at least; with fewer it waits", least=1, most=10_000
+    )
 
     checkpoint_every: int = key(500, "steps between checkpoints; 0: only at the end and at a stop", least=0)
     checkpoint_minutes: float = key(0.0, "minutes between checkpoints, besides; 0: none", least=0, most=1e6)

@@ -34,6 +34,11 @@ class Environment:
     def stop_file(self) -> Path:
         return self.run_dir / "stop"
 
+    @property
+    def yield_file(self) -> Path:
+        """As the stop file, but the run goes on in another attempt; the launcher's own."""
+        return self.run_dir / "yield"
+
 
 class StopSignal:
     """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end."""

@@ -10,7 +10,7 @@ import time
 import torch
 from tqdm import tqdm
 
-from trainer import checkpoint
+from trainer import checkpoint, metrics
 from trainer.config import Config
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
@@ -34,6 +34,7 @@ class Recorder:
         self.run, self.identity, self.status = run, identity, status
         self.environment = run.world.environment
         self.stop_signal = stop_signal
+        share_history(run.world, run.progress.step)
         self.metrics = (
             Metrics(self.environment.run_dir, run.progress.step) if run.world.first_on_host else None
         )
@@ -56,11 +57,18 @@ class Recorder:
         self._logged = 0.0
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
         self.show(state="running", step=run.progress.step, steps=run.steps, **resumed)
+        reason = os.environ.get("TRAINYARD_REASON")  # the launcher's, of an attempt after the first
+        if reason:
+            names = list(dict.fromkeys(run.world.hosts))
+            self._tell("event", event="restart", attempt=self.environment.attempt, reason=reason, hosts=names)
+            if run.world.first:
+                self._say(f"attempt {self.environment.attempt}: {reason}")
 
     def asked_to_stop(self) -> bool:
-        """Whether this rank was asked: by a signal, or by the stop file on its host."""
+        """Whether this rank was asked: by a signal, or by a file on its host."""
+        files = (self.environment.stop_file, self.environment.yield_file)
         return self.stop_signal.received or (
-            self.run.world.first_on_host and self.environment.stop_file.exists()
+            self.run.world.first_on_host and any(file.exists() for file in files)
         )
 
     def save_is_due(self) -> bool:
@@ -268,6 +276,31 @@ class Recorder:
         """Bring status.json up to date."""
         if self.status:
             self.status.update(**facts)
+
+
+def share_history(world: World, step: int) -> None:
+    """Give hosts that were not there for all steps so far the metrics of one that was; all ranks must call.
+
+    So the loss of any host, the first one too, loses none of the run's history.
+    """
+    path = world.environment.run_dir / "metrics.jsonl"
+    known = 0
+    if world.first_on_host and path.exists():
+        known = sum(one["kind"] == "train" and one["step"] <= step for one in metrics.read(path))
+    counts = world.gather(known)
+    most = max(counts)
+    if all(counts[rank] == most for rank in world.firsts):
+        return
+    source = counts.index(most)
+    data = torch.empty(0, dtype=torch.uint8)
+    if world.rank == source:
+        data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    size = world.share(len(data), source)
+    if world.rank != source:
+        data = torch.empty(size, dtype=torch.uint8)
+    world.broadcast(data, source)
+    if world.first_on_host and known < most:
+        path.write_bytes(data.numpy().tobytes())
 
 
 def _bar(run: Run) -> tqdm | None:

@@ -28,6 +28,8 @@ SHARED_PREFIXES = ("cluster", "trainyard")  # ours, though no role has that name
 
 # What argument specs cannot say of numbers: variable to the least and the greatest that work. None is left out.
 LIMITS = {
+    "etcd_peer_port": (1024, 65535),
+    "etcd_port": (1024, 65535),
     "guard_timeout": (20, 600),  # seconds; a new connection takes a few of them
     "nproc_per_node": (1, 1024),
     "packages_cache_valid_time": (0, 10**9),

@@ -222,23 +222,23 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     """What has become of the run, and the host to blame: (running | finished | stopped | failed |
     unreachable, host or None).
 
-    A run fails with its first host; the others get `settle` seconds to end by themselves, because only then
-    it can be told which one failed and which ones merely lost it.
+    The launchers of a run end it together, so that the others get `settle` seconds to end once the first has. A host
+    that is silent keeps no run from going on, nor from ending, on those that are left.
     """
     ended = [v for v in views if v.state == "ended"]
     failed = [v for v in ended if v.result == "failed"]
     silent = [v for v in views if v.state != "ended" and v.silent_since is not None]
+    if any(view.denied for view in silent):
+        return "unreachable", next(view for view in silent if view.denied)
+    others = [v for v in views if v.state != "ended"]
+    if not ended or (others and now - min(v.seen for v in ended) < limits.settle):
+        lost = [view for view in silent if now - view.silent_since > limits.unreachable]
+        return ("unreachable", lost[0]) if len(lost) == len(others) else ("running", None)
     if failed:
-        first_seen = min(v.seen for v in failed)
-        if len(ended) < len(views) and now - first_seen < limits.settle:
-            return "running", None
         return "failed", blamed(failed, silent)
-    if len(ended) == len(views):
-        return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
-    for view in silent:
-        if view.denied or now - view.silent_since > limits.unreachable:
-            return "unreachable", view
-    return "running", None
+    if len(silent) < len(others):
+        return "running", None
+    return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
 
 
 def blamed(failed: list[View], silent: list[View]) -> View:
@@ -255,7 +255,8 @@ def slowest(views: list[View]) -> tuple[str, float] | None:
     """The host whose own share of a step takes longest, and by what part more than the fastest; None if all
     are within 5 %.
     """
-    means = {v.host: sum(v.compute_seconds) / len(v.compute_seconds) for v in views if v.compute_seconds}
+    taking_part = [v for v in views if v.compute_seconds and v.silent_since is None]
+    means = {v.host: sum(v.compute_seconds) / len(v.compute_seconds) for v in taking_part}
     if len(means) < 2 or min(means.values()) <= 0:
         return None
     host = max(means, key=means.__getitem__)
@@ -296,6 +297,8 @@ def progress_line(run: str, views: list[View], now: float) -> str:
     lag = slowest(views)
     if lag:
         parts.append(f"slowest {lag[0]} (+{lag[1]:.0%})")
+    if state in ("restarting", "stalled") and ahead.status.get("reason"):
+        parts.append(str(ahead.status["reason"]).splitlines()[0])
     for view in views:
         if view.silent_since is not None and view.state != "ended":
             parts.append(f"{view.host} unreachable for {clock(now - view.silent_since)}")
@@ -304,6 +307,16 @@ def progress_line(run: str, views: list[View], now: float) -> str:
         elif view.state == "ended" and view.result != "finished":
             parts.append(f"{view.host} {view.result}")
     return "  ".join(parts)
+
+
+def news(run: str, views: list[View], known: int) -> tuple[int, str]:
+    """(attempt, line): the newest attempt, and what it was made for if it is newer than `known`; else an empty line."""
+    newest = max(views, key=lambda v: v.status.get("attempt") or 0)
+    attempt, note = newest.status.get("attempt") or 0, newest.status.get("note")
+    if attempt <= known or not note:
+        return max(attempt, known), ""
+    step = newest.status.get("last_checkpoint") or 0
+    return attempt, f"{run}  attempt {attempt}, from step {step}: {note}"
 
 
 def meaning(view: View) -> tuple[str, str]:
@@ -479,11 +492,15 @@ class ActionModule(ActionBase):
     def _draw(self) -> dict:
         """In the worker of the first host: draw until the run is over, and find the outcome."""
         screen = Screen(self.log_every)
+        attempt = 0
         while True:
             time.sleep(min(1.0, self.refresh))
             views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
             now = time.time()
             what, culprit = verdict(views, now, self.limits)
+            attempt, line = news(self.run_name, views, attempt)
+            if line:
+                screen.tell(line)
             screen.draw(progress_line(self.run_name, views, now), now, last=what != "running")
             if what != "running":
                 break
@@ -513,6 +530,11 @@ class Screen:
         else:
             return
         self.drawn = line
+
+    def tell(self, line: str) -> None:
+        """A line that stays."""
+        self._show(f"\r\x1b[K{line}" if ON_A_TERMINAL else line)
+        self.drawn = ""
 
     def _show(self, text: str, **how) -> None:
         # A worker that dies of Ctrl-C while it holds the lock of the queue to the main process would hang

@@ -115,10 +115,23 @@ def service_user_fault(user: str, entry: list[str] | None, home: str, place: Map
     )
 
 
+def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[dict]:
+    """The hosts that keep the memory of runs, of `names` (the head first), with their name and address.
+
+    Three outlive the loss of any one. Two would need both, so that of two hosts the head alone keeps it; one host needs
+    none.
+    """
+    count = 0 if len(names) < 2 else 1 if len(names) == 2 else 3
+    return [
+        {"name": host["name"], "address": host["address"]} for host in cluster_hosts(names, hostvars)[:count]
+    ]
+
+
 class FilterModule:
     def filters(self):
         return {
             "cluster_hosts": cluster_hosts,
+            "etcd_members": etcd_members,
             "next_peers": next_peers,
             "peer_authorized_keys": peer_authorized_keys,
             "peer_known_hosts": peer_known_hosts,

@@ -26,11 +26,13 @@ def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
     return [h for h in hosts if h in head] + [h for h in hosts if h not in head]
 
 
-def run_plan(facts: dict[str, dict], run: str, port: int) -> dict[str, dict[str, str]]:
-    """Each host's rank variables, in node order: {host: {variable: value}}.
+def run_plan(
+    facts: dict[str, dict], run: str, port: int, store: str = "", launch: str = ""
+) -> dict[str, dict[str, str]]:
+    """Each host's rank variables, in node order: {host: {variable: value}}; those of the first attempt.
 
     `facts` are those of the module run_host, in node order; of each, `address`, `interface`, `processes` and
-    `run_dir` count.
+    `run_dir` count. store: where the launchers agree on the attempts. launch: this start of the run, no other.
     """
     if not facts:
         raise AnsibleFilterError("run_plan: a run needs at least one host")
@@ -50,6 +52,8 @@ def run_plan(facts: dict[str, dict], run: str, port: int) -> dict[str, dict[str,
             "MASTER_ADDR": master,
             "MASTER_PORT": str(port),
             "CLUSTER_ADDRESS": fact["address"],
+            "TRAINYARD_STORE": store if len(facts) > 1 else "",
+            "TRAINYARD_LAUNCH": launch,
             # NCCL takes the name for a prefix (eth1 would match eth10, too) unless `=` stands before it.
             "NCCL_SOCKET_IFNAME": f"={fact['interface']}",
             "GLOO_SOCKET_IFNAME": fact["interface"],
@@ -58,12 +62,14 @@ def run_plan(facts: dict[str, dict], run: str, port: int) -> dict[str, dict[str,
     return plan
 
 
-def run_alone(facts: dict[str, dict], run: str, port: int, one_machine: bool) -> dict[str, dict[str, str]]:
+def run_alone(
+    facts: dict[str, dict], run: str, port: int, one_machine: bool, launch: str = ""
+) -> dict[str, dict[str, str]]:
     """As `run_plan`, but every host for itself, a run of one node; on `one_machine` each needs a port of its
     own.
     """
     return {
-        host: run_plan({host: fact}, run, port + number * one_machine)[host]
+        host: run_plan({host: fact}, run, port + number * one_machine, launch=launch)[host]
         for number, (host, fact) in enumerate(facts.items())
     }
 

@@ -155,37 +155,36 @@ class Launch:
     """`trainer launch` processes, one a node, with the environment that RUN.env gives."""
 
     def __init__(self, root: Path, processes: list[int], config: Path, *overrides: str, **environment: str):
-        self.root = root
-        self.port = environment.pop("MASTER_PORT", None) or str(free_port())
-        offset = 0
-        self.nodes = []
-        for node, count in enumerate(processes):
-            own = {
-                "TRAINYARD_RUN_DIR": str(root / f"node{node}"),
-                "TRAINYARD_CACHE_DIR": str(root / "cache"),
-                "TRAINYARD_HOST": f"node{node}",
-                "NNODES": str(len(processes)),
-                "NODE_RANK": str(node),
-                "NPROC_PER_NODE": str(count),
-                "RANK_OFFSET": str(offset),
-                "WORLD_SIZE": str(sum(processes)),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": self.port,
-                "CLUSTER_ADDRESS": "127.0.0.1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "PYTHONPATH": str(ROOT),
-                **environment,
-            }
-            offset += count
-            kept = {name: value for name, value in os.environ.items() if name not in MANAGED}
-            self.nodes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "trainer", "launch", str(config), *overrides],
-                    env={**kept, **own},
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+        self.root, self.processes = root, processes
+        self.arguments = [str(config), *overrides]
+        self.environment = {
+            "TRAINYARD_STORE": str(root / "store"),
+            "TRAINYARD_LAUNCH": str(time.time_ns()),
+            "MASTER_PORT": str(free_port()),
+            "CLUSTER_ADDRESS": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        }
+        self.nodes = [self.start(node) for node in range(len(processes))]
+
+    def start(self, node: int) -> subprocess.Popen:
+        """The launcher of a node, as its unit starts it."""
+        own = {
+            "TRAINYARD_RUN_DIR": str(self.root / f"node{node}"),
+            "TRAINYARD_CACHE_DIR": str(self.root / "cache"),
+            "TRAINYARD_HOST": f"node{node}",
+            "NNODES": str(len(self.processes)),
+            "NODE_RANK": str(node),
+            "NPROC_PER_NODE": str(self.processes[node]),
+        }
+        kept = {name: value for name, value in os.environ.items() if name not in MANAGED}
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer", "launch", *self.arguments],
+            env={**kept, **self.environment, **own},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def ended(self, timeout: float = 300) -> list[tuple[int, str]]:
         """(exit code, what it said) of every node's launcher."""

@@ -1,5 +1,6 @@
 """`trainer launch`: the real command, a process a host, as the hosts' units start it."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+from processes import descendants
 
 from trainer import cli
 
@@ -51,7 +53,7 @@ def test_the_stop_command(material, tmp_path):
     attempt = ranks.Launch(tmp_path, [1], material / "run.yaml", "steps=100000", "checkpoint_every=0")
     wait_for_step(tmp_path, 2)
     # Nobody but this machine could have reached the run: all its sockets listen on loopback.
-    assert {address for address in listening(attempt.nodes[0].pid)} == {"127.0.0.1"}
+    assert set(listening(attempt.nodes[0].pid)) == {"127.0.0.1"}
     assert cli.main(["stop", str(tmp_path / "node0")]) == 0
     assert [code for code, _ in attempt.ended(240)] == [75]
     assert ranks.status(tmp_path / "node0")["state"] == "stopped"
@@ -61,7 +63,9 @@ def test_the_stop_command(material, tmp_path):
 
 
 def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
-    attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", "steps=100000", "checkpoint_every=0")
+    """Where the first fault shall end a run."""
+    long = ("steps=100000", "checkpoint_every=0", "restarts=0")
+    attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", *long)
     wait_for_step(tmp_path, 2)
     victim = rank_pids(attempt.nodes[0].pid)["1"]
     os.kill(victim, signal.SIGKILL)
@@ -85,23 +89,30 @@ def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path):
     assert ranks.status(tmp_path / "node0")["state"] == "stopped"  # they saved, too
 
 
-def test_a_port_in_use(material, tmp_path):
+def test_a_port_in_use_is_passed_over(material, whole, tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        ((code, said),) = ranks.Launch(tmp_path, [1], material / "run.yaml", MASTER_PORT=port).ended()
+        assert ranks.Launch(tmp_path, [2], material / "run.yaml", MASTER_PORT=port).ended() == [(0, "")]
+    assert ranks.losses(tmp_path / "node0") == pytest.approx(whole, rel=1e-5)
+
+
+def test_an_address_that_is_not_this_host_s(material, tmp_path):
+    ((code, said),) = ranks.Launch(
+        tmp_path, [1], material / "run.yaml", CLUSTER_ADDRESS="127.0.0.999"
+    ).ended()
     assert code == 2
-    assert f"MASTER_PORT {port} is in use" in said and "Traceback" not in said
+    assert "CLUSTER_ADDRESS 127.0.0.999 is no address of this host" in said and "Traceback" not in said
 
 
-def test_hosts_that_do_not_meet(material, tmp_path):
+def test_hosts_that_do_not_come(material, tmp_path):
     """The head waits for a second host that never comes: a reason, not a hang."""
-    attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml", "timeout_seconds=3")
+    attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml", "timeout_seconds=3", "min_nodes=2")
     attempt.nodes[1].kill()
     (code, said), _ = attempt.ended(240)
     assert code == 5
-    assert "did not meet" in said and "firewall" in said and "Traceback" not in said
+    assert "1 of 2 hosts are ready: node0" in said and "firewall" in said and "Traceback" not in said
     assert ranks.status(tmp_path / "node0")["state"] == "failed"
 
 
@@ -145,9 +156,9 @@ def wait_for_step(root, step, timeout=240):
 
 
 def listening(launcher: int) -> list[str]:
-    """The addresses on which the launcher and its ranks listen for TCP."""
+    """The addresses on which the launcher, its agent and its ranks listen for TCP."""
     found = []
-    for pid in [launcher, *rank_pids(launcher).values()]:
+    for pid in [launcher, *descendants(launcher)]:
         inodes = {
             os.readlink(file)[8:-1]
             for file in Path(f"/proc/{pid}/fd").iterdir()
@@ -163,10 +174,10 @@ def listening(launcher: int) -> list[str]:
 
 
 def rank_pids(launcher: int) -> dict[str, int]:
-    """The launcher's children by rank, whichever of its threads started them."""
+    """The ranks below a launcher, by rank."""
     found = {}
-    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
-        for child in children.read_text().split():
-            variables = Path(f"/proc/{child}/environ").read_text().split("\0")
-            found |= {value[5:]: int(child) for value in variables if value.startswith("RANK=")}
+    for pid in descendants(launcher):
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            found |= {value[5:]: pid for value in variables if value.startswith("RANK=")}
     return found

@@ -14,6 +14,8 @@ import yaml
 from plays import Plays
 from processes import kill_all
 
+from lab.shell import LabError
+
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "model": "tiny",
@@ -147,19 +149,55 @@ def test_a_dataset_of_the_controller_is_brought_to_every_host(plays, results, tm
         assert plays.sh(host, f"stat -c %a {named}").strip() == "640"
 
 
-def test_a_killed_host_is_named_with_its_reason_and_the_others_are_stopped(plays, results):
-    arguments = {"run": "broken", "trainer_results_dir": results, **LONG}
+def test_a_failed_host_is_named_with_its_reason_and_the_others_are_stopped(plays, results):
+    """Where the first fault shall end the run."""
+    arguments = {"run": "broken", "trainer_results_dir": results, "restarts": 0, **LONG}
     with following(plays, arguments) as process:
         wait_for_step(plays, "broken", 2)
-        plays.sh("node2", "systemctl kill --signal KILL trainyard@broken")
+        plays.sh("node2", "pkill --signal KILL -f 'trainer train'")
         text, _ = process.communicate(timeout=240)
     assert process.returncode != 0
     assert "Run broken failed on node2 after step" in text
-    assert "killed from outside" in text
+    assert "rank 1 on node2 was killed by SIGKILL" in text
     assert "-e run=broken -e resume=true" in text
     assert "Traceback" not in text
     assert active(plays, "broken") == []
     assert (results / "broken/logs/node2/rank-1.log").exists()
+
+
+def test_a_power_cut_at_the_head_stops_nothing_and_the_head_is_taken_in_again(plays, results):
+    """No hand is laid on it: the others go on without it, and take it back when it has booted."""
+    arguments = {"run": "alive", "trainer_results_dir": results, **LONG, "checkpoint_every": 5}
+    with following(plays, arguments) as process:
+        wait_for_step(plays, "alive", 12)
+        plays.lab.power("node1", False)
+        try:
+            wait_for_attempt(plays, "alive", 2, 2, "node2")
+        finally:
+            plays.lab.power("node1", True)
+        wait_for_attempt(plays, "alive", 3, 3, "node1")
+        assert process.poll() is None  # it is followed all the while
+        stop(plays, "alive")
+        text, _ = process.communicate(timeout=120)
+    assert "attempt 2, from step " in text and "node1 is gone" in text and "node1 takes part" in text
+    assert "was stopped at step" in text and "Traceback" not in text
+    for host in ("node1", "node2", "node3"):
+        rows = plays.sh(host, "cat /var/lib/trainyard/runs/alive/metrics.jsonl").splitlines()
+        steps = [row["step"] for row in map(json.loads, rows) if row["kind"] == "train"]
+        assert steps == list(range(1, len(steps) + 1)) and len(steps) > 12, host  # the returned head's, too
+    assert plays.sh("node1", "systemctl is-enabled trainyard@alive || true").strip() == "disabled"
+
+
+def wait_for_attempt(plays, run, attempt, hosts, host, seconds=240):
+    """Until the attempt, on so many hosts, has made a step; `host` is asked."""
+    deadline, known = time.monotonic() + seconds, {}
+    while True:
+        with contextlib.suppress(LabError, ValueError):  # it boots
+            known = status(plays, run, host)
+            if (known.get("attempt"), known.get("world_size")) == (attempt, hosts) and known.get("slowest"):
+                return
+        assert time.monotonic() < deadline, f"attempt {attempt} of {run} made no step: {known}"
+        time.sleep(1)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import time
 
 import pytest
 import yaml
-from processes import kill_all
+from processes import descendants, kill_all
 from yard import LONG, ROOT, SMALL, Yard, changed, failures, said, task_names, wait_for
 
 
@@ -220,7 +220,8 @@ def test_killed_at_the_start_it_is_simply_run_again(yard):
     process = subprocess.Popen(
         yard.command(run="first", **SMALL), cwd=ROOT, env=yard.environment(), stdout=subprocess.DEVNULL
     )
-    wait_for(lambda: yard.processes("node1"))
+    # A launcher is the playbook's own until the module that started it has ended; till then it would die with it.
+    wait_for(lambda: set(yard.processes("node1")) - set(descendants(process.pid)))
     kill_all(process)
     yard.clear("node2")
     assert yard.processes("node1") and not yard.processes("node2")

@@ -184,7 +184,13 @@ def ended(host, code, **facts):
         ([ended("a", 4, seen=NOW - 21), view("b")], "failed", "a"),  # it hangs: that is no reason to wait on
         ([ended("a", 5, seen=NOW - 21), view("b", silent_since=NOW - 60)], "failed", "b"),
         ([view("a"), view("b", silent_since=NOW - 299)], "running", None),
-        ([view("a"), view("b", silent_since=NOW - 301)], "unreachable", "b"),
+        ([view("a"), view("b", silent_since=NOW - 301)], "running", None),  # it goes on without it
+        ([view("a", silent_since=NOW - 301), view("b", silent_since=NOW - 301)], "unreachable", "a"),
+        ([view("a", silent_since=NOW - 301), view("b", silent_since=NOW - 9)], "running", None),
+        ([ended("a", 0, seen=NOW - 9), view("b", silent_since=NOW - 60)], "running", None),
+        ([ended("a", 0, seen=NOW - 21), view("b", silent_since=NOW - 60)], "finished", None),
+        ([ended("a", 75, seen=NOW - 21), view("b", silent_since=NOW - 60)], "stopped", None),
+        ([ended("a", 0, seen=NOW - 21), view("b")], "running", None),
     ],
 )
 def test_the_verdict(views, result, host):
@@ -222,11 +228,28 @@ def test_a_line_of_progress_says_all():
         last={"step": 30, "loss": 3.25},
         compute_seconds=[1.0],
     )
-    silent = view("node2", silent_since=NOW - 75, compute_seconds=[1.5])
-    assert follow.progress_line("first", [running, silent], NOW) == (
+    slow = view("node2", compute_seconds=[1.5])
+    silent = view("node3", silent_since=NOW - 75, compute_seconds=[2.5])  # what it was, counts no more
+    assert follow.progress_line("first", [running, slow, silent], NOW) == (
         "first  step 30/120 (25 %)  loss 3.2500  1,234 tokens/s  1:02:05 left  slowest node2 (+50%)  "
-        "node2 unreachable for 1:15"
+        "node3 unreachable for 1:15"
     )
+
+
+def test_a_line_of_progress_says_why_a_run_waits():
+    paused = view("a", status={"state": "stalled", "step": 3, "steps": 9, "reason": "paused: no etcd\nmore"})
+    assert follow.progress_line("first", [paused], NOW) == "first  step 3/9 (33 %)  stalled  paused: no etcd"
+
+
+def test_a_new_attempt_is_news_once():
+    views = [
+        view("a", status={"attempt": 2, "note": "node3 is gone", "last_checkpoint": 40}),
+        view("b", status={"attempt": 1}),
+    ]
+    attempt, line = follow.news("first", views, 1)
+    assert (attempt, line) == (2, "first  attempt 2, from step 40: node3 is gone")
+    assert follow.news("first", views, 2) == (2, "")
+    assert follow.news("first", [view("a", status={"attempt": 1, "note": None})], 0) == (1, "")
 
 
 def test_a_line_of_progress_before_the_first_answer():

@@ -74,7 +74,8 @@ def test_unequal_counts_give_every_rank_once():
 
 
 def test_the_second_of_three_hosts_gets_what_the_architecture_says():
-    assert plan.run_plan(facts({}, {}, {}), "first", 29500)["node2"] == {
+    made = plan.run_plan(facts({}, {}, {}), "first", 29500, "http://10.77.0.11:2389", "now")
+    assert made["node2"] == {
         "TRAINYARD_RUN": "first",
         "TRAINYARD_RUN_DIR": "/var/lib/trainyard/runs/first",
         "TRAINYARD_HOST": "node2",
@@ -86,6 +87,8 @@ def test_the_second_of_three_hosts_gets_what_the_architecture_says():
         "MASTER_ADDR": "10.77.0.11",
         "MASTER_PORT": "29500",
         "CLUSTER_ADDRESS": "10.77.0.12",
+        "TRAINYARD_STORE": "http://10.77.0.11:2389",
+        "TRAINYARD_LAUNCH": "now",
         "NCCL_SOCKET_IFNAME": "=eth2",
         "GLOO_SOCKET_IFNAME": "eth2",
     }
@@ -97,6 +100,7 @@ def test_alone_every_host_is_its_own_master():
         ("10.77.0.11", "29500", "1", "0"),
         ("10.77.0.12", "29500", "1", "0"),
     ]
+    assert {env["TRAINYARD_STORE"] for env in made.values()} == {""}  # a host alone needs nobody's word
     ports = [env["MASTER_PORT"] for env in plan.run_alone(facts({}, {}), "smoke", 29500, True).values()]
     assert ports == ["29500", "29501"]
 

@@ -1,236 +1,381 @@
-"""`trainer launch`: this host's ranks, started and watched by torchrun's agent, members and ranks given.
+"""`trainer launch`: this host's part in a run, from its first attempt to its end.
 
-The agent runs in a thread, so that this one can always answer a signal. A stop becomes the stop file: the
-ranks agree, save and end with 75. However the ranks end, status.json has the last word, with the reason.
+The launcher agrees with those of the other hosts, by a store that they share (cluster/store.py), on who takes part in
+the next attempt (cluster/membership.py), and runs this host's ranks of it (cluster/attempt.py). It looks at all that
+four times a second. Where the store does not answer it ends its ranks before the others may go on without this host.
+However the run ends, status.json has the last word, with the reason.
 """
 
 import contextlib
+import dataclasses
 import errno
 import json
-import logging
 import os
 import signal
 import socket
 import sys
-import threading
-from pathlib import Path
+import time
 
 from trainer import metrics
+from trainer.cluster import membership, store
+from trainer.cluster.attempt import Attempt, Outcome, prepare
+from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
 from trainer.environment import Environment, number
 from trainer.errors import BadInput
 
-MARKS = ("error: ", "stopped: ")
-MEETING_PLACE = "trainyard"
-MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
+LOOK = 0.25  # seconds between two looks
+OUT_OF_TOUCH = (
+    store.LEASE - 4
+)  # seconds without the store after which ranks are ended: before the lease runs out
+GRACE = 5.0  # seconds for ranks to end by themselves once another host's have failed
+ALL_HERE = 30.0  # seconds at least that the first attempt waits for the hosts that it was started on
+JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
+BOOTING = 60.0  # seconds that a host's address may take to come after a boot
+PORTS = 100  # that are tried, from MASTER_PORT on
+BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
-    """Run this host's ranks to their end; returns the exit code of the rank that failed first, or 0."""
-    nodes, node, ranks = number("NNODES", 1), number("NODE_RANK", 0), number("NPROC_PER_NODE", 1)
-    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", 29500)
-    run_dir = environment.run_dir
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    if node == 0:
-        _check_port(address, port)
-    environment.stop_file.unlink(missing_ok=True)
-    attempt = _attempts(run_dir) + 1
-    os.environ.update(
-        TRAINYARD_RUN_DIR=str(run_dir),
-        TRAINYARD_CACHE_DIR=str(environment.cache_dir),
-        TRAINYARD_ATTEMPT=str(attempt),
-        TRAINYARD_LAUNCHER=str(os.getpid()),
-    )
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(config.threads or max(1, len(os.sched_getaffinity(0)) // ranks))
-    )
-    world_size = number("WORLD_SIZE", ranks * nodes)
-    status = metrics.Status(
-        run_dir, run=config.run, attempt=attempt, world_size=world_size, host=environment.host
-    )
-    status.update(
-        state="starting", reason=f"waiting for {nodes} hosts at {address}:{port}" if nodes > 1 else None
-    )
-
-    outcome: dict = {}
-    stopping = threading.Event()
+    """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
+    (environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    launcher = Launcher(config, environment, arguments)
+    if (code := launcher.ended_before()) is not None:
+        return code
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stopping.set())
-    agent = threading.Thread(
-        target=_agent, args=(outcome, config, arguments, nodes, node, ranks, address, port), daemon=True
-    )
-    agent.start()
-    asked = False
-    while agent.is_alive():
-        agent.join(0.2)
-        if not asked and (stopping.is_set() or environment.stop_file.exists()):
-            asked = True
-            environment.stop_file.touch()
-            if not any(_started(run_dir, rank, attempt) for rank in range(world_size)):
-                outcome.update(code=75, reason="stopped on request before the hosts had met")
-                break
-    environment.stop_file.unlink(missing_ok=True)
-    code = _conclude(run_dir, outcome, asked, environment.host, status)
-    if agent.is_alive():  # in torch's own wait, which nothing interrupts
-        sys.stderr.flush()
-        os._exit(code)
+        signal.signal(name, launcher.ask_to_stop)
+    for file in (environment.stop_file, environment.yield_file):
+        file.unlink(missing_ok=True)
+    prepare()
+    try:
+        while (code := launcher.look()) is None:
+            time.sleep(LOOK)
+    finally:
+        launcher.leave()
     return code
 
 
-def _agent(outcome: dict, config: Config, arguments: list, nodes, node, ranks, address, port) -> None:
-    """Run torchrun's agent; leaves code and reason in `outcome`."""
-    try:
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+class Launcher:
+    """What one host knows and does. `look` is one turn; it returns the exit code when the run is over."""
 
-        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-        rendezvous_handler_registry.register(MEETING_PLACE, _meeting_place)
-        launch = LaunchConfig(
-            min_nodes=nodes,
-            max_nodes=nodes,
-            nproc_per_node=ranks,
-            run_id=config.run,
-            rdzv_backend=MEETING_PLACE,
-            rdzv_endpoint=f"{address}:{port}",
-            rdzv_configs={"rank": node, "timeout": int(config.timeout_seconds)},
-            local_addr=os.environ.get("CLUSTER_ADDRESS") or None,
-            max_restarts=0,
-            monitor_interval=0.2,
-            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # each rank writes its own: commands/train.py
-            signals_to_handle="SIGQUIT",  # SIGTERM and SIGINT are ours
+    def __init__(self, config: Config, environment: Environment, arguments: list):
+        self.config, self.environment, self.arguments = config, environment, arguments
+        self.expected = number("NNODES", 1)
+        place = os.environ.get("TRAINYARD_STORE", "")
+        if self.expected > 1 and not place:
+            raise BadInput(
+                "NNODES is more than 1 and TRAINYARD_STORE is not set, which says where the hosts agree on who takes "
+                "part: http://ADDRESS:PORT,… of etcd, or a directory if the nodes share a machine; train.yml sets it"
+            )
+        address = os.environ.get("CLUSTER_ADDRESS") or "127.0.0.1"
+        self.launch = os.environ.get("TRAINYARD_LAUNCH", "")
+        self.store = store.connect(
+            place, f"{config.run}.{self.launch}" if self.launch else config.run, address
         )
+        known = _status(environment)
+        self.me = Host(
+            node=number("NODE_RANK", 0),
+            name=environment.host,
+            address=address,
+            port=_port_at_boot(address) if known.get("attempt") else _port(address),
+            processes=number("NPROC_PER_NODE", 1),
+            done=known.get("attempt") or 0,
+            saved=known.get("last_checkpoint") or 0,
+        )
+        self.key = f"hosts/{self.me.node}"
+        self.begin = self.touched = time.monotonic()
+        self.asked = False  # to stop the run
+        self.attempt: Attempt | None = None
+        self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
+        self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
+        self.entries: dict = {}
+        self.met = False  # the store has answered, and knows this host as it is now
+        self.status = metrics.Status(environment.run_dir, run=config.run, host=environment.host)
+        self.shown: tuple = ()
+
+    def ended_before(self) -> int | None:
+        """The exit code where this very start of the run has ended here already: the machine was booted anew."""
+        known = _status(self.environment)
+        if self.launch and known.get("launch") == self.launch and known.get("state") in metrics.FINAL:
+            print(f"run {self.config.run} has {known['state']} here; nothing is to be done", flush=True)
+            return 0
+        return None
+
+    def ask_to_stop(self, *_) -> None:
+        """A signal: note it, as the stop file is noted."""
+        self.asked = True
+
+    def look(self) -> int | None:
+        """One turn."""
+        self.asked = self.asked or self.environment.stop_file.exists()
         try:
-            elastic_launch(launch, sys.executable)("-m", "trainer", "train", *map(str, arguments))
-            outcome.update(code=0, reason=None)
-        except ChildFailedError as error:
-            outcome["failures"] = {
-                rank: failure.exitcode
-                for rank, failure in sorted(error.failures.items(), key=lambda f: f[1].timestamp)
-            }
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        said = lines[0] if lines else type(error).__name__
-        if MEETING & {kind.__name__ for kind in type(error).__mro__}:
-            waited = f"the hosts did not meet at {address}:{port} within {config.timeout_seconds:.0f} s"
-            cure = "check that the run was started on all, that MASTER_ADDR is the head's address, and the firewall"
-            outcome.update(code=5, reason=f"{waited}: {said}; {cure}")
+            self._touch()
+        except store.Unreachable as error:
+            return self._out_of_touch(str(error))
+        end = self.entries.get("end")
+        plan = self.entries.get("plan")
+        plan = membership.unpack_plan(plan.value) if plan else None
+        hosts = [Host(**one.value) for key, one in self.entries.items() if key.startswith("hosts/")]
+        if self.attempt:
+            self._watch(plan, hosts, End(**end.value) if end else None)
+            return None
+        if end:
+            return self._conclude(End(**end.value))
+        if self.asked:
+            self._end(self._own_end())
+        elif plan and plan.has(self.me.node) and plan.attempt > self.me.done:
+            self._start(plan)
+        elif all(host.node >= self.me.node for host in hosts):
+            self._decide(plan, hosts)
+        elif plan and self.me.name in plan.left_out:
+            self._say("stalled", f"{self.me.name} is left out of the run: it failed again and again")
         else:
-            cure = "if this names a library or a module, the environment is damaged: run site.yml, which tests it"
-            outcome.update(
-                code=1, reason=f"the ranks could not be started: {type(error).__name__}: {said}; {cure}"
-            )
+            self._say("starting" if plan is None else "restarting", self.shown[1] if self.shown else None)
+        return None
 
-
-def _meeting_place(parameters):
-    """torch's static rendezvous, whose store listens on the head's own address alone instead of on every one."""
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
-
-    handler = static_tcp_rendezvous.create_rdzv_handler(parameters)
-    handler.get_backend = lambda: MEETING_PLACE
-    if handler.rank == 0:
-        place = (handler.master_addr, handler.master_port)
-        family = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server(place, family=family)
-        handler._store = TCPStore(
-            *place,
-            handler.world_size,
-            True,
-            handler.timeout,
-            multi_tenant=True,
-            master_listen_fd=listener.detach(),
-        )
-    return handler
-
-
-def _conclude(run_dir: Path, outcome: dict, asked: bool, host: str, status: metrics.Status) -> int:
-    """Write the final status.json; returns the exit code. `asked`: this launcher was told to stop."""
-    code, reason = outcome.get("code", 1), outcome.get("reason", "torchrun's agent ended without a word")
-    if "failures" in outcome:
-        rank, code = _root_cause(outcome["failures"])
-        tail = _last_words(run_dir / "logs" / f"rank-{rank}.log")
-        if asked and code in (-signal.SIGTERM, 5):
-            code = 75
-            reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
-        elif code < 0:
-            name = signal.Signals(-code).name
-            hint = (
-                "; the kernel does so when memory runs out: see `journalctl -k`" if name == "SIGKILL" else ""
-            )
-            reason = f"rank {rank} on {host} was killed by {name}{hint}. Its last lines: {tail}"
-            code = 1
-        else:
-            reason = tail or f"rank {rank} on {host} ended with exit code {code} and without a word"
-    state = {0: "finished", 75: "stopped"}.get(code, "failed")
-    try:
-        known = json.loads((run_dir / "status.json").read_text())
-    except (OSError, ValueError):
-        known = {}
-    # The first rank may have seen only that it lost a peer; the rank that failed first knows why.
-    status.facts.update({**known, "attempt": status.facts["attempt"]})
-    status.facts["state"] = None
-    if code:
+    def leave(self) -> None:
+        """Whatever happens to this launcher, no rank outlives it; the others need not wait for the lease."""
+        if self.attempt:
+            self.attempt.kill()
         with contextlib.suppress(OSError):
-            print(f"{state}: {reason}", file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError):  # a full disk must not take the reason with it
-        status.update(state=state, reason=reason)
-    return code
+            self.store.leave(self.key)
 
+    # --- the store ---
 
-def _root_cause(failures: dict[int, int]) -> tuple[int, int]:
-    """The rank that failed first and its code: whoever lost a peer, or was ended by the agent, came later."""
-    own = {rank: code for rank, code in failures.items() if code not in (5, -signal.SIGTERM)}
-    return next(iter((own or failures).items()))
+    def _touch(self) -> None:
+        """Renew this host's record, and read the others'."""
+        if not self.met:
+            # A launcher that comes back knows nothing of an attempt that is under way: it is over here.
+            self.entries = self.store.read()
+            if "plan" in self.entries:
+                back = "its launcher was started anew (a reboot, or somebody killed it)"
+                attempt = self.entries["plan"].value["attempt"]
+                self.me = dataclasses.replace(self.me, done=attempt, reason=back, ended=time.time())
+            self.met = True
+        self.store.live(self.key, membership.pack(self.me))
+        self.entries = self.store.read()
+        self.touched = time.monotonic()
 
+    def _out_of_touch(self, why: str) -> int | None:
+        """The store does not answer: wait for it; end the ranks before others may take this host for dead."""
+        silent = time.monotonic() - self.touched
+        if self.attempt:
+            if self.asked:
+                self.environment.yield_file.touch()
+            if silent > OUT_OF_TOUCH:
+                self.attempt.kill()
+                self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}"))
+            elif (outcome := self.attempt.poll()) is not None:
+                self._over(outcome)
+            return None
+        if self.asked:
+            return self._conclude(End(STOPPED, "stopped on request, while the store could not be asked"))
+        if not self.met and not self.me.done and silent > self.config.timeout_seconds:
+            cure = "see there `systemctl status trainyard-etcd`, and the firewall; site.yml sets both up"
+            return self._conclude(End(LOST, f"{why}; {cure}"))
+        if silent > GRACE:
+            self._say("stalled", f"paused: {why}; the run goes on here when it does")
+        return None
 
-def _last_words(path: Path) -> str:
-    """What a rank's log ends with: its `error:` message, or its last lines."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return ""
-    attempt = text[max(text.rfind("\n=== "), 0) :].strip()
-    for mark in MARKS:
-        at = attempt.rfind(f"\n{mark}")
-        if at >= 0:
-            return attempt[at + 1 + len(mark) :].strip()
-    return "\n".join(attempt.splitlines()[-5:])
+    def _end(self, end: End) -> None:
+        self.store.put_if("end", membership.pack(end), 0)
 
+    def _own_end(self) -> End:
+        """The end of a run that was stopped here, unless its ranks failed over it."""
+        if self.me.code not in (None, 0, LOST, STOPPED):
+            return End(max(self.me.code, 1), self.me.reason)
+        when = "" if self.me.code is not None else " before the hosts had met"
+        return End(STOPPED, f"stopped on request on {self.me.name}{when}")
 
-def _check_port(address: str, port: int) -> None:
-    if not 1 <= port <= 65535:
-        raise BadInput(f"MASTER_PORT {port} is no port; choose one from 1024 to 65535")
-    try:
-        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((address, port), family=family).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise BadInput(
-                f"MASTER_PORT {port} is in use on this host, by an active run or another program "
-                f"(`ss -ltnp 'sport = :{port}'` names it); stop that, or choose another port"
-            ) from None
-        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            raise BadInput(
-                f"MASTER_ADDR {address} is no address of this host, which is the head (NODE_RANK 0); correct it"
-            ) from None
-        raise BadInput(
-            f"MASTER_PORT {port} cannot be used: {error.strerror}; choose one from 1024 to 65535"
-        ) from None
-
-
-def _attempts(run_dir: Path) -> int:
-    try:
-        return int(json.loads((run_dir / "status.json").read_text())["attempt"] or 0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-def _started(run_dir: Path, rank: int, attempt: int) -> bool:
-    try:
-        return f"attempt {attempt}, rank {rank} " in (run_dir / "logs" / f"rank-{rank}.log").read_text(
-            errors="replace"
+    def _decide(self, plan: Plan | None, hosts: list[Host]) -> None:
+        """Speak for all: the next attempt, or the end."""
+        patience = max(ALL_HERE, self.config.timeout_seconds)
+        late = time.monotonic() - self.begin > patience
+        word = membership.next_word(
+            plan,
+            hosts,
+            expected=self.expected,
+            late=late,
+            least=self.config.min_nodes,
+            restarts=self.config.restarts,
         )
-    except OSError:
-        return False
+        if isinstance(word, Wait):
+            if word.reason and plan is None and late:
+                self._end(
+                    End(
+                        LOST,
+                        f"{word.reason}; the others did not come within {patience:.0f} s: "
+                        "see their logs, and the firewall between the hosts",
+                    )
+                )
+            elif word.reason:
+                self._say("starting" if plan is None else "stalled", word.reason)
+        elif isinstance(word, End):
+            self._end(word)
+        else:
+            now = time.monotonic()
+            if self.word_since is None or self.word_since[0] != word.attempt:
+                self.word_since = (word.attempt, now)
+            if now - self.word_since[1] >= BACK_OFF * max(0, word.failures - 1):
+                entry = self.entries.get("plan")
+                self.store.put_if("plan", membership.pack(word), entry.revision if entry else 0)
+
+    # --- an attempt ---
+
+    def _start(self, plan: Plan) -> None:
+        size = sum(member.processes for member in plan.members)
+        self.status.facts.update(attempt=plan.attempt, world_size=size, note=plan.reason or None)
+        self._say("starting", plan.reason or None)
+        if plan.reason:
+            print(f"attempt {plan.attempt}: {plan.reason}", flush=True)
+        self.troubled = None
+        self.environment.yield_file.unlink(missing_ok=True)
+        self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
+
+    def _watch(self, plan: Plan, hosts: list[Host], end: End | None) -> None:
+        """See whether the attempt has ended here, must end, or should make room for another one."""
+        attempt, mine = self.attempt, self.attempt.plan
+        if (outcome := attempt.poll()) is not None:
+            return self._over(outcome)
+        now = time.monotonic()
+        living = {host.node: host for host in hosts}
+        others = [living[one.node] for one in mine.members if one.node in living and one.node != self.me.node]
+        gone = [one.name for one in mine.members if one.node not in living]
+        if plan is None or plan.attempt > mine.attempt:
+            return self._kill("the others go on without this host", LOST)
+        if gone:
+            return self._kill(f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone", LOST)
+        ended = [host for host in others if host.done >= mine.attempt]
+        if self.asked and not attempt.has_started:
+            self._kill("stopped on request before the hosts had met", STOPPED)
+        elif self.asked or (end and end.code == STOPPED):
+            self.environment.yield_file.touch()
+        if ended or end:
+            self.troubled = self.troubled or now
+            failed = [host for host in ended if host.code not in (0, STOPPED)]
+            # Those that save or finish together may take their time, by as much as a step may.
+            patience = GRACE if failed else max(GRACE, self.config.timeout_seconds)
+            if now - self.troubled > patience:
+                if all(host.code == LOST for host in failed):
+                    self._kill(f"{self.me.name}: a rank hung: the others lost it, and it did not end")
+                else:
+                    self._kill(f"{failed[0].name} failed", LOST)
+        elif self._may_take_in(hosts, now):
+            self.environment.yield_file.touch()
+
+    def _may_take_in(self, hosts: list[Host], now: float) -> bool:
+        """Whether this is the host to interrupt the attempt for one that has come (back), and the time to."""
+        plan = self.attempt.plan
+        new = [one for one in hosts if not plan.has(one.node) and one.name not in plan.left_out]
+        if not new or plan.members[0].node != self.me.node or now - self.attempt.begin < JOIN_AFTER:
+            return False
+        known = _status(self.environment)
+        return (
+            known.get("state") == "running"
+            and known.get("attempt") == plan.attempt
+            and bool(known.get("slowest"))
+        )
+
+    def _kill(self, why: str, code: int = 1) -> None:
+        self.attempt.kill()
+        self._over(Outcome(code, why))
+
+    def _over(self, outcome: Outcome) -> None:
+        """Note how the attempt ended here, for the others to see."""
+        attempt, self.attempt = self.attempt.plan.attempt, None
+        known = _status(self.environment)
+        if self.asked and outcome.code in (-signal.SIGTERM, LOST):
+            reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
+            outcome = Outcome(STOPPED, reason)
+        self.me = dataclasses.replace(
+            self.me,
+            done=attempt,
+            code=outcome.code,
+            reason=outcome.reason,
+            ended=time.time(),
+            saved=known.get("last_checkpoint") or 0,
+            port=_port(self.me.address),
+        )
+        if self.asked and outcome.code:
+            with contextlib.suppress(store.Unreachable):
+                self._end(
+                    self._own_end()
+                )  # before the others see that it is over here, and plan the next one
+        if outcome.code:
+            self._say("restarting", outcome.reason)
+            with contextlib.suppress(OSError):
+                print(f"attempt {attempt} ended: {outcome.reason}", file=sys.stderr, flush=True)
+
+    # --- words ---
+
+    def _conclude(self, end: End) -> int:
+        """Write the final status.json; returns the exit code."""
+        code, reason = end.code, end.reason
+        if code not in (0, STOPPED) and self.me.code in (LOST, STOPPED):
+            # The host that is at fault has the code; here it was a lost peer.
+            code, reason = LOST, self.me.reason if self.me.code == LOST else end.reason
+        elif code == STOPPED and self.me.code == STOPPED:
+            reason = self.me.reason
+        code = code if code >= 0 else 1
+        for file in (self.environment.stop_file, self.environment.yield_file):
+            file.unlink(missing_ok=True)
+        state = {0: "finished", STOPPED: "stopped"}.get(code, "failed")
+        if code:
+            with contextlib.suppress(OSError):
+                print(f"{state}: {reason}", file=sys.stderr, flush=True)
+        self.status.facts["launch"] = self.launch or None
+        self._say(state, reason if code else None)
+        return code
+
+    def _say(self, state: str, reason: str | None) -> None:
+        """Bring status.json up to date, the ranks' last word on steps and losses kept."""
+        if (state, reason) == self.shown and self.attempt is None:
+            return
+        self.shown = (state, reason)
+        own = ("attempt", "world_size", "launch", "note")
+        kept = {name: self.status.facts[name] for name in own if self.status.facts.get(name) is not None}
+        self.status.facts.update({**_status(self.environment), **kept})
+        self.status.facts["state"] = None
+        with contextlib.suppress(OSError):  # a full disk must not take the reason with it
+            self.status.update(state=state, reason=reason)
+
+
+def _port_at_boot(address: str) -> int:
+    """As `_port`, but the address may be a while in coming."""
+    deadline = time.monotonic() + BOOTING
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BadInput):
+            return _port(address)
+        time.sleep(1)
+    return _port(address)
+
+
+def _port(address: str) -> int:
+    """A port from MASTER_PORT on that is free at `address`; raises BadInput where there is none, or no such address."""
+    wanted = number("MASTER_PORT", 29500)
+    if not 1 <= wanted <= 65535:
+        raise BadInput(f"MASTER_PORT {wanted} is no port; choose one from 1024 to 65535")
+    for port in range(wanted, min(wanted + PORTS, 65536)):
+        try:
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+            socket.create_server((address, port), family=family).close()
+            return port
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                raise BadInput(f"CLUSTER_ADDRESS {address} is no address of this host; correct it") from None
+            raise BadInput(
+                f"MASTER_PORT {port} cannot be used: {error.strerror}; choose one from 1024 to 65535"
+            ) from None
+    raise BadInput(
+        f"MASTER_PORT {wanted} and the {PORTS} ports after it are in use at {address}; choose another"
+    )
+
+
+def _status(environment: Environment) -> dict:
+    try:
+        known = json.loads((environment.run_dir / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -38,6 +38,7 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
                 attempt=environment.attempt,
                 world_size=environment.world_size,
                 host=environment.host,
+                note=os.environ.get("TRAINYARD_REASON") or None,
             )
             status.update(state="starting")
         torch.set_num_threads(

@@ -1,0 +1,197 @@
+"""What happens to machines in a cupboard: the run goes on by itself, and its losses are those of one that nothing met.
+
+Each test does something to a run without an end, waits until it has gone on, stops it, and holds its losses against
+those of one process.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import pytest
+import ranks
+from processes import descendants
+from test_launch import rank_pids
+
+pytestmark = pytest.mark.distributed
+
+# The curve of a run with a constant rate does not depend on where it ends.
+ENDLESS = ("steps=100000", "lr_schedule=constant", "lr=0.001", "checkpoint_every=5")
+COMPARED = 300  # steps
+
+
+@pytest.fixture(scope="module")
+def curve(material, tmp_path_factory):
+    """The losses of one process."""
+    return ranks.run(
+        tmp_path_factory.mktemp("curve"), 1, material / "run.yaml", *ENDLESS[1:3], f"steps={COMPARED}"
+    )
+
+
+@pytest.fixture
+def launch(material, tmp_path):
+    """Starts a run on some nodes of one rank each; ends whatever is left of it."""
+    started = []
+
+    def start(count, *overrides):
+        started.append(ranks.Launch(tmp_path, [1] * count, material / "run.yaml", *ENDLESS, *overrides))
+        return started[0]
+
+    yield start
+    for node in started[0].nodes:
+        for pid in [node.pid, *descendants(node.pid)]:
+            kill(pid)
+        node.communicate()
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait(condition, seconds=120):
+    """Until `condition()`; returns how long it took."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, "it did not come to pass"
+        time.sleep(0.05)
+    return time.monotonic() - begin
+
+
+def state(run, node):
+    try:
+        return ranks.status(run.root / f"node{node}")
+    except (OSError, ValueError):
+        return {}
+
+
+def step(run, node):
+    return state(run, node).get("step") or 0
+
+
+def running(run, node, attempt, size):
+    """Whether attempt `attempt`, of `size` ranks, has made steps on the node."""
+    known = state(run, node)
+    return (known.get("attempt"), known.get("world_size"), known.get("state")) == (
+        attempt,
+        size,
+        "running",
+    ) and known.get("slowest")
+
+
+def power_cut(run, node):
+    """All of a node's processes end at once."""
+    run.nodes[node].kill()
+    for pid in descendants(run.nodes[node].pid):
+        kill(pid)
+
+
+def stop(run, *nodes):
+    """Stop the run by a signal to the first of `nodes`; all of them end with 75."""
+    run.nodes[nodes[0]].send_signal(signal.SIGTERM)
+    for node in nodes:
+        assert run.nodes[node].wait(timeout=120) == 75, run.nodes[node].stderr.read()
+
+
+def events(run, node):
+    lines = (run.root / f"node{node}" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return [record for record in records if record.get("event") == "restart"]
+
+
+def same(run, node, curve):
+    found = ranks.losses(run.root / f"node{node}")  # every step once
+    count = min(len(found), COMPARED)
+    assert count > 20
+    assert found[:count] == pytest.approx(curve[:count], rel=1e-5)
+
+
+def test_a_killed_rank(launch, curve):
+    run = launch(2)
+    wait(lambda: step(run, 0) > 12)
+    os.kill(rank_pids(run.nodes[1].pid)["1"], signal.SIGKILL)
+    print("seconds", wait(lambda: running(run, 0, 2, 2) and running(run, 1, 2, 2)))
+    stop(run, 0, 1)
+    for node in (0, 1):
+        same(run, node, curve)
+        (event,) = events(run, node)
+        assert event["attempt"] == 2 and "rank 1 on node1 was killed by SIGKILL" in event["reason"]
+        assert event["step"] >= 10
+
+
+def test_a_host_is_cut_off_and_comes_back(launch, curve):
+    run = launch(3)
+    wait(lambda: step(run, 0) > 12)
+    power_cut(run, 1)
+    print("seconds", wait(lambda: running(run, 0, 2, 2) and running(run, 2, 2, 2)))
+    assert state(run, 2)["note"] == "node1 is gone"
+    run.nodes[1] = run.start(1)
+    print("seconds", wait(lambda: all(running(run, node, 3, 3) for node in range(3))))
+    stop(run, 2, 1, 0)
+    for node in range(3):
+        same(run, node, curve)
+        assert [one["reason"] for one in events(run, node)] == ["node1 is gone", "node1 takes part"]
+
+
+@pytest.mark.full
+def test_the_head_is_gone_for_good(launch, curve):
+    run = launch(3)
+    wait(lambda: step(run, 0) > 12)
+    power_cut(run, 0)
+    wait(lambda: running(run, 1, 2, 2) and running(run, 2, 2, 2))
+    stop(run, 1, 2)
+    same(run, 1, curve)
+    same(run, 2, curve)
+
+
+@pytest.mark.full
+def test_a_rank_that_hangs(launch, curve):
+    run = launch(2, "timeout_seconds=15")
+    wait(lambda: step(run, 0) > 12)
+    os.kill(rank_pids(run.nodes[0].pid)["0"], signal.SIGSTOP)
+    wait(lambda: running(run, 0, 2, 2) and running(run, 1, 2, 2))
+    assert "node0: a rank hung" in state(run, 1)["note"]
+    stop(run, 1, 0)
+    same(run, 1, curve)
+
+
+@pytest.mark.full
+def test_all_at_once_as_in_a_power_cut(launch, curve):
+    run = launch(2)
+    wait(lambda: step(run, 0) > 12)
+    power_cut(run, 0)
+    power_cut(run, 1)
+    run.nodes[:] = [run.start(0), run.start(1)]
+    wait(lambda: state(run, 0).get("attempt", 0) >= 2 and state(run, 0).get("world_size") == 2)
+    attempt = state(run, 0)["attempt"]
+    wait(lambda: running(run, 0, attempt, 2) and running(run, 1, attempt, 2) and step(run, 0) > 30)
+    stop(run, 1, 0)
+    same(run, 0, curve)
+    same(run, 1, curve)
+
+
+@pytest.mark.full
+def test_who_loses_the_store_stops_before_the_others_go_on(launch, curve):
+    """One node's store is taken away, as a cut network does: no two halves train the same run."""
+    run = launch(2)
+    wait(lambda: step(run, 0) > 12)
+    os.kill(run.nodes[1].pid, signal.SIGSTOP)  # its lease runs out, while its ranks could go on
+    wait(lambda: running(run, 0, 2, 1))
+    os.kill(run.nodes[1].pid, signal.SIGCONT)
+    wait(lambda: running(run, 0, 3, 2) and running(run, 1, 3, 2))
+    stop(run, 0, 1)
+    same(run, 0, curve)
+
+
+@pytest.mark.full
+def test_what_fails_each_time_is_given_up(launch):
+    """A rank dies at once, again and again."""
+    run = launch(1, "restarts=1", "checkpoint_every=0")
+    for attempt in (1, 2):
+        wait(lambda attempt=attempt: running(run, 0, attempt, 1))
+        os.kill(rank_pids(run.nodes[0].pid)["0"], signal.SIGKILL)
+    assert run.nodes[0].wait(timeout=120) == 1
+    reason = state(run, 0)["reason"]
+    assert "2 attempts in a row failed without a new checkpoint" in reason and "SIGKILL" in reason

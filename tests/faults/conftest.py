@@ -1,0 +1,30 @@
+"""Three provisioned hosts, and a table of what became of them."""
+
+import pytest
+from plays import Plays
+from test_train import book
+
+from lab.lab import Lab, Options, install_missing_tools
+
+TABLE = []
+
+
+@pytest.fixture(scope="session")
+def plays(tmp_path_factory):
+    """Three hosts, deployed by site.yml; down at the end."""
+    install_missing_tools()
+    lab = Lab("faults")
+    try:
+        lab.up(Options(name="faults", hosts=3), replace=True)
+        plays = Plays(lab, tmp_path_factory.mktemp("faults"))
+        done = book(plays, "site.yml", seconds=1800)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield plays
+    finally:
+        lab.down()
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.section("faults")
+    for fault, seconds, limit, note in TABLE:
+        terminalreporter.write_line(f"{fault:<44} {seconds:6.1f} s  (limit {limit})  {note}")

@@ -1,0 +1,199 @@
+"""The fault matrix, on three real hosts: each fault is left to itself, and the run goes on with the same losses.
+
+`make faults` runs it and prints a table of the times from the fault to the next step. A time is held to its limit where
+the fault has one, plus three times what importing torch took here, since machines are slow at that in their own way.
+"""
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import TABLE
+from test_train import LONG, book, command, status, stop
+
+from lab.shell import LabError
+
+HOSTS = ("node1", "node2", "node3")
+RUN = {**LONG, "checkpoint_every": 5, "timeout_seconds": 20, "lr_schedule": "constant"}
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def importing():
+    """Seconds that torch and transformers take to load here, at this load."""
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, transformers.models.gpt2.modeling_gpt2"], check=True)
+    return time.monotonic() - begin
+
+
+@pytest.fixture(scope="module")
+def curve(plays, tmp_path_factory):
+    """The losses of the run that nothing meets."""
+    results = tmp_path_factory.mktemp("curve")
+    settings = {**RUN, "steps": 60, "run": "calm", "trainer_results_dir": results}
+    done = book(plays, "train.yml", **settings)
+    assert done.returncode == 0, done.stdout
+    return losses((results / "calm/metrics.jsonl").read_text())
+
+
+class Run:
+    """A run under way on the three hosts, started by train.yml, which then was killed: nobody watches."""
+
+    def __init__(self, plays, **settings):
+        self.plays, self.name = plays, f"fault{next(numbers)}"
+        from processes import kill_all
+
+        arguments = {**RUN, **settings, "run": self.name}
+        process = subprocess.Popen(
+            command(plays, "train.yml", arguments),
+            env=plays.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self.wait(lambda: all((self.status(host).get("step") or 0) >= 8 for host in HOSTS))
+        finally:
+            kill_all(process)
+
+    def status(self, host):
+        with contextlib.suppress(LabError, ValueError):  # it is off, or boots
+            return status(self.plays, self.name, host)
+        return {}
+
+    def goes_on(self, attempt, *hosts):
+        """Whether the attempt, of these hosts alone, has made steps on all of them."""
+        return all(
+            (known.get("attempt"), known.get("world_size")) == (attempt, len(hosts)) and known.get("slowest")
+            for known in map(self.status, hosts)
+        )
+
+    def wait(self, condition, seconds=240):
+        begin = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begin < seconds, {host: self.status(host) for host in HOSTS}
+            time.sleep(0.3)
+        return time.monotonic() - begin
+
+    def end(self, curve, *hosts):
+        """Stop it; its losses are those of the calm run, on each of `hosts`."""
+        try:
+            for host in hosts:
+                text = self.plays.sh(host, f"cat /var/lib/trainyard/runs/{self.name}/metrics.jsonl")
+                found = losses(text)
+                assert list(found) == list(range(1, len(found) + 1)), host
+                for step in set(found) & set(curve):
+                    assert found[step] == pytest.approx(curve[step], rel=1e-5), (host, step)
+        finally:
+            stop(self.plays, self.name)
+
+
+def losses(text):
+    rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+
+
+def held(fault, seconds, limit, importing, note=""):
+    """Note the time in the table, and hold it to its limit."""
+    TABLE.append((fault, seconds, f"{limit} s + {3 * importing:.0f} s" if limit else "none", note))
+    assert not limit or seconds < limit + 3 * importing
+
+
+def rank_of(plays, host):
+    return plays.sh(host, "pgrep -f 'trainer train' | head -1").strip()
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_a_rank(plays, curve, importing, signal):
+    """Killed; or hung, without a word."""
+    run = Run(plays)
+    plays.sh("node2", f"kill -{signal} {rank_of(plays, 'node2')}")
+    seconds = run.wait(lambda: run.goes_on(2, *HOSTS))
+    held(f"a rank gets SIG{signal}", seconds, 10 if signal == "KILL" else 40, importing)
+    run.end(curve, *HOSTS)
+
+
+def test_a_launcher(plays, curve, importing):
+    run = Run(plays)
+    plays.sh("node3", f"systemctl kill --kill-whom=main --signal=KILL trainyard@{run.name}")
+    seconds = run.wait(lambda: run.goes_on(2, *HOSTS) or run.goes_on(3, *HOSTS))
+    held("a launcher gets SIGKILL", seconds, None, importing)
+    run.end(curve, *HOSTS)
+
+
+@pytest.mark.parametrize("host", ["node1", "node3"])
+def test_a_power_cut_and_back_after_30_seconds(plays, curve, importing, host):
+    run = Run(plays)
+    others = [one for one in HOSTS if one != host]
+    plays.lab.power(host, False)
+    begin = time.monotonic()
+    try:
+        seconds = run.wait(lambda: run.goes_on(2, *others))
+        held(f"{host} loses its power", seconds, 20, importing)
+        time.sleep(max(0, 30 - (time.monotonic() - begin)))
+    finally:
+        plays.lab.power(host, True)
+    seconds = run.wait(lambda: run.goes_on(3, *HOSTS))
+    held(f"{host} boots and is taken in", seconds, None, importing)
+    run.end(curve, *HOSTS)
+
+
+def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
+    run = Run(plays)
+    plays.lab.cut("node2")
+    time.sleep(20)
+    plays.lab.join("node2")
+    seconds = 20 + run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
+    held("a wire is out for 20 s, until all take part", seconds, None, importing)
+    run.end(curve, *HOSTS)
+
+
+def test_a_wire_is_out_for_good(plays, curve, importing):
+    """Two halves never train the same run: the host that is alone stops before the others go on."""
+    run = Run(plays)
+    plays.lab.cut("node3")
+    try:
+        seconds = run.wait(lambda: run.goes_on(2, "node1", "node2"))
+        held("a wire is out for good", seconds, 20, importing)
+        assert run.status("node3")["state"] == "stalled"
+        assert "etcd" in run.status("node3")["reason"]
+    finally:
+        plays.lab.join("node3")
+    run.wait(lambda: run.goes_on(3, *HOSTS))
+    run.end(curve, *HOSTS)
+
+
+def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
+    run = Run(plays)
+    folder = f"/var/lib/trainyard/runs/{run.name}/checkpoints"
+    flip = (
+        f"f=$(ls -d {folder}/step-* | tail -1)/model.safetensors; "
+        "printf X | dd of=$f bs=1 seek=4000 conv=notrunc status=none"
+    )
+    for host in ("node1", "node2"):  # both copies
+        plays.sh(host, f"systemctl kill --signal=STOP trainyard@{run.name}")
+    for host in ("node1", "node2"):
+        plays.sh(host, flip)
+        plays.sh(
+            host, f"kill -KILL {rank_of(plays, host)}; systemctl kill --signal=CONT trainyard@{run.name}"
+        )
+    seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
+    held("the newest checkpoint is damaged, both copies", seconds, None, importing)
+    log = plays.sh("node1", f"cat /var/lib/trainyard/runs/{run.name}/logs/rank-0.log")
+    assert "passed over a damaged checkpoint" in log
+    run.end(curve, *HOSTS)
+
+
+def test_everything_is_restarted(plays, curve, importing):
+    run = Run(plays)
+    for host in HOSTS:
+        plays.lab.power(host, False)
+    for host in HOSTS:
+        plays.lab.power(host, True)
+    seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
+    held("all hosts lose their power, and boot", seconds, None, importing)
+    run.end(curve, *HOSTS)

@@ -1,0 +1,248 @@
+"""One attempt on this host: torchrun's agent in a process of its own, members and ranks given, and its ranks below it.
+
+The agent is forked from the launcher, which has imported torch once: an attempt begins without that wait. Whatever it
+leaves behind becomes the launcher's own child (PR_SET_CHILD_SUBREAPER), so that `Attempt.kill` finds every process.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.cluster.membership import LOST, STOPPED, Plan
+from trainer.config import Config
+from trainer.environment import Environment
+
+MARKS = ("error: ", "stopped: ")
+MEETING_PLACE = "trainyard"
+MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended on this host: the exit code of the rank that failed first (-signal), and why."""
+
+    code: int
+    reason: str
+
+
+def prepare() -> None:
+    """Import what agents need, before any is forked, and become the parent of what they leave behind."""
+    # An agent that ends a moment before the others would otherwise be reported at length; the outcome says what counts.
+    # Its loggers take their level when they are imported.
+    before = os.environ.get("LOGLEVEL")
+    os.environ["LOGLEVEL"] = "CRITICAL"
+    import torch.distributed.elastic.multiprocessing
+    import torch.distributed.elastic.rendezvous.static_tcp_rendezvous
+    import torch.distributed.launcher.api  # noqa: F401
+
+    os.environ.pop("LOGLEVEL")
+    if before is not None:
+        os.environ["LOGLEVEL"] = before
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Attempt:
+    """The ranks of `plan` on host number `node`, under way from the moment that this is made."""
+
+    def __init__(self, plan: Plan, node: int, config: Config, environment: Environment, arguments: list):
+        self.plan, self.begin = plan, time.monotonic()
+        self._environment = environment
+        me = next(number for number, member in enumerate(plan.members) if member.node == node)
+        ranks = [member.processes for member in plan.members]
+        self.ranks = range(sum(ranks[:me]), sum(ranks[: me + 1]))
+        head = plan.members[0]
+        variables = {
+            "NNODES": len(plan.members),
+            "NODE_RANK": me,
+            "NPROC_PER_NODE": ranks[me],
+            "RANK_OFFSET": self.ranks.start,
+            "WORLD_SIZE": sum(ranks),
+            "MASTER_ADDR": head.address,
+            "MASTER_PORT": head.port,
+            "TRAINYARD_RUN_DIR": environment.run_dir,
+            "TRAINYARD_CACHE_DIR": environment.cache_dir,
+            "TRAINYARD_ATTEMPT": plan.attempt,
+            "TRAINYARD_REASON": plan.reason,
+        }
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) // ranks[me])
+        launcher = os.getpid()
+        self._answer, write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            outcome = {}
+            try:
+                os.close(self._answer)
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    # The launcher's to hear. Not SIG_IGN, which ranks would inherit.
+                    signal.signal(number, lambda *_: None)
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() == launcher:
+                    os.environ.update({name: str(value) for name, value in variables.items()})
+                    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+                    os.environ["TRAINYARD_LAUNCHER"] = str(os.getpid())
+                    outcome = _run_agent(config, arguments, variables)
+                    os.write(write, json.dumps(outcome).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a rank of this attempt, on this host, has come to life."""
+        mark = f"attempt {self.plan.attempt}, rank "
+        for rank in self.ranks:
+            with contextlib.suppress(OSError):
+                if mark in self._log(rank).read_text(errors="replace"):
+                    return True
+        return False
+
+    def poll(self) -> Outcome | None:
+        """How it ended, or None while it goes on."""
+        if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            return None
+        with os.fdopen(self._answer) as answer:
+            text = answer.read()
+        _kill_children()
+        return self._outcome(json.loads(text) if text else {})
+
+    def kill(self) -> None:
+        """End all of its processes at once; what they were saving stays invisible."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        _kill_children()
+        os.close(self._answer)
+
+    def _outcome(self, told: dict) -> Outcome:
+        if "failures" not in told:
+            return Outcome(told.get("code", 1), told.get("reason") or "torchrun's agent ended without a word")
+        host = self._environment.host
+        rank, code = _root_cause(told["failures"])
+        tail = _last_words(self._log(rank))
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = (
+                "; the kernel does so when memory runs out: see `journalctl -k`" if name == "SIGKILL" else ""
+            )
+            return Outcome(code, f"rank {rank} on {host} was killed by {name}{hint}. Its last lines:\n{tail}")
+        return Outcome(code, tail or f"rank {rank} on {host} ended with exit code {code} and without a word")
+
+    def _log(self, rank: int) -> Path:
+        return self._environment.run_dir / "logs" / f"rank-{rank}.log"
+
+
+def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
+    """Run torchrun's agent to its end, in the forked process: {code, reason} or {failures: [[rank, code], …]}."""
+    try:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        rendezvous_handler_registry.register(MEETING_PLACE, _meeting_place)
+        place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+        launch = LaunchConfig(
+            min_nodes=variables["NNODES"],
+            max_nodes=variables["NNODES"],
+            nproc_per_node=variables["NPROC_PER_NODE"],
+            run_id=config.run,
+            rdzv_backend=MEETING_PLACE,
+            rdzv_endpoint=place,
+            rdzv_configs={"rank": variables["NODE_RANK"], "timeout": int(config.timeout_seconds)},
+            local_addr=os.environ.get("CLUSTER_ADDRESS") or None,
+            max_restarts=0,
+            monitor_interval=0.2,
+            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # each rank writes its own: commands/train.py
+            signals_to_handle="SIGQUIT",
+        )
+        try:
+            elastic_launch(launch, sys.executable)("-m", "trainer", "train", *map(str, arguments))
+            return {"code": 0, "reason": "finished"}
+        except ChildFailedError as error:
+            failures = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
+            return {"failures": [[rank, failure.exitcode] for rank, failure in failures]}
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        said = lines[0] if lines else type(error).__name__
+        if MEETING & {kind.__name__ for kind in type(error).__mro__}:
+            waited = f"the hosts did not meet at {place} within {config.timeout_seconds:.0f} s"
+            cure = "check the network between the hosts, and the firewall"
+            return {"code": LOST, "reason": f"{waited}: {said}; {cure}"}
+        cure = "if this names a library or a module, the environment is damaged: run site.yml, which tests it"
+        return {
+            "code": 1,
+            "reason": f"the ranks could not be started: {type(error).__name__}: {said}; {cure}",
+        }
+
+
+def _meeting_place(parameters):
+    """torch's static rendezvous, whose store listens on the head's own address alone instead of on every one."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+    handler = static_tcp_rendezvous.create_rdzv_handler(parameters)
+    handler.get_backend = lambda: MEETING_PLACE
+    if handler.rank == 0:
+        place = (handler.master_addr, handler.master_port)
+        family = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server(place, family=family)
+        handler._store = TCPStore(
+            *place,
+            handler.world_size,
+            True,
+            handler.timeout,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
+    return handler
+
+
+def _root_cause(failures: list) -> tuple[int, int]:
+    """The rank that failed first and its code: whoever lost a peer, or was ended by the agent, came later."""
+    own = [(rank, code) for rank, code in failures if code not in (LOST, STOPPED, -signal.SIGTERM)]
+    return own[0] if own else tuple(failures[0])
+
+
+def _last_words(path: Path) -> str:
+    """What a rank's log ends with: its `error:` message, or its last lines."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    attempt = text[max(text.rfind("\n=== "), 0) :].strip()
+    for mark in MARKS:
+        at = attempt.rfind(f"\n{mark}")
+        if at >= 0:
+            return attempt[at + 1 + len(mark) :].strip()
+    return "\n".join(attempt.splitlines()[-5:])
+
+
+def _kill_children() -> None:
+    """Kill this process's children, and those that become its own by that, until none is left."""
+    while pids := _children(os.getpid()):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # pid (any name) state parent …
+            if int(re.search(r"\) \S+ (\d+)", stat.read_text())[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found

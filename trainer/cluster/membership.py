@@ -1,0 +1,178 @@
+"""Who takes part in the next attempt of a run, and when a run is over. Decisions only: no I/O, no clock, no torch.
+
+A run is a row of attempts. Each host keeps a record (`Host`) in the store for as long as it lives; the newest `Plan`
+there says who takes part in which attempt. When an attempt is over on all of its hosts that still live, the first of
+the hosts writes the next plan, or the run's `End`. The store takes the first such word and no other.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+ENOUGH = 2  # faults of one host in a row, without a checkpoint between them, after which it is left out
+TOO_OFTEN = 5  # faults of one host in all
+OVER = (0, 2, 3)  # exit codes that no other attempt would change: finished, bad input, diverged
+STOPPED, LOST = 75, 5
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a host says of itself."""
+
+    node: int  # its place in the inventory
+    name: str
+    address: str
+    port: int  # free there, for the ranks to meet at
+    processes: int
+    done: int = 0  # the last attempt that is over here, or that this host's launcher does not know
+    code: int | None = None  # how that ended: exit code of the rank that failed first, -signal, or None
+    reason: str = ""
+    ended: float = 0.0  # seconds since 1970
+    saved: int = 0  # step of the newest checkpoint that it knows of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An attempt, and who takes part; `members` are hosts as they were, in the order of their node ranks."""
+
+    attempt: int
+    members: list[Host]
+    reason: str = ""  # why there is another attempt
+    failures: int = 0  # attempts in a row that failed without a new checkpoint
+    saved: int = 0  # step of the newest checkpoint when this was written
+    blamed: dict[str, int] = field(default_factory=dict)  # host -> faults in all
+    suspect: str = ""  # the host at fault for the last failure, if it brought no new checkpoint
+    left_out: list[str] = field(default_factory=list)
+
+    def has(self, node: int) -> bool:
+        """Whether the host takes part."""
+        return any(member.node == node for member in self.members)
+
+
+@dataclass(frozen=True)
+class End:
+    """How the run ended, for good."""
+
+    code: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to be done yet; `reason` is for a person, where it is worth saying."""
+
+    reason: str = ""
+
+
+def pack(value: Plan | End | Host) -> dict:
+    """As JSON holds it."""
+    return dataclasses.asdict(value)
+
+
+def unpack_plan(value: dict) -> Plan:
+    """The inverse of `pack`."""
+    return Plan(**{**value, "members": [Host(**one) for one in value["members"]]})
+
+
+def next_word(
+    plan: Plan | None, hosts: list[Host], *, expected: int, late: bool, least: int, restarts: int
+) -> Plan | End | Wait:
+    """What the first host has to say when it runs no ranks: another attempt, the end, or nothing yet.
+
+    hosts: those that live. expected: how many the run was started on. late: they had time enough to come. least: hosts
+    that an attempt must have (min_nodes). restarts: failures in a row without a new checkpoint that are tried again.
+    """
+    hosts = sorted(hosts, key=lambda host: host.node)
+    if plan is None:
+        if len(hosts) < expected and not (late and len(hosts) >= least):
+            return Wait(f"{len(hosts)} of {expected} hosts are ready: {_names(hosts)}")
+        attempt = 1 + max(host.done for host in hosts)
+        reason = f"started on {_names(hosts)} alone" if len(hosts) < expected else ""
+        return Plan(attempt, hosts, reason, saved=max(host.saved for host in hosts))
+
+    members = [host for host in hosts if plan.has(host.node)]
+    if any(host.done < plan.attempt for host in members):
+        return Wait()
+    gone = [one for one in plan.members if all(one.node != host.node for host in hosts)]
+    for code in OVER:
+        for host in members:
+            if host.code == code and host.done == plan.attempt:
+                return End(code, host.reason)
+    planned = not gone and all(host.code == STOPPED for host in members)
+    saved = max([plan.saved, *(host.saved for host in hosts)])
+    if planned:
+        word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="")
+    else:
+        word = _after_failure(plan, members, gone, saved)
+        if word.failures > restarts:
+            return End(*_last_fault(plan, members, gone, word.failures))
+    chosen = [host for host in hosts if host.name not in word.left_out]
+    if len(chosen) < least or not chosen:
+        short = f"{len(chosen)} of the {least} hosts that the run must have (min_nodes) are there"
+        return Wait(f"{word.reason + '; ' if word.reason else ''}{short}: {_names(chosen) or 'none'}")
+    return dataclasses.replace(
+        word,
+        attempt=max([plan.attempt, *(host.done for host in hosts)]) + 1,
+        members=chosen,
+        reason=word.reason + _changes(plan, chosen, gone, word),
+    )
+
+
+def _after_failure(plan: Plan, members: list[Host], gone: list[Host], saved: int) -> Plan:
+    """The plan's book-keeping after a failed attempt; the members are chosen elsewhere."""
+    culprit = _culprit(members, gone)
+    name = culprit.name if culprit else ""
+    progress = saved > plan.saved
+    blamed = {**plan.blamed, name: plan.blamed.get(name, 0) + 1} if name else plan.blamed
+    again = bool(name) and not progress and plan.suspect == name
+    remaining = {host.name for host in members} - {name, *plan.left_out}
+    out = bool(name) and remaining and (again or blamed[name] >= TOO_OFTEN)
+    return dataclasses.replace(
+        plan,
+        failures=0 if out else 1 if progress else plan.failures + 1,
+        saved=saved,
+        blamed=blamed,
+        suspect=name,
+        left_out=[*plan.left_out, name] if out else plan.left_out,
+        reason=_fault(members, gone),
+    )
+
+
+def _culprit(members: list[Host], gone: list[Host]) -> Host | None:
+    """The host at fault: the first that failed by itself, else one that is gone; None where it cannot be told."""
+    own = [host for host in members if host.code not in (0, LOST, STOPPED)]
+    return min(own, key=lambda host: host.ended) if own else gone[0] if gone else None
+
+
+def _fault(members: list[Host], gone: list[Host]) -> str:
+    """What happened, in a line."""
+    if gone and all(host.code in (0, LOST, STOPPED) for host in members):
+        return f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+    culprit = _culprit(members, gone) or min(members, key=lambda host: host.ended)
+    said = (culprit.reason or "its ranks ended").splitlines()[0]
+    return said if culprit.name in said else f"{culprit.name}: {said}"
+
+
+def _last_fault(plan: Plan, members: list[Host], gone: list[Host], failures: int) -> tuple[int, str]:
+    """Exit code and reason of a run that is given up."""
+    culprit = _culprit(members, gone) or min(members, key=lambda host: host.ended)
+    code = culprit.code if (culprit.code or 0) > 0 else LOST if culprit in gone else 1
+    reason = culprit.reason if culprit not in gone else f"{_names(gone)} fell silent and did not come back"
+    if failures > 1:
+        reason = f"{failures} attempts in a row failed without a new checkpoint; the last one: {reason}"
+    return code, reason
+
+
+def _changes(plan: Plan, chosen: list[Host], gone: list[Host], word: Plan) -> str:
+    """Who is left out and who is new."""
+    said = ""
+    for name in word.left_out[len(plan.left_out) :]:
+        said += f"; {name} failed again and again and is left out"
+    new = [host for host in chosen if not plan.has(host.node)]
+    if new:
+        said += f"{'; ' if word.reason else ''}{_names(new)} {'takes' if len(new) == 1 else 'take'} part"
+    return said
+
+
+def _names(hosts: list[Host]) -> str:
+    names = [host.name for host in hosts]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,227 @@
+"""What the hosts of a run share: a few small JSON values, each changed only by who knows its newest revision.
+
+A host's own record is tied to a lease: it is gone LEASE seconds after the host last renewed it. Three stores do this:
+etcd (TRAINYARD_STORE=http://10.0.0.1:2389,http://…), a directory for nodes that share a machine (a path), and this
+process's memory for a run of one host. There is no consensus of our own.
+"""
+
+import base64
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import time
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import BadInput
+
+LEASE = 12.0  # seconds that a host's record outlives its last sign of life
+KEPT = 30 * 86400  # seconds that a run's plan and its end are remembered
+PATIENCE = 1.5  # seconds for one answer of etcd
+
+
+class Unreachable(OSError):
+    """The store does not answer, or has no majority."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value, and the revision that who changes it must name."""
+
+    value: dict
+    revision: int
+
+
+def connect(place: str, run: str, own_address: str = ""):
+    """The store at `place` (TRAINYARD_STORE), for one start of a run; "" is this process's memory."""
+    if not place:
+        return Memory()
+    if place.startswith("/"):
+        return Directory(Path(place), run)
+    return Etcd(place, run, own_address)
+
+
+class Memory:
+    """The store of a run that has one host: nobody shares it."""
+
+    def __init__(self):
+        self._entries: dict[str, Entry] = {}
+
+    def read(self) -> dict[str, Entry]:
+        """All values, by key."""
+        return dict(self._entries)
+
+    def put_if(self, key: str, value: dict, revision: int) -> bool:
+        """Set `key`, unless its revision is another (0: it is not there) by now; whether it was set."""
+        known = self._entries.get(key)
+        if (known.revision if known else 0) != revision:
+            return False
+        self._entries[key] = Entry(value, revision + 1)
+        return True
+
+    def live(self, key: str, value: dict) -> None:
+        """Set this host's own record and renew its lease; call it more often than each LEASE seconds."""
+        known = self._entries.get(key)
+        self._entries[key] = Entry(value, known.revision + 1 if known else 1)
+
+    def leave(self, key: str) -> None:
+        """Take this host's own record away."""
+        self._entries.pop(key, None)
+
+
+class Directory:
+    """A file that the nodes of one machine share (inventory/local, tests); leases by the machine's own clock."""
+
+    def __init__(self, folder: Path, run: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / f"{run}.json"
+        self.lock = folder / f"{run}.lock"
+
+    @contextlib.contextmanager
+    def _opened(self, write: bool = True):
+        """The file's content, locked; written back when the block ends."""
+        with self.lock.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            try:
+                content = json.loads(self.file.read_text())
+            except (OSError, ValueError):
+                content = {"boot": boot, "entries": {}}
+            now = time.monotonic()
+            entries = {
+                key: one
+                for key, one in content["entries"].items()
+                if one["until"] is None or (content["boot"] == boot and one["until"] > now)
+            }
+            yield entries
+            if write:
+                temporary = self.file.with_suffix(".new")
+                temporary.write_text(json.dumps({"boot": boot, "entries": entries}))
+                os.replace(temporary, self.file)
+
+    def read(self) -> dict[str, Entry]:
+        """As `Memory.read`."""
+        with self._opened(write=False) as entries:
+            return {key: Entry(one["value"], one["revision"]) for key, one in entries.items()}
+
+    def put_if(self, key: str, value: dict, revision: int) -> bool:
+        """As `Memory.put_if`."""
+        with self._opened() as entries:
+            if entries.get(key, {"revision": 0})["revision"] != revision:
+                return False
+            entries[key] = {"value": value, "revision": revision + 1, "until": None}
+            return True
+
+    def live(self, key: str, value: dict) -> None:
+        """As `Memory.live`."""
+        with self._opened() as entries:
+            revision = entries.get(key, {"revision": 0})["revision"] + 1
+            entries[key] = {"value": value, "revision": revision, "until": time.monotonic() + LEASE}
+
+    def leave(self, key: str) -> None:
+        """As `Memory.leave`."""
+        with self._opened() as entries:
+            entries.pop(key, None)
+
+
+class Etcd:
+    """etcd by its JSON gateway (Ubuntu 22.04 has 3.3, which calls it v3beta); any member that answers will do.
+
+    places: members' addresses, by commas. own_address: this host's; its member, if it has one, is asked first.
+    """
+
+    def __init__(self, places: str, run: str, own_address: str = ""):
+        self.members = []
+        for place in places.split(","):
+            url = urllib.parse.urlsplit(place)
+            if url.scheme != "http" or not url.hostname or not url.port:
+                raise BadInput(
+                    f"environment variable TRAINYARD_STORE: expected a path or http://ADDRESS:PORT,…, found '{place}'"
+                )
+            self.members.append((url.hostname, url.port))
+        self.members.sort(key=lambda member: member[0] != own_address)
+        self.prefix = f"/trainyard/{run}/"
+        self._connection: http.client.HTTPConnection | None = None
+        self._api = "v3"
+        self._own_lease: str | None = None
+        self._renewed = 0.0
+        self._told: dict | None = None
+
+    def read(self) -> dict[str, Entry]:
+        """As `Memory.read`."""
+        last = self.prefix[:-1] + chr(ord("/") + 1)
+        answer = self._ask("kv/range", {"key": _packed(self.prefix), "range_end": _packed(last)})
+        return {
+            base64.b64decode(one["key"]).decode().removeprefix(self.prefix): Entry(
+                json.loads(base64.b64decode(one["value"])), int(one["mod_revision"])
+            )
+            for one in answer.get("kvs", ())
+        }
+
+    def put_if(self, key: str, value: dict, revision: int) -> bool:
+        """As `Memory.put_if`."""
+        name = _packed(self.prefix + key)
+        lease = self._ask("lease/grant", {"TTL": KEPT})["ID"]
+        put = {"key": name, "value": _packed(json.dumps(value)), "lease": lease}
+        known = {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+        answer = self._ask("kv/txn", {"compare": [known], "success": [{"request_put": put}]})
+        return bool(answer.get("succeeded"))
+
+    def live(self, key: str, value: dict) -> None:
+        """As `Memory.live`."""
+        now = time.monotonic()
+        if self._own_lease is not None and now - self._renewed >= LEASE / 5:
+            answer = self._ask("lease/keepalive", {"ID": self._own_lease})
+            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+                self._own_lease = self._told = None
+            self._renewed = now
+        if self._own_lease is None:
+            self._own_lease = self._ask("lease/grant", {"TTL": int(LEASE)})["ID"]
+            self._renewed = now
+        if value != self._told:
+            put = {
+                "key": _packed(self.prefix + key),
+                "value": _packed(json.dumps(value)),
+                "lease": self._own_lease,
+            }
+            try:
+                self._ask("kv/put", put)
+            except Unreachable:
+                self._own_lease = self._told = None  # it may have run out meanwhile
+                raise
+            self._told = value
+
+    def leave(self, key: str) -> None:
+        """As `Memory.leave`."""
+        self._ask("kv/deleterange", {"key": _packed(self.prefix + key)})
+
+    def _ask(self, path: str, message: dict) -> dict:
+        """One request, to each member in turn until one answers; raises Unreachable where none does."""
+        said = "no answer"
+        for _ in range(len(self.members) + 1):
+            try:
+                if self._connection is None:
+                    self._connection = http.client.HTTPConnection(*self.members[0], timeout=PATIENCE)
+                    self._connection.request("GET", "/version")
+                    version = json.loads(self._connection.getresponse().read())["etcdserver"]
+                    self._api = "v3beta" if version.startswith("3.3.") else "v3"
+                self._connection.request("POST", f"/{self._api}/{path}", json.dumps(message))
+                answer = self._connection.getresponse()
+                content = json.loads(answer.read())
+                if answer.status == 200:
+                    return content
+                said = f"{content.get('error', answer.status)}"
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+                said = f"{type(error).__name__}: {error}"
+            self._connection.close()
+            self._connection = None
+            self.members.append(self.members.pop(0))
+        where = ", ".join(f"{address}:{port}" for address, port in sorted(self.members))
+        raise Unreachable(f"etcd at {where} does not answer ({said})")
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
