@@ -2,6 +2,7 @@
 
     tests/run.py [LAYER …]        all layers, or the named ones; `make test` calls this
 
+The playbooks' layer, which mostly waits, runs beside the ones before it; what it prints is shown in its turn.
 A layer that fails does not hide the later ones. One that passes its time limit is stopped and counts as failed.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only where nothing failed.
 """
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -23,7 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, not the system's
 
 # Layer -> minutes after which it is stopped, for hangs; three times as many where the whole is run (FULL=1).
-LIMITS = {"lint": 3, "unit": 8, "distributed": 9, "playbooks": 18, "lab": 42}
+LIMITS = {"lint": 3, "unit": 8, "distributed": 16, "playbooks": 25, "lab": 40}
+BESIDE = "playbooks"  # the layer that runs beside those before it
+RUNNING = set()  # processes under way
 
 
 @dataclass
@@ -67,10 +71,11 @@ def lint_checks():
     ]
 
 
-def run(command, seconds):
+def run(command, seconds, output=None):
     """Runs `command` in a process group of its own; returns its exit status, or None where it took too long.
 
-    A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what they built.
+    output: a file for what it prints. A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what
+    they built.
     """
     # What the user tells Ansible by environment is no part of this checkout.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
@@ -79,8 +84,15 @@ def run(command, seconds):
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output and subprocess.STDOUT,
+        start_new_session=True,
     )
+    RUNNING.add(process)
     try:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -89,6 +101,8 @@ def run(command, seconds):
     except KeyboardInterrupt:
         stop(process)
         raise
+    finally:
+        RUNNING.discard(process)
 
 
 def stop(process):
@@ -121,10 +135,10 @@ def lint(limit):
     return result
 
 
-def pytest(layer, limit, report):
-    """A layer of pytest's: tests/LAYER, counted from its XML report."""
+def pytest(layer, limit, report, output=None):
+    """A layer of pytest's: tests/LAYER, counted from its XML report. output: as `run` has it."""
     command = [BIN / "python", "-m", "pytest", "-q", f"tests/{layer}", f"--junit-xml={report}"]
-    status = run(command, limit)
+    status = run(command, limit, output)
     result = read_report(report)
     if status is None:
         result.failures.append(f"tests/{layer}: stopped at its limit of {limit / 60:g} minutes")
@@ -176,6 +190,28 @@ def summary(results):
     return "\n".join(lines)
 
 
+class Beside(threading.Thread):
+    """A layer that runs while others do."""
+
+    def __init__(self, layer, limit, reports):
+        super().__init__(daemon=True)
+        self.layer, self.limit, self.reports = layer, limit, reports
+        self.result = Result(failures=["broken off"])
+        self.start()
+
+    def run(self):
+        begin = time.monotonic()
+        with (self.reports / "beside.log").open("w") as output:
+            self.result = pytest(self.layer, self.limit, self.reports / f"{self.layer}.xml", output)
+        self.result.seconds = time.monotonic() - begin
+
+    def ended(self):
+        """Wait for it, show what it printed, and return its result."""
+        self.join()
+        print((self.reports / "beside.log").read_text(errors="replace"), flush=True)
+        return self.result
+
+
 def main(names):
     unknown = [name for name in names if name not in LIMITS]
     if unknown:
@@ -186,21 +222,30 @@ def main(names):
         signal.signal(number, signal.default_int_handler)
     results = {}
     reports = Path(tempfile.mkdtemp(prefix="trainyard-tests-"))
+    layers = names or list(LIMITS)
+    limits = {name: LIMITS[name] * 60 * (3 if os.environ.get("TRAINYARD_FULL") else 1) for name in layers}
+    beside = Beside(BESIDE, limits[BESIDE], reports) if BESIDE in layers[1:] else None
     try:
-        for layer in names or LIMITS:
+        for layer in layers:
             print(f"\n==== {layer}", flush=True)
             start = time.monotonic()
-            limit = LIMITS[layer] * 60 * (3 if os.environ.get("TRAINYARD_FULL") else 1)
             try:
+                if beside and layer == BESIDE:
+                    results[layer] = beside.ended()
+                    continue
                 results[layer] = (
-                    lint(limit) if layer == "lint" else pytest(layer, limit, reports / f"{layer}.xml")
+                    lint(limits[layer])
+                    if layer == "lint"
+                    else pytest(layer, limits[layer], reports / f"{layer}.xml")
                 )
             except KeyboardInterrupt:
                 results[layer] = Result(failures=["interrupted"])
+                for process in list(RUNNING):
+                    stop(process)
                 return 130
             finally:
                 result = results.setdefault(layer, Result(failures=["broken off"]))
-                result.seconds = time.monotonic() - start
+                result.seconds = result.seconds or time.monotonic() - start
     finally:
         print(summary(results), flush=True)
         shutil.rmtree(reports)

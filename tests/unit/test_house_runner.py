@@ -134,7 +134,29 @@ def test_an_unknown_layer_is_refused(capsys):
 
 def test_the_limits_leave_ci_room():
     """CI ends a run after 90 minutes; making the environment takes some of them."""
-    assert sum(run_layers.LIMITS.values()) <= 80
+    limits = dict(run_layers.LIMITS)
+    beside, lab = limits.pop(run_layers.BESIDE), limits.pop("lab")
+    assert max(beside, sum(limits.values())) + lab <= 80
+
+
+def test_the_playbooks_run_beside_the_layers_before_them(layers, capsys, tmp_path):
+    """Each waits for the other; what they print is not mixed."""
+    wait = (
+        "import pathlib, time\n"
+        "def test_meet():\n"
+        f"    there = pathlib.Path({str(tmp_path)!r})\n"
+        "    (there / {own!r}).touch()\n"
+        "    until = time.monotonic() + 60\n"
+        "    while not (there / {other!r}).exists():\n"
+        "        assert time.monotonic() < until\n"
+        "        time.sleep(0.05)\n"
+    )
+    layers("unit", wait.replace("{own!r}", "'a'").replace("{other!r}", "'b'"))
+    layers("playbooks", wait.replace("{own!r}", "'b'").replace("{other!r}", "'a'") + "    assert 1 == 2\n")
+    assert run_layers.main(["unit", "playbooks"]) == 1
+    shown = capsys.readouterr().out
+    assert last_line(shown) == "1 passed, 1 failed, 0 skipped"
+    assert shown.index("assert 1 == 2") > shown.index("==== playbooks")
 
 
 def test_docs_name_every_layer():
