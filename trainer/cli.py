@@ -29,7 +29,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "stop":
         from trainer.commands import stop
 
-        return stop.main(options.run_dir)
+        return stop.main(options.run_dir, options.leave)
     if options.command == "generate":
         from trainer.commands import generate
 
@@ -148,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
 
     stop = commands.add_parser("stop", help="ask a run to save and end")
     stop.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    stop.add_argument(
+        "--leave", action="store_true", help="this host alone, as when it shuts down: the others go on"
+    )
     return parser
 
 

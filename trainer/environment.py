@@ -35,6 +35,11 @@ class Environment:
         return self.run_dir / "stop"
 
     @property
+    def leave_file(self) -> Path:
+        """As the stop file, but for this host alone: it shuts down, and the others go on."""
+        return self.run_dir / "leave"
+
+    @property
     def yield_file(self) -> Path:
         """As the stop file, but the run goes on in another attempt; the launcher's own."""
         return self.run_dir / "yield"

@@ -15,6 +15,8 @@ import ranks
 from processes import descendants
 from test_launch import rank_pids
 
+from trainer import cli
+
 pytestmark = pytest.mark.distributed
 
 # The curve of a run with a constant rate does not depend on where it ends.
@@ -154,6 +156,20 @@ def test_a_rank_that_hangs(launch, curve):
     wait(lambda: running(run, 0, 2, 2) and running(run, 1, 2, 2))
     assert "node0: a rank hung" in state(run, 1)["note"]
     stop(run, 1, 0)
+    same(run, 1, curve)
+
+
+@pytest.mark.full
+def test_a_host_that_shuts_down_leaves_the_run_to_the_others(launch, curve):
+    run = launch(2)
+    wait(lambda: step(run, 0) > 12)
+    assert cli.main(["stop", "--leave", str(run.root / "node1")]) == 0
+    assert run.nodes[1].wait(timeout=120) == 75
+    wait(lambda: running(run, 0, 2, 1))
+    run.nodes[1] = run.start(1)
+    wait(lambda: running(run, 0, 3, 2) and running(run, 1, 3, 2))
+    stop(run, 0, 1)
+    same(run, 0, curve)
     same(run, 1, curve)
 
 

@@ -188,6 +188,18 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
     run.end(curve, *HOSTS)
 
 
+def test_a_host_shuts_down_and_boots(plays, curve, importing):
+    """Cleanly, as by `reboot`: nobody waits for a lease."""
+    run = Run(plays)
+    plays.sh("node2", "systemctl poweroff")
+    seconds = run.wait(lambda: run.goes_on(2, "node1", "node3"))
+    held("a host shuts down", seconds, None, importing)
+    plays.lab.power("node2", False)
+    plays.lab.power("node2", True)
+    run.wait(lambda: run.goes_on(3, *HOSTS))
+    run.end(curve, *HOSTS)
+
+
 def test_everything_is_restarted(plays, curve, importing):
     run = Run(plays)
     for host in HOSTS:

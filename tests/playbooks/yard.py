@@ -137,7 +137,7 @@ def said(run):
     return re.sub(r"\x1b\[[0-9;]*m", "", run.stdout.read())
 
 
-def wait_for(condition, seconds=90):
+def wait_for(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {seconds} s"

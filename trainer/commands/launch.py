@@ -44,9 +44,10 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
         return code
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, launcher.ask_to_stop)
-    for file in (environment.stop_file, environment.yield_file):
+    for file in (environment.stop_file, environment.yield_file, environment.leave_file):
         file.unlink(missing_ok=True)
     prepare()
+    launcher.begin = launcher.touched = time.monotonic()  # on a busy machine torch takes its time to load
     try:
         while (code := launcher.look()) is None:
             time.sleep(LOOK)
@@ -62,13 +63,14 @@ class Launcher:
         self.config, self.environment, self.arguments = config, environment, arguments
         self.expected = number("NNODES", 1)
         place = os.environ.get("TRAINYARD_STORE", "")
-        if self.expected > 1 and not place:
+        self.launch = os.environ.get("TRAINYARD_LAUNCH", "")
+        if self.expected > 1 and not (place and self.launch):
             raise BadInput(
-                "NNODES is more than 1 and TRAINYARD_STORE is not set, which says where the hosts agree on who takes "
-                "part: http://ADDRESS:PORT,… of etcd, or a directory if the nodes share a machine; train.yml sets it"
+                "NNODES is more than 1, and TRAINYARD_STORE or TRAINYARD_LAUNCH is not set: where the hosts agree on "
+                "who takes part (http://ADDRESS:PORT,… of etcd, or a directory if the nodes share a machine), and a "
+                "name of this start of the run, the same on all hosts and new each time; train.yml sets both"
             )
         address = os.environ.get("CLUSTER_ADDRESS") or "127.0.0.1"
-        self.launch = os.environ.get("TRAINYARD_LAUNCH", "")
         self.store = store.connect(
             place, f"{config.run}.{self.launch}" if self.launch else config.run, address
         )
@@ -85,6 +87,7 @@ class Launcher:
         self.key = f"hosts/{self.me.node}"
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
+        self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
@@ -108,6 +111,10 @@ class Launcher:
     def look(self) -> int | None:
         """One turn."""
         self.asked = self.asked or self.environment.stop_file.exists()
+        self.leaving = self.leaving or self.environment.leave_file.exists()
+        if self.leaving and not self.attempt:
+            self._say("restarting", f"{self.me.name} shuts down; it takes part again when it is back")
+            return STOPPED
         try:
             self._touch()
         except store.Unreachable as error:
@@ -160,7 +167,7 @@ class Launcher:
         """The store does not answer: wait for it; end the ranks before others may take this host for dead."""
         silent = time.monotonic() - self.touched
         if self.attempt:
-            if self.asked:
+            if self.asked or self.leaving:
                 self.environment.yield_file.touch()
             if silent > OUT_OF_TOUCH:
                 self.attempt.kill()
@@ -248,7 +255,7 @@ class Launcher:
         ended = [host for host in others if host.done >= mine.attempt]
         if self.asked and not attempt.has_started:
             self._kill("stopped on request before the hosts had met", STOPPED)
-        elif self.asked or (end and end.code == STOPPED):
+        elif self.asked or self.leaving or (end and end.code == STOPPED):
             self.environment.yield_file.touch()
         if ended or end:
             self.troubled = self.troubled or now

@@ -7,8 +7,8 @@ from trainer.errors import BadInput
 from trainer.metrics import FINAL
 
 
-def main(run_dir: Path) -> int:
-    """Ask, and return; the run's status.json tells when it has ended."""
+def main(run_dir: Path, leave: bool = False) -> int:
+    """Ask, and return; the run's status.json tells when it has ended. leave: only this host shall end its part."""
     try:
         state = json.loads((run_dir / "status.json").read_text())["state"]
     except (OSError, ValueError, KeyError):
@@ -17,7 +17,7 @@ def main(run_dir: Path) -> int:
         print(f"the run in {run_dir} is not active: it has {state}")
         return 0
     try:
-        (run_dir / "stop").touch()
+        (run_dir / ("leave" if leave else "stop")).touch()
     except PermissionError:
         owner = run_dir.owner()
         raise BadInput(
