@@ -1,22 +1,16 @@
 """The same packed sequences for all: what does the trainer cost beside a loop of a few lines?"""
 
-from bench.measure import HEAD, Case, against, markdown, ours, peer, prepared, rounds, same_losses
+from bench.measure import HEAD, Case, Options, against, markdown, rounds, same_losses
 
 CASE = Case("text", vocabulary=2048, batch_size=8, sequence_length=128, steps=43, untimed=3)
 QUICK = Case("text", vocabulary=2048, batch_size=4, sequence_length=64, steps=4, untimed=1)
+ROUNDS = 5
+CONTENDERS = {"bare loop": "bare", "Trainyard": "ours", "HF Trainer": "hf"}
 
 
-def table(quick: bool) -> str:
-    case = QUICK if quick else CASE
-    with prepared(case) as folder:
-        found = rounds(
-            {
-                "bare loop": lambda: peer("bare", folder),
-                "Trainyard": lambda: ours(case, folder),
-                "HF Trainer": lambda: peer("hf", folder),
-            },
-            1 if quick else 5,
-        )
+def table(options: Options) -> str:
+    case = options.fitted(CASE, QUICK)
+    found = rounds(case, CONTENDERS, options.rounds(ROUNDS))
     return f"""\
 ### Equal settings
 

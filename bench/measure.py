@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,10 +31,27 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Options:
+    """What the command line says of a measurement."""
+
+    quick: bool
+    count: int | None  # rounds
+    threads: int | None
+
+    def fitted(self, case: Case, quick: Case) -> Case:
+        case = quick if self.quick else case
+        return replace(case, threads=self.threads) if self.threads else case
+
+    def rounds(self, usual: int) -> int:
+        return 1 if self.quick else self.count or usual
+
+
+@dataclass(frozen=True)
 class Measured:
     """One run of a contender."""
 
     speed: float  # tokens with a loss, a second, over the timed steps
+    cpu_speed: float  # the same a second of a CPU: what is left of it where others compute here, too
     peak: int  # bytes of resident memory, all of the process's life
     loss: float | None = None  # of the last step, in nats a token
 
@@ -49,23 +66,10 @@ def prepared(case: Case) -> Iterator[Path]:
         yield folder
 
 
-def ours(case: Case, folder: Path) -> Measured:
-    """`trainer train`, as an operator runs it: metrics, checkpoint and model are written."""
-    run_dir = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
-    settings = {"TRAINYARD_RUN_DIR": str(run_dir), "TRAINYARD_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-m", "trainer", "train", str(folder / "run.yaml")]
-    _, peak = process(command, folder, settings)
-    steps = [one for one in metrics(run_dir) if one["kind"] == "train"]
-    timed = steps[case.untimed :]
-    seconds = timed[-1]["time"] - steps[case.untimed - 1]["time"]
-    return Measured(sum(one["tokens"] for one in timed) / seconds, peak, steps[-1]["loss"])
-
-
-def peer(name: str, folder: Path) -> Measured:
-    """A contender of bench/peers.py."""
-    output, peak = process([sys.executable, "-m", "bench.peers", name, str(folder)], folder)
-    found = json.loads(output.splitlines()[-1])
-    return Measured(found["speed"], peak, found["loss"])
+def contend(name: str, folder: Path) -> Measured:
+    """One run of a contender of bench/contenders.py."""
+    output, peak = process([sys.executable, "-m", "bench.contenders", name, str(folder)], folder)
+    return Measured(**json.loads(output.splitlines()[-1]), peak=peak)
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -97,39 +101,49 @@ def process(command: Sequence[str], folder: Path, settings: dict[str, str] | Non
     return output, usage.ru_maxrss * 1024
 
 
-def rounds(contenders: dict, count: int) -> dict[str, Measured]:
-    """The medians of `count` rounds; in a round each contender runs once, so that a slow minute hits them all."""
-    found: dict[str, list[Measured]] = {name: [] for name in contenders}
-    for number in range(count):
-        for name, contend in contenders.items():
-            found[name].append(contend())
-            one = found[name][-1]
-            print(
-                f"  round {number + 1}: {name}: {one.speed:,.0f} tokens/s, {one.peak >> 20:,} MiB",
-                file=sys.stderr,
-                flush=True,
-            )
+def rounds(case: Case, contenders: dict[str, str], count: int) -> dict[str, Measured]:
+    """The medians of `count` rounds, by the contenders' titles; `contenders`: {title: name}.
+
+    In a round each runs once, so that a slow minute hits them all.
+    """
+    found: dict[str, list[Measured]] = {title: [] for title in contenders}
+    with prepared(case) as folder:
+        for number in range(count):
+            for title, name in contenders.items():
+                one = contend(name, folder)
+                found[title].append(one)
+                speeds = f"{one.speed:,.0f} tokens/s, {one.cpu_speed:,.0f} a CPU second"
+                tell(f"round {number + 1}: {title}: {speeds}, {one.peak >> 20:,} MiB")
+
+    def median(ones: list[Measured], name: str) -> float:
+        return statistics.median(getattr(one, name) for one in ones)
+
     return {
-        name: Measured(
-            statistics.median(one.speed for one in ones),
-            int(statistics.median(one.peak for one in ones)),
-            ones[-1].loss,
+        title: Measured(
+            median(ones, "speed"), median(ones, "cpu_speed"), int(median(ones, "peak")), ones[-1].loss
         )
-        for name, ones in found.items()
+        for title, ones in found.items()
     }
 
 
+def tell(line: str) -> None:
+    """How far the measurement is."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
 def against(found: dict[str, Measured], base: str) -> list[list[str]]:
-    """Rows of a table: name, tokens/s, times that of `base`, MiB, times that of `base`."""
+    """Rows of a table, by HEAD: each figure, and how many times that of `base` it is."""
     return [
         [
-            name,
+            title,
             f"{one.speed:,.0f}",
             f"{one.speed / found[base].speed:.2f}",
+            f"{one.cpu_speed:,.0f}",
+            f"{one.cpu_speed / found[base].cpu_speed:.2f}",
             f"{one.peak >> 20:,}",
             f"{one.peak / found[base].peak:.2f}",
         ]
-        for name, one in found.items()
+        for title, one in found.items()
     ]
 
 
@@ -146,4 +160,4 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-HEAD = ("contender", "tokens/s", "of it", "peak MiB", "of it")
+HEAD = ("contender", "tokens/s", "of it", "tokens a CPU second", "of it", "peak MiB", "of it")

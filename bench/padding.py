@@ -1,23 +1,21 @@
 """Records of many lengths: packing against padding."""
 
-from bench.measure import HEAD, Case, against, markdown, ours, peer, prepared, rounds
+from bench.measure import HEAD, Case, Options, against, markdown, rounds
 
 CASE = Case("records", vocabulary=2048, batch_size=8, sequence_length=512, steps=18, untimed=3)
 QUICK = Case("records", vocabulary=2048, batch_size=4, sequence_length=64, steps=4, untimed=1)
+ROUNDS = 3
+CONTENDERS = {
+    "HF Trainer, padding": "hf",
+    "Trainyard": "ours",
+    "TRL SFTTrainer, defaults (padding)": "sft",
+    "TRL SFTTrainer, packing": "sft-packed",
+}
 
 
-def table(quick: bool) -> str:
-    case = QUICK if quick else CASE
-    with prepared(case) as folder:
-        found = rounds(
-            {
-                "HF Trainer, padding": lambda: peer("hf", folder),
-                "Trainyard": lambda: ours(case, folder),
-                "TRL SFTTrainer, defaults (padding)": lambda: peer("sft", folder),
-                "TRL SFTTrainer, packing": lambda: peer("sft-packed", folder),
-            },
-            1 if quick else 3,
-        )
+def table(options: Options) -> str:
+    case = options.fitted(CASE, QUICK)
+    found = rounds(case, CONTENDERS, options.rounds(ROUNDS))
     return f"""\
 ### Records of many lengths
 

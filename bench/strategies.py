@@ -6,7 +6,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from bench.measure import Case, markdown, metrics, prepared, process
+from bench.measure import Case, Options, markdown, metrics, prepared, process, tell
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
 THREADS = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -16,8 +16,8 @@ USED = 0.94  # of a link's bits, as `trainer plan` counts
 GIGABIT = 1e9
 
 
-def table(quick: bool) -> str:
-    case = QUICK if quick else CASE
+def table(options: Options) -> str:
+    case = options.fitted(CASE, QUICK)
     with prepared(case) as folder:
         rows = [_row(name, case, folder) for name in NAMES]
     return f"""\
@@ -56,7 +56,7 @@ def _row(name: str, case: Case, folder: Path) -> list[str]:
     steps = [one for one in metrics(run_dir) if one["kind"] == "train"]
     speed = statistics.median(one["tokens"] / one["step_seconds"] for one in steps[case.untimed :])
     sent = steps[-1]["wire_bytes"]
-    print(f"  {name}: {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+    tell(f"{name}: {speed:,.0f} tokens/s")
     return [
         name,
         f"{steps[-1]['memory_peak_bytes'] >> 20:,}",

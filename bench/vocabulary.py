@@ -1,22 +1,16 @@
 """A vocabulary of 64,000: what holding all logits costs."""
 
-from bench.measure import HEAD, Case, against, markdown, ours, peer, prepared, rounds, same_losses
+from bench.measure import HEAD, Case, Options, against, markdown, rounds, same_losses
 
 CASE = Case("text", vocabulary=64_000, batch_size=8, sequence_length=256, steps=9, untimed=2)
 QUICK = Case("text", vocabulary=64_000, batch_size=2, sequence_length=128, steps=3, untimed=1)
+ROUNDS = 3
+CONTENDERS = {"bare loop": "bare", "Trainyard": "ours", "HF Trainer": "hf"}
 
 
-def table(quick: bool) -> str:
-    case = QUICK if quick else CASE
-    with prepared(case) as folder:
-        found = rounds(
-            {
-                "bare loop": lambda: peer("bare", folder),
-                "Trainyard": lambda: ours(case, folder),
-                "HF Trainer": lambda: peer("hf", folder),
-            },
-            1 if quick else 3,
-        )
+def table(options: Options) -> str:
+    case = options.fitted(CASE, QUICK)
+    found = rounds(case, CONTENDERS, options.rounds(ROUNDS))
     return f"""\
 ### A vocabulary of 64,000
 

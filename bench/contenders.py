@@ -1,11 +1,13 @@
-"""`python -m bench.peers NAME DIR`: one contender on the material in DIR; prints its speed and last loss as JSON.
+"""`python -m bench.contenders NAME DIR`: one contender on the material in DIR; prints its speeds and loss as JSON.
 
 What is common is given to each alike: weights, batch, length, steps, learning rate, threads, float32 on the CPU. The
 rest is each one's own default.
 """
 
 import json
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +20,47 @@ from bench.measure import Case
 IGNORE = -100
 
 
-def bare(case: Case, folder: Path) -> tuple[float, float]:
+class Clock:
+    """Notes the time and this process's CPU time at the end of each step."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        self.ends: list[tuple[float, float]] = []
+
+    def tick(self) -> None:
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+    def speeds(self, tokens: list[int]) -> dict[str, float]:
+        """The speeds over the timed steps; `tokens` with a loss, of each step."""
+        first, last = self.case.untimed, self.case.steps
+        timed = sum(tokens[first:last])
+        seconds, cpu = (b - a for a, b in zip(self.ends[first - 1], self.ends[last - 1], strict=True))
+        return {"speed": timed / seconds, "cpu_speed": timed / cpu}
+
+
+def ours(case: Case, folder: Path) -> dict:
+    """`trainer train`, as an operator runs it: metrics, checkpoint and model are written."""
+    from trainer import cli, metrics
+
+    clock, steps = Clock(case), []
+    write = metrics.Metrics.write
+
+    def noted(self, record):
+        write(self, record)
+        if record["kind"] == "train":
+            clock.tick()
+            steps.append(record)
+
+    metrics.Metrics.write = noted
+    os.environ["TRAINYARD_RUN_DIR"] = tempfile.mkdtemp(prefix="run-", dir=folder)
+    os.environ["TRAINYARD_CACHE_DIR"] = str(folder / "cache")
+    code = cli.main(["train", str(folder / "run.yaml")])
+    if code:
+        sys.exit(code)
+    return {**clock.speeds([one["tokens"] for one in steps]), "loss": steps[-1]["loss"]}
+
+
+def bare(case: Case, folder: Path) -> dict:
     """The limit: a loop of a few lines, with all batches ready in memory."""
     batches = np.load(folder / "batches.npz")
     inputs, labels, positions = (torch.from_numpy(batches[n]) for n in ("inputs", "labels", "positions"))
@@ -28,10 +70,8 @@ def bare(case: Case, folder: Path) -> tuple[float, float]:
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=case.lr, betas=(0.9, 0.95), fused=True)
-    tokens = 0
+    clock = Clock(case)
     for step in range(case.steps):
-        if step == case.untimed:
-            begin = time.perf_counter()
         output = model(input_ids=inputs[step], position_ids=positions[step], use_cache=False)
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels[step].flatten())
         optimizer.zero_grad()
@@ -39,12 +79,11 @@ def bare(case: Case, folder: Path) -> tuple[float, float]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         last = loss.item()
-        if step >= case.untimed:
-            tokens += int((labels[step] != IGNORE).sum())
-    return tokens / (time.perf_counter() - begin), last
+        clock.tick()
+    return {**clock.speeds((labels != IGNORE).sum((1, 2)).tolist()), "loss": last}
 
 
-def hf_trainer(case: Case, folder: Path) -> tuple[float, float]:
+def hf_trainer(case: Case, folder: Path) -> dict:
     """transformers' Trainer, on the packed sequences where there are no records, else on padded records."""
     from transformers import (
         DataCollatorForLanguageModeling,
@@ -65,17 +104,17 @@ def hf_trainer(case: Case, folder: Path) -> tuple[float, float]:
     return _clocked(case, trainer)
 
 
-def sft_padded(case: Case, folder: Path) -> tuple[float, float]:
+def sft_padded(case: Case, folder: Path) -> dict:
     """TRL's SFTTrainer as it is: it pads, and computes activations again in backward."""
     return _sft(case, folder)
 
 
-def sft_packed(case: Case, folder: Path) -> tuple[float, float]:
+def sft_packed(case: Case, folder: Path) -> dict:
     """TRL's SFTTrainer with packing, and with activations kept, as ours are."""
     return _sft(case, folder, packing=True, gradient_checkpointing=False)
 
 
-def _sft(case: Case, folder: Path, **settings) -> tuple[float, float]:
+def _sft(case: Case, folder: Path, **settings) -> dict:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -117,11 +156,11 @@ def _shifted(batches) -> list[dict]:
     return found
 
 
-def _clocked(case: Case, trainer) -> tuple[float, float]:
+def _clocked(case: Case, trainer) -> dict:
     """Train, counting the tokens with a loss in each batch and the time at each step's end."""
     from transformers import TrainerCallback
 
-    tokens, ends = [], []
+    tokens, clock = [], Clock(case)
     collate = trainer.data_collator
 
     def counted(rows):
@@ -129,27 +168,23 @@ def _clocked(case: Case, trainer) -> tuple[float, float]:
         tokens.append(int((batch["labels"][:, 1:] != IGNORE).sum()))
         return batch
 
-    class Clock(TrainerCallback):
+    class Tick(TrainerCallback):
         def on_step_end(self, *_, **__):
-            ends.append(time.perf_counter())
+            clock.tick()
 
     trainer.data_collator = counted
-    trainer.add_callback(Clock())
+    trainer.add_callback(Tick())
     trainer.train()
-    timed = sum(tokens[case.untimed : case.steps])
-    return timed / (ends[case.steps - 1] - ends[case.untimed - 1]), trainer.state.log_history[-1][
-        "train_loss"
-    ]
+    return {**clock.speeds(tokens), "loss": trainer.state.log_history[-1]["train_loss"]}
 
 
-CONTENDERS = {"bare": bare, "hf": hf_trainer, "sft": sft_padded, "sft-packed": sft_packed}
+CONTENDERS = {"bare": bare, "ours": ours, "hf": hf_trainer, "sft": sft_padded, "sft-packed": sft_packed}
 
 
 def main(name: str, folder: Path) -> None:
     case = Case(**json.loads((folder / "case.json").read_text()))
     torch.set_num_threads(case.threads)
-    speed, loss = CONTENDERS[name](case, folder)
-    print(json.dumps({"speed": speed, "loss": loss}))
+    print(json.dumps(CONTENDERS[name](case, folder)))
 
 
 main(sys.argv[1], Path(sys.argv[2]))
