@@ -16,7 +16,7 @@ from trainer.balance import shares
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
-from trainer.environment import Environment, StopSignal
+from trainer.environment import Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import card, router, saved
@@ -123,6 +123,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
     with contextlib.closing(observer):
         try:
+            if world.device.type == "cpu":
+                keep_freed_memory()
             train(run, observer)
         except Diverged:
             with contextlib.suppress(TrainerError):
