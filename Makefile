@@ -6,6 +6,7 @@ SHELL := bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH_VENV := .venv-bench
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named, so that it holds in a directory that others may write to, too, where Ansible would pass ansible.cfg over.
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -35,8 +36,17 @@ $(VENV)/.dev: $(VENV)/.controller requirements/dev.txt requirements/torch.txt
 venv: $(VENV)/.controller ## the controller's own environment, in .venv
 dev: $(VENV)/.dev ## with what the tests need
 
+# Apart from .venv: what the trainer is compared with must not come near its tests.
+$(BENCH_VENV)/.complete: requirements/bench.txt requirements/torch.txt
+	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	  echo "Making $(BENCH_VENV) for the benchmarks with $$python (once; some minutes)"; \
+	  "$$python" -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/bench.txt
+	@$(BENCH_VENV)/bin/python -m pip install -qq --disable-pip-version-check -r requirements/torch.txt
+	@touch $@
+
 lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, with hashes
-	for name in controller trainer dev; do \
+	for name in controller trainer dev bench; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --no-header --override requirements/apart.txt --no-emit-package torch -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt; \
 	done
@@ -76,6 +86,12 @@ faults: $(VENV)/.dev ## what happens to machines in a cupboard, on real hosts: t
 docs: $(VENV)/.controller ## write docs/variables.md anew, from the roles' argument specs and the trainer's keys
 	@$(BIN)/python scripts/write_variables.py
 
+# ---- the benchmarks ----
+
+.PHONY: bench
+bench: $(BENCH_VENV)/.complete ## the trainer beside its peers, and its strategies: a quarter of an hour, or TABLES="equal"; QUICK=1: does it run?
+	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
+
 # ---- the lab ----
 
 # Root builds the lab and its inventory; the name of the variable is the option's.
@@ -95,6 +111,6 @@ lab-down: ## take them down; nothing of them stays
 
 .PHONY: clean
 clean: ## remove what was generated here; runs/ and labs stay
-	rm -rf $(VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
 	[[ ! -d .trainyard ]] || find .trainyard -mindepth 1 -maxdepth 1 ! -name labs -exec rm -rf {} +
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

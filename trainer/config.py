@@ -124,6 +124,13 @@ class Config:
         "default: as many as make 128 MiB of logits",
         least=0,
     )
+    router_aux_loss_coef: float | None = key(
+        None,
+        "weight of the loss that keeps a mixture of experts' routers balanced, over the whole batch; costs a forward "
+        "pass; default: the model's own where its config.json sets output_router_logits (few do), else 0",
+        least=0,
+        most=1e6,
+    )
     steps: int | None = key(
         None, "optimizer steps; with epochs too, whichever ends first", least=1, most=10**12
     )
@@ -180,8 +187,9 @@ class Config:
     )
     dtype: str = key(
         "float32",
-        "number format of the computation; weights and AdamW stay float32",
-        choices=("float32", "bfloat16"),
+        "number format of the computation; weights and AdamW stay float32. float16, for GPUs without bfloat16, scales "
+        "the loss, and tries a step whose gradients overflow again with half the scale",
+        choices=("float32", "bfloat16", "float16"),
     )
     device: str = key(
         "auto", "where to compute; auto: the GPU where there is one", choices=("auto", "cpu", "cuda")

@@ -1,5 +1,6 @@
 """Where a run lies and who takes part, from the environment (RUN.env, torchrun's variables). No torch here."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -94,6 +95,19 @@ def number(name: str, default: int | None = None) -> int:
 def resident_bytes() -> int:
     """This process's memory now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what this process frees, up to a GiB at a time, instead of giving it back to the kernel.
+
+    On a CPU each step allocates what the one before has freed. Getting it anew, page by page, takes a twentieth of a
+    step; keeping it costs a few percent more memory. Only glibc has the means.
+    """
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+    with contextlib.suppress(AttributeError):
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(M_MMAP_THRESHOLD, 1 << 30)
+        set_option(M_TRIM_THRESHOLD, 1 << 30)
 
 
 def follow_parent(parent: int) -> None:

@@ -9,7 +9,7 @@ split. So the loss curve depends on data, seed, batch, model and optimizer, and 
 import itertools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,11 +20,14 @@ from trainer.config import Config
 from trainer.data.index import Index
 from trainer.data.pack import IGNORE, Packed
 from trainer.errors import Stopped
-from trainer.model import lora
+from trainer.model import lora, router
+from trainer.model.loss import autocast
 from trainer.strategies.base import Strategy
 from trainer.world import World
 
 SETTLED = 20  # steps before a loss can be called a spike
+SCALE, LARGEST_SCALE = 2.0**16, 2.0**24  # of the loss in float16: at first, and at most
+GROWTH = 2000  # steps without an overflow, after which the scale is doubled
 
 
 @dataclass
@@ -42,6 +45,8 @@ class Progress:
     best_step: int = 0
     no_better: int = 0  # evaluations in a row since the best
     passed_over: int = 0  # batches that did harm, in a row
+    loss_scale: float = field(default_factory=lambda: SCALE)  # of gradients in float16, else too small for it
+    scaled_steps: int = 0  # since it was last changed
 
 
 @dataclass
@@ -58,6 +63,7 @@ class Run:
     progress: Progress
     steps: int  # number of the last step
     peak_lr: float
+    router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class StepReport:
     loss: float  # mean over the batch's tokens, in nats
     grad_norm: float
     lr: float
+    router_loss: float | None  # the routers' auxiliary loss, before its weight, where there is one
     tokens: int
     epoch: int
     shares: list[int]
@@ -91,6 +98,9 @@ def train(run: Run, observer) -> None:
         except Harmful as harm:
             observer.after_harm(harm)
             continue
+        except Overflow:
+            progress.loss_scale, progress.scaled_steps = progress.loss_scale / 2, 0
+            continue
         observer.after_step(report)
         if report.save_failed:
             observer.settle()
@@ -114,7 +124,10 @@ def train(run: Run, observer) -> None:
 
 
 def train_step(run: Run, observer) -> StepReport:
-    """One optimizer step over the global batch; raises Harmful where it would do harm, before it is taken."""
+    """One optimizer step over the global batch; raises Harmful where it would do harm, before it is taken.
+
+    Raises Overflow where it is to be tried again.
+    """
     config, world, progress = run.config, run.world, run.progress
     begin = time.perf_counter()
 
@@ -126,20 +139,30 @@ def train_step(run: Run, observer) -> StepReport:
     largest = max(split) if run.strategy.lockstep else len(mine)
     micro_batches = spread(mine, -(-largest // config.micro_batch_size))
 
-    loss = torch.zeros((), dtype=torch.float64, device=world.device)
+    scale = progress.loss_scale if config.dtype == "float16" else 1.0
+    losses = torch.zeros(2, dtype=torch.float64, device=world.device)  # of the tokens, and of the routers
     run.strategy.zero_grad()
+    routed = expert_weights(run, micro_batches) if run.router_coef else None
     for number, sequences in enumerate(micro_batches, 1):
         with run.strategy.micro_batch(last=number == len(micro_batches)):
-            part = token_loss(run, sequences) / tokens
-            part.backward()
-        loss += part.detach()
+            if routed is None:
+                part = whole = token_loss(run, sequences) / tokens
+            else:
+                part, balance = token_loss(run, sequences, routed)
+                part = part / tokens
+                whole = part + run.router_coef * balance
+                losses[1] += balance.detach()
+            (whole * scale).backward()
+        losses[0] += part.detach()
     compute_seconds = _now(world) - begin - run.strategy.waited_seconds
 
     run.strategy.finish()
-    grad_norm = run.strategy.clip(config.grad_clip)
+    grad_norm = run.strategy.clip(config.grad_clip, scale)
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
-    loss, stop, save, save_failed, *rank_seconds = exchange(run, loss, flags, compute_seconds)
+    loss, router_loss, stop, save, save_failed, *rank_seconds = exchange(run, losses, flags, compute_seconds)
     comm_seconds = _now(world) - begin - compute_seconds
+    if config.dtype == "float16":
+        keep_scale(progress, loss, grad_norm)
     refuse_harm(run, loss, grad_norm)
 
     lr = optim.learning_rate(config, run.peak_lr, progress.step + 1, run.steps)
@@ -156,6 +179,7 @@ def train_step(run: Run, observer) -> StepReport:
         loss=loss,
         grad_norm=grad_norm,
         lr=lr,
+        router_loss=router_loss if routed is not None else None,
         tokens=tokens,
         epoch=epoch,
         shares=split,
@@ -171,6 +195,19 @@ def train_step(run: Run, observer) -> StepReport:
 
 class Harmful(Exception):
     """A batch whose loss or gradient is not finite, or a spike; equal on all ranks."""
+
+
+class Overflow(Exception):
+    """Gradients that were too large for float16, so that the step is to be tried with a smaller scale; on all ranks."""
+
+
+def keep_scale(progress: Progress, loss: float, grad_norm: float) -> None:
+    """Raise Overflow where the loss is good and its scaled gradient is not; else let the scale grow in time."""
+    if math.isfinite(loss) and not math.isfinite(grad_norm) and progress.loss_scale > 1:
+        raise Overflow
+    progress.scaled_steps += 1
+    if progress.scaled_steps >= GROWTH and progress.loss_scale < LARGEST_SCALE:
+        progress.loss_scale, progress.scaled_steps = progress.loss_scale * 2, 0
 
 
 def refuse_harm(run: Run, loss: float, grad_norm: float) -> None:
@@ -193,18 +230,30 @@ def spread(sequences: list[int], count: int) -> list[list[int]]:
     return [sequences[first:end] for first, end in itertools.pairwise(ends)]
 
 
-def token_loss(run: Run, sequences: list[int]) -> torch.Tensor:
+def expert_weights(run: Run, micro_batches: list[list[int]]) -> router.Ask:
+    """What is asked of the routers in this step: the experts' weights in their loss, by the choices of all its tokens.
+
+    Costs a forward pass over the batch.
+    """
+    chosen = router.chosen(run.strategy.model)
+    with torch.no_grad():
+        answers = [(token_loss(run, one, router.Ask(chosen))[1], bool(one)) for one in micro_batches]
+    counts = run.strategy.sum(sum(counts * real for counts, real in answers))
+    return router.Ask(chosen, router.weights(counts, chosen))
+
+
+def token_loss(run: Run, sequences: list[int], routed: router.Ask | None = None):
     """The summed cross-entropy (nats, scalar) of some packed sequences of the training data.
 
-    Without sequences it is zero, but the model runs: so that all ranks keep step.
+    Without sequences it is zero, but the model runs: so that all ranks keep step. With `routed`: see TokenLoss.
     """
     if run.config.lora_dropout:
         step = run.config.seed * 1_000_003 + run.progress.step
         lora.key_dropout(run.strategy.module, [step * 1_000_003 + k for k in sequences or [0]])
-    return summed_loss(run, run.packed, sequences)
+    return summed_loss(run, run.packed, sequences, routed)
 
 
-def summed_loss(run: Run, packed: Packed, sequences: list[int]) -> torch.Tensor:
+def summed_loss(run: Run, packed: Packed, sequences: list[int], routed: router.Ask | None = None):
     """As `token_loss`, of any packed sequences (model/loss.py)."""
     arrays = zip(*(packed[k] for k in sequences or [0]), strict=True)
     device = run.world.device
@@ -213,19 +262,23 @@ def summed_loss(run: Run, packed: Packed, sequences: list[int]) -> torch.Tensor:
     )
     if not sequences:
         labels = torch.full_like(labels, IGNORE)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.config.dtype == "bfloat16"):
-        return run.strategy.module(inputs, labels, positions)
+        if routed is not None and routed.weights is not None:
+            routed = router.Ask(routed.chosen, torch.zeros_like(routed.weights))
+    with autocast(device, run.config.dtype):
+        return run.strategy.module(inputs, labels, positions, *([routed] if routed else []))
 
 
-def exchange(run: Run, loss: torch.Tensor, flags: tuple[bool, ...], seconds: float) -> list[float]:
+def exchange(run: Run, losses: torch.Tensor, flags: tuple[bool, ...], seconds: float) -> list[float]:
     """What ranks tell each other beside gradients, in one message.
 
-    [loss, how many set the first flag, the second one, …, seconds of rank 0, of 1, …].
+    [both losses, how many set the first flag, the second one, …, seconds of rank 0, of 1, …].
     """
     times = [0.0] * run.world.size
     times[run.world.rank] = seconds
-    message = torch.tensor([0.0, *map(float, flags), *times], dtype=torch.float64, device=run.world.device)
-    message[0] = loss
+    message = torch.tensor(
+        [0.0, 0.0, *map(float, flags), *times], dtype=torch.float64, device=run.world.device
+    )
+    message[:2] = losses
     return run.strategy.sum(message).tolist()
 
 

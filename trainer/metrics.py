@@ -1,10 +1,11 @@
 """What a run tells: metrics.jsonl, status.json, summary.json, by the first rank of every host. No torch here.
 
 metrics.jsonl, one object a line, by `kind`:
-  train  step epoch loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
+  train  step epoch loss router_loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
          compute_seconds comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes
          memory_peak_bytes time
-         (compute, comm and memory are the writing rank's own; on a CPU, reserved and mfu are null; mfu: model/flops.py)
+         (compute, comm and memory are the writing rank's own; on a CPU, reserved and mfu are null; mfu: model/flops.py;
+         router_loss: model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
   event  event step time, and what the event needs

@@ -158,6 +158,7 @@ class Recorder:
             "train",
             epoch=report.epoch,
             loss=report.loss,
+            router_loss=report.router_loss,
             lr=report.lr,
             grad_norm=report.grad_norm,
             tokens=report.tokens,

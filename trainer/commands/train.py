@@ -16,10 +16,10 @@ from trainer.balance import shares
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
-from trainer.environment import Environment, StopSignal
+from trainer.environment import Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
-from trainer.model import card, saved
+from trainer.model import card, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
@@ -85,7 +85,9 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
     model_load.check_vocabulary(source, max(one.largest_id for one in both))
-    model = model_load.build(config, source, world)
+    in_parts = strategies.shares_weights(config, world)
+    model = model_load.build(config, source, world, in_parts)
+    router_coef = world.together(lambda: router.coefficient(config, model))
     identity = {
         "model": model_load.architecture(model),
         "dataset": packed.digest,
@@ -94,6 +96,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "seed": config.seed,
     }
     strategy = strategies.make(config, TokenLoss(model, config.loss_chunk), world)
+    if hasattr(model, "stored"):
+        model_load.check_packing_in_parts(config, strategy.module, world)
     optimizer = optim.adamw(strategy.trainable.values(), config)
     strategy.adopt(optimizer)
     progress = Progress()
@@ -112,6 +116,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         progress=progress,
         steps=last_step(config, len(packed), progress.step, progress.cursor),
         peak_lr=config.lr or optim.default_rate(config, bool(source.weights)),
+        router_coef=router_coef,
     )
     if world.first:
         _introduce(run, found)
@@ -119,6 +124,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
     with contextlib.closing(observer):
         try:
+            if world.device.type == "cpu":
+                keep_freed_memory()
             train(run, observer)
         except Diverged:
             with contextlib.suppress(TrainerError):

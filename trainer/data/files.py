@@ -3,7 +3,10 @@
 The controller imports this: what is not in Python itself is imported where it is needed.
 """
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,10 +119,68 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def opened(path: Path):
-    """The file, open for reading; raises BadInput where that is not allowed."""
+    """The file, open for reading; raises BadInput where that is not allowed, or it is no file."""
     try:
-        return path.open("rb")
+        # Without waiting: a pipe would have us wait for somebody who writes into it.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise BadInput(
-            f"{path}: cannot be read: {error.strerror}; the run's user must be allowed to read it"
-        ) from None
+        raise unreadable(path, error) from None
+    what = kind(os.fstat(handle).st_mode)
+    if what != "a file":
+        os.close(handle)
+        raise BadInput(f"{path}: expected a file, found {what}; write its content into a file first")
+    return os.fdopen(handle, "rb")
+
+
+def found(name: str) -> Path | None:
+    """The file or directory that a user calls `name`, or None; raises BadInput where that cannot be told."""
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+        return path
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise unreadable(name, error) from None
+    except (RuntimeError, ValueError) as error:  # ~nobody, a null character
+        raise BadInput(f"{name!r}: cannot be a path: {error}") from None
+
+
+def below(folder: Path) -> list[Path]:
+    """The files of our kinds in `folder` and in directories below it, sorted.
+
+    Raises BadInput where a directory cannot be read, or what is called so is no file: some data would be missing.
+    """
+
+    def refuse(error: OSError):
+        raise unreadable(error.filename, error) from None
+
+    every = (Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names)
+    found = sorted(path for path in every if path.suffix in SUFFIXES)
+    for path in found:
+        try:
+            what = kind(path.stat().st_mode)
+        except OSError as error:  # a link that leads nowhere
+            raise unreadable(path, error) from None
+        if what != "a file":
+            raise BadInput(f"{path}: expected a file, found {what}; take it out of the directory")
+    return found
+
+
+def unreadable(path: Path | str, error: OSError) -> BadInput:
+    return BadInput(f"{path}: cannot be read: {error.strerror}; the run's user must be allowed to read it")
+
+
+def kind(mode: int) -> str:
+    """What a file of this mode is."""
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")

@@ -32,7 +32,7 @@ class Dataset:
 
 def names(value: str) -> list[str]:
     """The entries of a comma-separated list; a path that is there and has a comma is one entry."""
-    if Path(value).expanduser().exists():
+    if files.found(value):
         return [value]
     return [part.strip() for part in value.split(",")]
 
@@ -179,7 +179,7 @@ def answers_exist(kinds: set[str], config: Config) -> None:
 
 def is_remote(name: str) -> bool:
     """Whether `name` is one of the hub's, and nothing on this machine has it."""
-    return not Path(name).expanduser().exists() and hub.is_name(name)
+    return hub.is_name(name) and not files.found(name)
 
 
 def _dataset(key: str, name: str, limit: int | None) -> Dataset:
@@ -189,21 +189,26 @@ def _dataset(key: str, name: str, limit: int | None) -> Dataset:
 def _resolved(key: str, name: str) -> list[Path]:
     """The files that a name means on this machine; raises BadInput where there are none."""
     shipped = sorted(path.stem for path in SHIPPED.glob("*.txt"))
-    path = Path(name).expanduser()
-    if not path.exists():
+    path = files.found(name)
+    if path is None:
         if name in shipped:
             return [SHIPPED / f"{name}.txt"]
         raise BadInput(
             f"{key}: {name}: no such file or directory; give a {files.KINDS} file, a directory of those, a "
             f"name on the Hugging Face hub (org/name), or a text that ships with the trainer ({', '.join(shipped)})"
         )
-    if not path.is_dir():
-        if path.suffix not in files.SUFFIXES or not path.is_file():
+    what = files.kind(path.stat().st_mode)
+    if what not in ("a file", "a directory"):
+        raise BadInput(
+            f"{key}: {name}: expected a file or directory, found {what}; write its content into a file first"
+        )
+    if what == "a file":
+        if path.suffix not in files.SUFFIXES:
             raise BadInput(
                 f"{key}: {name}: expected a name that ends in {files.KINDS}; rename or convert the file"
             )
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix in files.SUFFIXES and file.is_file())
+    found = files.below(path)
     if not found:
         there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
         raise BadInput(f"{key}: {name}: no {files.KINDS} file in this directory; found {there}")

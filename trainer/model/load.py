@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import torch
 
 from trainer.config import Config
 from trainer.data import tokenizer as own_tokenizer
+from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import lora, quantize
+from trainer.model import lora, quantize, stored
 from trainer.model.files import weights_of
+from trainer.model.loss import HALF, autocast
 from trainer.world import World, log
 
 
@@ -49,27 +52,40 @@ def source(config: Config, world: World) -> Source:
     return found
 
 
-def build(config: Config, found: Source, world: World) -> torch.nn.Module:
+def build(config: Config, found: Source, world: World, in_parts: bool = False) -> torch.nn.Module:
     """The model in training mode, with its adapter if it gets one; equal weights on all ranks.
 
     It lies in the CPU's memory, where strategies take it from; quantised, on the rank's device. Trainable weights are
     float32. Frozen ones have the computation's format, or are quantised. All ranks must call.
+
+    in_parts: the strategy holds a part of each weight, so that it may read that part itself. Where that can be done,
+    the weights are on the meta device and `model.stored` tells where they lie; the caller checks the packing then.
     """
 
     def load():
-        model = _weights(config, found, world)
-        if config.adapter == "lora":
-            model = lora.add(model, config)
+        model = _without_weights(config, found) if in_parts else None
+        if model is None:
+            model = _weights(config, found, world)
+            if config.adapter == "lora":
+                model = lora.add(model, config)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise BadInput(f"model: {config.model}: it has no weights that can be trained")
         return model
 
     model = world.together(load)
     model.original_dropout = found.dropout
+    files = getattr(model, "stored", None)
+    if in_parts:
+        digests = world.gather(files.digest()[:12] if files else "read as a whole")
+        world.same("weights", digests, "give every host the same files of the model")
+        if world.first and found.weights:
+            whole = "the weights are read as a whole by every rank: quantised, or named otherwise on disk"
+            log("each rank reads its own part of the weights" if files else whole)
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    _check_packing(config, model, world)
+    if files is None:
+        _check_packing(config, model, world)
     if config.compile:
         world.together(lambda: _compile(model, world))
     return model.train()
@@ -199,7 +215,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
     common = {"trust_remote_code": config.trust_remote_code}
     if config.attention != "auto":
         common["attn_implementation"] = config.attention
-    frozen = torch.bfloat16 if config.adapter != "none" and config.dtype == "bfloat16" else torch.float32
+    frozen = _frozen(config)
     with _explained(config, "weights"):
         if found.weights is None:
             if config.quantize != "none":
@@ -221,11 +237,61 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
         return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
 
 
+def _frozen(config: Config) -> torch.dtype:
+    """The format of weights that are not trained; of all, where there is no adapter."""
+    return HALF.get(config.dtype, torch.float32) if config.adapter != "none" else torch.float32
+
+
+def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
+    """The model with its weights on the meta device, its adapter and buffers in memory, and `stored`.
+
+    None where its weights must be read as a whole: random or quantised ones, and files that name or shape tensors
+    otherwise than the model does.
+    """
+    if found.weights is None or quantize.settings(config, found.config) is not None:
+        return None
+    if getattr(found.config, "quantization_config", None) is not None:
+        return None
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    common = {"trust_remote_code": config.trust_remote_code, "dtype": _frozen(config)}
+    if config.attention != "auto":
+        common["attn_implementation"] = config.attention
+    with _explained(config, "weights"):
+        directory = _fetched(found.weights)
+        with stored.weightless():
+            model = AutoModelForCausalLM.from_config(found.config, **common)
+        files = stored.find(directory, model)
+        if files is None:
+            return None
+        if (directory / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(directory)
+        if config.adapter == "lora":
+            # The adapter is made where its layer is: for that moment on the CPU, in no memory.
+            stored.replace(model, lambda one: torch.zeros((), dtype=one.dtype).expand(one.shape))
+            whole = {id(one) for one in model.parameters()}
+            model = lora.add(model, config)
+            stored.replace(model, lambda one: one.to("meta") if id(one) in whole else None)
+            names = [name for name, one in model.named_parameters() if one.is_meta]
+            files = files.renamed({name: lora.original_name(name) for name in names})
+    model.stored = files
+    return model
+
+
+def _fetched(weights: str) -> Path:
+    """The directory of a model's files; those of the hub are downloaded to its cache unless they are there."""
+    if Path(weights).is_dir():
+        return Path(weights)
+    import huggingface_hub
+
+    return Path(huggingface_hub.snapshot_download(weights, allow_patterns=["*.safetensors", "*.json"]))
+
+
 def _equalise(model: torch.nn.Module, world: World) -> None:
     """Compare the ranks' weights; where they differ (another CPU, another file), all take rank 0's."""
     if world.size == 1:
         return
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if not one.is_meta]
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
@@ -245,34 +311,48 @@ def _check_packing(config: Config, model: torch.nn.Module, world: World) -> None
 
     Measured: what the first of two documents says must not change what comes out for the second.
     """
-    device, length = next(model.parameters()).device, 8
+    device = next(model.parameters()).device
+
+    def second(inputs, positions):
+        logits = model(input_ids=inputs, position_ids=positions, use_cache=False).logits
+        return logits[:, inputs.shape[1] // 2 :].float()
+
+    world.together(lambda: _compare_neighbours(config, model, device, second))
+
+
+def check_packing_in_parts(config: Config, module: torch.nn.Module, world: World) -> None:
+    """As `_check_packing`, of a strategy's TokenLoss whose ranks hold a part of the weights each; all must call."""
+
+    def second(inputs, positions):
+        labels = inputs.clone()
+        labels[:, : inputs.shape[1] // 2] = IGNORE
+        return module(inputs, labels, positions)
+
+    world.together(lambda: _compare_neighbours(config, module.model, world.device, second))
+
+
+def _compare_neighbours(config: Config, model: torch.nn.Module, device: torch.device, second) -> None:
+    """Raise BadInput where `second(inputs, positions)`, of the second of two documents, depends on the first."""
+    length = 8
     positions = torch.arange(length, device=device).remainder(length // 2)[None]
     one = torch.arange(length, device=device)[None] % (model.config.get_text_config().vocab_size - 1)
     other = one.clone()
     other[:, : length // 2] += 1
-
-    def second(inputs):
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
-            logits = model(input_ids=inputs, position_ids=positions, use_cache=False).logits
-        return logits[:, length // 2 :].float()
-
-    def check():
-        try:
-            before, after = second(one), second(other)
-        except TypeError:
-            raise BadInput(
-                f"model: {config.model}: it takes no positions, so that documents cannot be told apart in a packed "
-                "sequence; choose another model"
-            ) from None
-        # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
-        near = 1e-4 if config.dtype == "float32" else 2e-2
-        if (before - after).abs().max() > near * before.abs().max():
-            raise BadInput(
-                f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
-                "attention that ignores positions); this trainer packs, so choose another model or attention"
-            )
-
-    world.together(check)
+    try:
+        with torch.no_grad(), autocast(device, config.dtype):
+            before, after = second(one, positions), second(other, positions)
+    except TypeError:
+        raise BadInput(
+            f"model: {config.model}: it takes no positions, so that documents cannot be told apart in a packed "
+            "sequence; choose another model"
+        ) from None
+    # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
+    near = 1e-4 if config.dtype == "float32" else 2e-2
+    if (before - after).abs().max() > near * before.abs().max():
+        raise BadInput(
+            f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
+            "attention that ignores positions); this trainer packs, so choose another model or attention"
+        )
 
 
 def remake(config: Config, tokenizer) -> torch.nn.Module:
@@ -308,10 +388,17 @@ def _compile(model: torch.nn.Module, world: World) -> None:
     """Have each layer compiled at its first pass: layers are alike, so that one compilation serves them all."""
     from trainer.strategies.sharded import blocks
 
-    if world.device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++"))):
+    compilers = ("g++", "clang++") if world.device.type == "cpu" else ("gcc", "clang", "cc")
+    if not any(map(shutil.which, compilers)):
         raise BadInput(
-            "compile: there is no C++ compiler here (g++), which torch.compile needs on a CPU; install one, or set "
-            "compile to false"
+            f"compile: there is no compiler here, which torch.compile needs ({' or '.join(compilers)}); install one "
+            "(apt install g++), or set compile to false"
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        raise BadInput(
+            f"compile: torch.compile needs Python's headers, and {header} is not there; install them "
+            f"(apt install python{sysconfig.get_python_version()}-dev), or set compile to false"
         )
     for block in blocks(model):
         block.compile()

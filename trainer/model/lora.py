@@ -58,6 +58,11 @@ def without_adapter(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def original_name(name: str) -> str:
+    """What the parameter that is called `name` beside an adapter was called before there was one."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
 def linear_names(model: nn.Module) -> set[str]:
     """The last parts of the names of all layers that an adapter fits, the head left out."""
     from transformers.pytorch_utils import Conv1D

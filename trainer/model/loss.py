@@ -9,6 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from trainer.data.pack import IGNORE
+from trainer.model import router
 from trainer.model.lora import without_adapter
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # formats narrower than the weights
@@ -37,20 +38,37 @@ class TokenLoss(nn.Module):
         if not _plain_head(without_adapter(model)):
             self.chunk = 0
 
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor,
+        routed: router.Ask | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The summed cross-entropy (nats, float32 scalar) of tokens (B, S) with a label other than IGNORE.
 
         labels[b, s] is the token after inputs[b, s]; attention stays within each document, told by positions.
+        routed: what is asked of a mixture of experts' routers besides; then (cross-entropy, its answer).
         """
         # No mask and no cache: transformers then takes the document borders from the positions.
         asked = {"input_ids": inputs, "position_ids": positions, "use_cache": False}
+        if routed is not None:
+            asked["output_router_logits"] = True
         labels = labels.flatten()
         if not self.chunk or len(labels) <= self.chunk:
-            logits = self.model(**asked).logits.float().flatten(0, 1)
-            return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
-        base = without_adapter(self.model)
-        head = base.get_output_embeddings()
-        hidden = getattr(base, base.base_model_prefix)(**asked).last_hidden_state.flatten(0, 1)
+            output = self.model(**asked)
+            logits = output.logits.float().flatten(0, 1)
+            loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+        else:
+            base = without_adapter(self.model)
+            output = getattr(base, base.base_model_prefix)(**asked)
+            loss = self._in_chunks(
+                base.get_output_embeddings(), output.last_hidden_state.flatten(0, 1), labels
+            )
+        return loss if routed is None else (loss, routed(output.router_logits))
+
+    def _in_chunks(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `forward`, of hidden (B x S, D) and labels (B x S,)."""
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
         return F.linear_cross_entropy(
             hidden,
@@ -61,6 +79,12 @@ class TokenLoss(nn.Module):
             reduction="sum",
             options=options,
         )
+
+
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """The context in which a model computes in `dtype`, as the configuration names it."""
+    half = HALF.get(dtype)
+    return torch.autocast(device.type, dtype=half, enabled=half is not None)
 
 
 def _plain_head(base: nn.Module) -> bool:

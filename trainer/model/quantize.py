@@ -30,7 +30,7 @@ def settings(config: Config, model_config):
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
+        bnb_4bit_compute_dtype=getattr(torch, config.dtype),
     )
 
 

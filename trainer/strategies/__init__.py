@@ -4,7 +4,7 @@ from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
 from trainer.strategies.ddp import DDP
-from trainer.strategies.sharded import FSDP, Infinity, Offload, Zero1, Zero2
+from trainer.strategies.sharded import FSDP, Infinity, Offload, Sharded, Zero1, Zero2
 from trainer.world import World
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -20,7 +20,17 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 def make(config: Config, module: TokenLoss, world: World) -> Strategy:
     """The strategy that `config` names, with `module` in it; all ranks must call."""
+    return _kind(config, world)(module, world, config)
+
+
+def shares_weights(config: Config, world: World) -> bool:
+    """Whether a rank holds no more than its part of the weights."""
+    kind = _kind(config, world)
+    return issubclass(kind, Sharded) and kind.shares_weights
+
+
+def _kind(config: Config, world: World) -> type[Strategy]:
     kind = STRATEGIES[config.strategy]
-    if world.size == 1 and not issubclass(kind, Offload):
-        kind = DDP  # one rank has nobody to share with
-    return kind(module, world, config)
+    return (
+        DDP if world.size == 1 and not issubclass(kind, Offload) else kind
+    )  # one rank has nobody to share with

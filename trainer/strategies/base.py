@@ -49,8 +49,11 @@ class Strategy(ABC):
         """End the step's backward: every part has its summed gradient."""
 
     @abstractmethod
-    def clip(self, limit: float) -> float:
-        """Scale the gradient down to norm `limit` (0: never); return its norm before, equal on all ranks."""
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        """Divide the gradient by `scale`, then scale it down to norm `limit` (0: never).
+
+        Returns the norm in between, equal on all ranks.
+        """
 
     @property
     @abstractmethod
@@ -88,3 +91,8 @@ class Strategy(ABC):
             with translated(self.world):
                 dist.all_reduce(values, group=self.world.training)
         return values
+
+
+def clipping(norm: float, limit: float) -> float:
+    """What a gradient of this norm is multiplied by so that it is no longer than `limit` (0: any length)."""
+    return limit / (norm + 1e-6) if limit and norm > limit else 1.0

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Strategy, clipping
 from trainer.world import World, translated
 
 BUCKET_BYTES = 25 << 20
@@ -82,13 +82,13 @@ class DDP(Strategy):
         self._works.clear()
         self._next = 0
 
-    def clip(self, limit: float) -> float:
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(b.flat) for b in self.buckets])
-        ).item()
-        if limit and norm > limit:
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        norms = torch.stack([torch.linalg.vector_norm(b.flat) for b in self.buckets])
+        norm = torch.linalg.vector_norm(norms).item() / scale
+        factor = clipping(norm, limit) / scale
+        if factor != 1:
             for bucket in self.buckets:
-                bucket.flat.mul_(limit / (norm + 1e-6))
+                bucket.flat.mul_(factor)
         return norm
 
     @property

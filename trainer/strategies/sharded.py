@@ -35,7 +35,8 @@ from trainer.config import Config
 from trainer.errors import BadInput, TrainerError
 from trainer.model.lora import without_adapter
 from trainer.model.loss import HALF, TokenLoss
-from trainer.strategies.base import Strategy
+from trainer.model.stored import Stored
+from trainer.strategies.base import Strategy, clipping
 from trainer.world import World
 
 
@@ -51,6 +52,8 @@ class Sharded(Strategy):
         self.mesh = world.mesh()
         self.wire = Wire()
         self._shard()
+        if stored := getattr(self.model, "stored", None):
+            self._read(stored)
         self._parameters = dict(self.model.named_parameters())
         sharded = {name: p for name, p in self._parameters.items() if p.requires_grad}
         self._sharded: dict[str, DTensor] = sharded
@@ -77,6 +80,27 @@ class Sharded(Strategy):
             part.set_custom_all_gather(Gather(self.wire))
             part.set_custom_reduce_scatter(Scatter(self.wire))
         self.module.set_reduce_scatter_unused_params(True)  # an expert that one rank's tokens did not reach
+
+    def _read(self, stored: Stored) -> None:
+        """Give the weights that are still on the meta device memory for this rank's rows, and read these."""
+        names = {id(p): name for name, p in self.model.named_parameters() if p.is_meta}
+
+        def filled(tensor):
+            name = names.pop(id(tensor), None)  # a tied one is met twice
+            if name is None:
+                return tensor
+            made = torch.empty_like(tensor, device=self.home)
+            rows = self._span(len(tensor))
+            if rows.start < rows.stop:
+                made.to_local().copy_(stored.read(name, rows))
+            return made
+
+        self.module._apply(filled)
+
+    @property
+    def home(self) -> torch.device:
+        """Where a rank's parts are."""
+        return self.world.device
 
     def _is_shared(self, parameter: torch.nn.Parameter) -> bool:
         """Whether each rank holds a part; quantised ones are whole, and under zero1 and zero2 all frozen ones."""
@@ -108,13 +132,14 @@ class Sharded(Strategy):
             part.data = sharded.detach().to_local()
             part.grad = torch.zeros_like(part) if sharded.grad is None else sharded.grad.to_local()
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float, scale: float = 1.0) -> float:
         gradients = [part.grad for part in self.trainable.values()]
         norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
         square = torch.linalg.vector_norm(norms.double()).square().to(self.world.device)
-        norm = self.sum(square.reshape(1)).sqrt().item()
-        if limit and norm > limit:
-            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+        norm = self.sum(square.reshape(1)).sqrt().item() / scale
+        factor = clipping(norm, limit) / scale
+        if factor != 1:
+            torch._foreach_mul_(gradients, factor)
         return norm
 
     @property
@@ -129,7 +154,10 @@ class Sharded(Strategy):
         return self._sharded[name].shape
 
     def rows(self, name: str) -> slice:
-        rows = len(self._sharded[name])
+        return self._span(len(self._sharded[name]))
+
+    def _span(self, rows: int) -> slice:
+        """This rank's share of so many rows."""
         share = -(-rows // self.world.size)
         first = min(self.world.rank * share, rows)
         return slice(first, min(first + share, rows))
@@ -175,6 +203,10 @@ class Zero2(Sharded):
 
 class Offload(Sharded):
     """FSDP with the parts, their gradients and the optimizer in the CPU's memory."""
+
+    @property
+    def home(self) -> torch.device:
+        return torch.device("cpu")
 
     def _offload(self) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=self.world.device.type == "cuda")

@@ -1,0 +1,163 @@
+"""Runs contenders, each in a process of its own, and sums up. No torch here: a child would inherit its memory."""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all contenders of a table train on."""
+
+    data: str  # text: packed sequences of a running text; records: its paragraphs, each a record
+    vocabulary: int  # of the model; the tokenizer has TOKENS
+    batch_size: int  # sequences or records of a step
+    sequence_length: int  # tokens
+    steps: int
+    untimed: int  # the first so many of them
+    width: int = 256
+    layers: int = 4
+    threads: int = len(os.sched_getaffinity(0))
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says of a measurement."""
+
+    quick: bool
+    count: int | None  # rounds
+    threads: int | None
+
+    def fitted(self, case: Case, quick: Case) -> Case:
+        case = quick if self.quick else case
+        return replace(case, threads=self.threads) if self.threads else case
+
+    def rounds(self, usual: int) -> int:
+        return 1 if self.quick else self.count or usual
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a contender."""
+
+    speed: float  # tokens with a loss, a second, over the timed steps
+    cpu_speed: float  # the same a second of a CPU: what is left of it where others compute here, too
+    peak: int  # bytes of resident memory, all of the process's life
+    loss: float | None = None  # of the last step, in nats a token
+
+
+@contextlib.contextmanager
+def prepared(case: Case) -> Iterator[Path]:
+    """A directory with what the contenders need: case.json, model/, data, run.yaml (bench/material.py)."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as name:
+        folder = Path(name)
+        (folder / "case.json").write_text(json.dumps(asdict(case)))
+        process([sys.executable, "-m", "bench.material", name], folder)
+        yield folder
+
+
+def contend(name: str, folder: Path) -> Measured:
+    """One run of a contender of bench/contenders.py."""
+    output, peak = process([sys.executable, "-m", "bench.contenders", name, str(folder)], folder)
+    return Measured(**json.loads(output.splitlines()[-1]), peak=peak)
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def process(command: Sequence[str], folder: Path, settings: dict[str, str] | None = None) -> tuple[str, int]:
+    """(what `command` printed, its peak of resident memory in bytes); raises RuntimeError where it fails."""
+    threads = json.loads((folder / "case.json").read_text())["threads"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        **(settings or {}),
+    }
+    log = folder / "log"
+    with log.open("w+") as errors:
+        child = subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
+        )
+        output = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{' '.join(command)}: exit code {child.returncode}\n{output}{errors.read()}")
+    return output, usage.ru_maxrss * 1024
+
+
+def rounds(case: Case, contenders: dict[str, str], count: int) -> dict[str, Measured]:
+    """The medians of `count` rounds, by the contenders' titles; `contenders`: {title: name}.
+
+    In a round each runs once, so that a slow minute hits them all.
+    """
+    found: dict[str, list[Measured]] = {title: [] for title in contenders}
+    with prepared(case) as folder:
+        for number in range(count):
+            for title, name in contenders.items():
+                one = contend(name, folder)
+                found[title].append(one)
+                speeds = f"{one.speed:,.0f} tokens/s, {one.cpu_speed:,.0f} a CPU second"
+                tell(f"round {number + 1}: {title}: {speeds}, {one.peak >> 20:,} MiB")
+
+    def median(ones: list[Measured], name: str) -> float:
+        return statistics.median(getattr(one, name) for one in ones)
+
+    return {
+        title: Measured(
+            median(ones, "speed"), median(ones, "cpu_speed"), int(median(ones, "peak")), ones[-1].loss
+        )
+        for title, ones in found.items()
+    }
+
+
+def tell(line: str) -> None:
+    """How far the measurement is."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def against(found: dict[str, Measured], base: str) -> list[list[str]]:
+    """Rows of a table, by HEAD: each figure, and how many times that of `base` it is."""
+    return [
+        [
+            title,
+            f"{one.speed:,.0f}",
+            f"{one.speed / found[base].speed:.2f}",
+            f"{one.cpu_speed:,.0f}",
+            f"{one.cpu_speed / found[base].cpu_speed:.2f}",
+            f"{one.peak >> 20:,}",
+            f"{one.peak / found[base].peak:.2f}",
+        ]
+        for title, one in found.items()
+    ]
+
+
+def same_losses(found: dict[str, Measured], *names: str) -> str:
+    """Say that contenders computed the same; raises RuntimeError where they did not, and nothing was compared."""
+    losses = [found[name].loss for name in names]
+    if max(losses) - min(losses) > 1e-4 * max(losses):
+        raise RuntimeError(f"{' and '.join(names)} did not compute the same: losses {losses}")
+    return f"Last step's loss: {losses[0]:.4f} of {' and '.join(names)} alike."
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+HEAD = ("contender", "tokens/s", "of it", "tokens a CPU second", "of it", "peak MiB", "of it")

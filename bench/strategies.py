@@ -1,0 +1,66 @@
+"""Every strategy on two ranks of this machine, like for like: memory, speed and bytes on the wire."""
+
+import os
+import socket
+import statistics
+import sys
+from pathlib import Path
+
+from bench.measure import Case, Options, markdown, metrics, prepared, process, tell
+
+NAMES = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
+THREADS = max(1, len(os.sched_getaffinity(0)) // 2)
+CASE = Case("text", 8192, 4, 128, steps=7, untimed=2, width=512, layers=8, threads=THREADS)
+QUICK = Case("text", 2048, 4, 64, steps=3, untimed=1, threads=1)
+USED = 0.94  # of a link's bits, as `trainer plan` counts
+GIGABIT = 1e9
+
+
+def table(options: Options) -> str:
+    case = options.fitted(CASE, QUICK)
+    with prepared(case) as folder:
+        rows = [_row(name, case, folder) for name in NAMES]
+    return f"""\
+### Strategies
+
+{case.layers} layers, {case.width} wide, vocabulary {case.vocabulary:,}; 2 ranks over gloo on this machine, \
+{case.threads} threads each; {case.batch_size} sequences of {case.sequence_length} tokens a step, a sequence a \
+micro-batch; float32.
+
+{markdown(("strategy", "peak MiB a rank", "tokens/s", "MiB sent a rank and step", "s of that at 1 Gbit/s"), rows)}
+
+The last column is what the same bytes take between two hosts with a GPU each and a plain network: on loopback they \
+take next to nothing, and both ranks share this machine's cores."""
+
+
+def _row(name: str, case: Case, folder: Path) -> list[str]:
+    run_dir = folder / f"run-{name}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "TRAINYARD_RUN_DIR": str(run_dir),
+        "TRAINYARD_CACHE_DIR": str(folder / "cache"),
+        "NNODES": "1",
+        "NODE_RANK": "0",
+        "NPROC_PER_NODE": "2",
+        "RANK_OFFSET": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "CLUSTER_ADDRESS": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), f"strategy={name}"]
+    process([*command, "micro_batch_size=1", "checkpoint_async=false"], folder, settings)
+    steps = [one for one in metrics(run_dir) if one["kind"] == "train"]
+    speed = statistics.median(one["tokens"] / one["step_seconds"] for one in steps[case.untimed :])
+    sent = steps[-1]["wire_bytes"]
+    tell(f"{name}: {speed:,.0f} tokens/s")
+    return [
+        name,
+        f"{steps[-1]['memory_peak_bytes'] >> 20:,}",
+        f"{speed:,.0f}",
+        f"{sent / 2**20:,.1f}",
+        f"{sent * 8 / (USED * GIGABIT):.2f}",
+    ]

@@ -1,0 +1,105 @@
+"""The routers' auxiliary loss is the whole batch's, however it is split: against transformers' own over one batch."""
+
+import json
+
+import pytest
+import ranks
+import torch
+
+pytestmark = pytest.mark.distributed
+
+STEPS, COEFFICIENT = 5, 0.5  # so much that it matters
+
+
+@pytest.fixture(scope="module")
+def experts(material, tmp_path_factory):
+    """run.yaml of a mixture of experts from random weights."""
+    from transformers import AutoTokenizer, MixtralConfig
+
+    folder = tmp_path_factory.mktemp("experts")
+    AutoTokenizer.from_pretrained(material / "model").save_pretrained(folder / "model")
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    MixtralConfig(**sizes, **heads, num_local_experts=4, bos_token_id=0, eos_token_id=0).save_pretrained(
+        folder / "model"
+    )
+    text = (material / "run.yaml").read_text().replace(f"{material}/model", f"{folder}/model")
+    text = text.replace(
+        "steps: 12", f"steps: {STEPS}\nlr_schedule: constant\nrouter_aux_loss_coef: {COEFFICIENT}"
+    )
+    (folder / "run.yaml").write_text(text.replace("warmup_steps: 3", "warmup_steps: 0"))
+    return folder / "run.yaml"
+
+
+def plain_loop(config_path, cache):
+    """Losses of tokens and of routers: whole batches, and the auxiliary loss as transformers computes it."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    from trainer import config
+    from trainer.data import index, pack, read
+
+    chosen = config.load(config_path)
+    tokenizer = AutoTokenizer.from_pretrained(chosen.model)
+    tokenizer.pad_token = tokenizer.eos_token
+    packed, _ = pack.prepare(chosen, read.digests(chosen), tokenizer, cache)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(chosen.model)).train()
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+    curve = []
+    for step in range(STEPS):
+        rows = [packed[k] for k in index.Index(0, len(packed)).batch(7 * step, 7)]
+        inputs, labels, positions = (
+            torch.stack([*map(torch.from_numpy, one)]) for one in zip(*rows, strict=True)
+        )
+        output = model(input_ids=inputs, position_ids=positions, use_cache=False, output_router_logits=True)
+        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
+        balance = load_balancing_loss_func(output.router_logits, 4, 2)
+        optimizer.zero_grad()
+        (loss + COEFFICIENT * balance).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        curve.append((loss.item(), balance.item()))
+    return curve
+
+
+@pytest.fixture(scope="module")
+def reference(experts, tmp_path_factory):
+    return plain_loop(experts, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen"),
+    [
+        (1, ["micro_batch_size=7"]),
+        (2, ["micro_batch_size=1"]),
+        (3, ["micro_batch_size=2", "strategy=zero1"]),
+        (2, ["micro_batch_size=3", "strategy=fsdp"]),
+    ],
+)
+def test_any_split_of_the_batch(experts, reference, tmp_path, size, chosen):
+    losses = ranks.run(tmp_path, size, experts, *chosen)
+    records = map(json.loads, (tmp_path / "node0/metrics.jsonl").read_text().splitlines())
+    balances = [record["router_loss"] for record in records if record["kind"] == "train"]
+    assert losses == pytest.approx([loss for loss, _ in reference], rel=1e-5)
+    assert balances == pytest.approx([balance for _, balance in reference], rel=1e-5)
+
+
+def test_without_it_other_weights_come_out(experts, reference, tmp_path):
+    """transformers' models have it off unless their config.json says otherwise; so it is here."""
+    config = experts.with_name("without.yaml")
+    config.write_text("\n".join(line for line in experts.read_text().splitlines() if "router" not in line))
+    losses = ranks.run(tmp_path, 1, config)
+    assert losses[0] == pytest.approx(reference[0][0], rel=1e-5)
+    assert abs(losses[-1] - reference[-1][0]) > 1e-4
+    record = json.loads((tmp_path / "node0/metrics.jsonl").read_text().splitlines()[0])
+    assert record["router_loss"] is None
+
+
+def test_a_model_without_experts_is_refused(material, tmp_path):
+    one = ranks.Ranks(tmp_path, 1, material / "run.yaml", "router_aux_loss_coef=0.01")
+    assert one.codes() == [2] and "has no experts whose routers" in one.log()

@@ -1,0 +1,215 @@
+"""Under strategies that share the weights each rank reads its own part of them: the same losses, less memory."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+
+from trainer.model import stored
+
+pytestmark = pytest.mark.distributed
+
+
+def whole(config, world) -> bool:
+    return False
+
+
+AS_A_WHOLE = {("trainer.strategies", "shares_weights"): whole}
+
+
+@pytest.fixture(scope="module")
+def weighty(material, tmp_path_factory):
+    """run.yaml of a model with weights, in two files, its head tied to its embeddings, and with biases."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("weighty")
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(material / "model"))
+    model.save_pretrained(folder / "model", max_shard_size="80KB")
+    AutoTokenizer.from_pretrained(material / "model").save_pretrained(folder / "model")
+    assert len(list((folder / "model").glob("*.safetensors"))) > 1
+    text = (material / "run.yaml").read_text().replace(f"{material}/model", f"{folder}/model")
+    (folder / "run.yaml").write_text(text.replace("steps: 12", "steps: 3"))
+    return folder / "run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen"),
+    [
+        (3, ["strategy=fsdp"]),
+        (2, ["strategy=infinity", "adapter=lora", "dtype=bfloat16"]),
+        pytest.param(1, ["strategy=offload"], marks=pytest.mark.full),
+        pytest.param(2, ["strategy=fsdp", "adapter=lora", "lora_targets=all-linear"], marks=pytest.mark.full),
+    ],
+)
+def test_losses_are_those_of_weights_that_are_read_as_a_whole(weighty, tmp_path, size, chosen):
+    expected = ranks.run(tmp_path / "whole", size, weighty, *chosen, patch=AS_A_WHOLE)
+    found = ranks.run(tmp_path / "parts", size, weighty, *chosen)
+    assert found == expected
+    logs = [(tmp_path / name / "node0/logs/rank-0.log").read_text() for name in ("whole", "parts")]
+    assert ["reads its own part" in log for log in logs] == [False, True]
+    kept = "adapter_model" if "adapter=lora" in chosen else "model"
+    results = [(tmp_path / name / "node0/model" / f"{kept}.safetensors") for name in ("whole", "parts")]
+    assert results[0].read_bytes() == results[1].read_bytes()
+
+
+def test_hosts_with_other_weights_are_refused(weighty, material, tmp_path):
+    """A bit of the other host's file differs."""
+    other = tmp_path / "model"
+    other.mkdir()
+    for file in (weighty.parent / "model").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    damaged = next(other.glob("model-00001-*.safetensors"))
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    pair = ranks.Ranks(tmp_path, 2, weighty, "strategy=fsdp", per_rank=[[], [f"model={other}"]])
+    assert pair.codes() == [2, 2]
+    assert re.search(r"the hosts differ in their weights: \w+ on node0; \w+ on node1", pair.log())
+
+
+SIZES = {"vocab_size": 97, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+EXPERTS |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "first_k_dense_replace": 1}
+
+
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3"]
+)
+def test_rows_are_those_of_the_model(kind, tmp_path):
+    """Experts lie one by one on disk, and are one tensor in the model; GPT-2's names are shorter on the hub."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(kind, **SIZES, **(EXPERTS if "mi" in kind or "_" in kind else {}))
+    model = AutoModelForCausalLM.from_config(config)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.data.add_(1)
+    model.save_pretrained(tmp_path)
+    if kind == "gpt2":
+        path = tmp_path / "model.safetensors"
+        tensors = {name.removeprefix("transformer."): one for name, one in load_file(path).items()}
+        save_file(tensors, path)
+    with stored.weightless():
+        empty = AutoModelForCausalLM.from_config(config)
+    assert all(one.is_meta for one in empty.parameters()) and not any(one.is_meta for one in empty.buffers())
+    found = stored.find(tmp_path, empty)
+    for name, parameter in model.named_parameters():
+        half = len(parameter) // 2
+        for rows in (slice(0, half), slice(half, len(parameter))):
+            assert torch.equal(found.read(name, rows), parameter[rows]), name
+    kept = model.state_dict()
+    for name, buffer in empty.named_buffers():
+        assert name not in kept or torch.equal(buffer, kept[name]), name
+    if kind in ("mixtral", "qwen3_moe", "deepseek_v3"):
+        assert max(len(place) for place in found.places.values()) == 4
+
+
+def test_files_that_name_or_shape_tensors_otherwise(tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    assert stored.find(tmp_path, model)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    for changed in ({f"{name}_T": tensors[name]}, {name: tensors[name].T.contiguous()}):
+        others = {key: one for key, one in tensors.items() if key != name}
+        save_file({**others, **changed}, tmp_path / "model.safetensors")
+        assert stored.find(tmp_path, model) is None
+
+
+def test_no_rank_ever_holds_the_whole_model(tmp_path):
+    """Growth of the resident memory while a model of 200 MB is loaded and shared by two ranks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8, max_position_embeddings=64))
+    size = sum(one.nbytes for one in model.parameters())
+    assert size > 200e6
+    model.save_pretrained(tmp_path / "model", max_shard_size="50MB")
+    del model
+    growth = {}
+    for name, in_parts in (("parts", True), ("whole", False)):
+        port = ranks.free_port()
+        pair = [
+            ranks.context.Process(target=_load, args=(rank, port, tmp_path, in_parts)) for rank in range(2)
+        ]
+        for process in pair:
+            process.start()
+        for process in pair:
+            process.join(200)
+        assert [process.exitcode for process in pair] == [0, 0]
+        growth[name] = [int((tmp_path / f"{rank}-{in_parts}").read_text()) / size for rank in range(2)]
+    assert max(growth["parts"]) < 0.8, growth  # a half is its own
+    assert min(growth["whole"]) > 1, growth
+
+
+def _load(rank: int, port: int, folder: Path, in_parts: bool) -> None:
+    """Build a rank's part of the model, and write by how many bytes the memory grew at most."""
+    import os
+
+    from transformers import AutoConfig
+
+    from trainer import config, environment, strategies
+    from trainer.model import load
+    from trainer.model.loss import TokenLoss
+    from trainer.world import World
+
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE="2",
+        GROUP_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        TRAINYARD_RUN_DIR=str(folder / f"run{rank}"),
+        TRAINYARD_HOST=f"node{rank}",
+    )
+    torch.set_num_threads(1)
+    chosen = config.from_mapping({"device": "cpu", "strategy": "fsdp", "model": str(folder / "model")})
+    world = World(chosen, environment.read("test"))
+    model_config = AutoConfig.from_pretrained(folder / "model")
+    source = load.Source(model_config, None, str(folder / "model"), {})
+    load.build(chosen, load.Source(_small(model_config), None, None, {}), world)  # its code is loaded
+    before = _peak(reset=True)
+    model = load.build(chosen, source, world, in_parts)
+    strategy = strategies.make(chosen, TokenLoss(model), world)
+    (folder / f"{rank}-{in_parts}").write_text(str(_peak() - before))
+    held = sum(part.numel() for part in strategy.trainable.values())
+    assert 0.4 < held / sum(one.numel() for one in strategy.model.parameters()) < 0.6
+    world.close()
+
+
+def _small(model_config):
+    import copy
+
+    small = copy.deepcopy(model_config)
+    small.num_hidden_layers, small.hidden_size, small.vocab_size = 1, 64, 64
+    return small
+
+
+def _peak(reset: bool = False) -> int:
+    """This process's peak of resident memory, in bytes, since it was last reset; with `reset`, what it has now."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_one_goes_on_as_the_other(weighty, tmp_path):
+    expected = ranks.run(tmp_path / "whole", 2, weighty, "strategy=fsdp", "checkpoint_every=2")
+    ranks.run(
+        tmp_path / "first", 2, weighty, "strategy=fsdp", "checkpoint_every=2", stop_in=2, codes=[75, 75]
+    )
+    found = ranks.run(tmp_path / "first", 1, weighty, "strategy=ddp", "checkpoint_every=2")
+    assert found == pytest.approx(expected, rel=1e-5)
+    records = (tmp_path / "first/node0/metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line).get("world_size") for line in records if '"train"' in line} == {1, 2}

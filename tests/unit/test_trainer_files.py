@@ -1,0 +1,104 @@
+"""What is no file of data: refused with a message at once, wherever it is met; nothing waits for a pipe."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from trainer import cli
+from trainer.config import from_mapping
+from trainer.data import files, read
+from trainer.errors import BadInput
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def own_socket(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))  # its name may be no longer than 107 bytes
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def nowhere(path):
+    path.symlink_to("gone")
+
+
+@pytest.mark.parametrize("make", [pipe, own_socket, device, nowhere])
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("key", ["dataset", "validation"])
+def test_given_by_name(tmp_path, make, suffix, key):
+    path = tmp_path / f"data{suffix}"
+    make(path)
+    expected = "no such file or directory" if make is nowhere else "expected a file or directory, found a "
+    with pytest.raises(BadInput, match=f"{key}: {path}: {expected}"):
+        read.check(from_mapping({"dataset": "austen", key: str(path)}))
+
+
+@pytest.mark.parametrize("make", [pipe, own_socket, device, nowhere])
+def test_in_a_directory(tmp_path, make):
+    """Passed over, it would be data that is silently missing."""
+    (tmp_path / "sound.txt").write_text("words")
+    (tmp_path / "below").mkdir()
+    make(tmp_path / "below" / "data.txt")
+    with pytest.raises(
+        BadInput, match=r"below/data\.txt: (expected a file, found a |cannot be read: No such)"
+    ):
+        read.digests(from_mapping({"dataset": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("make", [pipe, device])
+def test_put_there_between_looking_and_reading(tmp_path, make):
+    make(tmp_path / "data.jsonl")
+    with pytest.raises(BadInput, match=r"data\.jsonl: expected a file, found a (pipe|device)"):
+        files.opened(tmp_path / "data.jsonl")
+
+
+def test_a_directory_that_may_not_be_read(tmp_path, monkeypatch):
+    """Root may read everything, so that the refusal is made up."""
+    (tmp_path / "sound.txt").write_text("words")
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    scan = os.scandir
+
+    def refused(path):
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(BadInput, match=rf"{locked}: cannot be read: Permission denied; the run's user"):
+        read.check(from_mapping({"dataset": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("~nobody-at-all/data.txt", "cannot be a path"),
+        ("a\0b.txt", "cannot be a path"),
+        ("x" * 300 + ".txt", "no such file or directory"),
+        (",".join(["set.txt"] * 60), "no such file or directory"),
+        ("/dev/null", "expected a file or directory, found a device"),
+        ("/proc/self/mem", "expected a name that ends in"),
+        ("set.txt/data.txt", "no such file or directory"),
+    ],
+)
+def test_names_that_can_be_none(tmp_path, name, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set.txt").mkdir() if "/data" in name else None
+    with pytest.raises(BadInput, match=message):
+        read.check(from_mapping({"dataset": name}))
+
+
+def test_the_command_says_so(tmp_path, capsys):
+    pipe(tmp_path / "data.txt")
+    (tmp_path / "run.yaml").write_text(f"dataset: {tmp_path}/data.txt\n")
+    assert cli.main(["check", str(tmp_path / "run.yaml")]) == 2
+    assert "found a pipe; write its content into a file first" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""The auxiliary loss that keeps a mixture of experts' routers balanced, over the whole global batch.
+
+transformers' formula, after the Switch Transformer: E times the sum over the E experts of f x P, where f is the share
+of the tokens that choose the expert and P the mean of the probabilities that they give it, over all layers and tokens.
+As a product of two means it is no sum over micro-batches: taken of each of them, as is usual, it would depend on how
+the batch is split. But f has no gradient. So it is counted first, in a pass without gradients over the batch; what is
+left then is a sum over tokens, like the loss itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainer.config import Config
+from trainer.errors import BadInput
+from trainer.model.lora import without_adapter
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a forward pass tells of its routers.
+
+    Without `weights`: (E,) float64, how many tokens chose each expert, over all layers. With them, (E,): the scalar sum
+    over layers and tokens of probability times weight.
+    """
+
+    chosen: int  # experts a token
+    weights: torch.Tensor | None = None
+
+    def __call__(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
+        """logits: (tokens, E) a layer."""
+        total = 0
+        for layer in logits:
+            probabilities = layer.flatten(0, -2).float().softmax(-1)
+            if self.weights is None:
+                experts = probabilities.topk(self.chosen).indices.flatten()
+                total = total + torch.bincount(experts, minlength=probabilities.shape[-1]).double()
+            else:
+                total = total + (probabilities.sum(0) * self.weights).sum()
+        return total
+
+
+def weights(counts: torch.Tensor, chosen: int) -> torch.Tensor:
+    """What each expert's probability of a token counts in the auxiliary loss, (E,) float32, by the batch's `counts`."""
+    rows = counts.sum() / chosen  # tokens times layers
+    return (len(counts) * counts / rows / rows).float()
+
+
+def coefficient(config: Config, model: torch.nn.Module) -> float:
+    """The weight of the auxiliary loss beside the tokens' mean loss; 0: there is none.
+
+    Raises BadInput where one is wanted of a model whose routers cannot be asked.
+    """
+    base = without_adapter(model)
+    text = base.config.get_text_config()
+    decoder = getattr(base, base.base_model_prefix, base)
+    records = "router_logits" in (getattr(decoder, "_can_record_outputs", None) or {}) and chosen(model)
+    wanted = config.router_aux_loss_coef
+    if wanted is None:
+        asked = getattr(text, "output_router_logits", False)
+        return float(getattr(text, "router_aux_loss_coef", None) or 0.0) if asked and records else 0.0
+    if wanted and not records:
+        raise BadInput(
+            f"router_aux_loss_coef: model {config.model} has no experts whose routers transformers can tell of; set it "
+            "to 0, or leave it away"
+        )
+    return wanted
+
+
+def chosen(model: torch.nn.Module) -> int:
+    """How many experts a token is sent to; 0 where that is not said."""
+    return getattr(without_adapter(model).config.get_text_config(), "num_experts_per_tok", None) or 0

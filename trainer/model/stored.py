@@ -1,0 +1,159 @@
+"""Weights that lie in safetensors files, read a rank's rows at a time: no rank ever holds the whole model.
+
+The model is made without memory for its weights (on torch's meta device). Once a strategy has shared it out, each rank
+reads the rows that it holds (strategies/sharded.py).
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from safetensors import safe_open
+
+SAMPLES, SAMPLE = 16, 1 << 16  # how many places of a file, and bytes of each, its digest is made of
+# Experts that are one tensor in the model: what they are on disk, one by one.
+EXPERTS = {
+    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
+    "down_proj": (("down_proj",), ("w2",)),
+}
+Key = tuple[Path, str]  # a file and the tensor's name in it
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a model's parameters lie, by their names.
+
+    A parameter is one tensor, `((key,),)`; or experts, one after the other along its first dimension, each of one or
+    more tensors, which follow each other along the second: `((key, key), (key, key), …)`.
+    """
+
+    places: dict[str, tuple[tuple[Key, ...], ...]]
+
+    def read(self, name: str, rows: slice) -> torch.Tensor:
+        """Some rows of a parameter, as they are on disk."""
+        place = self.places[name]
+        if len(place) == 1:
+            file, key = place[0][0]
+            with safe_open(file, "pt") as opened:
+                return opened.get_slice(key)[rows]
+        return torch.stack([torch.cat([_tensor(*key) for key in expert]) for expert in place[rows]])
+
+    def renamed(self, names: dict[str, str]) -> "Stored":
+        """The same under other names: {new: old}."""
+        return Stored({new: self.places[old] for new, old in names.items()})
+
+    def digest(self) -> str:
+        """A hash of the files' headers and sizes and of a sample of their content: other weights give another one."""
+        total = hashlib.sha256()
+        keys = (key for place in self.places.values() for expert in place for key in expert)
+        for path in sorted({path for path, _ in keys}):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+                total.update(f"{path.name} {size} ".encode() + file.read(header))
+                for number in range(SAMPLES):
+                    file.seek(max(0, size - SAMPLE) * number // (SAMPLES - 1))
+                    total.update(file.read(SAMPLE))
+        return total.hexdigest()
+
+
+def find(directory: Path, model: nn.Module) -> Stored | None:
+    """Where the parameters of `model` lie in the files of `directory`; None where names or shapes differ.
+
+    Buffers that are there are read at once.
+    """
+    there: dict[str, tuple[Path, list[int]]] = {}
+    for file in _files(directory):
+        with safe_open(file, "pt") as opened:
+            there |= {key: (file, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+    names: dict[int, list[str]] = {}  # of a parameter; more than one where it is tied
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    places = {}
+    for name, parameter in model.named_parameters():
+        place = _place(names[id(parameter)], list(parameter.shape), there, model.base_model_prefix)
+        if place is None:
+            return None
+        places[name] = place
+    for name, buffer in model.named_buffers():
+        if place := _place([name], list(buffer.shape), there, model.base_model_prefix):
+            buffer.copy_(_tensor(*place[0][0]))
+    return Stored(places)
+
+
+def _place(
+    names: list[str], shape: list[int], there: dict, prefix: str
+) -> tuple[tuple[Key, ...], ...] | None:
+    """Where a parameter of this shape, called by one of `names`, lies among the tensors that are `there`."""
+    for name in _spellings(names, prefix):
+        if name in there:
+            return (((there[name][0], name),),) if there[name][1] == shape else None
+        layer, _, part = name.partition(".experts.")
+        for pieces in EXPERTS.get(part, ()):
+            experts = [[f"{layer}.experts.{n}.{piece}.weight" for piece in pieces] for n in range(shape[0])]
+            if all(key in there for expert in experts for key in expert):
+                lengths = {sum(there[key][1][0] for key in expert) for expert in experts}
+                widths = {there[key][1][1] for expert in experts for key in expert}
+                good = len(shape) == 3 and (lengths, widths) == ({shape[1]}, {shape[2]})
+                return tuple(tuple((there[key][0], key) for key in one) for one in experts) if good else None
+    return None
+
+
+def _spellings(names: list[str], prefix: str) -> Iterator[str]:
+    """What a parameter may be called on disk: without the prefix of the model around the head, as Mixtral once was."""
+    for name in names:
+        for one in (name, name.removeprefix(f"{prefix}.")):
+            yield one
+            yield one.replace(".mlp.", ".block_sparse_moe.")
+
+
+def _tensor(file: Path, key: str) -> torch.Tensor:
+    with safe_open(file, "pt") as opened:
+        return opened.get_tensor(key)
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
+    return [directory / "model.safetensors"] if (directory / "model.safetensors").is_file() else []
+
+
+@contextlib.contextmanager
+def weightless() -> Iterator[None]:
+    """Parameters of modules that are made in here are on the meta device; buffers, which no file has, are computed."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module, name, parameter):
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def replace(model: nn.Module, make: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
+    """Put `make(parameter)` in each parameter's place, unless it is None; tied ones stay tied."""
+    made: dict[
+        int, tuple[nn.Parameter, nn.Parameter]
+    ] = {}  # the old ones are held, so that no id comes twice
+    for module in model.modules():
+        for name, one in module._parameters.items():
+            if one is None:
+                continue
+            if id(one) not in made:
+                new = make(one)
+                made[id(one)] = (
+                    one,
+                    one if new is None else nn.Parameter(new, requires_grad=one.requires_grad),
+                )
+            module._parameters[name] = made[id(one)][1]
