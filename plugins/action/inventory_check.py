@@ -47,6 +47,8 @@ LIMITS = {
 # Words that go into units and commands as they stand: variable to the pattern, and the same in words.
 USER_NAME = (r"[a-z_][a-z0-9_-]{0,30}", "a user's name: lower case letters, digits, hyphens and underscores")
 PATTERNS = {
+    "nvidia_branch": (r"(\d{3})?", "the first number of a driver's version, such as 580"),
+    "nvidia_repository": (r"https?://[^\s/]+(/\S*)?", "an address that begins with https:// or http://"),
     "identity_service_user": USER_NAME,
     "trainer_user": USER_NAME,
     "trainer_stop_timeout": (
@@ -56,6 +58,7 @@ PATTERNS = {
 }
 SAFE_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 ON_THE_CONTROLLER = (
+    "nvidia_repository_key",
     "trainer_results_dir",
 )  # goes into no unit, and checkouts may have a space in their path
 # Directories that the service user comes to own; the machine's own must stay root's.

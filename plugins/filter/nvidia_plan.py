@@ -1,0 +1,637 @@
+"""From a host's cards and its driver (module nvidia_survey) to what the role nvidia does there, and what came of it.
+
+Pure functions: nothing here reads a file or talks to a host. The tables (which card, driver, package) are data, in
+roles/nvidia/vars/main/, and come as one mapping, `tables`; the role's variables come as another, `options`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+OPEN, PROPRIETARY = "open", "proprietary"
+# Packages whose version is the driver's; one of them is in every installation.
+DRIVER = re.compile(r"libcuda1|libnvidia-compute-\d+(-server)?|nvidia-smi|nvidia-utils-\d+(-server)?")
+KERNEL_KIND = {
+    "Debian": r"-((?:cloud-|rt-)?(?:amd64|arm64))$",  # 6.1.0-50-cloud-amd64
+    "Ubuntu": r"-\d+-([a-z][a-z0-9-]*)$",  # 6.8.0-49-generic
+}
+UNUSABLE = ("vfio-pci", "pci-stub")  # the card belongs to a virtual machine
+GB = 10**9
+GUIDE = "docs/gpus.md"
+
+
+class Refused(Exception):
+    """What stands in the way on this host, and the cure."""
+
+
+def nvidia_plan(
+    survey: Mapping[str, Any], facts: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any]
+) -> dict:
+    """What the role is to do on a host.
+
+    `survey` is nvidia_survey's; of `facts`, distribution, distribution_version and architecture count. `options`:
+    required, source, modules, branch, driver, cuda_toolkit, repository, rdma, and kernel (a release to build for,
+    although this is a container). Returns {skip: why nothing is done, or ""; problems: [str]; notes: [str]} alone,
+    or with what the function plan returns.
+    """
+    notes: list[str] = []
+    try:
+        if survey["cards"] and survey["container"] and not options["kernel"]:
+            return {"skip": in_container(survey, options["required"]), "problems": [], "notes": notes}
+        cards = usable_cards(survey, options, tables, notes)
+        if not cards:
+            return {"skip": no_card(options["required"], survey), "problems": [], "notes": notes}
+        return {"skip": "", "problems": [], "notes": notes, **plan(survey, facts, options, tables, cards)}
+    except Refused as refusal:
+        return {"skip": "", "problems": [str(refusal)], "notes": notes}
+
+
+# ---- the cards ----
+
+
+def within(device: str, ranges: Iterable[str]) -> bool:
+    """Whether the PCI device id lies in one of `ranges`, first-last."""
+    ends = [text.partition("-") for text in ranges]
+    return any(int(first, 16) <= int(device, 16) <= int(last or first, 16) for first, _, last in ends)
+
+
+def generation_of(device: str, tables: Mapping[str, Any]) -> dict | None:
+    """{name, modules, branch {from, to}, cuda {from, to}} of a PCI device id (4 digits); None if unknown."""
+    row = next((row for row in tables["generations"] if within(device, row["devices"])), None)
+    if not row:
+        return None
+    later = [int(branch) for branch, ids in tables["later_cards"].items() if device in ids]
+    least = max([row["branch"]["from"], *later])
+    return {**row, "branch": {"from": least, "to": row["branch"].get("to")}}
+
+
+def usable_cards(
+    survey: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any], notes: list[str]
+) -> list[dict]:
+    """The cards to serve, {address, device, generation}; what is left out, and why, goes to `notes`."""
+    cards = []
+    for card in survey["cards"]:
+        where = f"{card['address']} (PCI id 10de:{card['device']})"
+        if card["driver"] in UNUSABLE:
+            notes.append(f"the card at {where} is reserved for virtual machines ({card['driver']}): left out")
+        elif within(card["device"], tables["too_old"]):
+            notes.append(
+                f"the card at {where} is of Kepler or an older generation, which no driver for today's CUDA "
+                "serves: left out"
+            )
+        else:
+            generation = generation_of(card["device"], tables)
+            if not generation:
+                generation = as_told(where, options)
+            cards.append({"address": card["address"], "device": card["device"], "generation": generation})
+    return cards
+
+
+def as_told(where: str, options: Mapping[str, Any]) -> dict:
+    """What stands for the generation of an unknown card: the inventory's word, both of its words."""
+    if options["modules"] == "auto" or not options["branch"]:
+        raise Refused(
+            f"the card at {where} is none that Trainyard knows, perhaps because it is too new, so neither its "
+            "kernel modules nor its driver branch can be chosen. Set both for this host, as NVIDIA's list of "
+            "supported cards has them: nvidia_modules (open or proprietary) and nvidia_branch (such as 580)."
+        )
+    return {
+        "name": "unknown",
+        "modules": [options["modules"]],
+        "branch": {"from": int(options["branch"]), "to": None},
+        "cuda": {"from": "0"},
+    }
+
+
+def card_name(card: Mapping[str, Any]) -> str:
+    return f"{card['generation']['name']} card at {card['address']} (PCI id 10de:{card['device']})"
+
+
+def no_card(required: bool, survey: Mapping[str, Any]) -> str:
+    if required:
+        found = "none that can be used" if survey["cards"] else "none on its PCI bus"
+        raise Refused(
+            f"nvidia_required is true, but of NVIDIA's cards this host has {found}. Look with `lspci -nn -d "
+            "10de:` whether it is seated, powered and not switched off in the firmware; or remove "
+            "nvidia_required."
+        )
+    return "no NVIDIA card that trains: no driver is installed."
+
+
+def in_container(survey: Mapping[str, Any], required: bool) -> str:
+    """Why a container with cards is left alone; with `required`, it must have been given at least one."""
+    if required and not survey["device_nodes"]:
+        raise Refused(
+            "nvidia_required is true, but this host is a container that was given no card (no /dev/nvidia0). "
+            "Install the driver on the machine that it runs on, and hand the container its cards."
+        )
+    return "a container: the driver is the business of the machine that it runs on. Nothing is installed."
+
+
+# ---- the choice ----
+
+
+def plan(
+    survey: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    cards: list[dict],
+) -> dict:
+    """What a host with cards gets; raises Refused.
+
+    {cards: [{address, device, name}], modules, source, branch, kernel; headers, packages: to have; remove: those of
+    the other kind of modules; move: whether installed packages give way to others; upgrade: installed packages of the
+    branch; missing: packages that are not there; sources: text of our file for apt, "" for none; key: {url,
+    fingerprint, path} or None; preferences: text; prebuilt, fabric, peermem: bool; cuda: {from, to}; says: a line}.
+    """
+    name = f"{facts['distribution']} {release(facts)}"
+    distribution = tables["distributions"].get(name)
+    if not distribution:
+        known = ", ".join(tables["distributions"])
+        raise Refused(
+            f"found {name}; Trainyard knows NVIDIA's drivers on {known}. Install the driver yourself, and take "
+            "the host out of the role with --skip-tags nvidia."
+        )
+    if survey["runfile"]:
+        raise Refused(
+            "this host's driver came from NVIDIA's .run file, which packages cannot replace. Remove it (sudo "
+            "nvidia-uninstall), reboot, and run again."
+        )
+    family = facts["distribution"]
+    source, branch = choose_branch(options, tables, distribution, cards, survey, facts)
+    modules = choose_modules(options, tables, cards, branch)
+    tells = [card["generation"]["cuda"] for card in cards]
+    cuda = {"from": newest(item["from"] for item in tells), "to": oldest(item.get("to") for item in tells)}
+    words = {
+        "branch": branch,
+        "open": "-open" if modules == OPEN else "",
+        "kernel": survey["kernel"],
+        "kind": kernel_kind(survey["kernel"], family),
+        "cuda": "",
+    }
+    scheme = tables["packages"][source][family]
+    fabric = bool(survey["nvswitches"]) or any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
+    # The distribution's own signature lets its modules in where the firmware asks for one.
+    prebuilt = bool(survey["secure_boot"] and words["kind"] and "prebuilt" in scheme)
+    names = [*(scheme["prebuilt"] if prebuilt else scheme["modules"][modules])]
+    names += scheme["desktop" if desktop else "compute"]
+    if fabric:
+        names += fabric_packages(scheme, tables, source, branch, cards)
+    if options["cuda_toolkit"]:
+        words["cuda"] = toolkit(source, branch, cuda, distribution, tables).replace(".", "-")
+        names += scheme["toolkit"]
+    wanted = [text.format(**words) for text in names]
+    others = [
+        other.format(**words)
+        for kind, found in scheme["modules"].items()
+        for other in found
+        if kind != modules
+    ]
+    there = {item["name"] for item in survey["packages"]}
+    installed = installed_branch(survey["packages"])
+    keep = kept(survey, options, branch, cards)
+    if keep:
+        branch, modules, wanted, others, prebuilt = installed, keep, [], [], False
+    builds = any("dkms" in package for package in [*wanted, *there])
+    headers = header_packages(survey, words["kind"]) if builds and not prebuilt else []
+    missing = [package for package in wanted if package not in there]
+    upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
+    if missing:
+        check_room(survey["free_bytes"], tables["room"])
+    sources = "" if keep else sources_text(source, family, distribution, survey, facts, options)
+    return {
+        "cards": [
+            {"address": card["address"], "device": card["device"], "name": card["generation"]["name"]}
+            for card in cards
+        ],
+        "modules": modules,
+        "source": "installed" if keep else source,
+        "branch": branch,
+        "headers": headers,
+        "packages": wanted,
+        "remove": sorted(there & set(others)),
+        "move": bool(installed and installed != branch) or bool(there & set(others)),
+        "upgrade": upgrade,
+        "missing": missing,
+        "sources": sources,
+        "key": repository_key(distribution, facts, options) if KEY_FILE in sources else None,
+        "preferences": preferences(branch),
+        "prebuilt": prebuilt,
+        "fabric": fabric,
+        "peermem": bool(options["rdma"]),
+        "kernel": survey["kernel"],
+        "cuda": cuda,
+        "says": says(cards, modules, branch, "already installed" if keep else f"from {WORDS[source]}"),
+    }
+
+
+WORDS = {"distribution": "the distribution", "nvidia": "NVIDIA's repository"}
+
+
+def release(facts: Mapping[str, Any]) -> str:
+    """The release as the tables name it: 12 of Debian 12.5, 24.04 of Ubuntu."""
+    version = str(facts["distribution_version"])
+    return version.split(".")[0] if facts["distribution"] == "Debian" else version
+
+
+def kernel_kind(kernel: str, family: str) -> str:
+    """The kind of a kernel release, such as amd64 or generic; empty for one of the host's own making."""
+    found = re.search(KERNEL_KIND.get(family, "$^"), kernel)
+    return found[1] if found else ""
+
+
+def choose_branch(
+    options: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    distribution: Mapping[str, Any],
+    cards: list[dict],
+    survey: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> tuple[str, int]:
+    """(source, branch): the first of the allowed sources whose branch serves every card. Raises Refused."""
+    asked = int(options["branch"]) if options["branch"] else None
+    offers = []
+    if options["source"] in ("auto", "distribution"):
+        offers.append(("distribution", asked or distribution["branch"]))
+    if options["source"] in ("auto", "nvidia"):
+        offers.append(("nvidia", asked or tables["branch"]))
+    faults = []
+    for source, branch in offers:
+        fault = branch_fault(source, branch, tables, distribution, cards, survey, facts)
+        if not fault:
+            return source, branch
+        faults.append(f"{WORDS[source]}, branch {branch}: {fault}")
+    raise Refused(
+        f"no driver serves this host. {'; '.join(faults)}. Change nvidia_branch or nvidia_source, take the card "
+        f"out, or leave the host out of the role; {GUIDE} has the table."
+    )
+
+
+def branch_fault(
+    source: str,
+    branch: int,
+    tables: Mapping[str, Any],
+    distribution: Mapping[str, Any],
+    cards: list[dict],
+    survey: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> str:
+    """Why a source's branch cannot serve the host; empty if it can."""
+    for card in cards:
+        limits = card["generation"]["branch"]
+        if branch < limits["from"]:
+            return f"the {card_name(card)} needs {limits['from']} or newer"
+        if limits["to"] and branch > limits["to"]:
+            return f"the {card_name(card)} is served up to {limits['to']}"
+    switches = survey["nvswitches"] or any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    if source == "distribution":
+        offered = distribution.get("branches")
+        if offered and branch not in offered:
+            return f"it has {', '.join(map(str, offered))} alone"
+        scheme = tables["packages"][source][facts["distribution"]]
+        if survey["nvswitches"] and "fabric" not in scheme:
+            return "it has no fabric manager for this host's NVSwitches"
+        if switches and not survey["nvswitches"] and "subnet" not in scheme:
+            return "it has no subnet manager (nvlsm) for the NVLinks of this host's cards"
+        return ""
+    if facts["architecture"] not in distribution["repository"]["directories"]:
+        return f"there is none for {facts['architecture']}"
+    if branch >= tables["renamed_since"] and (facts["distribution"] == "Ubuntu" or switches):
+        return (
+            f"from {tables['renamed_since']} on its packages have other names, which this role does not know"
+        )
+    return ""
+
+
+def choose_modules(
+    options: Mapping[str, Any], tables: Mapping[str, Any], cards: list[dict], branch: int
+) -> str:
+    """The kind of kernel modules that serves every card. Raises Refused, naming the card that rules it out."""
+    asked = options["modules"]
+    common = [
+        kind for kind in (OPEN, PROPRIETARY) if all(kind in card["generation"]["modules"] for card in cards)
+    ]
+    if asked != "auto":
+        for card in cards:
+            if asked not in card["generation"]["modules"]:
+                raise Refused(
+                    f"nvidia_modules is {asked}, but the {card_name(card)} works with "
+                    f"{card['generation']['modules'][0]} modules alone. Remove nvidia_modules, or take the card "
+                    "out."
+                )
+        if asked == OPEN and branch < tables["open_from"]:
+            raise Refused(
+                f"nvidia_modules is open, but branch {branch} has none; they began with {tables['open_from']}."
+            )
+        return asked
+    if not common:
+        first, second = (
+            next(card for card in cards if card["generation"]["modules"] == [kind])
+            for kind in (OPEN, PROPRIETARY)
+        )
+        raise Refused(
+            f"the {card_name(first)} works with open kernel modules alone, the {card_name(second)} with "
+            "proprietary ones alone, and a host has one kind. Put one of the two into another host."
+        )
+    if OPEN in common and PROPRIETARY in common:
+        return OPEN if branch >= tables["open_since"] else PROPRIETARY
+    return common[0]
+
+
+def installed_branch(packages: Iterable[Mapping[str, Any]]) -> int | None:
+    """The branch of the installed driver; None without one."""
+    return next((branch_of(item["version"]) for item in packages if DRIVER.fullmatch(item["name"])), None)
+
+
+def branch_of(version: str) -> int | None:
+    """580 of 580.95.05-0ubuntu1, or of 1:580.95.05."""
+    found = re.match(r"(?:\d+:)?(\d{3})\.", version)
+    return int(found[1]) if found else None
+
+
+def kept(survey: Mapping[str, Any], options: Mapping[str, Any], branch: int, cards: list[dict]) -> str:
+    """The kind of modules of an installed driver of another branch that stays; "" for none that does.
+
+    It stays where it serves the cards and nobody asked for another.
+    """
+    installed = installed_branch(survey["packages"])
+    asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
+    if asked or not installed or installed == branch:
+        return ""
+    kinds = [OPEN if module["open"] else PROPRIETARY for module in survey["modules"]]
+    kinds = kinds or [
+        OPEN if "open" in item["name"] else PROPRIETARY
+        for item in survey["packages"]
+        if "dkms" in item["name"] or "linux-modules" in item["name"]
+    ]
+    for kind in kinds:
+        fits = all(
+            kind in card["generation"]["modules"]
+            and card["generation"]["branch"]["from"]
+            <= installed
+            <= (card["generation"]["branch"]["to"] or installed)
+            for card in cards
+        )
+        if fits:
+            return kind
+    return ""
+
+
+# ---- what it takes ----
+
+
+def fabric_packages(
+    scheme: Mapping[str, Any], tables: Mapping[str, Any], source: str, branch: int, cards: list[dict]
+) -> list[str]:
+    subnet = any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    return [*scheme.get("fabric", []), *(scheme.get("subnet", []) if subnet else [])]
+
+
+def toolkit(
+    source: str,
+    branch: int,
+    cuda: Mapping[str, str | None],
+    distribution: Mapping[str, Any],
+    tables: Mapping[str, Any],
+) -> str:
+    """The toolkit's CUDA version, such as 12.9. Raises Refused where it cannot build for a card."""
+    if source == "distribution":
+        version, whose = distribution["cuda"], "the distribution's"
+    else:
+        known = {int(number): text for number, text in tables["cuda_of_branch"].items()}
+        runs = known[max((number for number in known if number <= branch), default=min(known))]
+        version, whose = (
+            oldest([runs, cuda["to"]]) or runs,
+            "the newest that this driver runs and every card is built for,",
+        )
+    if numbers(version) < numbers(cuda["from"] or "0"):
+        raise Refused(
+            f"nvidia_cuda_toolkit: {whose} CUDA {version} cannot build for this host's cards, which need "
+            f"{cuda['from']} or newer. Set nvidia_source: nvidia, or leave nvidia_cuda_toolkit out: training "
+            "needs no toolkit."
+        )
+    return version
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def newest(versions: Iterable[str | None]) -> str | None:
+    return max(filter(None, versions), key=numbers, default=None)
+
+
+def oldest(versions: Iterable[str | None]) -> str | None:
+    return min(filter(None, versions), key=numbers, default=None)
+
+
+def header_packages(survey: Mapping[str, Any], kind: str) -> list[str]:
+    """What DKMS builds against: headers of the kernel that runs, and of those that updates will bring."""
+    if not kind and not survey["headers"]:
+        raise Refused(
+            f"the kernel {survey['kernel']} is not the distribution's own, and its headers are not at "
+            f"/lib/modules/{survey['kernel']}/build. Install them, or boot a kernel of the distribution."
+        )
+    follow = [name.replace("linux-image-", "linux-headers-", 1) for name in survey["kernel_packages"]]
+    if not follow and kind:
+        follow = [f"linux-headers-{kind}"]
+    exact = [f"linux-headers-{survey['kernel']}"] if kind and not survey["headers"] else []
+    return [*exact, *follow]
+
+
+def check_room(free: Mapping[str, int], room: Mapping[str, int]) -> None:
+    for path, need in room.items():
+        if free[path] < need:
+            raise Refused(
+                f"{path} has {free[path] / GB:.1f} GB free; the driver and the build of its modules need "
+                f"{need / GB:.1f} GB. Free some (apt-get clean; old kernels: apt-get autoremove) and run again."
+            )
+
+
+# ---- apt ----
+
+
+def sources_text(
+    source: str,
+    family: str,
+    distribution: Mapping[str, Any],
+    survey: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> str:
+    """The text of our file of apt sources; empty where the host's own sources have what is needed.
+
+    The host's mirrors stay in use: what is added has their addresses and keys.
+    """
+    repository = distribution["repository"]
+    if source == "distribution":
+        return more_components(distribution["components"], family, distribution["suite"], survey["sources"])
+    path = repository["directories"][facts["architecture"]]
+    text = more_components(repository["components"], family, distribution["suite"], survey["sources"])
+    if any(f"/{path}" in uri for item in survey["sources"] for uri in item["uris"]):
+        return text
+    uri = f"{options['repository'].rstrip('/')}/{path}/"
+    return "\n".join(filter(None, [text, stanza([uri], ["/"], [], {"Signed-By": KEY_FILE})]))
+
+
+def more_components(needed: list[str], family: str, suite: str, sources: Iterable[Mapping[str, Any]]) -> str:
+    """The stanzas that add the components `needed` to the distribution's own sources; empty if they are there."""
+    own = [item for item in sources if belongs(item, family, suite)]
+    lacking = [part for part in needed if not any(part in item["components"] for item in own)]
+    if not lacking:
+        return ""
+    main = [item for item in own if "main" in item["components"]]
+    if not main:
+        raise Refused(
+            f"none of this host's apt sources is {family}'s own {suite}, so its component {lacking[0]} cannot be "
+            f"added. Add a source of it with the components {' '.join(needed)}, and run again."
+        )
+    return "\n".join(stanza(item["uris"], item["suites"], lacking, item["options"]) for item in main)
+
+
+KEY_FILE = "/etc/apt/keyrings/trainyard-nvidia.asc"
+
+
+def belongs(item: Mapping[str, Any], family: str, suite: str) -> bool:
+    """Whether a source is the distribution's own, of its release: by suite, and by key or address."""
+    suites = all(re.fullmatch(rf"{suite}(-updates|-security)?(/updates)?/?", one) for one in item["suites"])
+    keys = f"{family.lower()}-archive-keyring" in item["options"].get("Signed-By", "")
+    names = all(uri.rstrip("/").rpartition("/")[2].startswith(family.lower()) for uri in item["uris"])
+    return bool(item["suites"]) and suites and (keys or names)
+
+
+def stanza(uris: list[str], suites: list[str], components: list[str], options: Mapping[str, str]) -> str:
+    lines = ["Types: deb", f"URIs: {' '.join(uris)}", f"Suites: {' '.join(suites)}"]
+    lines += [f"Components: {' '.join(components)}"] if components else []
+    return "".join(f"{line}\n" for line in [*lines, *(f"{key}: {value}" for key, value in options.items())])
+
+
+def repository_key(
+    distribution: Mapping[str, Any], facts: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict:
+    """{url, fingerprint, path} of the key of NVIDIA's repository."""
+    found = distribution["repository"]
+    base = f"{options['repository'].rstrip('/')}/{found['directories'][facts['architecture']]}"
+    return {"url": f"{base}/{found['key']}", "fingerprint": found["fingerprint"], "path": KEY_FILE}
+
+
+def preferences(branch: int) -> str:
+    """apt's preferences that keep the driver on its branch; of other packages with such names, no version matches."""
+    return (
+        f"# Written by Trainyard's role nvidia: the driver stays on branch {branch}. nvidia_branch chooses "
+        "another.\nPackage: *nvidia* libcuda1 libcudadebugger1 libnvcuvid1 libnvoptix1 libxnvctrl0 "
+        f"cuda-drivers*\nPin: version {branch}.*\nPin-Priority: 1001\n"
+    )
+
+
+def says(cards: list[dict], modules: str, branch: int, origin: str) -> str:
+    """One line: which cards, which driver."""
+    counts = Counter(card["generation"]["name"] for card in cards)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"{listed}: driver {branch}, {modules} kernel modules, {origin}"
+
+
+# ---- what came of it ----
+
+
+def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: bool) -> dict:
+    """What is left to do once packages are installed, from a second look (`survey`).
+
+    Returns {hold: packages to hold; build: whether DKMS must build; load: whether the module can be loaded now;
+    running: whether the installed one is; pending: why a reboot is needed, or ""; reboot: whether it comes now;
+    version: of the installed module, or ""; initramfs: whether it must be made anew; problems: [str]; says: [str]}.
+    """
+    branch, problems, told = plan["branch"], [], []
+    ours = [item for item in survey["packages"] if branch_of(item["version"]) == branch]
+    installed = installed_branch(survey["packages"])
+    if installed != branch:
+        problems.append(
+            f"the driver is of branch {installed or 'none'} after the installation; planned was {branch}. What "
+            "apt was offered lacks it: see `apt-cache policy libcuda1 nvidia-smi`, and set nvidia_branch or "
+            "nvidia_source."
+        )
+    wanted = [module for module in survey["modules"] if module["open"] == (plan["modules"] == OPEN)]
+    wanted = [module for module in wanted if branch_of(module["version"]) == branch]
+    container, loaded = survey["container"], survey["loaded"]
+    signing = bool(survey["secure_boot"]) and not plan["prebuilt"]
+    why, runs = "", survey["runs"]
+    if wanted and not container:
+        module = wanted[-1]
+        if loaded and (loaded["version"], loaded["open"]) != (module["version"], module["open"]):
+            kinds = {True: OPEN, False: PROPRIETARY}
+            why = (
+                f"the kernel runs the {kinds[loaded['open']]} module {loaded['version']}, installed is the "
+                f"{kinds[module['open']]} {module['version']}"
+            )
+        elif not loaded and survey["nouveau"]:
+            why = "the kernel runs nouveau, which gives way to the installed driver at a boot"
+    if signing and not (loaded and not why):
+        told.append(secure_boot_words())
+    if why and reboot and runs:
+        told.append(
+            f"{why}; not rebooted, because {', '.join(runs)} is training here: run again when it has ended"
+        )
+    elif why and not reboot:
+        told.append(
+            f"{why}: reboot this host when it suits (sudo systemctl reboot), or run again with -e "
+            f"'{{\"nvidia_reboot\": true}}'"
+        )
+    if plan["fabric"] and "nvidia-fabricmanager.service" not in survey["units"]:
+        problems.append(
+            "this host has NVSwitches, but no fabric manager, without which its cards do not start CUDA. Set "
+            "nvidia_branch for this host, so that the driver and the fabric manager are installed together."
+        )
+    if container:
+        told.append(
+            "a container: modules are built for the kernel that was named, and none can be loaded or rebooted into"
+        )
+    return {
+        "hold": sorted(item["name"] for item in ours if not item["held"]),
+        "build": not wanted and not plan["prebuilt"],
+        "load": bool(wanted and not loaded and not why and not container),
+        "pending": why,
+        "reboot": bool(why and reboot and not runs),
+        "running": bool(loaded and not why),
+        "version": wanted[-1]["version"] if wanted else "",
+        "initramfs": survey["initramfs_stale"],
+        "problems": problems,
+        "says": told,
+    }
+
+
+def secure_boot_words() -> str:
+    return (
+        "secure boot is on, so the kernel takes the modules that DKMS builds only once their key is enrolled. If "
+        "it is not yet: sudo mokutil --import /var/lib/dkms/mok.pub (on Ubuntu "
+        "/var/lib/shim-signed/mok/MOK.der), choose a password, reboot, and at the console choose Enroll MOK, "
+        f"Continue, Yes, and type it. Or switch secure boot off in the firmware. See {GUIDE}."
+    )
+
+
+def nvidia_versions(hostvars: Mapping[str, Mapping[str, Any]], hosts: Iterable[str]) -> list[str]:
+    """What differs between the driver versions that nvidia_outcome found on `hosts`, each with what most have."""
+    outcomes = {host: hostvars[host].get("__nvidia_outcome") or {} for host in hosts}
+    found = {host: outcome["version"] for host, outcome in outcomes.items() if outcome.get("version")}
+    if len(set(found.values())) < 2:
+        return []
+    common, _ = Counter(found.values()).most_common(1)[0]
+    like = next(host for host, version in found.items() if version == common)
+    return [
+        f"{host} has {version} (most have {common}, such as {like})"
+        for host, version in found.items()
+        if version != common
+    ]
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "nvidia_outcome": nvidia_outcome,
+            "nvidia_plan": nvidia_plan,
+            "nvidia_versions": nvidia_versions,
+        }

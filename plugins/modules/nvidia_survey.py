@@ -1,0 +1,273 @@
+#!/usr/bin/python
+"""What a host says of its NVIDIA cards, their driver and what stands around it: the input of the filter nvidia_plan."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nvidia_survey
+short_description: Read which NVIDIA cards a host has, and which driver
+description:
+  - Reads PCI devices, the loaded and the installed kernel modules, packages, apt's sources, secure boot and free space.
+  - Reads only, and needs none of NVIDIA's programs, nor lspci or mokutil.
+options:
+  sys_root: {type: str, default: "", description: "A directory with the C(/sys) and C(/proc) to read; for tests."}
+  kernel: {type: str, default: "", description: The kernel release that modules are for; the running one if empty.}
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: Look at the cards
+  nvidia_survey:
+  become: true
+"""
+
+RETURN = r"""
+survey:
+  description: The answers; their keys stand in the module's function survey.
+  type: dict
+  returned: always
+"""
+
+import glob
+import os
+import re
+import subprocess
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import in_container
+
+NVIDIA = "10de"
+BRIDGE = "0680"  # PCI class of an NVSwitch, and of bridges of old chipsets
+DISPLAY = ("0300", "0302")  # VGA controller; 3D controller, which has no output
+OLDEST_NVSWITCH = 0x1AC0  # device ids of bridges below belong to chipsets
+SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # the EFI variable with its vendor's GUID
+OURS = re.compile(r"nvidia|cuda|^libnv|^libxnvctrl", re.IGNORECASE)
+KERNEL_PACKAGE = re.compile(r"linux-image-(?!unsigned|dbg)[a-z]\S*")  # one that pulls in the newest of a kind
+# nvidia.ko, as Debian (-current, -current-open) and others name it; not its companions such as nvidia-uvm.ko.
+MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|xz|zst))?")
+COMPANION = re.compile(r"-(uvm|drm|modeset|peermem)\.ko")
+OWN_SOURCES = "trainyard-nvidia.sources"  # these two as in roles/nvidia/vars/main/paths.yml
+BLACKLIST = "/etc/modprobe.d/trainyard-nvidia.conf"
+UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
+UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
+OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source
+
+
+def read(path: str) -> str:
+    """The text of a file, stripped; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def devices(root: str) -> list[dict]:
+    """NVIDIA's PCI devices: {address, device (4 hexadecimal digits), class (4), driver or None}, in PCI's order."""
+    found = []
+    for path in sorted(glob.glob(f"{root}/sys/bus/pci/devices/*")):
+        if read(f"{path}/vendor").removeprefix("0x") != NVIDIA:
+            continue
+        driver = f"{path}/driver"
+        found.append(
+            {
+                "address": os.path.basename(path),
+                "device": read(f"{path}/device").removeprefix("0x").lower(),
+                "class": read(f"{path}/class").removeprefix("0x")[:4],
+                "driver": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else None,
+            }
+        )
+    return found
+
+
+def is_nvswitch(device: dict) -> bool:
+    return device["class"] == BRIDGE and int(device["device"] or "0", 16) >= OLDEST_NVSWITCH
+
+
+def loaded_module(root: str) -> dict | None:
+    """{version, open} of the nvidia module in the running kernel; None without one."""
+    version = read(f"{root}/sys/module/nvidia/version")
+    line = read(f"{root}/proc/driver/nvidia/version").split("\n")[0]
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", line)
+    version = version or (found[0] if found else "")
+    return {"version": version, "open": "Open Kernel Module" in line} if version else None
+
+
+def built_modules(kernel: str) -> list[dict]:
+    """{path, version, open} of each nvidia.ko that is installed for `kernel`."""
+    found = []
+    for folder, _, names in os.walk(f"/lib/modules/{kernel}"):
+        for name in sorted(names):
+            if MODULE.fullmatch(name) and not COMPANION.search(name):
+                path = os.path.join(folder, name)
+                version, terms = modinfo(path, "version"), modinfo(path, "license")
+                if version:
+                    found.append({"path": path, "version": version, "open": "GPL" in terms})
+    return sorted(found, key=lambda module: module["path"])
+
+
+def modinfo(path: str, field: str) -> str:
+    try:
+        done = subprocess.run(["/sbin/modinfo", "-F", field, path], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def secure_boot(root: str) -> bool | None:
+    """Whether the firmware lets only signed modules in; None on a machine that did not start by EFI."""
+    try:
+        with open(f"{root}/sys/firmware/efi/efivars/{SECURE_BOOT}", "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    return content[4:5] == b"\1"  # four bytes of attributes stand before the value
+
+
+def packages() -> tuple[list[dict], list[str]]:
+    """NVIDIA's installed packages, {name, version, source, held}, and the kernel packages that follow the newest."""
+    form = "${Package}\t${Version}\t${source:Package}\t${db:Status-Want}\t${db:Status-Status}\n"
+    done = subprocess.run(["dpkg-query", "--show", f"--showformat={form}"], capture_output=True, text=True)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == 5 and row[4] == "installed"]
+    ours = [
+        {"name": row[0], "version": row[1], "source": row[2], "held": row[3] == "hold"}
+        for row in rows
+        if OURS.search(row[0]) or OURS.search(row[2])
+    ]
+    return ours, [row[0] for row in rows if KERNEL_PACKAGE.fullmatch(row[0])]
+
+
+def sources(paths: list[str]) -> list[dict]:
+    """apt's sources of packages in the files `paths`: {uris, suites, components (lists), options (deb822's)}."""
+    found = []
+    for path in paths:
+        found += stanzas(read(path)) if path.endswith(".sources") else lines(read(path))
+    return found
+
+
+def lines(text: str) -> list[dict]:
+    """The sources of a file of one-line sources."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line.strip())
+        if match:
+            settings, uri, suite, components = match.groups()
+            pairs = [word.partition("=") for word in (settings or "").split()]
+            options = {OPTIONS[key]: value.replace(",", " ") for key, _, value in pairs if key in OPTIONS}
+            found.append(
+                {"uris": [uri], "suites": [suite], "components": components.split(), "options": options}
+            )
+    return found
+
+
+def stanzas(text: str) -> list[dict]:
+    """The sources of a deb822 file that are enabled."""
+    found = []
+    for stanza in re.split(r"\n\s*\n", text):
+        fields: dict[str, str] = {}
+        last = ""
+        for line in stanza.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1].isspace() and last:  # a key in the file itself goes on over lines
+                fields[last] += "\n" + line
+            elif ":" in line:
+                last, _, value = line.partition(":")
+                last = last.lower()
+                fields[last] = value.strip()
+        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in (
+            "no",
+            "false",
+        ):
+            options = {name: fields[name.lower()] for name in OPTIONS.values() if name.lower() in fields}
+            found.append(
+                {
+                    **{key: fields.get(key, "").split() for key in ("uris", "suites", "components")},
+                    "options": options,
+                }
+            )
+    return found
+
+
+def source_files() -> list[str]:
+    """The files of apt's sources, but for the role's own."""
+    parts = "/etc/apt/sources.list.d"
+    found = sorted(glob.glob(f"{parts}/*.list") + glob.glob(f"{parts}/*.sources"))
+    return ["/etc/apt/sources.list", *(path for path in found if os.path.basename(path) != OWN_SOURCES)]
+
+
+def initramfs_stale(kernel: str) -> bool:
+    """Whether the initramfs is older than the file that keeps nouveau out, so that it would still load it."""
+    image = f"/boot/initrd.img-{kernel}"
+    if not all(map(os.path.exists, ("/usr/sbin/update-initramfs", image, BLACKLIST))):
+        return False
+    return os.path.getmtime(image) < os.path.getmtime(BLACKLIST)
+
+
+def active_runs() -> list[str]:
+    """The names of the runs that train here."""
+    command = ["systemctl", "list-units", "trainyard@*", "--state=active", "--plain", "--no-legend", "--full"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return []
+    units = [line.split()[0] for line in done.stdout.splitlines() if line.split()]
+    return sorted(unit.removeprefix("trainyard@").removesuffix(".service") for unit in units)
+
+
+def free_bytes(path: str) -> int:
+    """Bytes that are free where `path` lies, or its nearest parent that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def survey(root: str, kernel: str) -> dict:
+    """All of it. `root`: where /sys and /proc are, empty for the host's own. `kernel`: a release."""
+    found = devices(root)
+    ours, kernels = packages()
+    return {
+        "cards": [device for device in found if device["class"] in DISPLAY],
+        "nvswitches": sum(map(is_nvswitch, found)),
+        "loaded": loaded_module(root),
+        "nouveau": os.path.isdir(f"{root}/sys/module/nouveau"),
+        "secure_boot": secure_boot(root),
+        "container": in_container(),
+        "kernel": kernel,
+        "headers": os.path.isdir(f"/lib/modules/{kernel}/build/"),
+        "modules": built_modules(kernel),
+        "packages": ours,
+        "kernel_packages": kernels,
+        "runfile": os.path.exists("/usr/bin/nvidia-uninstall"),
+        "desktop": os.path.exists("/etc/systemd/system/display-manager.service"),
+        "initramfs_stale": initramfs_stale(kernel),
+        "units": [name for name in UNITS if any(os.path.exists(f"{path}/{name}") for path in UNIT_PATHS)],
+        "runs": active_runs(),
+        "device_nodes": len(glob.glob(f"{root}/dev/nvidia[0-9]*")),
+        "sources": sources(source_files()),
+        "free_bytes": {path: free_bytes(path) for path in ("/usr", "/var/lib/dkms")},
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "sys_root": {"type": "str", "default": ""},
+            "kernel": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    kernel = module.params["kernel"] or os.uname().release
+    try:
+        answers = survey(module.params["sys_root"].rstrip("/"), kernel)
+    except OSError as error:
+        module.fail_json(
+            msg=f"this host cannot be read: {error}. Trainyard serves Debian and Ubuntu, as root."
+        )
+    module.exit_json(changed=False, survey=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,789 @@
+"""Which card gets which driver: the tables over real PCI ids, the plan that follows, and what is said of bad input."""
+
+import base64
+import copy
+import hashlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plugins.filter.nvidia_plan import generation_of, nvidia_outcome, nvidia_plan, nvidia_versions
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = {}
+for file in sorted((ROOT / "roles/nvidia/vars/main").glob("*.yml")):
+    VARIABLES |= yaml.safe_load(file.read_text())
+TABLES = {name: VARIABLES[f"_nvidia_{name}"] for name in VARIABLES["_nvidia_tables"]}
+DEFAULTS = yaml.safe_load((ROOT / "roles/nvidia/defaults/main.yml").read_text())
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+# Ids and names as pci.ids of 2026-10-24 has them; the first branch that serves them by Debian's lists of 535 and 550.
+CARDS = [
+    ("1380", "GTX 750 Ti", "Maxwell", "proprietary", 470),
+    ("13c2", "GTX 970", "Maxwell", "proprietary", 470),
+    ("17c2", "GTX TITAN X", "Maxwell", "proprietary", 470),
+    ("17fd", "Tesla M40", "Maxwell", "proprietary", 470),
+    ("15f8", "Tesla P100 PCIe 16GB", "Pascal", "proprietary", 470),
+    ("1b06", "GTX 1080 Ti", "Pascal", "proprietary", 470),
+    ("1b38", "Tesla P40", "Pascal", "proprietary", 470),
+    ("1c82", "GTX 1050 Ti", "Pascal", "proprietary", 470),
+    ("1d10", "MX150", "Pascal", "proprietary", 470),
+    ("1d81", "TITAN V", "Volta", "proprietary", 470),
+    ("1db6", "Tesla V100 PCIe 32GB", "Volta", "proprietary", 470),
+    ("1dba", "Quadro GV100", "Volta", "proprietary", 470),
+    ("1e04", "RTX 2080 Ti", "Turing", "both", 470),
+    ("1eb8", "Tesla T4", "Turing", "both", 470),
+    ("2182", "GTX 1660 Ti", "Turing", "both", 470),
+    ("1ff9", "Quadro T1000 Mobile", "Turing", "both", 470),
+    ("20b0", "A100 SXM4 40GB", "Ampere", "both", 470),
+    ("20b5", "A100 PCIe 80GB", "Ampere", "both", 470),
+    ("2204", "RTX 3090", "Ampere", "both", 470),
+    ("2235", "A40", "Ampere", "both", 470),
+    ("2482", "RTX 3070 Ti", "Ampere", "both", 470),
+    ("2520", "RTX 3060 Mobile", "Ampere", "both", 470),
+    ("25b0", "RTX A1000", "Ampere", "both", 550),
+    ("2684", "RTX 4090", "Ada", "both", 525),
+    ("2705", "RTX 4070 Ti SUPER", "Ada", "both", 550),
+    ("2757", "RTX 4090 Laptop GPU", "Ada", "both", 525),
+    ("2820", "RTX 4070 Mobile", "Ada", "both", 525),
+    ("2860", "RTX 4070 Mobile", "Ada", "both", 525),
+    ("26b9", "L40S", "Ada", "both", 525),
+    ("27b8", "L4", "Ada", "both", 525),
+    ("2330", "H100 SXM5 80GB", "Hopper", "both", 525),
+    ("2331", "H100 PCIe", "Hopper", "both", 525),
+    ("2335", "H200 SXM 141GB", "Hopper", "both", 550),
+    ("233b", "H200 NVL", "Hopper", "both", 570),
+    ("2901", "B200", "Blackwell", "open", 570),
+    ("2b85", "RTX 5090", "Blackwell", "open", 570),
+    ("2bb1", "RTX PRO 6000 Blackwell Workstation", "Blackwell", "open", 570),
+    ("2c02", "RTX 5080", "Blackwell", "open", 570),
+    ("2c05", "RTX 5070 Ti", "Blackwell", "open", 570),
+    ("2c58", "RTX 5090 Mobile", "Blackwell", "open", 570),
+    ("2d04", "RTX 5060 Ti", "Blackwell", "open", 570),
+    ("2f04", "RTX 5070", "Blackwell", "open", 570),
+    ("2e12", "GB10", "Blackwell", "open", 580),
+    ("3182", "B300 SXM6", "Blackwell", "open", 580),
+]
+DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.15", "architecture": "x86_64"}
+DEBIAN_13 = {**DEBIAN_12, "distribution_version": "13.1"}
+UBUNTU_22 = {**DEBIAN_12, "distribution": "Ubuntu", "distribution_version": "22.04"}
+UBUNTU_24 = {**UBUNTU_22, "distribution_version": "24.04"}
+SUITES = {"12.15": "bookworm", "13.1": "trixie", "22.04": "jammy", "24.04": "noble"}
+KERNELS = {"Debian": "6.1.0-50-amd64", "Ubuntu": "6.8.0-49-generic"}
+
+
+def look(facts, *devices, **more):
+    """What nvidia_survey says of a fresh host with cards of these ids."""
+    suite, family = SUITES[facts["distribution_version"]], facts["distribution"]
+    stock = {
+        "Debian": ["main", "non-free-firmware"],
+        "Ubuntu": ["main", "restricted", "universe", "multiverse"],
+    }
+    mirror = {
+        "uris": [f"http://mirror.example/{family.lower()}"],
+        "suites": [suite, f"{suite}-updates"],
+        "components": stock[family],
+        "options": {"Signed-By": KEYRING},
+    }
+    cards = [
+        {"address": f"0000:{number:02x}:00.0", "device": device, "class": "0300", "driver": None}
+        for number, device in enumerate(devices, 1)
+    ]
+    fresh = {
+        **dict.fromkeys(("nouveau", "container", "headers", "runfile", "desktop", "initramfs_stale"), False),
+        **{name: [] for name in ("modules", "packages", "kernel_packages", "runs", "units")},
+        **dict.fromkeys(("loaded", "secure_boot")),
+        "nvswitches": 0,
+        "device_nodes": 0,
+        "kernel": KERNELS[family],
+        "sources": [mirror],
+        "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11},
+    }
+    return {**fresh, "cards": cards, **more}
+
+
+def options(**given):
+    names = ("required", "source", "modules", "branch", "driver", "cuda_toolkit", "repository")
+    return {**{name: DEFAULTS[f"nvidia_{name}"] for name in names}, "kernel": "", "rdma": False, **given}
+
+
+def plan_for(facts, *devices, survey=None, **given):
+    found = nvidia_plan(look(facts, *devices, **(survey or {})), facts, options(**given), TABLES)
+    assert found["problems"] == [], found["problems"]
+    assert found["skip"] == ""
+    return found
+
+
+def refused(facts, *devices, survey=None, **given):
+    """The one problem that stands in the way."""
+    found = nvidia_plan(look(facts, *devices, **(survey or {})), facts, options(**given), TABLES)
+    (problem,) = found["problems"]
+    assert "packages" not in found
+    return problem
+
+
+def package(name, version, source="nvidia-graphics-drivers", held=False):
+    return {"name": name, "version": version, "source": source, "held": held}
+
+
+# ---- the tables ----
+
+
+@pytest.mark.parametrize(("device", "name", "generation", "modules", "branch"), CARDS)
+def test_a_card_is_known_by_its_id(device, name, generation, modules, branch):
+    row = generation_of(device, TABLES)
+    assert row["name"] == generation
+    assert set(row["modules"]) == ({"open", "proprietary"} if modules == "both" else {modules})
+    assert row["branch"]["from"] == branch
+    assert row["branch"]["to"] == (580 if generation in ("Maxwell", "Pascal", "Volta") else None)
+
+
+@pytest.mark.parametrize("device", ["128b", "0fc6", "1180"])
+def test_kepler_and_before_are_left_out_by_name(device):
+    found = nvidia_plan(look(DEBIAN_12, device), DEBIAN_12, options(), TABLES)
+    assert "no driver is installed" in found["skip"]
+    assert f"10de:{device}" in found["notes"][0]
+    both = nvidia_plan(look(DEBIAN_12, device, "2204"), DEBIAN_12, options(), TABLES)
+    assert [card["device"] for card in both["cards"]] == ["2204"]
+
+
+def test_no_id_is_in_two_rows():
+    rows = [(row, ends.split("-")) for row in TABLES["generations"] for ends in row["devices"]]
+    spans = sorted((int(first, 16), int(last, 16)) for _, (first, last) in rows)
+    assert all(first <= last for first, last in spans)
+    assert all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert max(int(span.split("-")[1], 16) for span in TABLES["too_old"]) < spans[0][0]
+
+
+def test_later_cards_are_of_generations_that_their_branch_serves():
+    for branch, devices in TABLES["later_cards"].items():
+        for device in devices:
+            assert generation_of(device, TABLES)["branch"]["from"] == branch
+
+
+# ---- each release's packages ----
+
+
+@pytest.mark.parametrize(
+    ("facts", "device", "source", "branch", "packages"),
+    [
+        (
+            DEBIAN_12,
+            "2204",
+            "distribution",
+            535,
+            ["nvidia-kernel-dkms", "libcuda1", "nvidia-smi", "nvidia-persistenced"],
+        ),
+        (
+            DEBIAN_13,
+            "1b06",
+            "distribution",
+            550,
+            ["nvidia-kernel-dkms", "libcuda1", "nvidia-smi", "nvidia-persistenced"],
+        ),
+        (
+            DEBIAN_12,
+            "2705",
+            "nvidia",
+            580,
+            ["nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced"],
+        ),
+        (
+            DEBIAN_13,
+            "2c05",
+            "nvidia",
+            580,
+            ["nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced"],
+        ),
+        (
+            UBUNTU_22,
+            "1b06",
+            "distribution",
+            580,
+            ["nvidia-dkms-580-server", "nvidia-headless-no-dkms-580-server", "nvidia-utils-580-server"],
+        ),
+        (
+            UBUNTU_24,
+            "2c05",
+            "distribution",
+            580,
+            [
+                "nvidia-dkms-580-server-open",
+                "nvidia-headless-no-dkms-580-server-open",
+                "nvidia-utils-580-server",
+            ],
+        ),
+    ],
+)
+def test_each_release_has_its_packages(facts, device, source, branch, packages):
+    plan = plan_for(facts, device)
+    assert (plan["source"], plan["branch"], plan["packages"]) == (source, branch, packages)
+    kernel, kind = (
+        KERNELS[facts["distribution"]],
+        {"Debian": "amd64", "Ubuntu": "generic"}[facts["distribution"]],
+    )
+    assert plan["headers"] == [f"linux-headers-{kernel}", f"linux-headers-{kind}"]
+    assert plan["missing"] == packages
+    assert not plan["move"]
+
+
+def test_nvidias_own_packages_on_ubuntu():
+    plan = plan_for(UBUNTU_24, "2204", source="nvidia")
+    assert plan["packages"][0] == "nvidia-dkms-580-open"
+    assert "libnvidia-compute-580" in plan["packages"]
+    assert plan["key"]["url"].endswith("/ubuntu2404/x86_64/3bf863cc.pub")
+    arm = plan_for({**UBUNTU_24, "architecture": "aarch64"}, "2204", source="nvidia")
+    assert "/ubuntu2404/sbsa/" in arm["sources"]
+
+
+def test_a_host_with_a_screen_gets_the_desktops_packages():
+    assert "nvidia-driver" in plan_for(DEBIAN_12, "2204", survey={"desktop": True})["packages"]
+    assert (
+        "nvidia-driver"
+        not in plan_for(DEBIAN_12, "2204", survey={"desktop": True}, driver="compute")["packages"]
+    )
+    assert "nvidia-driver-580-server-open" in plan_for(UBUNTU_24, "2204", driver="desktop")["packages"]
+
+
+def test_headers_follow_the_kernels_that_are_installed():
+    kernels = {"kernel_packages": ["linux-image-generic-hwe-24.04"], "headers": True}
+    assert plan_for(UBUNTU_24, "2204", survey=kernels)["headers"] == ["linux-headers-generic-hwe-24.04"]
+    cloud = {"kernel": "6.1.0-50-cloud-amd64"}
+    assert plan_for(DEBIAN_12, "2204", survey=cloud)["headers"][1] == "linux-headers-cloud-amd64"
+
+
+def test_a_kernel_of_ones_own_needs_its_headers():
+    assert "its headers are not at" in refused(DEBIAN_12, "2204", survey={"kernel": "6.9.1-mine"})
+    assert plan_for(DEBIAN_12, "2204", survey={"kernel": "6.9.1-mine", "headers": True})["headers"] == []
+
+
+def test_with_secure_boot_ubuntu_has_signed_modules():
+    plan = plan_for(UBUNTU_24, "2204", survey={"secure_boot": True})
+    assert plan["prebuilt"]
+    assert plan["packages"][:2] == [
+        "linux-modules-nvidia-580-server-open-6.8.0-49-generic",
+        "linux-modules-nvidia-580-server-open-generic",
+    ]
+    assert plan["headers"] == []
+    assert not plan_for(DEBIAN_12, "2204", survey={"secure_boot": True})["prebuilt"]
+
+
+def test_nvswitches_need_the_fabric_manager():
+    eight = ["2330"] * 8
+    plan = plan_for(UBUNTU_22, *eight, survey={"nvswitches": 4})
+    assert plan["fabric"] and "nvidia-fabricmanager-580" in plan["packages"]
+    assert plan["says"].startswith("8 Hopper: driver 580, open kernel modules")
+    assert plan_for(DEBIAN_12, *eight, survey={"nvswitches": 4})["source"] == "nvidia"
+    b200 = plan_for(UBUNTU_24, *["2901"] * 8)
+    assert b200["source"] == "nvidia" and {"nvidia-fabricmanager-580", "nvlsm"} <= set(b200["packages"])
+    assert not plan_for(UBUNTU_22, "2330")["fabric"]
+
+
+def test_peermem_where_the_host_is_in_the_group_rdma():
+    assert plan_for(UBUNTU_22, "2330", rdma=True)["peermem"]
+    assert not plan_for(UBUNTU_22, "2330")["peermem"]
+
+
+# ---- open or proprietary ----
+
+
+def test_open_modules_are_preferred_once_nvidia_calls_them_ready():
+    assert plan_for(UBUNTU_24, "2204")["modules"] == "open"
+    assert plan_for(DEBIAN_12, "2204")["modules"] == "proprietary"  # branch 535
+    assert plan_for(DEBIAN_12, "2204", modules="open")["packages"][0] == "nvidia-open-kernel-dkms"
+
+
+def test_several_generations_on_a_host_get_what_serves_all():
+    assert plan_for(UBUNTU_24, "2204", "1b06")["modules"] == "proprietary"
+    assert plan_for(UBUNTU_24, "2204", "2c05")["modules"] == "open"
+    assert plan_for(DEBIAN_13, "2204", "2684", "2b85")["source"] == "nvidia"
+
+
+def test_what_nothing_serves_is_refused_with_the_cards():
+    problem = refused(UBUNTU_24, "2c05", "1b06")
+    assert "Blackwell card at 0000:01:00.0 (PCI id 10de:2c05) works with open kernel modules alone" in problem
+    assert "Pascal card at 0000:02:00.0 (PCI id 10de:1b06) with proprietary ones alone" in problem
+
+
+@pytest.mark.parametrize(
+    ("facts", "devices", "given", "words"),
+    [
+        (
+            UBUNTU_24,
+            ["2c05"],
+            {"modules": "proprietary"},
+            "Blackwell card at 0000:01:00.0 (PCI id 10de:2c05) works with open",
+        ),
+        (
+            UBUNTU_24,
+            ["1b06"],
+            {"modules": "open"},
+            "Pascal card at 0000:01:00.0 (PCI id 10de:1b06) works with proprietary",
+        ),
+        (
+            UBUNTU_24,
+            ["1db6"],
+            {"branch": "590"},
+            "Volta card at 0000:01:00.0 (PCI id 10de:1db6) is served up to 580",
+        ),
+        (UBUNTU_24, ["2b85"], {"branch": "550"}, "needs 570 or newer"),
+        (DEBIAN_12, ["2b85"], {"source": "distribution"}, "the distribution, branch 535: the Blackwell card"),
+        (DEBIAN_12, ["2204"], {"source": "distribution", "branch": "580"}, "it has 535 alone"),
+        (
+            DEBIAN_12,
+            ["2204"],
+            {"branch": "470", "source": "nvidia", "modules": "open"},
+            "branch 470 has none",
+        ),
+        (UBUNTU_24, ["2204"], {"branch": "590", "source": "nvidia"}, "have other names"),
+        ({**DEBIAN_12, "architecture": "aarch64"}, ["2c05"], {}, "there is none for aarch64"),
+        (DEBIAN_12, ["2330"], {"source": "distribution", "switches": 4}, "no fabric manager"),
+        (DEBIAN_13, ["2204"], {"runfile": True}, "sudo nvidia-uninstall"),
+        ({**DEBIAN_12, "distribution_version": "11.9"}, ["2204"], {}, "found Debian 11; Trainyard knows"),
+    ],
+)
+def test_contradictions_are_refused_with_their_reason(facts, devices, given, words):
+    given = dict(given)
+    survey = {"nvswitches": given.pop("switches", 0), "runfile": given.pop("runfile", False)}
+    known = {**facts, "distribution_version": "12.15"} if facts["distribution_version"] == "11.9" else facts
+    found = nvidia_plan(look(known, *devices, **survey), facts, options(**given), TABLES)
+    assert len(found["problems"]) == 1
+    assert words in found["problems"][0]
+
+
+def test_an_unknown_card_is_refused_until_the_inventory_says_both():
+    problem = refused(UBUNTU_24, "3f01")
+    assert "10de:3f01" in problem and "nvidia_modules" in problem and "nvidia_branch" in problem
+    assert "10de:3f01" in refused(UBUNTU_24, "3f01", modules="open")
+    assert "10de:3f01" in refused(UBUNTU_24, "3f01", branch="590")
+    plan = plan_for(UBUNTU_24, "3f01", modules="open", branch="590")
+    assert plan["packages"][0] == "nvidia-dkms-590-server-open"
+
+
+# ---- hosts without a card, containers ----
+
+
+def test_a_host_without_a_card_is_passed_over_or_refused():
+    assert "no driver is installed" in nvidia_plan(look(DEBIAN_12), DEBIAN_12, options(), TABLES)["skip"]
+    assert "nvidia_required is true" in refused(DEBIAN_12, required=True)
+
+
+def test_a_card_of_a_virtual_machine_is_not_ours():
+    survey = look(DEBIAN_12, "2204")
+    survey["cards"][0]["driver"] = "vfio-pci"
+    found = nvidia_plan(survey, DEBIAN_12, options(), TABLES)
+    assert found["skip"] and "vfio-pci" in found["notes"][0]
+
+
+def test_a_container_is_left_to_its_machine():
+    inside = look(DEBIAN_12, "3f01", container=True)
+    assert "a container" in nvidia_plan(inside, DEBIAN_12, options(), TABLES)["skip"]
+    assert "no /dev/nvidia0" in refused(DEBIAN_12, "2204", survey={"container": True}, required=True)
+    given = {"container": True, "device_nodes": 1}
+    assert nvidia_plan(look(DEBIAN_12, "2204", **given), DEBIAN_12, options(required=True), TABLES)["skip"]
+    assert plan_for(DEBIAN_12, "2204", survey={"container": True}, kernel="6.1.0-50-amd64")["packages"]
+
+
+def test_no_room_is_refused_before_anything_is_installed():
+    problem = refused(DEBIAN_12, "2204", survey={"free_bytes": {"/usr": 10**9, "/var/lib/dkms": 10**11}})
+    assert problem.startswith("/usr has 1.0 GB free")
+    there = [package(name, "535.261.03-1") for name in plan_for(DEBIAN_12, "2204")["packages"]]
+    full = {"free_bytes": {"/usr": 0, "/var/lib/dkms": 0}, "packages": there}
+    assert plan_for(DEBIAN_12, "2204", survey=full)["missing"] == []
+
+
+# ---- apt ----
+
+
+def test_debians_mirror_gets_the_components_that_it_lacks():
+    assert plan_for(DEBIAN_12, "2204")["sources"] == (
+        "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\n"
+        f"Components: contrib non-free\nSigned-By: {KEYRING}\n"
+    )
+    assert plan_for(UBUNTU_24, "2204")["sources"] == ""
+
+
+def test_other_peoples_sources_are_no_place_for_components():
+    survey = look(DEBIAN_12, "2204")
+    other = {
+        "uris": ["https://apt.example/tools"],
+        "suites": ["bookworm"],
+        "components": ["main"],
+        "options": {"Signed-By": "/etc/apt/keyrings/tools.asc"},
+    }
+    assert (
+        "apt.example"
+        not in plan_for(DEBIAN_12, "2204", survey={"sources": [*survey["sources"], other]})["sources"]
+    )
+    problem = refused(DEBIAN_12, "2204", survey={"sources": [other]})
+    assert "none of this host's apt sources is Debian's own bookworm" in problem
+
+
+def test_a_component_on_a_line_of_its_own_counts():
+    line = {"uris": ["http://mirror.example/debian"], "suites": ["bookworm"], "options": {}}
+    lines = [
+        {**line, "components": ["main"]},
+        {**line, "components": ["contrib", "non-free", "non-free-firmware"]},
+    ]
+    assert plan_for(DEBIAN_12, "2204", survey={"sources": lines})["sources"] == ""
+
+
+def test_nvidias_repository_comes_with_its_key_unless_the_host_has_it():
+    plan = plan_for(DEBIAN_13, "2c05")
+    assert (
+        "URIs: https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/\nSuites: /\n"
+        in plan["sources"]
+    )
+    assert "Components: contrib\n" in plan["sources"]  # of Debian's own
+    assert plan["key"]["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    mirror = plan_for(DEBIAN_13, "2c05", repository="https://mirror.example/cuda/")
+    assert "URIs: https://mirror.example/cuda/debian13/x86_64/\n" in mirror["sources"]
+    there = {
+        "uris": ["https://mirror.example/x/debian13/x86_64/"],
+        "suites": ["/"],
+        "components": [],
+        "options": {},
+    }
+    sources = [*look(DEBIAN_13)["sources"], there]
+    own = plan_for(DEBIAN_13, "2c05", survey={"sources": sources})
+    assert own["key"] is None and "Suites: /" not in own["sources"]
+
+
+def test_the_pin_names_the_branch():
+    assert "Pin: version 580.*\nPin-Priority: 1001\n" in plan_for(UBUNTU_24, "2204")["preferences"]
+
+
+# ---- a driver that is there already ----
+
+
+def test_a_driver_that_serves_the_cards_stays():
+    there = {
+        "packages": [
+            package("libnvidia-compute-570", "570.133.20-0ubuntu1"),
+            package("nvidia-dkms-570-open", "570.133.20-0ubuntu1"),
+        ],
+        "modules": [{"path": "nvidia.ko", "version": "570.133.20", "open": True}],
+    }
+    plan = plan_for(UBUNTU_24, "2c05", survey=there)
+    assert (plan["source"], plan["branch"], plan["packages"], plan["move"]) == ("installed", 570, [], False)
+    assert plan["says"].endswith("already installed")
+    assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open"]
+    asked = plan_for(UBUNTU_24, "2c05", survey=there, branch="580")
+    assert asked["move"] and asked["packages"][0] == "nvidia-dkms-580-server-open"
+
+
+def test_a_driver_that_does_not_serve_them_gives_way():
+    old = {"packages": [package("libcuda1", "535.261.03-1"), package("nvidia-kernel-dkms", "535.261.03-1")]}
+    plan = plan_for(DEBIAN_12, "2c05", survey=old)
+    assert plan["move"] and plan["branch"] == 580 and plan["remove"] == ["nvidia-kernel-dkms"]
+    kinds = plan_for(DEBIAN_12, "2204", survey=old, modules="open")
+    assert kinds["move"] and kinds["remove"] == ["nvidia-kernel-dkms"]
+
+
+# ---- CUDA's toolkit ----
+
+
+@pytest.mark.parametrize(
+    ("facts", "devices", "given", "package_name"),
+    [
+        (DEBIAN_13, ["2204"], {}, "nvidia-cuda-toolkit"),
+        (UBUNTU_24, ["2c05"], {"source": "nvidia"}, "cuda-toolkit-13-0"),
+        (UBUNTU_24, ["2c05"], {"source": "nvidia", "branch": "570"}, "cuda-toolkit-12-8"),
+        (UBUNTU_24, ["1b06"], {"source": "nvidia"}, "cuda-toolkit-12-9"),
+    ],
+)
+def test_the_toolkit_fits_driver_and_cards(facts, devices, given, package_name):
+    assert package_name in plan_for(facts, *devices, cuda_toolkit=True, **given)["packages"]
+
+
+def test_a_toolkit_that_is_too_old_for_a_card_is_refused():
+    problem = refused(UBUNTU_24, "2c05", cuda_toolkit=True)
+    assert "CUDA 12.0 cannot build for this host's cards, which need 12.8 or newer" in problem
+
+
+def test_the_plan_says_which_cuda_builds_serve_all_cards():
+    assert plan_for(UBUNTU_24, "2204", "2c05")["cuda"] == {"from": "12.8", "to": None}
+    assert plan_for(UBUNTU_24, "1db6", "2684")["cuda"] == {"from": "11.8", "to": "12.9"}
+
+
+# ---- what came of it ----
+
+INSTALLED = {
+    "packages": [
+        package("libcuda1", "535.261.03-1"),
+        package("nvidia-kernel-dkms", "535.261.03-1", held=True),
+        package("nvidia-cuda-toolkit", "11.8.89~11.8.0-5", "nvidia-cuda-toolkit"),
+    ],
+    "modules": [{"path": "/lib/modules/x/nvidia-current.ko", "version": "535.261.03", "open": False}],
+}
+
+
+def outcome(reboot=False, plan=None, **survey):
+    there = look(DEBIAN_12, "2204", **{**INSTALLED, **survey})
+    return nvidia_outcome(there, plan or plan_for(DEBIAN_12, "2204"), reboot)
+
+
+def test_the_drivers_packages_are_held_and_no_others():
+    assert outcome()["hold"] == ["libcuda1"]
+
+
+def test_a_fresh_driver_is_loaded_without_a_reboot():
+    found = outcome()
+    assert (found["load"], found["pending"], found["reboot"], found["build"]) == (True, "", False, False)
+    assert found["version"] == "535.261.03" and found["says"] == []
+
+
+def test_a_driver_that_runs_needs_nothing():
+    found = outcome(reboot=True, loaded={"version": "535.261.03", "open": False})
+    assert (found["running"], found["load"], found["reboot"], found["says"]) == (True, False, False, [])
+
+
+@pytest.mark.parametrize(
+    ("survey", "words"),
+    [
+        (
+            {"loaded": {"version": "535.216.03", "open": False}},
+            "runs the proprietary module 535.216.03, installed is",
+        ),
+        ({"loaded": {"version": "535.261.03", "open": True}}, "runs the open module 535.261.03"),
+        ({"nouveau": True}, "runs nouveau"),
+    ],
+)
+def test_a_reboot_comes_by_consent_alone_and_never_during_a_run(survey, words):
+    told = outcome(**survey)
+    assert words in told["pending"] and not told["reboot"] and not told["running"]
+    assert (
+        len(told["says"]) == 1
+        and "nvidia_reboot" in told["says"][0]
+        and "sudo systemctl reboot" in told["says"][0]
+    )
+    agreed = outcome(reboot=True, **survey)
+    assert agreed["reboot"] and agreed["says"] == []
+    busy = outcome(reboot=True, runs=["first"], **survey)
+    assert not busy["reboot"] and "first is training here" in busy["says"][0]
+
+
+def test_secure_boot_is_told_until_the_module_runs():
+    found = outcome(secure_boot=True)
+    assert "mokutil --import" in found["says"][0]
+    assert outcome(secure_boot=True, loaded={"version": "535.261.03", "open": False})["says"] == []
+
+
+def test_modules_that_the_packages_have_not_built_are_built():
+    assert outcome(modules=[])["build"]
+    other = [{"path": "nvidia.ko", "version": "535.261.03", "open": True}]
+    assert outcome(modules=other)["build"]
+
+
+def test_another_branch_than_planned_is_a_problem():
+    found = outcome(packages=[package("libcuda1", "550.163.01-2")], modules=[])
+    assert "of branch 550 after the installation; planned was 535" in found["problems"][0]
+
+
+def test_switches_without_a_fabric_manager_are_a_problem():
+    plan = {**plan_for(DEBIAN_12, "2204"), "fabric": True}
+    assert "no fabric manager" in outcome(plan=plan)["problems"][0]
+    assert outcome(plan=plan, units=["nvidia-fabricmanager.service"])["problems"] == []
+
+
+def test_a_container_loads_nothing_and_says_so():
+    found = outcome(container=True, nouveau=True)
+    assert (found["load"], found["pending"]) == (False, "")
+    assert "none can be loaded" in found["says"][0]
+
+
+def test_the_host_that_differs_is_named():
+    hostvars = {
+        name: {"__nvidia_outcome": {"version": version}}
+        for name, version in (("node1", "580.95.05"), ("node2", "580.82.07"), ("node3", "580.95.05"))
+    }
+    hostvars["node4"] = {}
+    hosts = list(hostvars)
+    assert nvidia_versions(hostvars, hosts) == ["node2 has 580.82.07 (most have 580.95.05, such as node1)"]
+    hostvars["node2"] = copy.deepcopy(hostvars["node1"])
+    assert nvidia_versions(hostvars, hosts) == []
+    assert nvidia_versions({"node4": {}}, ["node4"]) == []
+
+
+# ---- the survey ----
+
+
+@pytest.fixture(scope="module")
+def survey(load_module):
+    return load_module("nvidia_survey")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A tree with /sys and /proc of a machine with two cards, their sound, an NVSwitch, and an old chipset's bridge."""
+    pci = tmp_path / "sys/bus/pci/devices"
+    for address, vendor, device, kind in [
+        ("0000:00:02.0", "0x8086", "0x46a6", "0x030000"),
+        ("0000:01:00.0", "0x10de", "0x2684", "0x030000"),
+        ("0000:01:00.1", "0x10de", "0x22ba", "0x040300"),
+        ("0000:02:00.0", "0x10de", "0x20B0", "0x030200"),
+        ("0000:03:00.0", "0x10de", "0x1af1", "0x068000"),
+        ("0000:04:00.0", "0x10de", "0x0057", "0x068000"),
+    ]:
+        place = pci / address
+        place.mkdir(parents=True)
+        for name, value in (("vendor", vendor), ("device", device), ("class", kind)):
+            (place / name).write_text(f"{value}\n")
+    driver = tmp_path / "sys/bus/pci/drivers/vfio-pci"
+    driver.mkdir(parents=True)
+    (pci / "0000:01:00.0/driver").symlink_to(driver)
+    return tmp_path
+
+
+def test_cards_are_told_from_their_sound_and_from_switches(survey, machine):
+    found = survey.devices(str(machine))
+    cards = [
+        (item["address"], item["device"], item["driver"]) for item in found if item["class"] in survey.DISPLAY
+    ]
+    assert cards == [("0000:01:00.0", "2684", "vfio-pci"), ("0000:02:00.0", "20b0", None)]
+    assert [item["device"] for item in found if survey.is_nvswitch(item)] == ["1af1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_open", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@x)",
+            True,
+            "580.95.05",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jun 24 20:54:22 UTC 2025",
+            False,
+            "535.261.03",
+        ),
+    ],
+)
+def test_the_loaded_module_and_its_kind(survey, machine, line, is_open, version):
+    assert survey.loaded_module(str(machine)) is None
+    place = machine / "proc/driver/nvidia"
+    place.mkdir(parents=True)
+    (place / "version").write_text(f"{line}\nGCC version:  gcc version 12.2.0\n")
+    assert survey.loaded_module(str(machine)) == {"version": version, "open": is_open}
+
+
+def test_secure_boot_is_read_from_the_firmwares_variable(survey, machine):
+    assert survey.secure_boot(str(machine)) is None
+    place = machine / "sys/firmware/efi/efivars"
+    place.mkdir(parents=True)
+    for value, expected in ((b"\0", False), (b"\1", True)):
+        (place / survey.SECURE_BOOT).write_bytes(b"\x06\0\0\0" + value)
+        assert survey.secure_boot(str(machine)) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("nvidia.ko", True),
+        ("nvidia.ko.zst", True),
+        ("nvidia-current.ko", True),
+        ("nvidia-current-open.ko.xz", True),
+        ("nvidia-uvm.ko", False),
+        ("nvidia-current-drm.ko", False),
+        ("nvidia-current-open-peermem.ko", False),
+        ("nvidia-wmi-ec-backlight.ko", False),
+        ("nvidiafb.ko", False),
+    ],
+)
+def test_the_driver_is_told_from_its_companions(survey, name, counts):
+    assert bool(survey.MODULE.fullmatch(name) and not survey.COMPANION.search(name)) is counts
+
+
+def test_apts_sources_of_both_forms_are_read(survey, tmp_path):
+    one = tmp_path / "sources.list"
+    one.write_text(
+        "# deb http://off.example/debian bookworm main\n"
+        "deb [arch=amd64 signed-by=/k.gpg] http://a.example/debian bookworm main contrib # ours\n"
+        "deb-src http://a.example/debian bookworm main\n"
+        "deb http://c.example/cuda/debian12/x86_64/ /\n"
+    )
+    two = tmp_path / "debian.sources"
+    two.write_text(
+        "Types: deb deb-src\n# a comment\nURIs: http://b.example/debian\nSuites: bookworm bookworm-updates\n"
+        "Components: main\nSigned-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==\n\n"
+        "Enabled: no\nTypes: deb\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n"
+    )
+    first, flat, stanza = survey.sources([str(one), str(two), str(tmp_path / "none.list")])
+    assert first["options"] == {"Signed-By": "/k.gpg", "Architectures": "amd64"}
+    assert (first["uris"], first["components"]) == (["http://a.example/debian"], ["main", "contrib"])
+    assert (flat["suites"], flat["components"]) == (["/"], [])
+    assert stanza["suites"] == ["bookworm", "bookworm-updates"]
+    assert stanza["options"]["Signed-By"].startswith("\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==")
+
+
+def test_kernel_packages_are_those_that_follow_the_newest(survey):
+    for name, follows in [
+        ("linux-image-amd64", True),
+        ("linux-image-generic-hwe-24.04", True),
+        ("linux-image-6.1.0-50-amd64", False),
+        ("linux-image-unsigned-6.8.0-49-generic", False),
+        ("linux-headers-amd64", False),
+    ]:
+        assert bool(survey.KERNEL_PACKAGE.fullmatch(name)) is follows, name
+
+
+def test_the_modules_paths_are_the_roles(survey):
+    assert VARIABLES["_nvidia_sources_file"].endswith(f"/{survey.OWN_SOURCES}")
+    assert VARIABLES["_nvidia_modprobe_file"] == survey.BLACKLIST
+
+
+# ---- the repository's key ----
+
+
+@pytest.fixture(scope="module")
+def keys(load_module):
+    return load_module("repository_key")
+
+
+def armoured(*packets):
+    body = base64.b64encode(b"".join(packets)).decode()
+    lines = "\n".join(body[at : at + 64] for at in range(0, len(body), 64))
+    return f"-----BEGIN PGP PUBLIC KEY BLOCK-----\nVersion: x\n\n{lines}\n=abcd\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+def key_packet(fill, new=False):
+    """A version 4 RSA key's packet, as long as a real one, and its fingerprint."""
+    body = b"\x04\x60\x00\x00\x00\x01" + bytes([fill]) * 520
+    head = b"\xc6\xc1\x4e" if new else b"\x99" + len(body).to_bytes(2, "big")
+    return head + body, hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_key_is_known_by_its_fingerprint(keys, new):
+    packet, expected = key_packet(7, new)
+    user = b"\xb4\x04anna"
+    assert keys.fingerprints(armoured(packet, user)) == [expected]
+    assert keys.fault(armoured(packet, user), expected.lower()) == ""
+
+
+def test_a_second_key_in_the_file_is_refused(keys):
+    (good, expected), (bad, other) = key_packet(7), key_packet(8)
+    assert other in keys.fault(armoured(good, bad), expected)
+    assert other in keys.fault(armoured(good) + armoured(bad), expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>not found</html>", armoured(b"\x99\xff\xff\x04"), armoured(b"\x00")]
+)
+def test_what_is_no_key_is_said_in_words(keys, text):
+    assert keys.fault(text, "A" * 40)
+
+
+def test_a_wrong_key_is_not_written(run_module, tmp_path):
+    packet, expected = key_packet(7)
+    path = tmp_path / "keys/nvidia.asc"
+    given = {"path": str(path), "url": "https://mirror.example/key.pub", "text": armoured(packet)}
+    wrong = run_module("repository_key", **given, fingerprint="A" * 40)
+    assert "expected AAAA" in wrong["msg"] and expected in wrong["msg"]
+    assert not path.exists()
+    assert run_module("repository_key", check=True, **given, fingerprint=expected)["changed"]
+    assert not path.exists()
+    assert run_module("repository_key", **given, fingerprint=expected)["changed"]
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert not run_module("repository_key", **given, fingerprint=expected)["changed"]
