@@ -66,15 +66,19 @@ class Plays:
         return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
     def run(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
+        return self.finish(self.command(tasks, host, variables, *arguments, fatal=fatal))
+
+    def finish(self, command, seconds=400):
+        """Runs a command line of `command` to its end, within `seconds`."""
         started = time.monotonic()
         done = subprocess.run(
-            self.command(tasks, host, variables, *arguments, fatal=fatal),
+            command,
             cwd=ROOT,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=seconds,
         )
         return Play(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
 

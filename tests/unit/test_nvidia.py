@@ -3,6 +3,7 @@
 import base64
 import copy
 import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_no_id_is_in_two_rows():
     rows = [(row, ends.split("-")) for row in TABLES["generations"] for ends in row["devices"]]
     spans = sorted((int(first, 16), int(last, 16)) for _, (first, last) in rows)
     assert all(first <= last for first, last in spans)
-    assert all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(spans))
     assert max(int(span.split("-")[1], 16) for span in TABLES["too_old"]) < spans[0][0]
 
 
