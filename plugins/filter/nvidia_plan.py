@@ -186,20 +186,21 @@ def plan(
         words["cuda"] = toolkit(source, branch, cuda, distribution, tables).replace(".", "-")
         names += scheme["toolkit"]
     wanted = [text.format(**words) for text in names]
-    others = [
+    others = {
         other.format(**words)
-        for kind, found in scheme["modules"].items()
+        for place in tables["packages"].values()
+        for found in place[family]["modules"].values()
         for other in found
-        if kind != modules
-    ]
+    } - set(wanted)
     there = {item["name"] for item in survey["packages"]}
+    whole = {item["name"] for item in survey["packages"] if item["whole"]}
     installed = installed_branch(survey["packages"])
     keep = kept(survey, options, branch, cards)
     if keep:
-        branch, modules, wanted, others, prebuilt = installed, keep, [], [], False
+        branch, modules, wanted, others, prebuilt = installed, keep, [], set(), False
     builds = any("dkms" in package for package in [*wanted, *there])
     headers = header_packages(survey, words["kind"]) if builds and not prebuilt else []
-    missing = [package for package in wanted if package not in there]
+    missing = [package for package in wanted if package not in whole]
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
     if missing:
         check_room(survey["free_bytes"], tables["room"])
@@ -214,8 +215,8 @@ def plan(
         "branch": branch,
         "headers": headers,
         "packages": wanted,
-        "remove": sorted(there & set(others)),
-        "move": bool(installed and installed != branch) or bool(there & set(others)),
+        "remove": sorted(there & others),
+        "move": bool(installed and installed != branch) or bool(there & others),
         "upgrade": upgrade,
         "missing": missing,
         "sources": sources,
@@ -262,7 +263,7 @@ def choose_branch(
         offers.append(("nvidia", asked or tables["branch"]))
     faults = []
     for source, branch in offers:
-        fault = branch_fault(source, branch, tables, distribution, cards, survey, facts)
+        fault = branch_fault(source, branch, options, tables, distribution, cards, survey, facts)
         if not fault:
             return source, branch
         faults.append(f"{WORDS[source]}, branch {branch}: {fault}")
@@ -275,6 +276,7 @@ def choose_branch(
 def branch_fault(
     source: str,
     branch: int,
+    options: Mapping[str, Any],
     tables: Mapping[str, Any],
     distribution: Mapping[str, Any],
     cards: list[dict],
@@ -293,6 +295,13 @@ def branch_fault(
         offered = distribution.get("branches")
         if offered and branch not in offered:
             return f"it has {', '.join(map(str, offered))} alone"
+        if options["modules"] not in ("auto", *distribution.get("modules", (OPEN, PROPRIETARY))):
+            return f"its {options['modules']} kernel modules cannot be installed together with its driver"
+        first = distribution.get("kernel_below")
+        if first and numbers(survey["kernel"]) >= numbers(first):
+            return (
+                f"its modules cannot be built for kernels from {first} on; this host runs {survey['kernel']}"
+            )
         scheme = tables["packages"][source][facts["distribution"]]
         if survey["nvswitches"] and "fabric" not in scheme:
             return "it has no fabric manager for this host's NVSwitches"
@@ -419,7 +428,8 @@ def toolkit(
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    """The numbers that `version` begins with, to compare: 6.12.117 of 6.12.117+deb13-amd64."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)
 
 
 def newest(versions: Iterable[str | None]) -> str | None:

@@ -50,6 +50,7 @@ OWN_SOURCES = "trainyard-nvidia.sources"  # these two as in roles/nvidia/vars/ma
 BLACKLIST = "/etc/modprobe.d/trainyard-nvidia.conf"
 UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
+THERE = ("installed", "half-configured", "half-installed", "unpacked", "triggers-awaited", "triggers-pending")
 OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source
 
 
@@ -125,13 +126,20 @@ def secure_boot(root: str) -> bool | None:
 
 
 def packages() -> tuple[list[dict], list[str]]:
-    """NVIDIA's installed packages, {name, version, source, held}, and the kernel packages that follow the newest."""
+    """NVIDIA's packages, {name, version, source, held, whole}, and the kernel packages that follow the newest.
+
+    A package is not whole where its installation broke off, such as at a module that does not compile.
+    """
     form = "${Package}\t${Version}\t${source:Package}\t${db:Status-Want}\t${db:Status-Status}\n"
     done = subprocess.run(["dpkg-query", "--show", f"--showformat={form}"], capture_output=True, text=True)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
-    rows = [row for row in rows if len(row) == 5 and row[4] == "installed"]
+    rows = [row for row in rows if len(row) == 5 and row[4] in THERE]
     ours = [
-        {"name": row[0], "version": row[1], "source": row[2], "held": row[3] == "hold"}
+        {
+            **{"name": row[0], "version": row[1], "source": row[2]},
+            "held": row[3] == "hold",
+            "whole": row[4] == "installed",
+        }
         for row in rows
         if OURS.search(row[0]) or OURS.search(row[2])
     ]

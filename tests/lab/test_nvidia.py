@@ -3,7 +3,9 @@
 import pytest
 from plays import Plays
 
-pytestmark = pytest.mark.full  # two builds of kernel modules; tests/unit/test_nvidia.py has the decisions
+pytestmark = (
+    pytest.mark.full
+)  # a build of kernel modules takes minutes; tests/unit/test_nvidia.py has the decisions
 
 FAKE = "/opt/fake"
 CARD = f"{FAKE}/sys/bus/pci/devices/0000:01:00.0"
@@ -106,13 +108,9 @@ def test_another_module_that_runs_is_told_with_the_reboots_command(plays, kernel
     assert play.changed == {"node1": 0}
 
 
-def test_the_other_kind_of_modules_takes_the_place_of_the_first(plays, kernel):
-    play = run(plays, kernel, "2204", nvidia_modules="open")
+def test_the_newest_of_the_branch_is_what_is_there_and_another_branch_is_not_offered(plays, kernel):
+    play = run(plays, kernel, "2204", nvidia_upgrade=True)
     assert play.rc == 0, play.text
-    terms, version = modules(plays, kernel)
-    assert "GPL" in terms and version.startswith("535.")
-    assert "nvidia-open-kernel-dkms" in plays.sh("node1", "apt-mark showhold").split()
-    again = run(plays, kernel, "2204", nvidia_modules="open")
-    assert again.rc == 0, again.text
-    assert again.changed == {"node1": 0}
-    assert plays.sh("node1", "dkms status | grep -c installed").strip() == "1"
+    assert play.changed == {"node1": 0}
+    play = run(plays, kernel, "2204", nvidia_branch="550", nvidia_source="distribution")
+    assert "the distribution, branch 550: it has 535 alone" in play.words

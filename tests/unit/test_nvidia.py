@@ -125,7 +125,7 @@ def refused(facts, *devices, survey=None, **given):
 
 
 def package(name, version, source="nvidia-graphics-drivers", held=False):
-    return {"name": name, "version": version, "source": source, "held": held}
+    return {"name": name, "version": version, "source": source, "held": held, "whole": True}
 
 
 # ---- the tables ----
@@ -292,7 +292,10 @@ def test_peermem_where_the_host_is_in_the_group_rdma():
 def test_open_modules_are_preferred_once_nvidia_calls_them_ready():
     assert plan_for(UBUNTU_24, "2204")["modules"] == "open"
     assert plan_for(DEBIAN_12, "2204")["modules"] == "proprietary"  # branch 535
-    assert plan_for(DEBIAN_12, "2204", modules="open")["packages"][0] == "nvidia-open-kernel-dkms"
+    assert plan_for(DEBIAN_13, "2204", modules="open")["packages"][0] == "nvidia-open-kernel-dkms"
+    assert (
+        plan_for(DEBIAN_12, "2204", modules="open")["source"] == "nvidia"
+    )  # Debian 12's own do not fit its driver
 
 
 def test_several_generations_on_a_host_get_what_serves_all():
@@ -331,6 +334,7 @@ def test_what_nothing_serves_is_refused_with_the_cards():
         (UBUNTU_24, ["2b85"], {"branch": "550"}, "needs 570 or newer"),
         (DEBIAN_12, ["2b85"], {"source": "distribution"}, "the distribution, branch 535: the Blackwell card"),
         (DEBIAN_12, ["2204"], {"source": "distribution", "branch": "580"}, "it has 535 alone"),
+        (DEBIAN_12, ["2204"], {"source": "distribution", "modules": "open"}, "cannot be installed together"),
         (
             DEBIAN_12,
             ["2204"],
@@ -478,8 +482,25 @@ def test_a_driver_that_does_not_serve_them_gives_way():
     old = {"packages": [package("libcuda1", "535.261.03-1"), package("nvidia-kernel-dkms", "535.261.03-1")]}
     plan = plan_for(DEBIAN_12, "2c05", survey=old)
     assert plan["move"] and plan["branch"] == 580 and plan["remove"] == ["nvidia-kernel-dkms"]
-    kinds = plan_for(DEBIAN_12, "2204", survey=old, modules="open")
-    assert kinds["move"] and kinds["remove"] == ["nvidia-kernel-dkms"]
+    new = {"packages": [package("libcuda1", "550.163.01-2"), package("nvidia-kernel-dkms", "550.163.01-2")]}
+    kinds = plan_for(DEBIAN_13, "2204", survey=new, modules="open")
+    assert kinds["move"] and kinds["branch"] == 550 and kinds["remove"] == ["nvidia-kernel-dkms"]
+
+
+def test_a_driver_whose_modules_did_not_compile_gives_way_to_another_source():
+    broken = {**package("nvidia-kernel-dkms", "550.163.01-2"), "whole": False}
+    there = {"packages": [package("libcuda1", "550.163.01-2"), broken]}
+    assert plan_for(DEBIAN_13, "2204", survey=there)["missing"][0] == "nvidia-kernel-dkms"
+    other = plan_for(DEBIAN_13, "2204", survey=there, source="nvidia")
+    assert other["move"] and other["remove"] == ["nvidia-kernel-dkms"]
+
+
+def test_a_kernel_that_is_too_new_for_the_distributions_driver():
+    new = {"kernel": "6.12.117+deb13-amd64"}
+    assert plan_for(DEBIAN_13, "2204", survey=new)["source"] == "nvidia"
+    assert plan_for(DEBIAN_13, "2204", survey={"kernel": "6.12.94+deb13-amd64"})["source"] == "distribution"
+    problem = refused(DEBIAN_13, "2204", survey=new, source="distribution")
+    assert "cannot be built for kernels from 6.12.97 on; this host runs 6.12.117+deb13-amd64" in problem
 
 
 # ---- CUDA's toolkit ----
