@@ -185,6 +185,8 @@ def plan(
     if options["cuda_toolkit"]:
         words["cuda"] = toolkit(source, branch, cuda, distribution, tables).replace(".", "-")
         names += scheme["toolkit"]
+    if prebuilt:
+        words["kind"] = followed_kind(survey["kernel_packages"], words["kind"])
     wanted = [text.format(**words) for text in names]
     others = {
         other.format(**words)
@@ -244,6 +246,12 @@ def kernel_kind(kernel: str, family: str) -> str:
     """The kind of a kernel release, such as amd64 or generic; empty for one of the host's own making."""
     found = re.search(KERNEL_KIND.get(family, "$^"), kernel)
     return found[1] if found else ""
+
+
+def followed_kind(kernel_packages: Iterable[str], kind: str) -> str:
+    """The kind of the package that brings the newest kernel: generic, or generic-hwe-24.04 where that is there."""
+    found = [name.removeprefix("linux-image-") for name in kernel_packages]
+    return max((name for name in found if name.startswith(kind)), key=len, default=kind)
 
 
 def choose_branch(

@@ -71,6 +71,13 @@ def test_check_mode_on_an_untouched_host_changes_nothing(plays, kernel):
     assert plays.sh("node1", STATE) == before
 
 
+def test_headers_that_apt_has_not_are_told_with_the_cure(plays, kernel):
+    play = run(plays, "6.1.0-1-amd64", "2204")
+    assert play.rc != 0
+    assert "the headers of the kernel 6.1.0-1-amd64 cannot be installed" in play.words
+    assert "install the newest" in play.words
+
+
 def test_the_driver_is_installed_built_pinned_and_held(plays, kernel):
     play = run(plays, kernel, "2204")
     assert play.rc == 0, play.text

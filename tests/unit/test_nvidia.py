@@ -267,6 +267,9 @@ def test_with_secure_boot_ubuntu_has_signed_modules():
         "linux-modules-nvidia-580-server-open-generic",
     ]
     assert plan["headers"] == []
+    newer = {"secure_boot": True, "kernel_packages": ["linux-image-generic", "linux-image-generic-hwe-24.04"]}
+    packages = plan_for(UBUNTU_24, "2204", survey=newer)["packages"]
+    assert packages[1] == "linux-modules-nvidia-580-server-open-generic-hwe-24.04"
     assert not plan_for(DEBIAN_12, "2204", survey={"secure_boot": True})["prebuilt"]
 
 
