@@ -215,7 +215,8 @@ def initramfs_stale(kernel: str) -> bool:
 
 def active_runs() -> list[str]:
     """The names of the runs that train here."""
-    command = ["systemctl", "list-units", "trainyard@*", "--state=active", "--plain", "--no-legend", "--full"]
+    states = "--state=active,activating,deactivating,reloading"
+    command = ["systemctl", "list-units", "trainyard@*", states, "--plain", "--no-legend", "--full"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
