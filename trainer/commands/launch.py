@@ -100,7 +100,7 @@ class Launcher:
         """The exit code where this very start of the run has ended here already: the machine was booted anew."""
         known = _status(self.environment)
         if self.launch and known.get("launch") == self.launch and known.get("state") in metrics.FINAL:
-            print(f"run {self.config.run} has {known['state']} here; nothing is to be done", flush=True)
+            _print(f"run {self.config.run} has {known['state']} here; nothing is to be done")
             return 0
         return None
 
@@ -234,7 +234,7 @@ class Launcher:
         self.status.facts.update(attempt=plan.attempt, world_size=size, note=plan.reason or None)
         self._say("starting", plan.reason or None)
         if plan.reason:
-            print(f"attempt {plan.attempt}: {plan.reason}", flush=True)
+            _print(f"attempt {plan.attempt}: {plan.reason}")
         self.troubled = None
         self.environment.yield_file.unlink(missing_ok=True)
         self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
@@ -254,8 +254,8 @@ class Launcher:
             return self._kill(f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone", LOST)
         ended = [host for host in others if host.done >= mine.attempt]
         if self.asked and not attempt.has_started:
-            self._kill("stopped on request before the hosts had met", STOPPED)
-        elif self.asked or self.leaving or (end and end.code == STOPPED):
+            return self._kill("stopped on request before the hosts had met", STOPPED)
+        if self.asked or self.leaving or (end and end.code == STOPPED):
             self.environment.yield_file.touch()
         if ended or end:
             self.troubled = self.troubled or now
@@ -301,17 +301,18 @@ class Launcher:
             reason=outcome.reason,
             ended=time.time(),
             saved=known.get("last_checkpoint") or 0,
-            port=_port(self.me.address),
         )
+        with contextlib.suppress(
+            BadInput
+        ):  # without its wire a host may have lost its address; it comes back
+            self.me = dataclasses.replace(self.me, port=_port(self.me.address))
         if self.asked and outcome.code:
+            # Before the others see that it is over here, and plan the next one.
             with contextlib.suppress(store.Unreachable):
-                self._end(
-                    self._own_end()
-                )  # before the others see that it is over here, and plan the next one
+                self._end(self._own_end())
         if outcome.code:
             self._say("restarting", outcome.reason)
-            with contextlib.suppress(OSError):
-                print(f"attempt {attempt} ended: {outcome.reason}", file=sys.stderr, flush=True)
+            _print(f"attempt {attempt} ended: {outcome.reason}")
 
     # --- words ---
 
@@ -328,8 +329,7 @@ class Launcher:
             file.unlink(missing_ok=True)
         state = {0: "finished", STOPPED: "stopped"}.get(code, "failed")
         if code:
-            with contextlib.suppress(OSError):
-                print(f"{state}: {reason}", file=sys.stderr, flush=True)
+            _print(f"{state}: {reason}")
         self.status.facts["launch"] = self.launch or None
         self._say(state, reason if code else None)
         return code
@@ -345,6 +345,12 @@ class Launcher:
         self.status.facts["state"] = None
         with contextlib.suppress(OSError):  # a full disk must not take the reason with it
             self.status.update(state=state, reason=reason)
+
+
+def _print(line: str) -> None:
+    """For the journal; a launcher does not end for want of one."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _port_at_boot(address: str) -> int:
