@@ -143,10 +143,8 @@ def test_the_copy_on_another_host_is_enough(material, whole, tmp_path):
         (tmp_path / "node0" / "checkpoints" / "step-00000012" / "manifest.json").read_text()
     )
     assert manifest["progress"]["step"] == 12
-    records = [json.loads(line) for line in (tmp_path / "node0" / "metrics.jsonl").read_text().splitlines()]
-    rest = [record["loss"] for record in records if record["kind"] == "train"]
-    assert rest == pytest.approx(whole[6:], rel=1e-5)
-    assert ranks.losses(tmp_path / "node1") == pytest.approx(whole, rel=1e-5)
+    for node in ("node0", "node1"):  # the history, too
+        assert ranks.losses(tmp_path / node) == pytest.approx(whole, rel=1e-5)
 
 
 def test_another_dataset_is_refused(material, tmp_path):
