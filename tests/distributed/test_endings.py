@@ -15,6 +15,7 @@ KEYS = {
         "step",
         "epoch",
         "loss",
+        "router_loss",
         "lr",
         "grad_norm",
         "tokens",
