@@ -91,7 +91,8 @@ def power_cut(run, node):
 
 
 def stop(run, *nodes):
-    """Stop the run by a signal to the first of `nodes`; all of them end with 75."""
+    """Stop the run, once it has steps enough to compare, by a signal to the first of `nodes`; all end with 75."""
+    wait(lambda: step(run, nodes[0]) > 25)
     run.nodes[nodes[0]].send_signal(signal.SIGTERM)
     for node in nodes:
         assert run.nodes[node].wait(timeout=120) == 75, run.nodes[node].stderr.read()
@@ -182,7 +183,7 @@ def test_all_at_once_as_in_a_power_cut(launch, curve):
     run.nodes[:] = [run.start(0), run.start(1)]
     wait(lambda: state(run, 0).get("attempt", 0) >= 2 and state(run, 0).get("world_size") == 2)
     attempt = state(run, 0)["attempt"]
-    wait(lambda: running(run, 0, attempt, 2) and running(run, 1, attempt, 2) and step(run, 0) > 30)
+    wait(lambda: running(run, 0, attempt, 2) and running(run, 1, attempt, 2))
     stop(run, 1, 0)
     same(run, 0, curve)
     same(run, 1, curve)
