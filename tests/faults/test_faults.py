@@ -104,7 +104,7 @@ def held(fault, seconds, limit, importing, note=""):
 
 
 def rank_of(plays, host):
-    return plays.sh(host, "pgrep -f 'trainer train' | head -1").strip()
+    return plays.sh(host, "pgrep -f 'trainer [t]rain' | head -1").strip()
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
