@@ -1,12 +1,10 @@
-"""Three provisioned hosts, and a table of what became of them."""
+"""Three provisioned hosts."""
 
 import pytest
 from plays import Plays
 from test_train import book
 
 from lab.lab import Lab, Options, install_missing_tools
-
-TABLE = []
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +20,3 @@ def plays(tmp_path_factory):
         yield plays
     finally:
         lab.down()
-
-
-def pytest_terminal_summary(terminalreporter):
-    terminalreporter.section("faults")
-    for fault, seconds, limit, note in TABLE:
-        terminalreporter.write_line(f"{fault:<44} {seconds:6.1f} s  (limit {limit})  {note}")

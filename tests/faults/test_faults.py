@@ -12,7 +12,6 @@ import sys
 import time
 
 import pytest
-from conftest import TABLE
 from test_train import LONG, book, command, status, stop
 
 from lab.shell import LabError
@@ -20,6 +19,16 @@ from lab.shell import LabError
 HOSTS = ("node1", "node2", "node3")
 RUN = {**LONG, "checkpoint_every": 5, "timeout_seconds": 20, "lr_schedule": "constant"}
 numbers = itertools.count(1)
+TABLE = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table():
+    """Printed when all is over."""
+    yield
+    print()
+    for fault, seconds, limit, note in TABLE:
+        print(f"{fault:<48} {seconds:6.1f} s  (limit {limit})  {note}")
 
 
 @pytest.fixture(scope="module")
