@@ -4,7 +4,6 @@ Each test does something to a run without an end, waits until it has gone on, st
 those of one process.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ import time
 
 import pytest
 import ranks
-from processes import descendants
+from processes import kill_all
 from test_launch import rank_pids
 
 from trainer import cli
@@ -43,14 +42,8 @@ def launch(material, tmp_path):
 
     yield start
     for node in started[0].nodes:
-        for pid in [node.pid, *descendants(node.pid)]:
-            kill(pid)
+        kill_all(node)
         node.communicate()
-
-
-def kill(pid):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def wait(condition, seconds=120):
@@ -85,9 +78,7 @@ def running(run, node, attempt, size):
 
 def power_cut(run, node):
     """All of a node's processes end at once."""
-    run.nodes[node].kill()
-    for pid in descendants(run.nodes[node].pid):
-        kill(pid)
+    kill_all(run.nodes[node])
 
 
 def stop(run, *nodes):

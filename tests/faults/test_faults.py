@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from processes import kill_all
 from test_train import LONG, book, command, status, stop
 
 from lab.shell import LabError
@@ -54,8 +55,6 @@ class Run:
 
     def __init__(self, plays, **settings):
         self.plays, self.name = plays, f"fault{next(numbers)}"
-        from processes import kill_all
-
         arguments = {**RUN, **settings, "run": self.name}
         process = subprocess.Popen(
             command(plays, "train.yml", arguments),

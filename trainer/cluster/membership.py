@@ -113,7 +113,7 @@ def next_word(
         word,
         attempt=max([plan.attempt, *(host.done for host in hosts)]) + 1,
         members=chosen,
-        reason=word.reason + _changes(plan, chosen, gone, word),
+        reason=word.reason + _changes(plan, chosen, word),
     )
 
 
@@ -162,7 +162,7 @@ def _last_fault(plan: Plan, members: list[Host], gone: list[Host], failures: int
     return code, reason
 
 
-def _changes(plan: Plan, chosen: list[Host], gone: list[Host], word: Plan) -> str:
+def _changes(plan: Plan, chosen: list[Host], word: Plan) -> str:
     """Who is left out and who is new."""
     said = ""
     for name in word.left_out[len(plan.left_out) :]:
