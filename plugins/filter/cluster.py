@@ -8,6 +8,8 @@ from typing import Any
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
 SERVICE_COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
+SERVICE_SHELL = "/bin/bash"
+SERVICE_HOME_MODE = "0750"
 HOST_KEYS = ("ed25519", "ecdsa", "rsa")  # the facts ssh_host_key_KIND_public; ssh prefers them in this order
 
 
@@ -91,27 +93,44 @@ def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
     return [*peers[start:], *peers[:start]][:most]
 
 
-def service_user_fault(user: str, entry: list[str] | None, home: str, place: Mapping[str, Any]) -> str:
+def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     """Why `user` with the home `home` cannot be the service user; "" where it can.
 
-    `entry`: its line in the host's passwd after the name (password, uid, gid, comment, home, shell), None without one.
-    `place`: what `stat` says of `home`. The user must be nobody's, or the one that an earlier run made.
+    `survey`: what the module identity_survey found. The user must be nobody's, or the one that an earlier run made.
     """
-    if entry and (not 0 < int(entry[1]) < LEAST_PERSON or (entry[4] != home and entry[3] != SERVICE_COMMENT)):
+    account, place = survey["account"], survey["place"]
+    if account and (
+        not 0 < account["uid"] < LEAST_PERSON
+        or (account["home"] != home and account["comment"] != SERVICE_COMMENT)
+    ):
         return (
-            f"trainer_user: found {user}, which is another's on this host already (uid {entry[1]}, home {entry[4]}); "
+            f"trainer_user: found {user}, which is another's on this host already "
+            f"(uid {account['uid']}, home {account['home']}); "
             "expected a name that nobody has, for a system user of the trainer's own. "
             "Leave trainer_user out, or choose another name."
         )
-    if place.get("exists") and not place.get("isdir"):
+    if place and not place["directory"]:
         found, expected = "no directory", "one, or nothing there"
-    elif place.get("exists") and place.get("pw_name") not in ("root", user):
-        found, expected = f"{place.get('pw_name') or place.get('uid')}'s", "a directory of the trainer's own"
+    elif place and place["owner"] not in ("root", user):
+        found, expected = f"{place['owner']}'s", "a directory of the trainer's own"
     else:
         return ""
     return (
         f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. "
         "Choose another, such as a new one in it."
+    )
+
+
+def service_user_stands(survey: Mapping[str, Any], home: str) -> bool:
+    """Whether the service user, its group, its home and the login user's membership are as the role makes them."""
+    account, place = survey["account"], survey["place"]
+    if not account or not place or not place["directory"] or not survey["login_may"]:
+        return False
+    made = {"gid": survey["group"], "comment": SERVICE_COMMENT, "home": home, "shell": SERVICE_SHELL}
+    return (
+        all(account[key] == value for key, value in made.items())
+        and (place["uid"], place["gid"]) == (account["uid"], account["gid"])
+        and place["mode"] == SERVICE_HOME_MODE
     )
 
 
@@ -137,4 +156,5 @@ class FilterModule:
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
             "service_user_fault": service_user_fault,
+            "service_user_stands": service_user_stands,
         }

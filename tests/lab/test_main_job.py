@@ -140,7 +140,7 @@ def test_a_second_run_changes_nothing_and_is_quick(controller):
     print(f"first {controller.seconds['first']:.0f} s, second {seconds:.0f} s")
     assert seconds < controller.seconds["first"] / 4
     if os.environ.get("TRAINYARD_FULL"):  # CI's machine may be busy; a ratio holds there, too
-        assert seconds < 45
+        assert seconds < 45  # 40 on two quiet cores
 
 
 def test_one_host_alone(controller):

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from plugins.filter.cluster import SERVICE_COMMENT, cluster_hosts, next_peers, service_user_fault
+from plugins.filter.cluster import (
+    SERVICE_COMMENT,
+    SERVICE_HOME_MODE,
+    SERVICE_SHELL,
+    cluster_hosts,
+    next_peers,
+    service_user_fault,
+    service_user_stands,
+)
 from plugins.module_utils import managed_block
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,38 +138,92 @@ def test_each_host_begins_with_itself_and_all_are_asked_equally_often():
 HOME = "/var/lib/trainyard"
 
 
-def passwd(uid, home=HOME, comment=""):
-    return ["x", str(uid), str(uid), comment, home, "/bin/bash"]
+def account(uid, home=HOME, comment="", shell="/bin/bash"):
+    return {"uid": uid, "gid": uid, "comment": comment, "home": home, "shell": shell}
 
 
-def place(owner=None, isdir=True):
-    return {"exists": True, "isdir": isdir, "pw_name": owner} if owner else {"exists": False}
+def place(owner, uid=0, directory=True, mode="0750"):
+    return {"directory": directory, "owner": owner, "uid": uid, "gid": uid, "mode": mode}
 
 
 @pytest.mark.parametrize(
     ("entry", "home", "words"),
     [
-        (None, place(), ""),
+        (None, None, ""),
         (None, place("root"), ""),  # made by hand, or a disk's
-        (passwd(998), place("trainyard"), ""),
-        (passwd(998, "/elsewhere", "Trainyard"), place(), ""),  # trainer_state_dir has changed since
-        (passwd(0, "/root"), place(), "uid 0"),
-        (passwd(1000, "/home/me/x"), place(), "uid 1000, home /home/me/x"),
-        (passwd(1000), place("trainyard"), "uid 1000"),  # a person, with the home named, too
-        (passwd(65534), place(), "uid 65534"),
-        (passwd(33, "/var/www"), place(), "uid 33, home /var/www"),  # another service's
-        (None, place("anna"), "is anna's"),
-        (None, place("root", isdir=False), "no directory"),
+        (account(998), place("trainyard", 998), ""),
+        (account(998, "/elsewhere", "Trainyard"), None, ""),  # trainer_state_dir has changed since
+        (account(0, "/root"), None, "uid 0"),
+        (account(1000, "/home/me/x"), None, "uid 1000, home /home/me/x"),
+        (account(1000), place("trainyard", 1000), "uid 1000"),  # a person, with the home named, too
+        (account(65534), None, "uid 65534"),
+        (account(33, "/var/www"), None, "uid 33, home /var/www"),  # another service's
+        (None, place("anna", 1000), "is anna's"),
+        (None, place("root", directory=False), "no directory"),
     ],
 )
 def test_only_a_user_of_the_trainers_own_is_made_the_service_user(entry, home, words):
-    fault = service_user_fault("trainyard", entry, HOME, home)
+    fault = service_user_fault({"account": entry, "place": home}, "trainyard", HOME)
     assert words in fault and bool(fault) == bool(words)
     if fault:
         assert fault.startswith(("trainer_user: found", "trainer_state_dir: found")) and "expected" in fault
 
 
-def test_the_comment_by_which_the_user_is_known_is_the_one_that_it_gets():
+MADE = {
+    "account": account(998, comment="Trainyard"),
+    "group": 998,
+    "login_may": True,
+    "place": place("trainyard", 998),
+}
+
+
+def test_the_user_that_the_role_made_stands():
+    assert service_user_stands(MADE, HOME)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"account": None},
+        {"account": account(998)},  # another's comment
+        {"account": account(998, "/elsewhere", "Trainyard")},
+        {"account": account(998, comment="Trainyard", shell="/usr/sbin/nologin")},
+        {"group": None},
+        {"group": 997},
+        {"login_may": False},
+        {"place": None},
+        {"place": place("root")},
+        {"place": place("trainyard", 998, mode="0755")},
+        {"place": place("trainyard", 998, directory=False)},
+    ],
+)
+def test_whatever_differs_is_made_anew(change):
+    assert not service_user_stands(MADE | change, HOME)
+
+
+def test_what_the_role_makes_is_what_it_takes_for_made():
     tasks = (ROOT / "roles/identity/tasks/make_service_user.yml").read_text()
     assert f"comment: {SERVICE_COMMENT}\n" in tasks
+    assert f"shell: {SERVICE_SHELL} " in tasks
+    assert f'mode: "{SERVICE_HOME_MODE}"\n' in tasks
     assert "update_password: on_create" in tasks
+
+
+def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
+    """On this very machine, where root and its group are."""
+    survey = load_module("identity_survey")
+    assert survey.account("root")["uid"] == 0 and survey.account("no-such-user") is None
+    assert survey.group_of("root", "root") == (0, True)
+    assert survey.group_of("no-such-group", "root") == (None, False)
+    here = tmp_path.stat()
+    tmp_path.chmod(0o750)
+    assert survey.place(str(tmp_path)) == {
+        "directory": True,
+        "owner": tmp_path.owner(),
+        "uid": here.st_uid,
+        "gid": here.st_gid,
+        "mode": "0750",
+    }
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert survey.place(str(tmp_path / "link"))["directory"] is False
+    assert survey.place(str(tmp_path / "nothing")) is None
