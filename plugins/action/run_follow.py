@@ -21,11 +21,16 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from ansible import constants as C
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from run_keeper import read_state, state_command
 
 display = Display()
 
@@ -104,15 +109,7 @@ def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
     """The shell command of one poll: keeper's state, status.json, and at most WINDOW new bytes of
     metrics.jsonl.
     """
-    if keeper == "systemd":
-        unit = shlex.quote(f"trainyard@{run}.service")
-        state = f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus"
-    else:
-        variable = shlex.quote(f"TRAINYARD_RUN_DIR={run_dir}")
-        state = (
-            f"if grep -qszxF {variable} /proc/[0-9]*/environ; then echo ActiveState=active; "
-            "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi"
-        )
+    state = state_command(keeper, run, run_dir)
     place = shlex.quote(run_dir)
     # A directory that is gone may come back, with a mount or a disk; what the user may not enter stays closed.
     enter = (
@@ -161,9 +158,9 @@ def read_poll(view: View, output: str, now: float) -> None:
     """
     head, _, rest = output.partition("::status\n")
     status, _, metrics = rest.partition("\n::metrics ")
-    keeper = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
+    keeper = read_state(head)
     view.seen, view.silent_since, view.denied, view.error = now, None, False, ""
-    view.state = "ended" if keeper.get("ActiveState") in ("inactive", "failed") else "active"
+    view.state = keeper["state"]
     if view.state == "ended":
         code = keeper.get("ExecMainStatus", "")
         view.code = int(code) if code.isdigit() else None

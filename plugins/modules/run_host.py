@@ -48,17 +48,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.run_processes import run_processes
-
-UNIT = "trainyard@"
-
-
-def release(opt_dir: str) -> str | None:
-    """Name of the release that `current` points to, if it is whole."""
-    current = os.path.join(opt_dir, "current")
-    if not os.access(os.path.join(current, "bin", "trainer"), os.X_OK):
-        return None
-    return os.path.basename(os.path.realpath(current))
+from ansible.module_utils.host_runs import active_runs, free_bytes, release, run_status
 
 
 def environment(opt_dir: str) -> dict[str, str] | None:
@@ -75,20 +65,6 @@ def environment(opt_dir: str) -> dict[str, str] | None:
         return None
 
 
-def active_runs(module: AnsibleModule, keeper: str, state_dir: str) -> list[str]:
-    """Names of the runs that are alive here."""
-    if keeper == "process":
-        runs_dir = os.path.join(state_dir, "runs")
-        return sorted(
-            {os.path.basename(d) for d in run_processes().values() if os.path.dirname(d) == runs_dir}
-        )
-    states = "active,activating,deactivating,reloading"
-    command = ["systemctl", "list-units", UNIT + "*", f"--state={states}", "--plain", "--no-legend", "--full"]
-    _, out, _ = module.run_command(command)
-    units = [line.split()[0] for line in out.splitlines() if line.split()]
-    return sorted(unit.removeprefix(UNIT).removesuffix(".service") for unit in units)
-
-
 def run_config(path: str) -> str | None:
     """The text of the run's configuration; None if there is none."""
     try:
@@ -96,20 +72,6 @@ def run_config(path: str) -> str | None:
             return file.read()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def run_status(run_dir: str) -> dict | None:
-    """The run's status.json; with the state `unknown` alone if there is none to read; None without a
-    directory.
-    """
-    if not os.path.isdir(run_dir):
-        return None
-    try:
-        with open(os.path.join(run_dir, "status.json"), encoding="utf-8") as file:
-            status = json.load(file)
-        return {**status, "state": str(status["state"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"state": "unknown"}
 
 
 def interfaces(module: AnsibleModule) -> dict[str, list[str]]:
@@ -163,15 +125,6 @@ def port_holder(port: int) -> str | None:
     return "a process of another user"
 
 
-def free_bytes(path: str) -> int:
-    """Bytes that an unprivileged user may still write below `path` (or its nearest parent that exists)."""
-    path = os.path.abspath(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
-
-
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -199,7 +152,7 @@ def main() -> None:
         host_facts={
             "release": release(p["opt_dir"]),
             "environment": environment(p["opt_dir"]),
-            "active": active_runs(module, p["keeper"], p["state_dir"]),
+            "active": active_runs(module.run_command, p["keeper"], p["state_dir"]),
             "run_dir": run_dir,
             "run_status": status,
             "run_state": status and status["state"],

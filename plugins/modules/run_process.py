@@ -41,7 +41,7 @@ import subprocess
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.run_processes import VARIABLE, run_processes
+from ansible.module_utils.host_runs import VARIABLE, run_processes
 
 # The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
 # keep it.

@@ -1,0 +1,199 @@
+"""A run's logs from one host: its ranks' and its launcher's, each line with its time and where it comes from.
+
+Once, it returns the last lines for the play to merge with the other hosts'. With `follow` it prints what comes, while
+the task runs, until the run ends on the host. Ranks' lines begin with the time of day; one without has that of the
+line before.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from run_keeper import read_state, state_command
+
+display = Display()
+
+WINDOW = 1 << 20  # bytes of a log that are read at most in one look
+REFRESH = 1.0  # seconds between two looks
+DAY = 86400
+OF_DAY = re.compile(r"(\d\d):(\d\d):(\d\d) ")
+BEGUN = re.compile(
+    r"^=== run .*, (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)$"
+)  # an attempt's first line: commands/train.py
+
+
+@dataclass(frozen=True)
+class Line:
+    """time: seconds since the epoch. source: HOST/rN of rank N, HOST/launch of the launcher."""
+
+    time: float
+    source: str
+    text: str
+
+    def __str__(self) -> str:
+        """As it is shown, with the controller's time of day."""
+        return f"{time.strftime('%H:%M:%S', time.localtime(self.time))} {self.source} | {self.text}"
+
+
+def look_command(
+    keeper: str, run: str, run_dir: str, rank: str, offsets: dict[str, int], cursor: float
+) -> str:
+    """The shell command of one look: the keeper's state, the host's time zone, and each log's new bytes.
+
+    offsets: bytes of each log that were read. cursor: the launcher's lines are those after it, s since the epoch.
+    """
+    logs = f"rank-{rank}.log" if rank else "rank-*.log"
+    seen = " ".join(f"{shlex.quote(name)}) from={offset};;" for name, offset in offsets.items())
+    command = (
+        f"cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state_command(keeper, run, run_dir)}; "
+        f'echo "::zone $(date +%z)"; cd logs 2>/dev/null || exit 0; for log in {logs}; do [ -f "$log" ] || continue; '
+        f'from=0; case "$log" in {seen} esac; size=$(stat -c %s "$log"); [ "$from" -le "$size" ] || from=0; '
+        f'[ "$from" -gt $((size - {WINDOW})) ] || from=$((size - {WINDOW})); [ "$from" -gt 0 ] || from=0; '
+        '[ "$from" -lt "$size" ] || continue; '
+        'echo; echo "::log $log $(stat -c %Y "$log") $from"; tail -c +$((from + 1)) "$log"; done'
+    )
+    if keeper == "systemd" and not rank:  # whoever may not read the journal sees nothing of it
+        unit = shlex.quote(f"trainyard@{run}.service")
+        command += (
+            f"; echo; echo '::log launch.log 0 0'; journalctl --quiet --unit {unit} --since=@{int(cursor)} "
+            "--lines=1000 --output=short-unix 2>/dev/null; true"
+        )
+    return command
+
+
+def zone(text: str) -> int:
+    """Seconds east of UTC of a zone such as +0530."""
+    seconds = int(text[1:3]) * 3600 + int(text[3:5]) * 60
+    return -seconds if text[0] == "-" else seconds
+
+
+def timed(lines: list[str], changed: float, east: int) -> list[tuple[float, str]]:
+    """(s since the epoch, text without its time) of each line of a rank's, the last of which was written at `changed`.
+
+    An attempt's first line has its date, from which on days are counted; lines before the first such line are dated
+    backwards. east: the host's time zone, s east of UTC.
+    """
+    times: list[float | None] = []
+    attempt = None  # the first line of an attempt, as an index
+    for index, line in enumerate(lines):
+        if begun := BEGUN.search(line):
+            attempt = index if attempt is None else attempt
+            times.append(calendar.timegm(time.strptime(begun[1], "%Y-%m-%d %H:%M:%S")) - east)
+        elif (seconds := of_day(line)) is None:
+            times.append(None)
+        elif attempt is None:
+            times.append(float(seconds))  # still without its day
+        else:
+            last = next(moment for moment in reversed(times) if moment is not None)
+            moment = midnight(last, east) + seconds
+            times.append(moment + DAY if moment < last - 1 else moment)
+    # The file's time may be a fraction earlier than the second that its last line names.
+    after = changed + 1 if attempt is None else times[attempt]
+    for index in reversed(range(len(lines) if attempt is None else attempt)):
+        if times[index] is not None:
+            moment = midnight(after, east) + times[index]
+            after = times[index] = moment - DAY if moment > after else moment
+    told, last = [], next((moment for moment in times if moment is not None), changed)
+    for line, moment in zip(lines, times, strict=True):
+        last = last if moment is None else moment
+        told.append((last, line if of_day(line) is None else line[9:]))
+    return told
+
+
+def of_day(line: str) -> int | None:
+    """The seconds since midnight that a line begins with."""
+    found = OF_DAY.match(line)
+    return None if not found else int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3])
+
+
+def midnight(moment: float, east: int) -> float:
+    """The midnight before `moment`, in the zone `east`."""
+    return (moment + east) // DAY * DAY - east
+
+
+def read_look(output: str, host: str) -> tuple[str, list[Line], dict[str, int]]:
+    """The answer to `look_command`: the keeper's state, the lines, and each rank's log's new offset.
+
+    A line that is not whole yet is left for the next look.
+    """
+    head, *parts = output.split("\n::log ")
+    keeper, _, rest = head.partition("::zone ")
+    east = zone(rest.split()[0]) if rest.split() else 0
+    lines, offsets = [], {}
+    for part in parts:
+        title, _, text = part.partition("\n")
+        name, changed, start = title.rsplit(" ", 2)
+        if name == "launch.log":
+            for line in text.splitlines():
+                moment, _, said = line.partition(" ")
+                # "HOST trainer[PID]: text"
+                if re.fullmatch(r"\d+\.\d+", moment) and ": " in said:
+                    lines.append(Line(float(moment), f"{host}/launch", said.split(": ", 1)[1]))
+            continue
+        whole = text[: text.rfind("\n") + 1]
+        offsets[name] = int(start) + len(whole.encode("utf-8", "surrogateescape"))
+        source = f"{host}/r{name.removeprefix('rank-').removesuffix('.log')}"
+        told = timed(whole.splitlines(), float(changed), east)
+        lines += [Line(moment, source, said) for moment, said in told if said]
+    return read_state(keeper)["state"], lines, offsets
+
+
+class ActionModule(ActionBase):
+    """Arguments: run, run_dir, keeper, rank (all with ""), follow, offsets and cursor (of an earlier look).
+
+    Returns lines ([time, text] each), offsets and cursor.
+    """
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args = self._task.args
+        self.host = task_vars["inventory_hostname"]
+        self.about = (
+            str(args["keeper"]),
+            str(args["run"]),
+            str(args["run_dir"]),
+            str(args.get("rank") or ""),
+        )
+        self.offsets = dict(args.get("offsets") or {})
+        self.cursor = float(args.get("cursor") or 0)
+        state, lines = self._look()
+        if not args.get("follow"):
+            told = [[line.time, str(line)] for line in lines]
+            return {**result, "changed": False, "lines": told, "offsets": self.offsets, "cursor": self.cursor}
+        while True:
+            for line in sorted(lines, key=lambda line: line.time):
+                display.display(str(line))
+            if state == "ended":
+                return {**result, "changed": False}
+            time.sleep(REFRESH)
+            state, lines = self._look()
+
+    def _look(self) -> tuple[str, list[Line]]:
+        answer = self._low_level_execute_command(
+            look_command(*self.about, self.offsets, self.cursor), sudoable=False
+        )
+        if answer["rc"] != 0:
+            said = (answer["stderr"] or answer["stdout"]).strip()[-200:]
+            raise AnsibleActionFail(f"cannot read the logs in {self.about[2]}: {said}")
+        state, lines, offsets = read_look(answer["stdout"].replace("\r\n", "\n"), self.host)
+        self.offsets.update(offsets)
+        launched = [line for line in lines if line.source.endswith("/launch") and line.time > self.cursor]
+        lines = [line for line in lines if not line.source.endswith("/launch")] + launched
+        self.cursor = max([self.cursor, *(line.time for line in launched)])
+        return state, lines

@@ -1,0 +1,229 @@
+"""How a cluster and its runs are, in words: what playbooks/status.yml shows."""
+
+from __future__ import annotations
+
+import re
+import time
+
+ENDED = ("finished", "stopped", "failed")
+ENDED_RUNS = 5  # that are shown
+SHOWN_HOSTS = 8
+SPAN = re.compile(r"(\d+)([smhd])")
+
+
+def run_views(results: dict[str, dict]) -> dict[str, dict]:
+    """Every run of the cluster, the newest first: {run: {state, active, hosts, …}} with its newest status.json's keys.
+
+    `results`: what the task host_status registered on each host; it has no `host_status` where there was no answer.
+    active, hosts: names of hosts, where it is alive and where it is known. state: the status's, `interrupted` if that
+    was cut short and it is alive nowhere. age: seconds since the status was written, by the clock of its host.
+    """
+    views: dict[str, dict] = {}
+    for host, result in results.items():
+        answer = result.get("host_status") or {"runs": {}, "active": []}
+        for run in dict.fromkeys([*answer["runs"], *answer["active"]]):
+            status = answer["runs"].get(run, {"state": "starting"})
+            age = answer["time"] - (status.get("updated") or 0)
+            view = views.setdefault(run, {"active": [], "hosts": [], "age": float("inf")})
+            view["hosts"].append(host)
+            if run in answer["active"]:
+                view["active"].append(host)
+            if "state" not in view or age < view["age"]:
+                views[run] = {**status, "active": view["active"], "hosts": view["hosts"], "age": age}
+    for view in views.values():
+        if not view["active"] and view["state"] not in ENDED:
+            view["state"] = "interrupted" if view["state"] != "unknown" else "unknown"
+    return dict(sorted(views.items(), key=lambda item: (not item[1]["active"], item[1]["age"])))
+
+
+def run_chosen(results: dict[str, dict], asked: str) -> str:
+    """The run that is meant: the `asked` one; with "", the only one that is active, or the newest; "" where none is.
+
+    `results`: as above.
+    """
+    views = run_views(results)
+    active = [run for run, view in views.items() if view["active"]]
+    if asked or len(active) > 1:
+        return asked if asked in views else ""
+    return next(iter(views), "")
+
+
+def run_choice_fault(results: dict[str, dict], asked: str) -> str:
+    """Why `run_chosen` chooses none; "" where it does."""
+    if run_chosen(results, asked):
+        return ""
+    views = run_views(results)
+    if not views:
+        return f"None of {_names(list(results))} knows a run{f' {asked}' if asked else ''}; train.yml starts one."
+    if not asked:
+        active = ", ".join(run for run, view in views.items() if view["active"])
+        return f"run: several are active; expected the name of one of {active}. Name it: -e run=NAME"
+    return (
+        f"run: found {asked}, which none of {_names(list(results))} knows; "
+        f"expected one of {', '.join(list(views)[:10])}. "
+        "Correct the name after -e run="
+    )
+
+
+def cluster_status(results: dict[str, dict], run: str = "") -> str:
+    """The text: a table of runs (of `run` alone if it is given), what they say of themselves, a table of hosts.
+
+    `results`: as above.
+    """
+    views = run_views(results)
+    older = [name for name, view in views.items() if not view["active"]][ENDED_RUNS:]
+    shown = {name: view for name, view in views.items() if (name == run if run else name not in older)}
+    parts = [_run_table(shown) if shown else "No run is known on these hosts; train.yml starts one."]
+    if not run and older:
+        parts[0] += f"\n… and {len(older)} older ones"
+    if notes := [line for name, view in shown.items() for line in _notes(name, view)]:
+        parts.append("\n".join(notes))
+    parts.append(_host_table(results))
+    if silent := [_silence(host, result) for host, result in results.items() if "host_status" not in result]:
+        parts.append("\n".join(silent))
+    releases: dict[str, list[str]] = {}
+    for host, result in results.items():
+        if "host_status" in result:
+            releases.setdefault(result["host_status"]["release"] or "none", []).append(host)
+    if len(releases) > 1:
+        there = "; ".join(f"{release} on {_names(hosts)}" for release, hosts in releases.items())
+        parts.append(
+            f"The hosts have different releases of the trainer ({there}): run site.yml on all of them."
+        )
+    return "\n\n".join(parts)
+
+
+def _run_table(views: dict[str, dict]) -> str:
+    rows = [("RUN", "STATE", "STEP", "LOSS", "TOKENS/S", "LEFT", "ATTEMPT", "SAVED", "SEEN", "HOSTS")]
+    for run, view in views.items():
+        step, steps = view.get("step"), view.get("steps")
+        alive = bool(view["active"])
+        rows.append(
+            (
+                run,
+                view["state"],
+                f"{step}/{steps} ({100 * step // steps} %)" if step and steps else "-",
+                _number(view.get("loss"), ".4f"),
+                _number(view.get("tokens_per_second"), ",.0f") if alive else "-",
+                _span(view["eta_seconds"]) if alive and view.get("eta_seconds") is not None else "-",
+                str(view.get("attempt") or "-"),
+                f"step {view['last_checkpoint']}" if view.get("last_checkpoint") else "-",
+                f"{_span(view['age'])} ago" if view["age"] < time.time() / 2 else "-",
+                _names(view["active"] or view["hosts"]),
+            )
+        )
+    return _table(rows)
+
+
+def _notes(run: str, view: dict) -> list[str]:
+    """What a run says of itself, and what to do about it."""
+    if view["state"] == "interrupted":
+        return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
+    said = [view.get("note") if view["active"] else None, view.get("reason")]
+    return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
+
+
+def _silence(host: str, result: dict) -> str:
+    """Why a host has nothing to show."""
+    lines = str(result.get("msg") or "it was not asked").strip().splitlines()
+    return f"{host}: no answer: {lines[-1][:200]}"
+
+
+def _host_table(results: dict[str, dict]) -> str:
+    rows = [("HOST", "STATE", "RUNS", "LOAD", "MEMORY FREE", "DISK FREE", "GPUS")]
+    for host, result in results.items():
+        if "host_status" not in result:
+            rows.append((host, "no answer", "-", "-", "-", "-", "-"))
+            continue
+        answer = result["host_status"]
+        rows.append(
+            (
+                host,
+                "ready" if answer["release"] else "no trainer: run site.yml",
+                ", ".join(answer["active"]) or "-",
+                f"{answer['load']:.1f} of {answer['cpus']}",
+                f"{answer['memory_free_bytes'] / 1e9:.1f} of {answer['memory_bytes'] / 1e9:.1f} GB",
+                f"{answer['free_bytes'] / 1e9:.1f} GB",
+                "; ".join(_gpu(*row) for row in answer["gpus"]) or "none",
+            )
+        )
+    return _table(rows)
+
+
+def _gpu(name: str, busy: str, used: str, total: str, celsius: str) -> str:
+    held = (
+        f"{float(used) / 1024:.0f} of {float(total) / 1024:.0f} GiB"
+        if _is_number(used, total)
+        else f"{used} MiB"
+    )
+    return f"{name.removeprefix('NVIDIA ')} {busy} %, {held}, {celsius} °C"
+
+
+def _is_number(*texts: str) -> bool:
+    return all(text.replace(".", "", 1).isdigit() for text in texts)
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _number(value, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _span(seconds: float) -> str:
+    """A span of time by its two largest units."""
+    seconds = max(0, round(seconds))
+    for unit, size, lower, below in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // below} {lower}"
+    return f"{seconds} s"
+
+
+def _names(hosts: list[str]) -> str:
+    rest = len(hosts) - SHOWN_HOSTS
+    return ", ".join(hosts[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def logs_fault(asked: dict) -> str:
+    """What is wrong with the lines, since and rank that are asked for; "" where nothing is."""
+    lines, since, rank = (str(asked[name]) for name in ("lines", "since", "rank"))
+    if not re.fullmatch(r"\d+", lines):
+        return f"lines: found {lines}; expected a whole number. Correct it."
+    if since and not SPAN.fullmatch(since):
+        return f"since: found {since}; expected a time span such as 90s, 10m, 2h or 1d. Correct it."
+    if rank and not re.fullmatch(r"\d+", rank):
+        return f"rank: found {rank}; expected a rank's number, such as 0. Correct it."
+    return ""
+
+
+def merged_logs(results: dict[str, dict], lines: str | int, since: str) -> str:
+    """The last `lines` lines of all hosts in the order of their times, or all since a while ago.
+
+    since: the while, such as 90s, 10m, 2h, 1d. `results`: what the task run_logs registered on each host.
+    """
+    found = sorted(
+        (line for result in results.values() for line in result.get("lines", [])), key=lambda line: line[0]
+    )
+    if since:
+        count, unit = SPAN.fullmatch(since).groups()
+        begin = time.time() - int(count) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+        found = [line for line in found if line[0] >= begin]
+    else:
+        found = found[max(0, len(found) - int(lines)) :]
+    silent = [_silence(host, result) for host, result in results.items() if result.get("unreachable")]
+    return "\n".join([*(text for _, text in found), *silent]) or "There is no line yet."
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "cluster_status": cluster_status,
+            "logs_fault": logs_fault,
+            "merged_logs": merged_logs,
+            "run_choice_fault": run_choice_fault,
+            "run_chosen": run_chosen,
+        }

@@ -1,0 +1,80 @@
+"""What a host's files and its keeper (systemd, or the processes themselves) say of runs. Reads only."""
+
+from __future__ import annotations
+
+import json
+import os
+
+UNIT = "trainyard@"
+# Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
+# the whole run. What all of them inherit is this variable of their environment, which serves as a control group would.
+VARIABLE = "TRAINYARD_RUN_DIR"
+
+
+def release(opt_dir: str) -> str | None:
+    """Name of the release that `current` points to, if it is whole."""
+    current = os.path.join(opt_dir, "current")
+    if not os.access(os.path.join(current, "bin", "trainer"), os.X_OK):
+        return None
+    return os.path.basename(os.path.realpath(current))
+
+
+def run_processes(run_dir: str | None = None) -> dict[int, str]:
+    """Live processes of this user that belong to a run, as {pid: run directory}; of one run if `run_dir` is
+    given.
+
+    A process that ended and was not waited for has an empty environment, so it does not count.
+    """
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:  # another user's, or gone since the listing
+            continue
+        for entry in environment.split(b"\0"):
+            key, _, value = entry.partition(b"=")
+            if key == VARIABLE.encode():
+                directory = os.fsdecode(value)
+                if run_dir is None or directory == run_dir:
+                    found[int(name)] = directory
+    return found
+
+
+def active_runs(run_command, keeper: str, state_dir: str) -> list[str]:
+    """Names of the runs that are alive here."""
+    if keeper == "process":
+        runs_dir = os.path.join(state_dir, "runs")
+        return sorted(
+            {os.path.basename(d) for d in run_processes().values() if os.path.dirname(d) == runs_dir}
+        )
+    states = "active,activating,deactivating,reloading"
+    command = ["systemctl", "list-units", UNIT + "*", f"--state={states}", "--plain", "--no-legend", "--full"]
+    _, out, _ = run_command(command)
+    units = [line.split()[0] for line in out.splitlines() if line.split()]
+    return sorted(unit.removeprefix(UNIT).removesuffix(".service") for unit in units)
+
+
+def run_status(run_dir: str) -> dict | None:
+    """The run's status.json; with the state `unknown` alone if there is none to read; None without a
+    directory.
+    """
+    if not os.path.isdir(run_dir):
+        return None
+    try:
+        with open(os.path.join(run_dir, "status.json"), encoding="utf-8") as file:
+            status = json.load(file)
+        return {**status, "state": str(status["state"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"state": "unknown"}
+
+
+def free_bytes(path: str) -> int:
+    """Bytes that an unprivileged user may still write below `path` (or its nearest parent that exists)."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,263 @@
+"""What status.yml and logs.yml show: runs chosen and told, and the lines of many hosts in one order."""
+
+import calendar
+import subprocess
+import time
+
+import pytest
+
+from plugins.action import run_logs
+from plugins.filter.cluster_status import (
+    cluster_status,
+    logs_fault,
+    merged_logs,
+    run_choice_fault,
+    run_chosen,
+    run_views,
+)
+
+NOW = 2_000_000_000.0
+SILENT = {
+    "unreachable": True,
+    "msg": "Failed to connect to the host via ssh: \nssh: connect to host: timed out",
+}
+
+
+def host(active=(), clock=NOW, **runs):
+    """What the module host_status says; `runs`: name -> status.json, of which `age` is how old it is."""
+    found = {
+        name: {
+            "state": "running",
+            **{k: v for k, v in status.items() if k != "age"},
+            "updated": clock - status["age"],
+        }
+        for name, status in runs.items()
+    }
+    facts = {
+        "time": clock,
+        "release": "0.1-aa",
+        "active": list(active),
+        "runs": found,
+        "load": 0.5,
+        "cpus": 4,
+        "memory_bytes": 16e9,
+        "memory_free_bytes": 12e9,
+        "free_bytes": 60e9,
+        "gpus": [["NVIDIA GeForce RTX 3090", "98", "20480", "24576", "71"]],
+    }
+    return {"changed": False, "host_status": facts}
+
+
+# ---- runs ----
+
+
+def test_the_newest_word_counts_whatever_the_hosts_clocks_say():
+    """node2's clock is an hour ahead, and its word is the older one."""
+    views = run_views(
+        {
+            "node1": host(["a"], a={"age": 1, "step": 9, "steps": 10}),
+            "node2": host(["a"], clock=NOW + 3600, a={"age": 30, "step": 7, "steps": 10}),
+        }
+    )
+    assert (views["a"]["step"], views["a"]["active"]) == (9, ["node1", "node2"])
+
+
+@pytest.mark.parametrize(
+    ("state", "active", "shown"),
+    [
+        ("running", ["a"], "running"),
+        ("running", [], "interrupted"),
+        ("restarting", [], "interrupted"),
+        ("finished", [], "finished"),
+        ("unknown", [], "unknown"),
+    ],
+)
+def test_a_run_that_is_alive_nowhere_is_not_called_running(state, active, shown):
+    assert run_views({"node1": host(active, a={"age": 5, "state": state})})["a"]["state"] == shown
+
+
+def test_a_unit_that_has_not_written_a_word_yet_is_starting():
+    view = run_views({"node1": host(["a"])})["a"]
+    assert (view["state"], view["active"]) == ("starting", ["node1"])
+
+
+def test_the_run_that_is_meant():
+    two = {"node1": host(["b"], a={"age": 1, "state": "finished"}, b={"age": 9}), "node2": SILENT}
+    assert run_chosen(two, "") == "b"  # the only one that is active, though a's word is newer
+    assert run_chosen(two, "a") == "a"
+    assert run_choice_fault(two, "a") == run_choice_fault(two, "") == ""
+
+
+@pytest.mark.parametrize(
+    ("result", "asked", "words"),
+    [
+        (host(["b"], a={"age": 1}), "c", "found c, which none of node1 knows; expected one of b, a."),
+        (host(["a", "b"]), "", "several are active; expected the name of one of a, b."),
+        (SILENT, "", "None of node1 knows a run;"),
+        (SILENT, "c", "None of node1 knows a run c;"),
+    ],
+)
+def test_no_run_is_meant(result, asked, words):
+    assert run_chosen({"node1": result}, asked) == ""
+    assert words in run_choice_fault({"node1": result}, asked)
+
+
+def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
+    status = {
+        "age": 2,
+        "step": 120,
+        "steps": 400,
+        "loss": 3.21,
+        "tokens_per_second": 6305.4,
+        "eta_seconds": 250,
+        "attempt": 2,
+        "last_checkpoint": 100,
+        "note": "node3 does not answer",
+    }
+    text = cluster_status(
+        {
+            "node1": host(["first"], first=status, old={"age": 9e4, "state": "finished"}),
+            "node2": host(["first"], first=status),
+            "node3": SILENT,
+        }
+    )
+    runs, notes, hosts, silent = text.split("\n\n")
+    assert [line.split()[:2] for line in runs.splitlines()[1:]] == [["first", "running"], ["old", "finished"]]
+    for words in (
+        "120/400 (30 %)",
+        "3.2100",
+        "6,305",
+        "4 min 10 s",
+        "step 100",
+        "2 s ago",
+        "node1, node2",
+        "1 d 1 h ago",
+    ):
+        assert words in runs, (words, runs)
+    assert notes == "first: node3 does not answer"
+    assert "RTX 3090 98 %, 20 of 24 GiB, 71 °C" in hosts and "12.0 of 16.0 GB" in hosts
+    assert [line.split()[0] for line in hosts.splitlines()] == ["HOST", "node1", "node2", "node3"]
+    assert silent == "node3: no answer: ssh: connect to host: timed out"
+
+
+def test_what_was_cut_short_is_told_with_its_cure():
+    text = cluster_status({"node1": host(a={"age": 60})}, "a")
+    assert "a was cut short and runs nowhere; go on with it: train.yml -e run=a -e resume=true" in text
+
+
+def test_no_host_answers():
+    text = cluster_status({"node1": SILENT, "node2": {}})
+    assert "No run is known" in text and "node2: no answer: it was not asked" in text
+
+
+def test_hosts_of_different_releases_are_told():
+    other = host()
+    other["host_status"]["release"] = "0.2-bb"
+    assert "different releases of the trainer (0.1-aa on node1; 0.2-bb on node2)" in cluster_status(
+        {"node1": host(), "node2": other}
+    )
+
+
+# ---- lines and their times ----
+
+
+def moment(text, east=0):
+    return calendar.timegm(time.strptime(text, "%Y-%m-%d %H:%M:%S")) - east
+
+
+def test_an_attempts_date_holds_for_its_lines_over_midnight_and_those_without_a_time():
+    lines = [
+        "23:59:58 from before",
+        "=== run a, attempt 2, rank 0 of 1 on node1, 2026-11-21 23:59:59",
+        "23:59:59 one",
+        "Traceback:",
+        "00:00:01 two",
+    ]
+    east = 3600
+    told = run_logs.timed(lines, moment("2027-01-01 00:00:00"), east)
+    assert [text for _, text in told] == ["from before", lines[1], "one", "Traceback:", "two"]
+    begin = moment("2026-11-21 23:59:59", east)
+    assert [at - begin for at, _ in told] == [-1, 0, 0, 0, 2]
+
+
+def test_lines_whose_attempt_is_out_of_sight_are_dated_backwards_from_the_last_change():
+    lines = ["no time yet", "23:59:50 a", "00:00:10 b", "00:00:10 c"]
+    told = run_logs.timed(lines, moment("2026-11-22 00:00:10"), 0)
+    assert [at - moment("2026-11-22 00:00:10") for at, _ in told] == [-20, -20, 0, 0]
+
+
+@pytest.mark.parametrize(("text", "east"), [("+0000", 0), ("+0530", 19800), ("-0800", -28800)])
+def test_zones(text, east):
+    assert run_logs.zone(text) == east
+
+
+def look(tmp_path, offsets=None, rank=""):
+    """One look at logs on this machine, by the very command."""
+    command = run_logs.look_command("process", "a", str(tmp_path), rank, offsets or {}, 0)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    return run_logs.read_look(done.stdout, "node1")
+
+
+def test_a_look_reads_whole_lines_and_the_next_look_the_rest(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank-0.log").write_text("10:00:00 one\n10:00:01 tw")
+    (logs / "rank-11.log").write_text("10:00:02 three\n")
+    state, lines, offsets = look(tmp_path)
+    assert state == "ended"
+    assert [(line.source, line.text) for line in lines] == [("node1/r0", "one"), ("node1/r11", "three")]
+    assert offsets == {"rank-0.log": 13, "rank-11.log": 15}
+    (logs / "rank-0.log").write_text("10:00:00 one\n10:00:01 two\n")
+    _, lines, more = look(tmp_path, offsets)
+    offsets |= more
+    assert [(line.source, line.text) for line in lines] == [("node1/r0", "two")]
+    assert look(tmp_path, offsets)[1] == []
+    assert [line.source for line in look(tmp_path, rank="11")[1]] == ["node1/r11"]
+    (logs / "rank-0.log").write_text("new\n")  # shorter than what was read
+    assert [line.text for line in look(tmp_path, offsets={"rank-0.log": 26}, rank="0")[1]] == ["new"]
+
+
+def test_the_launchers_lines_come_from_the_journal():
+    output = (
+        "::keeper\nActiveState=active\n::zone +0000\n\n::log launch.log 0 0\n"
+        "1795313688.123456 node1 trainer[7]: attempt 2: node3 does not answer: yes\n-- Boot 1 --\n"
+    )
+    state, (line,), offsets = run_logs.read_look(output, "node1")
+    assert (state, offsets) == ("active", {})
+    assert (line.time, line.source, line.text) == (
+        1795313688.123456,
+        "node1/launch",
+        "attempt 2: node3 does not answer: yes",
+    )
+
+
+def test_lines_of_many_hosts_stand_in_the_order_of_their_times():
+    now = time.time()
+    results = {
+        "node1": {"lines": [[now - 700, "a"], [now - 30, "c"]]},
+        "node2": {"lines": [[now - 60, "b"], [now - 1, "d"]]},
+        "node3": SILENT,
+    }
+    silence = "node3: no answer: ssh: connect to host: timed out"
+    assert merged_logs(results, "100", "") == f"a\nb\nc\nd\n{silence}"
+    assert merged_logs(results, "2", "") == f"c\nd\n{silence}"
+    assert merged_logs(results, "0", "") == silence
+    assert merged_logs(results, "2", "10m") == f"b\nc\nd\n{silence}"
+    assert merged_logs({"node1": {"lines": []}}, "2", "1s") == "There is no line yet."
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("5", "", ""), ""),
+        (("5", "10m", "3"), ""),
+        (("x", "", ""), "lines: found x"),
+        (("-1", "", ""), "lines: found -1"),
+        (("5", "soon", ""), "since: found soon"),
+        (("5", "10", ""), "since: found 10"),
+        (("5", "", "0.log; reboot"), "rank: found 0.log; reboot"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(asked, words):
+    fault = logs_fault(dict(zip(("lines", "since", "rank"), asked, strict=True)))
+    assert fault.startswith(words) and bool(fault) == bool(words)
