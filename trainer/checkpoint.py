@@ -181,8 +181,7 @@ class Saver:
         if free < needed:
             raise TrainerError(
                 f"{self.folder}: the checkpoint cannot be saved: no space left: it needs {needed >> 20} MiB, "
-                f"{free >> 20} MiB are free; free some space there, then start the run again. "
-                "It goes on from its last checkpoint, which is intact"
+                f"{free >> 20} MiB are free; free some space there"
             )
 
 
@@ -412,10 +411,7 @@ def _disk_message(folder: Path, error: Exception) -> str:
     if full:
         there = next(path for path in (folder, *folder.parents) if path.exists())
         reason = f"no space left ({shutil.disk_usage(there).free >> 20} MiB free)"
-    return (
-        f"{folder}: the checkpoint cannot be saved: {reason}; {cure}, then start the run again. "
-        "It goes on from its last checkpoint, which is intact"
-    )
+    return f"{folder}: the checkpoint cannot be saved: {reason}; {cure}"
 
 
 def _rotate(folder: Path, step: int, keep: int, spare: int | None) -> None:

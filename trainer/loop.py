@@ -107,8 +107,7 @@ def train(run: Run, observer) -> None:
         last = progress.step == run.steps
         end_of_epoch = last or progress.cursor // run.index.sequences > report.epoch
         if report.stop and not last:
-            observer.save()
-            observer.settle()
+            observer.save_last()
             raise Stopped(
                 f"stopped on request after step {progress.step} of {run.steps}; start it again to go on"
             )

@@ -33,7 +33,7 @@ FINAL = ("stopped", "failed", "finished")
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
-    *("note", "launch"),
+    *("note", "warning", "launch"),
 )
 POINTS = 1000  # losses in a summary, at most
 

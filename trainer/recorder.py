@@ -1,5 +1,6 @@
 """What happens around the steps: metrics, status, log lines, checkpoints, and requests to stop."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -14,7 +15,7 @@ from trainer import checkpoint, metrics
 from trainer.config import Config
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
-from trainer.errors import Diverged
+from trainer.errors import Diverged, TrainerError
 from trainer.evaluate import evaluate
 from trainer.loop import Harmful, Progress, Run, StepReport
 from trainer.metrics import Metrics, Status
@@ -24,6 +25,7 @@ from trainer.sinks import Sinks
 from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
+UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
 
 
@@ -53,10 +55,11 @@ class Recorder:
         )
         self.saved_step = run.progress.step
         self.saved_at = time.monotonic()
+        self._unsaved = 0  # checkpoints in a row that could not be saved
         self._seconds = 0.0  # a step's, smoothed
         self._logged = 0.0
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
-        self.show(state="running", step=run.progress.step, steps=run.steps, **resumed)
+        self.show(state="running", step=run.progress.step, steps=run.steps, warning=None, **resumed)
         reason = os.environ.get("TRAINYARD_REASON")  # the launcher's, of an attempt after the first
         if reason:
             names = list(dict.fromkeys(run.world.hosts))
@@ -206,25 +209,71 @@ class Recorder:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
 
     def save(self) -> None:
-        """Begin a checkpoint; all ranks must call."""
+        """Begin a checkpoint, once the one before is there; all ranks must call.
+
+        One that cannot be saved is told, and training goes on without: the next one may fit.
+        """
+        self.settle()
+        with self._may_fail():
+            self._begin()
+        self._tell_saved()
+
+    def save_last(self) -> None:
+        """Have the checkpoint of the last step; all ranks must call. Raises TrainerError on all where it cannot be."""
+        self.settle()
+        with self._fatal():
+            self._begin()
+            self.saver.settle()
+        self._tell_saved()
+
+    def _begin(self) -> None:
+        """Begin the present step's checkpoint, if there is none; one is not under way."""
         run, step = self.run, self.run.progress.step
         if step == self.saved_step:
             return
         self.show(state="saving")
-        self.settle()
-        self.saver.save(facts(run.config, run.progress, self.identity), spare=run.progress.best_step)
         self.saved_step, self.saved_at = step, time.monotonic()
+        self.saver.save(facts(run.config, run.progress, self.identity), spare=run.progress.best_step)
         self.show(state="running")
-        self._tell_saved()
 
     def save_has_failed(self) -> bool:
         """Whether this rank knows that the checkpoint under way will not come to be."""
         return self.saver.failed
 
     def settle(self) -> None:
-        """Wait for the checkpoint under way; all ranks must call. Raises TrainerError on all if it failed."""
-        self.saver.settle()
+        """Wait for the checkpoint under way; all ranks must call."""
+        with self._may_fail():
+            self.saver.settle()
         self._tell_saved()
+
+    @contextlib.contextmanager
+    def _may_fail(self):
+        """A save that fails on all ranks alike is told, and no more, unless it is one of too many in a row."""
+        try:
+            with self._fatal():
+                yield
+        except TrainerError as failure:
+            self._unsaved += 1
+            if failure.code != TrainerError.code or self._unsaved >= UNSAVED:
+                raise
+            self.saved_step = None
+            self._tell("event", event="checkpoint failed", reason=str(failure.__cause__))
+            if self.run.world.first:
+                self._say(f"warning: {failure.__cause__}; training goes on, and the next checkpoint is tried")
+            self.show(state="running", warning=str(failure.__cause__))
+
+    @contextlib.contextmanager
+    def _fatal(self):
+        """A save whose failure ends the run: what is to be done then."""
+        try:
+            yield
+        except TrainerError as failure:
+            if failure.code != TrainerError.code:  # a peer was lost over it
+                raise
+            text = (
+                f"{failure}, then start the run again. It goes on from its last checkpoint, which is intact"
+            )
+            raise TrainerError(text) from failure
 
     def _tell_saved(self) -> None:
         """Write down a checkpoint that is now there."""
@@ -243,7 +292,8 @@ class Recorder:
             self._say(
                 f"saved {saved.path} in {saved.seconds:.1f} s; training waited {saved.copy_seconds:.2f} s"
             )
-        self.show(last_checkpoint=saved.step)
+        self._unsaved = 0
+        self.show(last_checkpoint=saved.step, warning=None)
 
     def _tell(self, kind: str, **record) -> None:
         """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks."""

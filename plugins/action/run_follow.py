@@ -316,6 +316,12 @@ def news(run: str, views: list[View], known: int) -> tuple[int, str]:
     return attempt, f"{run}  attempt {attempt}, from step {step}: {note}"
 
 
+def warned(run: str, views: list[View], known: str) -> tuple[str, str]:
+    """(warning, line): what the run's newest word warns of, and the line that says so if it is not `known` yet."""
+    warning = max(views, key=lambda v: v.status.get("updated") or 0).status.get("warning") or ""
+    return warning, f"{run}  warning: {warning}" if warning and warning != known else ""
+
+
 def meaning(view: View) -> tuple[str, str]:
     """(what happened, what to do) for a host that failed."""
     code = view.code
@@ -489,13 +495,16 @@ class ActionModule(ActionBase):
     def _draw(self) -> dict:
         """In the worker of the first host: draw until the run is over, and find the outcome."""
         screen = Screen(self.log_every)
-        attempt = 0
+        attempt, warning = 0, ""
         while True:
             time.sleep(min(1.0, self.refresh))
             views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
             now = time.time()
             what, culprit = verdict(views, now, self.limits)
             attempt, line = news(self.run_name, views, attempt)
+            if line:
+                screen.tell(line)
+            warning, line = warned(self.run_name, views, warning)
             if line:
                 screen.tell(line)
             screen.draw(progress_line(self.run_name, views, now), now, last=what != "running")

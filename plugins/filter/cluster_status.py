@@ -119,7 +119,9 @@ def _notes(run: str, view: dict) -> list[str]:
     """What a run says of itself, and what to do about it."""
     if view["state"] == "interrupted":
         return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
-    said = [view.get("note") if view["active"] else None, view.get("reason")]
+    warning = view.get("warning") and f"warning: {view['warning']}"
+    said = [view.get("note"), warning] if view["active"] else []
+    said.append(view.get("reason"))
     return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
 
 

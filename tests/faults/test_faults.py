@@ -208,7 +208,57 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
     run.end(curve, *HOSTS)
 
 
-def test_everything_is_restarted(plays, curve, importing):
+def test_the_head_is_gone_for_good(plays, curve):
+    """The others take the run to its end."""
+    run = Run(plays, steps=60)
+    plays.lab.power("node1", False)
+    try:
+        run.wait(lambda: all(run.status(host).get("state") == "finished" for host in ("node2", "node3")))
+        for host in ("node2", "node3"):
+            found = losses(plays.sh(host, f"cat /var/lib/trainyard/runs/{run.name}/metrics.jsonl"))
+            assert found == pytest.approx(curve, rel=1e-5)
+    finally:
+        plays.lab.power("node1", True)
+        run.wait(lambda: run.status("node1"))
+        stop(plays, run.name)
+
+
+def test_a_full_disk_during_a_checkpoint(plays, curve):
+    """A copy that does not fit costs nothing but itself: no step, and no new attempt."""
+    run = Run(plays)
+    folder = f"/var/lib/trainyard/runs/{run.name}/checkpoints"
+    plays.sh("node2", f"mount -t tmpfs -o size=64k,uid=$(id -u trainyard) full {folder}")
+    try:
+        run.wait(lambda: "node2" in (run.status("node1").get("warning") or ""))
+    finally:
+        plays.sh("node2", f"umount {folder}")
+    run.wait(lambda: run.status("node1").get("warning") is None)
+    assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
+    run.end(curve, *HOSTS)
+
+
+def test_memory_runs_out_on_one_host(plays, curve, importing):
+    """The kernel kills a rank there."""
+    run = Run(plays)
+    unit = f"trainyard@{run.name}"
+    plays.sh("node2", f"systemctl set-property --runtime {unit} MemoryMax=60M MemorySwapMax=0")
+    run.wait(lambda: (run.status("node1").get("attempt") or 0) > 1)
+    plays.sh("node2", f"systemctl set-property --runtime {unit} MemoryMax=infinity")
+    seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
+    held("memory runs out on a host, and is given back", seconds, None, importing)
+    run.end(curve, *HOSTS)
+
+
+def test_all_units_are_restarted(plays, curve, importing):
+    run = Run(plays)
+    for host in HOSTS:
+        plays.sh(host, f"systemctl restart --no-block trainyard@{run.name}")
+    seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
+    held("all units are restarted", seconds, None, importing)
+    run.end(curve, *HOSTS)
+
+
+def test_everything_loses_its_power(plays, curve, importing):
     run = Run(plays)
     for host in HOSTS:
         plays.lab.power(host, False)

@@ -22,6 +22,17 @@ def plan(*nodes, attempt=1, **facts):
     return Plan(attempt, [host(node) for node in nodes], **facts)
 
 
+def test_where_all_ranks_agreed_to_fail_the_host_that_is_named_is_at_fault():
+    """A checkpoint that node2's disk refused: node1's ranks ended first, with the very same words."""
+    said = "node2: /runs/a/checkpoints: the checkpoint cannot be saved: no space left"
+    hosts = [host(node, done=1, code=1, reason=said, ended=float(node)) for node in (1, 2)]
+    first = word(plan(1, 2, saved=5), [*hosts])
+    assert first.suspect == "node2"
+    hosts = [host(node, done=2, code=1, reason=said, ended=float(node)) for node in (1, 2)]
+    second = word(first, hosts)
+    assert (second.left_out, names(second)) == (["node2"], ["node1"])
+
+
 def names(plan):
     return [member.name for member in plan.members]
 

@@ -113,6 +113,7 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
         "attempt": 2,
         "last_checkpoint": 100,
         "note": "node3 does not answer",
+        "warning": "node2: no space left",
     }
     text = cluster_status(
         {
@@ -134,7 +135,7 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
         "1 d 1 h ago",
     ):
         assert words in runs, (words, runs)
-    assert notes == "first: node3 does not answer"
+    assert notes == "first: node3 does not answer\nfirst: warning: node2: no space left"
     assert "RTX 3090 98 %, 20 of 24 GiB, 71 °C" in hosts and "12.0 of 16.0 GB" in hosts
     assert [line.split()[0] for line in hosts.splitlines()] == ["HOST", "node1", "node2", "node3"]
     assert silent == "node3: no answer: ssh: connect to host: timed out"

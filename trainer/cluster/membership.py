@@ -138,9 +138,14 @@ def _after_failure(plan: Plan, members: list[Host], gone: list[Host], saved: int
 
 
 def _culprit(members: list[Host], gone: list[Host]) -> Host | None:
-    """The host at fault: the first that failed by itself, else one that is gone; None where it cannot be told."""
+    """The host at fault: the first that failed by itself, else one that is gone; None where it cannot be told.
+
+    Where ranks agreed to fail, all of them give the same reason, which begins with the host at fault.
+    """
     own = [host for host in members if host.code not in (0, LOST, STOPPED)]
-    return min(own, key=lambda host: host.ended) if own else gone[0] if gone else None
+    if not own:
+        return gone[0] if gone else None
+    return min(own, key=lambda host: (not host.reason.startswith(f"{host.name}: "), host.ended))
 
 
 def _fault(members: list[Host], gone: list[Host]) -> str:

@@ -131,8 +131,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             with contextlib.suppress(TrainerError):
                 observer.settle()  # a checkpoint that is under way is a good one
             raise
-        observer.save()
-        observer.settle()
+        observer.save_last()
     if world.first_on_host:
         _summarise(run, begin)
     results = environment.run_dir / "model"
