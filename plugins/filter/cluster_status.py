@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from telling import names, silence, table
 
 ENDED = ("finished", "stopped", "failed")
 ENDED_RUNS = 5  # that are shown
-SHOWN_HOSTS = 8
 SPAN = re.compile(r"(\d+)([smhd])")
 
 
@@ -54,12 +59,14 @@ def run_choice_fault(results: dict[str, dict], asked: str) -> str:
         return ""
     views = run_views(results)
     if not views:
-        return f"None of {_names(list(results))} knows a run{f' {asked}' if asked else ''}; train.yml starts one."
+        return (
+            f"None of {names(list(results))} knows a run{f' {asked}' if asked else ''}; train.yml starts one."
+        )
     if not asked:
         active = ", ".join(run for run, view in views.items() if view["active"])
         return f"run: several are active; expected the name of one of {active}. Name it: -e run=NAME"
     return (
-        f"run: found {asked}, which none of {_names(list(results))} knows; "
+        f"run: found {asked}, which none of {names(list(results))} knows; "
         f"expected one of {', '.join(list(views)[:10])}. "
         "Correct the name after -e run="
     )
@@ -79,14 +86,14 @@ def cluster_status(results: dict[str, dict], run: str = "") -> str:
     if notes := [line for name, view in shown.items() for line in _notes(name, view)]:
         parts.append("\n".join(notes))
     parts.append(_host_table(results))
-    if silent := [_silence(host, result) for host, result in results.items() if "host_status" not in result]:
+    if silent := [silence(host, result) for host, result in results.items() if "host_status" not in result]:
         parts.append("\n".join(silent))
     releases: dict[str, list[str]] = {}
     for host, result in results.items():
         if "host_status" in result:
             releases.setdefault(result["host_status"]["release"] or "none", []).append(host)
     if len(releases) > 1:
-        there = "; ".join(f"{release} on {_names(hosts)}" for release, hosts in releases.items())
+        there = "; ".join(f"{release} on {names(hosts)}" for release, hosts in releases.items())
         parts.append(
             f"The hosts have different releases of the trainer ({there}): run site.yml on all of them."
         )
@@ -109,10 +116,10 @@ def _run_table(views: dict[str, dict]) -> str:
                 str(view.get("attempt") or "-"),
                 f"step {view['last_checkpoint']}" if view.get("last_checkpoint") else "-",
                 f"{_span(view['age'])} ago" if view["age"] < time.time() / 2 else "-",
-                _names(view["active"] or view["hosts"]),
+                names(view["active"] or view["hosts"]),
             )
         )
-    return _table(rows)
+    return table(rows)
 
 
 def _notes(run: str, view: dict) -> list[str]:
@@ -123,12 +130,6 @@ def _notes(run: str, view: dict) -> list[str]:
     said = [view.get("note"), warning] if view["active"] else []
     said.append(view.get("reason"))
     return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
-
-
-def _silence(host: str, result: dict) -> str:
-    """Why a host has nothing to show."""
-    lines = str(result.get("msg") or "it was not asked").strip().splitlines()
-    return f"{host}: no answer: {lines[-1][:200]}"
 
 
 def _host_table(results: dict[str, dict]) -> str:
@@ -149,7 +150,7 @@ def _host_table(results: dict[str, dict]) -> str:
                 "; ".join(_gpu(*row) for row in answer["gpus"]) or "none",
             )
         )
-    return _table(rows)
+    return table(rows)
 
 
 def _gpu(name: str, busy: str, used: str, total: str, celsius: str) -> str:
@@ -165,13 +166,6 @@ def _is_number(*texts: str) -> bool:
     return all(text.replace(".", "", 1).isdigit() for text in texts)
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
 def _number(value, form: str) -> str:
     return "-" if value is None else format(value, form)
 
@@ -183,11 +177,6 @@ def _span(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit} {seconds % size // below} {lower}"
     return f"{seconds} s"
-
-
-def _names(hosts: list[str]) -> str:
-    rest = len(hosts) - SHOWN_HOSTS
-    return ", ".join(hosts[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def logs_fault(asked: dict) -> str:
@@ -216,7 +205,7 @@ def merged_logs(results: dict[str, dict], lines: str | int, since: str) -> str:
         found = [line for line in found if line[0] >= begin]
     else:
         found = found[max(0, len(found) - int(lines)) :]
-    silent = [_silence(host, result) for host, result in results.items() if result.get("unreachable")]
+    silent = [silence(host, result) for host, result in results.items() if result.get("unreachable")]
     return "\n".join([*(text for _, text in found), *silent]) or "There is no line yet."
 
 

@@ -9,6 +9,7 @@ UNIT = "trainyard@"
 # Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
 # the whole run. What all of them inherit is this variable of their environment, which serves as a control group would.
 VARIABLE = "TRAINYARD_RUN_DIR"
+GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
 
 
 def release(opt_dir: str) -> str | None:
@@ -17,6 +18,15 @@ def release(opt_dir: str) -> str | None:
     if not os.access(os.path.join(current, "bin", "trainer"), os.X_OK):
         return None
     return os.path.basename(os.path.realpath(current))
+
+
+def environment_dir(opt_dir: str) -> str:
+    """Where the release's Python environment lies; "" if that is not known."""
+    try:
+        with open(os.path.join(opt_dir, "current", "environment"), encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def run_processes(run_dir: str | None = None) -> dict[int, str]:
@@ -78,3 +88,13 @@ def free_bytes(path: str) -> int:
         path = os.path.dirname(path)
     stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
+
+
+def gpus(run_command) -> list[list[str]]:
+    """The host's NVIDIA GPUs, each with its GPU_FIELDS; none where there is no driver, or where it hangs."""
+    if not os.path.exists("/proc/driver/nvidia/version"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
+    _, out, _ = run_command(["timeout", "5", *query])
+    rows = [[value.strip() for value in line.split(",")] for line in out.splitlines()]
+    return [row for row in rows if len(row) == len(GPU_FIELDS)]

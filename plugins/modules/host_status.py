@@ -37,9 +37,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import active_runs, free_bytes, release, run_status
-
-GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
+from ansible.module_utils.host_runs import active_runs, free_bytes, gpus, release, run_status
 
 
 def memory() -> tuple[int, int]:
@@ -47,16 +45,6 @@ def memory() -> tuple[int, int]:
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     return tuple(int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-
-
-def gpus(run_command) -> list[list[str]]:
-    """The host's NVIDIA GPUs, each with its GPU_FIELDS; none where there is no driver, or where it hangs."""
-    if not os.path.exists("/proc/driver/nvidia/version"):
-        return []
-    query = ["nvidia-smi", "--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
-    _, out, _ = run_command(["timeout", "5", *query])
-    rows = [[value.strip() for value in line.split(",")] for line in out.splitlines()]
-    return [row for row in rows if len(row) == len(GPU_FIELDS)]
 
 
 def runs(state_dir: str) -> dict[str, dict]:

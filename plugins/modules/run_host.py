@@ -48,7 +48,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import active_runs, free_bytes, release, run_status
+from ansible.module_utils.host_runs import active_runs, environment_dir, free_bytes, release, run_status
 
 
 def environment(opt_dir: str) -> dict[str, str] | None:
@@ -56,9 +56,7 @@ def environment(opt_dir: str) -> dict[str, str] | None:
     says; None without a record.
     """
     try:
-        with open(os.path.join(opt_dir, "current", "environment"), encoding="utf-8") as file:
-            path = file.read().strip()
-        with open(os.path.join(path, ".complete"), encoding="utf-8") as file:
+        with open(os.path.join(environment_dir(opt_dir), ".complete"), encoding="utf-8") as file:
             record = json.load(file)
         return {"torch": str(record["torch"]), "digest": str(record["digest"])}
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,0 +1,239 @@
+"""Why a run does not go on, or goes slowly: what playbooks/diagnose.yml says, from what diagnose_host found."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from telling import names, silence, table
+
+HUNG_AFTER = 10.0  # seconds without a word at least, and
+HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
+UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
+STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
+# The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
+COLLECTIVE = re.compile(r"\bdistributed_c10d\.py:|\bwait_tensor\b|\bfinish \(trainer/")
+
+
+def diagnosis(results: dict[str, dict], run: str) -> str:
+    """One sentence (which rank, on which host, why, what to do), then what it rests on.
+
+    `results`: what the task diagnose_host registered on each host; without `diagnosis` where there was no answer.
+    """
+    found = {host: result["diagnosis"] for host, result in results.items() if "diagnosis" in result}
+    silent = [host for host in results if host not in found]
+    ranks = [{**rank, "host": host} for host, one in found.items() for rank in one["ranks"]]
+    ranks.sort(key=lambda rank: rank["rank"])
+    sentence = (
+        _over(found, run)
+        or _stopped(ranks)
+        or _silent(silent, found)
+        or _launchers(found)
+        or _missing(found, ranks)
+        or _going(found, ranks)
+        or _behind(ranks)
+        or _network(found, ranks)
+    )
+    mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
+    return "\n\n".join(part for part in (sentence, _rank_table(ranks), _machines(found), mute) if part)
+
+
+# --- the sentence, by the first of these that has one -------------------------------------------------------
+
+
+def _over(found: dict, run: str) -> str:
+    if not found or any(one["active"] or one["ranks"] for one in found.values()):
+        return ""
+    newest = min(found.values(), key=lambda one: one["age"])["status"]
+    if not newest:
+        return f"Run {run} is not known on {names(found)}: correct the name after -e run= (playbooks/status.yml)."
+    reason = str(newest.get("reason") or "").splitlines()
+    why = f": {reason[0]}" if reason else ""
+    go_on = "" if newest["state"] == "finished" else f" Go on with it: train.yml -e run={run} -e resume=true"
+    return f"Run {run} is not active; its last word is {newest['state']}{why}.{go_on}"
+
+
+def _stopped(ranks: list[dict]) -> str:
+    stopped = [rank for rank in ranks if rank["state"] in "Tt"]
+    if not stopped:
+        return ""
+    one = stopped[0]
+    others = f" (and {len(stopped) - 1} more)" if stopped[1:] else ""
+    return (
+        f"Rank {one['rank']} on {one['host']}{others} was stopped by a signal or a debugger, and the others wait "
+        f"for it: let it go on there, `kill -CONT {one['pid']}`, or leave it to its launcher, which ends it after "
+        "timeout_seconds."
+    )
+
+
+def _silent(silent: list[str], found: dict) -> str:
+    if not silent:
+        return ""
+    if not found:
+        return f"None of {names(silent)} answers: see whether this machine has a way to them, and whether they are on."
+    goes_on = [host for host, one in found.items() if one["steps"][1] != one["steps"][0]]
+    rest = (
+        f"the run goes on on {', '.join(goes_on)}"
+        if goes_on
+        else "the others wait for its lease to run out, 12 s"
+    )
+    return (
+        f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: "
+        "see whether the machine is on, and its cable; when it is back, it takes part again by itself."
+    )
+
+
+def _launchers(found: dict) -> str:
+    """Where the launchers themselves say what they wait for."""
+    for host, one in found.items():
+        state, reason = one["status"].get("state"), str(one["status"].get("reason") or "")
+        if one["active"] and not one["ranks"] and state in ("stalled", "restarting", "starting") and reason:
+            what = "has paused" if state == "stalled" else "is between two attempts"
+            return f"{host} {what}: {reason.splitlines()[0]}."
+    return ""
+
+
+def _missing(found: dict, ranks: list[dict]) -> str:
+    world = max((one["status"].get("world_size") or 0 for one in found.values()), default=0)
+    there = {rank["rank"] for rank in ranks}
+    if not ranks:
+        return "The launchers are up and no rank is: the hosts meet, or torch is being loaded. Look again in 20 s."
+    if missing := sorted(set(range(world)) - there):
+        listed = ", ".join(map(str, missing))
+        return (
+            f"Rank {listed} of {world} is not there: its launcher sees that at once and begins a new attempt."
+        )
+    return ""
+
+
+def _going(found: dict, ranks: list[dict]) -> str:
+    """The run makes steps, or may yet: who is slow, and why."""
+    newest = min(found.values(), key=lambda one: one["age"])
+    status = newest["status"]
+    own = [float(seconds) for seconds in status.get("compute_seconds") or []]
+    stands = newest["steps"][1] == newest["steps"][0]
+    if stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max(own, default=0)):
+        return ""
+    at = f"step {status.get('step')} of {status.get('steps')}"
+    if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
+        slow = own.index(max(own))
+        host = next((rank["host"] for rank in ranks if rank["rank"] == slow), "?")
+        return (
+            f"The run goes on ({at}); rank {slow} on {host} is the slowest, {max(own):.2f} s of own work a step where "
+            f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."
+        )
+    return f"The run goes on ({at}), and no rank is much slower than another."
+
+
+def _why_slow(one: dict | None) -> str:
+    if not one:
+        return ""
+    if one["busy"]:
+        first = one["busy"][0]
+        return (
+            f", because `{first['name']}` (process {first['pid']}) takes {first['cpu']:.0%} of a core there: "
+            "end it, or let it run elsewhere"
+        )
+    if one["load"] > 2 * one["cpus"]:
+        return f", because its load is {one['load']:.0f} on {one['cpus']} cores: see there what runs, `top`"
+    return "; nothing else runs there, so its processor or card is the slower one, or it is throttled"
+
+
+def _behind(ranks: list[dict]) -> str:
+    waiting = [rank for rank in ranks if _waits(rank)]
+    busy = [rank for rank in ranks if not _waits(rank)]
+    if not waiting or not busy:
+        return ""
+    one = busy[0]
+    where = f"in {one['stack'][0]}" if one["stack"] else "at a place that cannot be read"
+    doing = STATES.get(one["state"]) or ("computing" if one["cpu"] > 0.5 else "waiting")
+    cure = (
+        "look at the disk or the share that it reads, `dmesg`"
+        if one["state"] == "D"
+        else "see its stack below"
+    )
+    others = f" (and {len(busy) - 1} more)" if busy[1:] else ""
+    return (
+        f"Rank {one['rank']} on {one['host']}{others} has not come to where {len(waiting)} wait for it; "
+        f"it is {doing} {where}: {cure}; after timeout_seconds its launcher ends it, and the run goes on from its last "
+        "checkpoint."
+    )
+
+
+def _network(found: dict, ranks: list[dict]) -> str:
+    """All wait in a collective: what is between them."""
+    for host, one in found.items():
+        errors = {
+            name: one["interface"].get(name) or 0
+            for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+        }
+        if any(errors.values()):
+            listed = ", ".join(f"{name} {count}" for name, count in errors.items() if count)
+            return (
+                f"All ranks wait in a collective, and {host}'s {one['interface']['name']} loses packets ({listed}): "
+                "see its cable and port."
+            )
+    for host, one in found.items():
+        if one["kernel"]:
+            return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
+    quiet = [host for host, one in found.items() if (one["interface"].get("rx_bytes") or 0) < 2000]
+    where = f" Nothing arrives at {', '.join(quiet)}." if quiet else ""
+    return (
+        f"All {len(ranks)} ranks wait in a collective, and none is behind: a connection between them is lost.{where} "
+        "playbooks/preflight.yml tries every pair; after timeout_seconds the launchers begin a new attempt."
+    )
+
+
+def _waits(rank: dict) -> bool:
+    return bool(rank["stack"]) and bool(COLLECTIVE.search(rank["stack"][0]))
+
+
+# --- what it rests on ---------------------------------------------------------------------------------------
+
+
+def _rank_table(ranks: list[dict]) -> str:
+    if not ranks:
+        return ""
+    rows = [("RANK", "HOST", "STATE", "CPU", "SILENT", "WHERE")]
+    for rank in ranks:
+        silent = rank["silent_seconds"]
+        rows.append(
+            (
+                str(rank["rank"]),
+                rank["host"],
+                STATES.get(rank["state"]) or ("running" if rank["state"] == "R" else "waiting"),
+                f"{rank['cpu']:.0%}",
+                "-" if silent is None else f"{silent:.0f} s",
+                " < ".join(rank["stack"][:3]) or "(no stack)",
+            )
+        )
+    return table(rows)
+
+
+def _machines(found: dict) -> str:
+    lines = []
+    for host, one in found.items():
+        link = one["interface"]
+        rate = "  ".join(
+            f"{way} {(link.get(f'{way}_bytes') or 0) * 8 / 1e6 / one['seconds']:.1f} Mbit/s"
+            for way in ("rx", "tx")
+        )
+        newest = f"step {one['steps'][1]}, {one['age']:.0f} s ago" if one["status"] else "no status"
+        lines.append(
+            f"{host}: {newest}; {link['name'] or 'no interface'} {rate}; load {one['load']:.1f} of {one['cpus']}"
+        )
+        lines += [
+            f"  `{busy['name']}` (process {busy['pid']}) takes {busy['cpu']:.0%} of a core"
+            for busy in one["busy"]
+        ]
+        lines += [f"  {' '.join(card)}" for card in one["gpus"]]
+        lines += [f"  kernel: {line}" for line in one["kernel"]]
+    return "\n".join(lines)
+
+
+class FilterModule:
+    def filters(self):
+        return {"diagnosis": diagnosis}

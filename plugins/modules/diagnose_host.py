@@ -1,0 +1,233 @@
+#!/usr/bin/python
+"""What one host's ranks of a run are doing, and what its machine says. Reads only."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: diagnose_host
+short_description: Gather what the ranks of a run on this host are doing
+description:
+  - Looks twice, O(seconds) apart, at every rank's process (state, time on the CPU, Python stack), at the run's status,
+    and at the counters of the interface that holds the cluster address; and once at the kernel's log and the GPUs.
+  - Stacks are read by py-spy, which does not stop the process. Changes nothing.
+options:
+  run: {type: str, required: true, description: The run's name.}
+  keeper: {type: str, choices: [systemd, process], required: true, description: What keeps runs alive on this host.}
+  opt_dir: {type: path, required: true, description: Where releases are deployed.}
+  state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
+  address: {type: str, required: true, description: The host's IPv4 address on the cluster network.}
+  seconds: {type: float, default: 2, description: Between the two looks.}
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: See what the ranks are doing
+  diagnose_host:
+    run: first
+    keeper: systemd
+    opt_dir: /opt/trainyard
+    state_dir: /var/lib/trainyard
+    address: 10.77.0.11
+"""
+
+RETURN = r"""
+diagnosis:
+  description: >-
+    C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was written),
+    C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack (frames,
+    innermost first), said (the log's last line), silent_seconds), C(interface) (name, and what its counters grew by),
+    C(kernel) (lines), C(gpus), C(busy) (other processes that took the CPU), C(load), C(cpus).
+  type: dict
+  returned: always
+"""
+
+import glob
+import json
+import os
+import re
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import active_runs, environment_dir, gpus, run_processes, run_status
+
+COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+# What the kernel says of memory, disks, links and GPUs that explains a run that does not go on.
+TELLING = re.compile(
+    r"oom-kill|Out of memory|I/O error|blocked for more than|NVRM: Xid|Link is Down|NIC Link is|link down|mce: "
+    r"|EXT4-fs error|nfs: server .* not responding|thermal|soft lockup",
+    re.IGNORECASE,
+)
+KERNEL_LINES = 10
+BUSY = 0.3  # of a core, for a process that is named
+
+
+def process(pid: int) -> dict | None:
+    """state, ticks on the CPU, and name of a process; None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            head, _, rest = file.read().rpartition(") ")
+    except OSError:
+        return None
+    fields = rest.split()
+    return {
+        "name": head.split("(", 1)[1],
+        "state": fields[0],
+        "ticks": int(fields[11]) + int(fields[12]),
+        "rss_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def rank_of(pid: int) -> int | None:
+    """The rank that a process is, by its environment and its command; None if it is none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = dict(one.partition(b"=")[::2] for one in file.read().split(b"\0"))
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return None
+    # The ranks' own children (compilers, loaders) have their environment, too.
+    if not environment.get(b"RANK", b"").isdigit() or b"train" not in words:
+        return None
+    return int(environment[b"RANK"])
+
+
+def stack(run_command, spy: str, pid: int) -> list[str]:
+    """The main thread's Python frames, innermost first, as "function (file:line)"; empty where they cannot be read."""
+    if not os.access(spy, os.X_OK):
+        return []
+    rc, out, _ = run_command(["timeout", "5", spy, "dump", "--nonblocking", "--json", "--pid", str(pid)])
+    try:
+        threads = json.loads(out) if rc == 0 else []
+    except ValueError:
+        return []
+    main = next(
+        (one for one in threads if one.get("thread_name") == "MainThread"), threads[0] if threads else {}
+    )
+    return [f"{one['name']} ({one['short_filename']}:{one['line']})" for one in main.get("frames", [])]
+
+
+def last_words(path: str) -> tuple[str, float | None]:
+    """A log's last line, and the seconds since it was written."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        return (lines[-1] if lines else ""), time.time() - os.path.getmtime(path)
+    except OSError:
+        return "", None
+
+
+def counters(interface: str | None) -> dict[str, int]:
+    """The interface's counters; empty without one."""
+    found = {}
+    for name in COUNTERS if interface else ():
+        try:
+            with open(f"/sys/class/net/{interface}/statistics/{name}", encoding="ascii") as file:
+                found[name] = int(file.read())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def holder(run_command, address: str) -> str | None:
+    """The interface that holds the address."""
+    _, out, _ = run_command(["ip", "-json", "-4", "address", "show"])
+    try:
+        links = json.loads(out or "[]")
+    except ValueError:
+        links = []
+    held = {one.get("local"): link["ifname"] for link in links for one in link.get("addr_info", [])}
+    return held.get(address)
+
+
+def processes() -> dict[int, dict]:
+    """Every process of the machine, by pid."""
+    pids = [int(path[6:]) for path in glob.glob("/proc/[0-9]*")]
+    found = {pid: process(pid) for pid in pids}
+    return {pid: one for pid, one in found.items() if one}
+
+
+def kernel_lines(run_command) -> list[str]:
+    """What the kernel said in the last hour that may explain something."""
+    _, out, _ = run_command(
+        ["timeout", "5", "journalctl", "-k", "--quiet", "--since=-1h", "--lines=2000", "--output=short-iso"]
+    )
+    return [line for line in out.splitlines() if TELLING.search(line)][-KERNEL_LINES:]
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "run": {"type": "str", "required": True},
+            "keeper": {"type": "str", "choices": ["systemd", "process"], "required": True},
+            "opt_dir": {"type": "path", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "address": {"type": "str", "required": True},
+            "seconds": {"type": "float", "default": 2},
+        },
+        supports_check_mode=True,
+    )
+    p, ask = module.params, module.run_command
+    run_dir = os.path.join(p["state_dir"], "runs", p["run"])
+    ranks = {pid: rank_of(pid) for pid in run_processes(run_dir)}
+    ranks = {pid: rank for pid, rank in ranks.items() if rank is not None}
+    interface = holder(ask, p["address"])
+    spy = os.path.join(environment_dir(p["opt_dir"]), "bin", "py-spy")
+
+    begin, before, sent = time.monotonic(), processes(), counters(interface)
+    first = run_status(run_dir) or {}
+    stacks = {pid: stack(ask, spy, pid) for pid in ranks}
+    kernel, cards = kernel_lines(ask), gpus(ask)
+    time.sleep(max(0.0, p["seconds"] - (time.monotonic() - begin)))
+    after, received = processes(), counters(interface)
+    status = run_status(run_dir) or {}
+    seconds = time.monotonic() - begin
+
+    def share(pid: int) -> float:
+        """Of one core, in the time between the looks."""
+        if pid not in before or pid not in after:
+            return 0.0
+        return (after[pid]["ticks"] - before[pid]["ticks"]) / os.sysconf("SC_CLK_TCK") / seconds
+
+    told = []
+    for pid, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        said, silent = last_words(os.path.join(run_dir, "logs", f"rank-{rank}.log"))
+        now = after.get(pid)
+        told.append(
+            {
+                "rank": rank,
+                "pid": pid,
+                "state": now["state"] if now else "gone",
+                "cpu": share(pid),
+                "rss_bytes": now["rss_bytes"] if now else 0,
+                "stack": stacks[pid],
+                "said": said,
+                "silent_seconds": silent,
+            }
+        )
+    ours = set(run_processes(run_dir)) | {os.getpid(), os.getppid()}
+    busy = sorted(
+        ((share(pid), one["name"], pid) for pid, one in after.items() if pid not in ours), reverse=True
+    )
+    module.exit_json(
+        changed=False,
+        diagnosis={
+            "active": p["run"] in active_runs(ask, p["keeper"], p["state_dir"]),
+            "status": status,
+            "steps": [first.get("step"), status.get("step")],
+            "age": time.time() - (status.get("updated") or 0),
+            "seconds": seconds,
+            "ranks": told,
+            "interface": {"name": interface, **{key: received[key] - sent.get(key, 0) for key in received}},
+            "kernel": kernel,
+            "gpus": cards,
+            "busy": [{"cpu": cpu, "name": name, "pid": pid} for cpu, name, pid in busy[:3] if cpu >= BUSY],
+            "load": os.getloadavg()[0],
+            "cpus": os.cpu_count() or 1,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
