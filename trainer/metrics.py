@@ -26,7 +26,7 @@ from pathlib import Path
 from trainer import disk
 
 STATES = (
-    *("starting", "running", "saving", "evaluating", "restarting", "stalled"),
+    *("queued", "starting", "running", "saving", "evaluating", "restarting", "stalled"),
     *("stopped", "failed", "finished"),
 )
 FINAL = ("stopped", "failed", "finished")

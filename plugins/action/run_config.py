@@ -38,8 +38,10 @@ from trainer.model import files as trainer_model
 # What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the
 # trainer, too.
 SWITCHES = {
+    "beside": "start although other runs are active on these hosts",
     "config": "a YAML file of trainer keys",
     "follow": "only follow a run that is active",
+    "queue": "start when the runs that are active on these hosts have ended",
     "resume": "go on with a run that was stopped or failed",
     "smoke": "try a few steps on each host alone, then on all together, before the run",
 }
@@ -233,14 +235,18 @@ def build(
 ) -> dict:
     """The whole answer of the plugin; raises BadInput."""
     words, keys, problems = sort_words(extra, variables)
-    flags = dict.fromkeys(("follow", "resume", "smoke"), False)
+    flags = dict.fromkeys(("beside", "follow", "queue", "resume", "smoke"), False)
     for name in flags.keys() & words.keys():
         try:
             flags[name] = switch(name, words[name])
         except BadInput as error:
             problems.append(str(error))
-        if flags[name] and name != "smoke" and "run" not in keys:
+        if flags[name] and name in ("follow", "resume") and "run" not in keys:
             problems.append(f"-e {name}=true: which run? Name it: -e run=NAME")
+    if flags["queue"] and (flags["smoke"] or flags["beside"]):
+        problems.append(
+            "-e queue=true: found together with smoke or beside, which would not wait; leave one of them out"
+        )
     if str(keys.get("run", "")).startswith(TRIAL):
         problems.append(
             f"-e run={keys['run']}: names that begin with {TRIAL} are those of trials (-e smoke=true), which are ended "

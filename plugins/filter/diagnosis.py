@@ -90,8 +90,13 @@ def _launchers(found: dict) -> str:
     """Where the launchers themselves say what they wait for."""
     for host, one in found.items():
         state, reason = one["status"].get("state"), str(one["status"].get("reason") or "")
-        if one["active"] and not one["ranks"] and state in ("stalled", "restarting", "starting") and reason:
-            what = "has paused" if state == "stalled" else "is between two attempts"
+        if (
+            one["active"]
+            and not one["ranks"]
+            and state in ("queued", "stalled", "restarting", "starting")
+            and reason
+        ):
+            what = {"queued": "is queued", "stalled": "has paused"}.get(state, "is between two attempts")
             return f"{host} {what}: {reason.splitlines()[0]}."
     return ""
 

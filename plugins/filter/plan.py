@@ -27,12 +27,13 @@ def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
 
 
 def run_plan(
-    facts: dict[str, dict], run: str, port: int, store: str = "", launch: str = ""
+    facts: dict[str, dict], run: str, port: int, store: str = "", launch: str = "", queue: bool = False
 ) -> dict[str, dict[str, str]]:
     """Each host's rank variables, in node order: {host: {variable: value}}; those of the first attempt.
 
     `facts` are those of the module run_host, in node order; of each, `address`, `interface`, `processes` and
     `run_dir` count. store: where the launchers agree on the attempts. launch: this start of the run, no other.
+    queue: let it wait on each host for the runs that are active there.
     """
     if not facts:
         raise AnsibleFilterError("run_plan: a run needs at least one host")
@@ -54,12 +55,18 @@ def run_plan(
             "CLUSTER_ADDRESS": fact["address"],
             "TRAINYARD_STORE": store if len(facts) > 1 else "",
             "TRAINYARD_LAUNCH": launch,
+            "TRAINYARD_AFTER": ",".join(_others(fact, run)) if queue else "",
             # NCCL takes the name for a prefix (eth1 would match eth10, too) unless `=` stands before it.
             "NCCL_SOCKET_IFNAME": f"={fact['interface']}",
             "GLOO_SOCKET_IFNAME": fact["interface"],
         }
         offset += fact["processes"]
     return plan
+
+
+def _others(fact: dict, run: str) -> list[str]:
+    """The other runs that are active on a host; a trial ends by itself or with its run."""
+    return sorted(name for name in fact["active"] if name != run and not name.startswith("smoke-"))
 
 
 def run_alone(
@@ -112,12 +119,15 @@ def run_problems(
     trial: str = "",
     resume: bool = False,
     follow: bool = False,
+    queue: bool = False,
+    beside: bool = False,
     need_bytes: int = 0,
 ) -> list[str]:
     """What stands against a run, each with its host and its cure; an empty list if it can start.
 
     `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host. The
-    run's own `trial` is no other run: what is left of it ends before the run starts.
+    run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or `beside` others
+    may be active.
     """
     problems = []
     without = [h for h, f in facts.items() if not f["release"]]
@@ -150,12 +160,13 @@ def run_problems(
         )
         return problems
     others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial})
-    if others:
+    if others and not (queue or beside):
         where = _hosts([h for h, f in facts.items() if others[0] in f["active"]])
         other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
         seen = commands["follow"].replace(f"run={run}", f"run={others[0]}")
         problems.append(
-            f"run {others[0]} is already active on {where}; follow it: {seen} or stop it: {other}"
+            f"run {others[0]} is already active on {where}; follow it: {seen} or stop it: {other} "
+            "or let this one wait for its end: -e queue=true or share the hosts with it: -e beside=true"
         )
         return problems
     if resume:
@@ -173,7 +184,8 @@ def run_problems(
             f"go on with it: {commands['resume']} or give the new one another name: -e run=NAME"
         )
     head = next(iter(facts))
-    left = active or trial in facts[head]["active"]  # what an interrupted start left is ended first
+    # What an interrupted start left is ended first; beside another run, the launcher looks for a port that is free.
+    left = active or others or trial in facts[head]["active"]
     if facts[head]["port_holder"] and not left:
         problems.append(
             f"{head}: port {port}, where the ranks meet, is held by {facts[head]['port_holder']}; "

@@ -36,8 +36,11 @@ def launch(material, tmp_path):
     """Starts a run on some nodes of one rank each; ends whatever is left of it."""
     started = []
 
-    def start(count, *overrides):
-        started.append(ranks.Launch(tmp_path, [1] * count, material / "run.yaml", *ENDLESS, *overrides))
+    def start(count, *overrides, environment=None):
+        words = (*ENDLESS, *overrides)
+        started.append(
+            ranks.Launch(tmp_path, [1] * count, material / "run.yaml", *words, **environment or {})
+        )
         return started[0]
 
     yield start
@@ -100,6 +103,33 @@ def same(run, node, curve):
     count = min(len(found), COMPARED)
     assert count > 20
     assert found[:count] == pytest.approx(curve[:count], rel=1e-5)
+
+
+def test_a_queued_run_waits_for_the_end_of_the_one_before(launch, tmp_path):
+    """The one before is a directory whose status says what it will; stopped while it waits, the run ends at once."""
+    before = tmp_path / "before"
+    before.mkdir()
+    (before / "status.json").write_text('{"state": "running"}')
+    run = launch(2, environment={"TRAINYARD_AFTER": "before,gone"})
+    wait(lambda: all(state(run, node).get("state") == "queued" for node in (0, 1)))
+    assert state(run, 0)["reason"] == "it waits for the end of before"
+    time.sleep(2)
+    assert not list((tmp_path / "node0/logs").iterdir())
+    (before / "status.json").write_text('{"state": "failed"}')
+    wait(lambda: running(run, 0, 1, 2) and running(run, 1, 1, 2))
+    stop(run, 0, 1)
+
+
+def test_a_queued_run_is_stopped(launch, tmp_path):
+    (tmp_path / "before").mkdir()
+    run = launch(1, environment={"TRAINYARD_AFTER": "before"})
+    wait(lambda: state(run, 0).get("state") == "queued")
+    run.nodes[0].send_signal(signal.SIGTERM)
+    assert run.nodes[0].wait(timeout=30) == 75
+    assert (state(run, 0)["state"], state(run, 0)["reason"]) == (
+        "stopped",
+        "stopped on request while it was queued",
+    )
 
 
 def test_a_killed_rank(launch, curve):

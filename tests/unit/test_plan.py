@@ -73,6 +73,21 @@ def test_unequal_counts_give_every_rank_once():
     assert {env["MASTER_ADDR"] for env in made.values()} == {"10.77.0.11"}
 
 
+@pytest.mark.parametrize("way", ["queue", "beside"])
+def test_another_run_may_be_waited_for_or_be_company(way):
+    them = facts({"active": ["other"], "port_holder": "other's rank"}, {"active": ["other"]})
+    assert problems(them, **{way: True}) == []
+    them["node2"]["active"] = ["first", "other"]
+    assert "run first is already active" in problems({"node2": them["node2"]}, **{way: True})[0]
+
+
+def test_a_queued_run_waits_on_each_host_for_those_that_are_active_there():
+    them = facts({"active": ["b", "a", "first", "smoke-b"]}, {"active": []})
+    waits = [env["TRAINYARD_AFTER"] for env in plan.run_plan(them, "first", 29500, queue=True).values()]
+    assert waits == ["a,b", ""]
+    assert {env["TRAINYARD_AFTER"] for env in plan.run_plan(them, "first", 29500).values()} == {""}
+
+
 def test_the_second_of_three_hosts_gets_what_the_architecture_says():
     made = plan.run_plan(facts({}, {}, {}), "first", 29500, "http://10.77.0.11:2389", "now")
     assert made["node2"] == {
@@ -89,6 +104,7 @@ def test_the_second_of_three_hosts_gets_what_the_architecture_says():
         "CLUSTER_ADDRESS": "10.77.0.12",
         "TRAINYARD_STORE": "http://10.77.0.11:2389",
         "TRAINYARD_LAUNCH": "now",
+        "TRAINYARD_AFTER": "",
         "NCCL_SOCKET_IFNAME": "=eth2",
         "GLOO_SOCKET_IFNAME": "eth2",
     }
@@ -165,7 +181,12 @@ TABLE = {
     "another is active": (
         [{"active": ["other"]}, {}],
         {},
-        ["run other is already active on node1", COMMANDS["stop"].replace("first", "other")],
+        [
+            "run other is already active on node1",
+            COMMANDS["stop"].replace("first", "other"),
+            "-e queue=true",
+            "-e beside=true",
+        ],
     ),
     "its own trial, left by a kill": (
         [{"active": ["smoke-first"], "port_holder": "process 77"}, {"active": ["smoke-first"]}],

@@ -179,6 +179,10 @@ REFUSED = {
     "a bad run name": (lambda _: {"run": "my run"}, ["run", "'my run'", "letter or digit"]),
     "a run name that climbs": (lambda _: {"run": "../etc"}, ["run", "'../etc'"]),
     "a run name too long": (lambda _: {"run": "x" * 65}, ["63 at most"]),
+    "queued, and not waiting": (
+        lambda _: {"queue": "yes", "smoke": "yes"},
+        ["-e queue=true", "leave one of them out"],
+    ),
     "neither yes nor no": (lambda _: {"smoke": "perhaps"}, ["-e smoke=perhaps", "true or false"]),
     "resume without a run": (lambda _: {"resume": "true"}, ["which run?", "-e run=NAME"]),
     "follow without a run": (lambda _: {"follow": "true"}, ["which run?", "-e run=NAME"]),

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 from trainer import metrics
 from trainer.cluster import membership, store
@@ -85,6 +86,8 @@ class Launcher:
             saved=known.get("last_checkpoint") or 0,
         )
         self.key = f"hosts/{self.me.node}"
+        # The runs that it waits for on this host.
+        self.after = [name for name in os.environ.get("TRAINYARD_AFTER", "").split(",") if name]
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
         self.leaving = False  # this host shuts down
@@ -115,6 +118,8 @@ class Launcher:
         if self.leaving and not self.attempt:
             self._say("restarting", f"{self.me.name} shuts down; it takes part again when it is back")
             return STOPPED
+        if self.after:
+            return self._queue()
         try:
             self._touch()
         except store.Unreachable as error:
@@ -138,6 +143,19 @@ class Launcher:
             self._say("stalled", f"{self.me.name} is left out of the run: it failed again and again")
         else:
             self._say("starting" if plan is None else "restarting", self.shown[1] if self.shown else None)
+        return None
+
+    def _queue(self) -> int | None:
+        """Wait until the runs before this one have ended here; what was cut short may yet come back."""
+        runs = self.environment.run_dir.parent
+        self.after = [name for name in self.after if not _has_ended(runs / name)]
+        if self.asked:
+            return self._conclude(End(STOPPED, "stopped on request while it was queued"))
+        if self.after:
+            self._say("queued", f"it waits for the end of {', '.join(self.after)}")
+        else:
+            self._say("starting", None)
+        self.begin = self.touched = time.monotonic()
         return None
 
     def leave(self) -> None:
@@ -386,9 +404,18 @@ def _port(address: str) -> int:
     )
 
 
+def _has_ended(run_dir: Path) -> bool:
+    """Whether a run has ended on this host, or is not there any more."""
+    return not run_dir.exists() or _read(run_dir).get("state") in metrics.FINAL
+
+
 def _status(environment: Environment) -> dict:
+    return _read(environment.run_dir)
+
+
+def _read(run_dir: Path) -> dict:
     try:
-        known = json.loads((environment.run_dir / "status.json").read_text())
+        known = json.loads((run_dir / "status.json").read_text())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
