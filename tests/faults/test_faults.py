@@ -55,7 +55,8 @@ class Run:
 
     def __init__(self, plays, **settings):
         self.plays, self.name = plays, f"fault{next(numbers)}"
-        arguments = {**RUN, **settings, "run": self.name}
+        self.settings = {**RUN, **settings}
+        arguments = {**self.settings, "run": self.name}
         process = subprocess.Popen(
             command(plays, "train.yml", arguments),
             env=plays.environment(),

@@ -14,8 +14,13 @@ def host(node, done=0, code=None, reason="", saved=0, ended=0.0):
     return Host(node, f"node{node}", f"10.0.0.{node}", 29500, 1, done, code, reason, ended, saved)
 
 
-def word(plan, hosts, *, expected=3, late=False, least=1, restarts=3):
-    return membership.next_word(plan, hosts, expected=expected, late=late, least=least, restarts=restarts)
+NOW = 2e9
+
+
+def word(plan, hosts, *, expected=3, late=False, least=1, restarts=3, now=NOW):
+    return membership.next_word(
+        plan, hosts, expected=expected, late=late, least=least, restarts=restarts, now=now
+    )
 
 
 def plan(*nodes, attempt=1, **facts):
@@ -60,7 +65,7 @@ def test_a_host_that_is_gone_is_left_behind_and_a_returned_one_taken_in():
     lost = [host(0, 1, LOST, "lost a peer", saved=10), host(1, 1, LOST, "lost a peer", saved=10)]
     second = word(plan(0, 1, 2), lost)
     assert names(second) == ["node0", "node1"] and second.attempt == 2 and second.reason == "node2 is gone"
-    assert second.blamed == {"node2": 1} and second.saved == 10
+    assert second.blamed == {"node2": [NOW]} and second.saved == 10
 
     yielded = [host(0, 2, STOPPED, saved=15), host(1, 2, STOPPED), host(2, done=2)]
     third = word(second, yielded)
@@ -125,6 +130,23 @@ def test_a_host_that_fails_again_and_again_is_left_out_by_name():
     assert names(fourth) == ["node0", "node2"]
 
 
+@pytest.mark.parametrize(("between", "count"), [(600, 5), (1000, None)])
+def test_a_host_that_fails_often_is_left_out_however_the_run_gets_on(between, count):
+    """Every ten minutes, five times within the hour; or every quarter of an hour, for days."""
+    current = plan(0, 1, 2)
+    for attempt in range(1, 50):
+        ended = [
+            host(0, attempt, LOST, saved=attempt),
+            host(1, attempt, -9, "killed"),
+            host(2, attempt, LOST),
+        ]
+        current = word(current, ended, now=NOW + attempt * between)
+        if current.left_out:
+            assert (attempt, current.left_out) == (count, ["node1"])
+            return
+    assert count is None
+
+
 def test_the_last_host_is_never_left_out():
     second = word(plan(0), [host(0, 1, 1, "x")], expected=1)
     third = word(second, [host(0, 2, 1, "x")], expected=1)
@@ -143,7 +165,7 @@ def test_all_launchers_started_anew_after_a_power_cut():
 
 
 def test_plans_survive_json():
-    made = plan(0, 1, blamed={"node1": 2}, left_out=["node2"], reason="x")
+    made = plan(0, 1, blamed={"node1": [NOW]}, left_out=["node2"], reason="x")
     assert membership.unpack_plan(json.loads(json.dumps(membership.pack(made)))) == made
 
 

@@ -8,8 +8,8 @@ the hosts writes the next plan, or the run's `End`. The store takes the first su
 import dataclasses
 from dataclasses import dataclass, field
 
-ENOUGH = 2  # faults of one host in a row, without a checkpoint between them, after which it is left out
-TOO_OFTEN = 5  # faults of one host in all
+FORGOTTEN = 3600.0  # seconds after which a fault is not held against its host any more
+ALLOWED = 2  # faults of one host within that time that are forgiven beyond `restarts`
 OVER = (0, 2, 3)  # exit codes that no other attempt would change: finished, bad input, diverged
 STOPPED, LOST = 75, 5
 
@@ -39,7 +39,7 @@ class Plan:
     reason: str = ""  # why there is another attempt
     failures: int = 0  # attempts in a row that failed without a new checkpoint
     saved: int = 0  # step of the newest checkpoint when this was written
-    blamed: dict[str, int] = field(default_factory=dict)  # host -> faults in all
+    blamed: dict[str, list[float]] = field(default_factory=dict)  # host -> when it was at fault, lately
     suspect: str = ""  # the host at fault for the last failure, if it brought no new checkpoint
     left_out: list[str] = field(default_factory=list)
 
@@ -74,12 +74,13 @@ def unpack_plan(value: dict) -> Plan:
 
 
 def next_word(
-    plan: Plan | None, hosts: list[Host], *, expected: int, late: bool, least: int, restarts: int
+    plan: Plan | None, hosts: list[Host], *, expected: int, late: bool, least: int, restarts: int, now: float
 ) -> Plan | End | Wait:
     """What the first host has to say when it runs no ranks: another attempt, the end, or nothing yet.
 
     hosts: those that live. expected: how many the run was started on. late: they had time enough to come. least: hosts
     that an attempt must have (min_nodes). restarts: failures in a row without a new checkpoint that are tried again.
+    now: seconds since 1970.
     """
     hosts = sorted(hosts, key=lambda host: host.node)
     if plan is None:
@@ -102,7 +103,7 @@ def next_word(
     if planned:
         word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="")
     else:
-        word = _after_failure(plan, members, gone, saved)
+        word = _after_failure(plan, members, gone, saved, restarts, now)
         if word.failures > restarts:
             return End(*_last_fault(plan, members, gone, word.failures))
     chosen = [host for host in hosts if host.name not in word.left_out]
@@ -117,15 +118,22 @@ def next_word(
     )
 
 
-def _after_failure(plan: Plan, members: list[Host], gone: list[Host], saved: int) -> Plan:
-    """The plan's book-keeping after a failed attempt; the members are chosen elsewhere."""
+def _after_failure(
+    plan: Plan, members: list[Host], gone: list[Host], saved: int, restarts: int, now: float
+) -> Plan:
+    """The plan's book-keeping after a failed attempt; the members are chosen elsewhere.
+
+    A host is left out that failed twice in a row without a new checkpoint between, or again and again of late.
+    """
     culprit = _culprit(members, gone)
     name = culprit.name if culprit else ""
     progress = saved > plan.saved
-    blamed = {**plan.blamed, name: plan.blamed.get(name, 0) + 1} if name else plan.blamed
+    blamed = {one: [at for at in times if now - at < FORGOTTEN] for one, times in plan.blamed.items()}
+    if name:
+        blamed[name] = [*blamed.get(name, []), now]
     again = bool(name) and not progress and plan.suspect == name
     remaining = {host.name for host in members} - {name, *plan.left_out}
-    out = bool(name) and remaining and (again or blamed[name] >= TOO_OFTEN)
+    out = bool(name) and remaining and (again or len(blamed[name]) >= ALLOWED + restarts)
     return dataclasses.replace(
         plan,
         failures=0 if out else 1 if progress else plan.failures + 1,

@@ -223,6 +223,7 @@ class Launcher:
             late=late,
             least=self.config.min_nodes,
             restarts=self.config.restarts,
+            now=time.time(),
         )
         if isinstance(word, Wait):
             if word.reason and plan is None and late:
