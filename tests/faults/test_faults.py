@@ -4,22 +4,14 @@
 the fault has one, plus three times what importing torch took here, since machines are slow at that in their own way.
 """
 
-import contextlib
-import itertools
-import json
 import subprocess
 import sys
 import time
 
 import pytest
-from processes import kill_all
-from test_train import LONG, book, command, status, stop
+from cupboard import HOSTS, RUN, Run, losses, rank_of
+from test_train import book, stop
 
-from lab.shell import LabError
-
-HOSTS = ("node1", "node2", "node3")
-RUN = {**LONG, "checkpoint_every": 5, "timeout_seconds": 20, "lr_schedule": "constant"}
-numbers = itertools.count(1)
 TABLE = []
 
 
@@ -50,70 +42,10 @@ def curve(plays, tmp_path_factory):
     return losses((results / "calm/metrics.jsonl").read_text())
 
 
-class Run:
-    """A run under way on the three hosts, started by train.yml, which then was killed: nobody watches."""
-
-    def __init__(self, plays, **settings):
-        self.plays, self.name = plays, f"fault{next(numbers)}"
-        self.settings = {**RUN, **settings}
-        arguments = {**self.settings, "run": self.name}
-        process = subprocess.Popen(
-            command(plays, "train.yml", arguments),
-            env=plays.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            self.wait(lambda: all((self.status(host).get("step") or 0) >= 8 for host in HOSTS))
-        finally:
-            kill_all(process)
-
-    def status(self, host):
-        with contextlib.suppress(LabError, ValueError):  # it is off, or boots
-            return status(self.plays, self.name, host)
-        return {}
-
-    def goes_on(self, attempt, *hosts):
-        """Whether the attempt, of these hosts alone, has made steps on all of them."""
-        return all(
-            (known.get("attempt"), known.get("world_size")) == (attempt, len(hosts)) and known.get("slowest")
-            for known in map(self.status, hosts)
-        )
-
-    def wait(self, condition, seconds=240):
-        begin = time.monotonic()
-        while not condition():
-            assert time.monotonic() - begin < seconds, {host: self.status(host) for host in HOSTS}
-            time.sleep(0.3)
-        return time.monotonic() - begin
-
-    def end(self, curve, *hosts):
-        """Stop it; its losses are those of the calm run, on each of `hosts`."""
-        try:
-            for host in hosts:
-                text = self.plays.sh(host, f"cat /var/lib/trainyard/runs/{self.name}/metrics.jsonl")
-                found = losses(text)
-                assert list(found) == list(range(1, len(found) + 1)), host
-                for step in set(found) & set(curve):
-                    assert found[step] == pytest.approx(curve[step], rel=1e-5), (host, step)
-        finally:
-            stop(self.plays, self.name)
-
-
-def losses(text):
-    rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
-
-
 def held(fault, seconds, limit, importing, note=""):
     """Note the time in the table, and hold it to its limit."""
     TABLE.append((fault, seconds, f"{limit} s + {3 * importing:.0f} s" if limit else "none", note))
     assert not limit or seconds < limit + 3 * importing
-
-
-def rank_of(plays, host):
-    return plays.sh(host, "pgrep -f 'trainer [t]rain' | head -1").strip()
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])

@@ -9,7 +9,7 @@ import random
 import time
 
 import pytest
-from test_faults import HOSTS, Run, losses, rank_of
+from cupboard import HOSTS, Run, losses, rank_of
 from test_train import book
 
 SEED = int(os.environ.get("TRAINYARD_SEED", "0"))
@@ -77,6 +77,7 @@ def saved(run):
     return max((run.status(host).get("last_checkpoint") or 0) for host in HOSTS)
 
 
+@pytest.mark.timeout(3 * 3600)
 def test_two_faults_at_a_time(plays, tmp_path):
     chance = random.Random(SEED)
     # A cupboard in which each host fails twenty times an hour is not what a host is left out for here.
