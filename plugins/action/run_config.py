@@ -170,33 +170,53 @@ def data_paths(value: str) -> dict[str, str]:
     return {name: path for name, path in paths.items() if os.path.exists(path)}
 
 
-def content_hash(path: str) -> str:
-    """SHA-256 (hex) of a file's content, or of a directory's names and contents."""
+def file_hashes(path: str) -> dict[str, str]:
+    """SHA-256 (hex) of a file, under the name "", or of each file below a directory, by its path there."""
     if os.path.isfile(path):
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    total = hashlib.sha256()
+            return {"": hashlib.file_digest(file, "sha256").hexdigest()}
+    hashes = {}
     for directory, names, files in os.walk(path):
         names.sort()
         for name in sorted(files):
             full = os.path.join(directory, name)
-            total.update(f"{os.path.relpath(full, path)}\0{content_hash(full)}\n".encode())
-    return total.hexdigest()
+            hashes[os.path.relpath(full, path)] = file_hashes(full)[""]
+    return hashes
 
 
-def upload(key: str, name: str, path: str) -> dict[str, str]:
-    """What to bring to the hosts: `key` of the configuration and the name there, source, and where it goes below
-    the state directory.
+def content_hash(hashes: dict[str, str]) -> str:
+    """One SHA-256 (hex) of `file_hashes`: a file's own, or that of a directory's names and contents."""
+    if "" in hashes:
+        return hashes[""]
+    return hashlib.sha256(
+        "".join(f"{name}\0{digest}\n" for name, digest in hashes.items()).encode()
+    ).hexdigest()
+
+
+def upload(key: str, name: str, path: str) -> dict:
+    """What to bring to the hosts: `key` of the configuration and the name there, source, where it goes below the state
+    directory, and its files (source, path, bytes, sha256).
     """
-    digest = content_hash(path)
+    hashes = file_hashes(path)
+    digest = content_hash(hashes)
     below = "models" if key == "model" else "data"
+    place = f"{below}/{digest}/{os.path.basename(path)}"
     return {
         "key": key,
         "name": name,
         "source": path,
         "directory": f"{below}/{digest}",
-        "path": f"{below}/{digest}/{os.path.basename(path)}",
-        "bytes": str(size(path)),
+        "path": place,
+        "bytes": size(path),
+        "files": [
+            {
+                "source": os.path.join(path, below_it) if below_it else path,
+                "path": f"{place}/{below_it}" if below_it else place,
+                "bytes": os.path.getsize(os.path.join(path, below_it) if below_it else path),
+                "sha256": one,
+            }
+            for below_it, one in hashes.items()
+        ],
     }
 
 

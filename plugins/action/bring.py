@@ -1,0 +1,75 @@
+"""Bring files of the controller to all hosts, in a time that hardly grows with their number.
+
+The hosts are a chain. The controller feeds the first one, in pieces, over the connection that Ansible has; each host
+fetches from the one before while the files still grow there. All workers run at once. What has come stays where
+something breaks off, and is not sent again. The module bring_host is a host's part.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+PIECE = 8 << 20  # bytes that go to the first host at once
+TOLD = 10.0  # seconds between two words about how far it is
+
+
+class ActionModule(ActionBase):
+    """Arguments: files (each with source, path, bytes and sha256), hosts (in the chain's order), state_dir, user."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args, host = self._task.args, task_vars["inventory_hostname"]
+        files = [{key: one[key] for key in ("path", "bytes", "sha256")} for one in args["files"]]
+        hosts = [str(one) for one in args["hosts"]]
+        place = {"files": files, "state_dir": str(args["state_dir"]), "user": str(args["user"])}
+
+        def step(name: str, **more) -> dict:
+            answer = self._execute_module(
+                "bring_host", module_args={**place, "step": name, **more}, task_vars=task_vars
+            )
+            if answer.get("failed"):
+                raise AnsibleActionFail(answer.get("msg", "the module bring_host failed"), result=answer)
+            return answer
+
+        begun = step("begin")
+        if self._task.check_mode or not begun["missing"]:
+            return {**result, "changed": begun["changed"]}
+        if host == hosts[0]:
+            self._feed(args["files"], begun["missing"], place["state_dir"], host)
+            return {**result, **step("settle")}
+        return {**result, **step("pull", source=hosts[hosts.index(host) - 1])}
+
+    def _feed(self, files: list[dict], missing: dict[str, int], state_dir: str, host: str) -> None:
+        """Append the rest of every file to what the host has of it. Raises AnsibleActionFail."""
+        wanted = [one for one in files if one["path"] in missing]
+        total = sum(int(one["bytes"]) for one in wanted)
+        sent, told = sum(missing.values()), time.monotonic()
+        for one in wanted:
+            target = f"{state_dir}/incoming/{one['path']}"
+            with open(one["source"], "rb") as file:
+                file.seek(missing[one["path"]])
+                while piece := file.read(PIECE):
+                    # sh closes the file with an error where the disk is full; the group may write, nobody else.
+                    answer = self._low_level_execute_command(
+                        f"cat >> {shlex.quote(target)}", sudoable=False, in_data=piece
+                    )
+                    if answer["rc"] != 0:
+                        said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
+                        raise AnsibleActionFail(
+                            f"{one['source']} does not get to {target}: {said[-1] if said else 'no word of why'}. "
+                            "See whether there is room, and whether the login user is in the group of trainer_user."
+                        )
+                    sent += len(piece)
+                    if time.monotonic() - told > TOLD:
+                        told = time.monotonic()
+                        display.display(f"{host}: {sent / 1e6:,.0f} of {total / 1e6:,.0f} MB have come")
