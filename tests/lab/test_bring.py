@@ -1,0 +1,54 @@
+"""Data and models on their way to many hosts over slow links: the time of one host is nearly that of eight."""
+
+import hashlib
+import os
+
+import pytest
+from plays import Plays
+
+pytestmark = pytest.mark.full
+HOSTS = [f"node{number}" for number in range(1, 9)]
+BYTES = 200_000_000
+
+
+@pytest.fixture(scope="module")
+def plays(make_lab, tmp_path_factory):
+    lab = make_lab("bring", hosts=len(HOSTS), rate=dict.fromkeys(HOSTS, "100mbit"))
+    plays = Plays(lab, tmp_path_factory.mktemp("plays"))
+    play = plays.run("identity,ssh_mesh", "cluster")
+    assert play.rc == 0, play.text
+    packages = [{"ansible.builtin.include_role": {"name": "packages"}, "vars": {"packages_names": ["rsync"]}}]
+    play = plays.run(packages)
+    assert play.rc == 0, play.text
+    yield plays
+    lab.down()
+
+
+def bring(plays, source, name, hosts):
+    """Have the file below data/NAME on the hosts; the play's seconds."""
+    digest = hashlib.file_digest(source.open("rb"), "sha256").hexdigest()
+    path = f"data/{name}/model.safetensors"
+    files = [{"source": str(source), "path": path, "bytes": source.stat().st_size, "sha256": digest}]
+    place = {"state_dir": "/var/lib/trainyard", "user": "trainyard"}
+    tasks = [
+        {"bring": {"files": files, "hosts": hosts, **place}, "become": True},
+        {"bring_host": {"step": "tidy", "files": [], **place}, "become": True},
+    ]
+    play = plays.run(tasks, ",".join(hosts))
+    assert play.rc == 0, play.text
+    assert play.changed == dict.fromkeys(hosts, 1)
+    for host in hosts:
+        there = f"/var/lib/trainyard/{path}"
+        assert plays.sh(host, f"sha256sum {there}").split()[0] == digest
+        assert plays.sh(host, f"stat -c %U:%G:%a {there}").strip() == "root:trainyard:640"
+        assert plays.sh(host, "ls /var/lib/trainyard").split() == ["data"]
+    return play.seconds
+
+
+def test_eight_hosts_take_little_longer_than_one(plays, tmp_path):
+    source = tmp_path / "model.safetensors"
+    source.write_bytes(os.urandom(BYTES))
+    alone = bring(plays, source, "alone", HOSTS[:1])
+    together = bring(plays, source, "together", HOSTS)
+    print(f"200 MB over 100 Mbit/s: one host {alone:.0f} s, eight {together:.0f} s, {together / alone:.2f} of it")
+    assert together < 1.5 * alone
