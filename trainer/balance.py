@@ -1,6 +1,17 @@
-"""Who does how much of a step."""
+"""Who does how much of a step.
+
+Each rank's time for a sequence is learnt from the steps themselves: all ranks know all ranks' times (loop.exchange), so
+that all come to the same shares without another word. The loss does not depend on them (loop.py).
+"""
+
+import statistics
+from collections import deque
 
 from trainer.errors import BadInput
+
+SETTLE = 2  # steps after a change that say nothing: caches fill, memory is found
+WINDOW = 5  # steps whose median counts; a single slow one moves nothing
+GAIN = 0.05  # by what part the slowest rank's time must fall for shares to be changed
 
 
 def shares(batch_size: int, world_size: int) -> list[int]:
@@ -15,3 +26,65 @@ def shares(batch_size: int, world_size: int) -> list[int]:
         )
     whole, rest = divmod(batch_size, world_size)
     return [whole + (rank < rest) for rank in range(world_size)]
+
+
+def given(balance: str) -> list[int] | None:
+    """The shares that the key `balance` lists; None for a word. Raises ValueError."""
+    if balance in ("auto", "even"):
+        return None
+    listed = [int(part) for part in balance.split(",")]
+    if min(listed) < 1:
+        raise ValueError
+    return listed
+
+
+def solve(batch_size: int, seconds: list[float], grain: int = 1) -> list[int]:
+    """The shares, of at least one sequence, with which the last rank is done as early as can be.
+
+    seconds: of each rank for a sequence. grain: sequences that are given out at once; what is left over goes, in ones,
+    to whoever is done with them first. Greedy, which is exact for times that grow with the share: a sequence more
+    always goes where it ends earliest.
+    """
+    split = [1] * len(seconds)
+    if grain > 1 and batch_size >= grain * len(seconds):
+        split = [grain] * len(seconds)
+    while (left := batch_size - sum(split)) > 0:
+        more = grain if left >= grain else 1
+        rank = min(range(len(seconds)), key=lambda rank: (split[rank] + more) * seconds[rank])
+        split[rank] += more
+    return split
+
+
+class Balance:
+    """The shares of the next step, `split`, learnt from those before."""
+
+    def __init__(self, batch_size: int, world_size: int, balance: str = "auto", grain: int = 1):
+        self.batch_size, self.grain = batch_size, grain
+        even = shares(batch_size, world_size)
+        listed = given(balance)
+        self.split = listed or even
+        self.learns = balance == "auto" and world_size > 1
+        self.expected = 1.0  # how many times as fast as before the last change was to make the slowest rank
+        self._skip = SETTLE
+        self._times: deque[list[float]] = deque(maxlen=WINDOW)  # seconds a sequence, by rank
+
+    def learn(self, rank_seconds: list[float]) -> bool:
+        """Take in each rank's own seconds of a step of these shares; whether the shares are others now."""
+        if not self.learns:
+            return False
+        if self._skip:
+            self._skip -= 1
+            return False
+        self._times.append([own / share for own, share in zip(rank_seconds, self.split, strict=True)])
+        if len(self._times) < WINDOW:
+            return False
+        seconds = [statistics.median(times) for times in zip(*self._times, strict=True)]
+        found = solve(self.batch_size, seconds, self.grain)
+        now = max(own * share for own, share in zip(seconds, self.split, strict=True))
+        then = max(own * share for own, share in zip(seconds, found, strict=True))
+        if then > (1 - GAIN) * now:
+            return False
+        self.split, self.expected = found, now / then
+        self._times.clear()
+        self._skip = SETTLE
+        return True

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from trainer.balance import given
 from trainer.errors import BadInput
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity")
@@ -117,6 +118,11 @@ class Config:
     batch_size: int = key(16, "sequences in an optimizer step, over all ranks", least=1, most=1 << 20)
     micro_batch_size: int = key(
         4, "sequences that a rank computes at once, at most; less needs less memory", least=1, most=1 << 20
+    )
+    balance: str = key(
+        "auto",
+        "each rank's share of a step: auto, by its speed, and changed when that changes; even; or the sequences of "
+        "each rank, such as 8,4,4",
     )
     loss_chunk: int | None = key(
         None,
@@ -314,6 +320,15 @@ def check_together(config: Config) -> Config:
         problems.append(
             f"optimizer: strategy infinity keeps AdamW's state in 32 bits on disk; set optimizer to adamw, "
             f"found {config.optimizer}"
+        )
+    try:
+        listed = given(config.balance)
+    except ValueError:
+        listed = []
+    if listed is not None and sum(listed) != config.batch_size:
+        problems.append(
+            f"balance: found {config.balance}; expected auto, even, or whole numbers from 1 on, by commas, which add "
+            f"up to batch_size, {config.batch_size}; correct one of the two"
         )
     if config.validation and config.validation_split:
         problems.append("validation, validation_split: both say what is held out; give one of them")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trainer import optim
-from trainer.balance import shares
+from trainer.balance import Balance
 from trainer.config import Config
 from trainer.data.index import Index
 from trainer.data.pack import IGNORE, Packed
@@ -63,6 +63,7 @@ class Run:
     progress: Progress
     steps: int  # number of the last step
     peak_lr: float
+    balance: Balance
     router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
 
 
@@ -132,7 +133,7 @@ def train_step(run: Run, observer) -> StepReport:
 
     batch = run.index.batch(progress.cursor, config.batch_size)
     tokens = max(1, int(run.packed.valid[batch].sum()))
-    split = shares(config.batch_size, world.size)
+    split = run.balance.split
     offset = sum(split[: world.rank])
     mine = batch[offset : offset + split[world.rank]]
     largest = max(split) if run.strategy.lockstep else len(mine)
@@ -160,6 +161,7 @@ def train_step(run: Run, observer) -> StepReport:
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
     loss, router_loss, stop, save, save_failed, *rank_seconds = exchange(run, losses, flags, compute_seconds)
     comm_seconds = _now(world) - begin - compute_seconds
+    run.balance.learn(rank_seconds)
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
     refuse_harm(run, loss, grad_norm)

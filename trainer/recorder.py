@@ -157,6 +157,7 @@ class Recorder:
         progress.epoch_loss += report.loss * report.tokens
         progress.epoch_tokens += report.tokens
         self.profiler.step()
+        self._tell_shares(report)
         self._tell(
             "train",
             epoch=report.epoch,
@@ -199,6 +200,20 @@ class Recorder:
             self._say(
                 f"step {progress.step}/{run.steps}  loss {report.loss:.4f}  lr {report.lr:.2e}  "
                 f"{speed:,.0f} tokens/s  {eta:.0f} s left"
+            )
+
+    def _tell_shares(self, report: StepReport) -> None:
+        """Write down that the next step's shares are others than this one's."""
+        balance = self.run.balance
+        if balance.split == report.shares:
+            return
+        self._tell(
+            "event", event="shares", shares=balance.split, before=report.shares, expected=balance.expected
+        )
+        if self.run.world.first:
+            shown = ", ".join(map(str, balance.split[:16])) + (", …" if len(balance.split) > 16 else "")
+            self._say(
+                f"shares are now {shown}: the slowest rank's part should take {1 / balance.expected:.0%} of its time"
             )
 
     def _end_epoch(self, epoch: int) -> None:

@@ -46,6 +46,7 @@ model: {folder}/model
 dataset: {folder}/data.jsonl
 sequence_length: 32
 batch_size: 7
+balance: even
 micro_batch_size: 2
 steps: 12
 lr: 0.01

@@ -50,5 +50,7 @@ def test_eight_hosts_take_little_longer_than_one(plays, tmp_path):
     source.write_bytes(os.urandom(BYTES))
     alone = bring(plays, source, "alone", HOSTS[:1])
     together = bring(plays, source, "together", HOSTS)
-    print(f"200 MB over 100 Mbit/s: one host {alone:.0f} s, eight {together:.0f} s, {together / alone:.2f} of it")
+    print(
+        f"200 MB over 100 Mbit/s: one host {alone:.0f} s, eight {together:.0f} s, {together / alone:.2f} of it"
+    )
     assert together < 1.5 * alone

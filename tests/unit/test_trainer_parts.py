@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import balance, checkpoint, cli, metrics, optim
+from trainer import checkpoint, cli, metrics, optim
 from trainer.config import from_mapping
 from trainer.errors import BadInput
-
-
-def test_shares():
-    assert balance.shares(7, 3) == [3, 2, 2]
-    assert balance.shares(8, 2) == [4, 4]
-    with pytest.raises(BadInput, match="set batch_size to 4 or more"):
-        balance.shares(3, 4)
 
 
 def test_learning_rates():

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from trainer import checkpoint, disk, metrics, optim, recorder, sinks, strategies
-from trainer.balance import shares
+from trainer.balance import Balance, given
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
@@ -73,7 +73,7 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
 def _train(config: Config, world: World, status, stop_signal) -> None:
     """The whole of a run: data, model, what a checkpoint has kept, steps, results. All ranks go through it together."""
     begin, environment = time.time(), world.environment
-    shares(config.batch_size, world.size)  # refuse early what the ranks cannot share
+    balance = _balance(config, world)  # refuse early what the ranks cannot share
     world.together(lambda: sinks.check(config) if world.first else None)
     found = _previous(config, world)
     digests = _data_digests(config, world)
@@ -116,6 +116,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         progress=progress,
         steps=last_step(config, len(packed), progress.step, progress.cursor),
         peak_lr=config.lr or optim.default_rate(config, bool(source.weights)),
+        balance=balance,
         router_coef=router_coef,
     )
     if world.first:
@@ -140,6 +141,23 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     if world.first:
         log(f"finished: model in {results}")
     world.close()
+
+
+def _balance(config: Config, world: World) -> Balance:
+    """The shares to begin with; raises BadInput."""
+    balance, listed = config.balance, given(config.balance)
+    if listed and len(listed) != world.size:
+        if world.environment.attempt == 1:
+            raise BadInput(
+                f"balance: found {len(listed)} shares ({balance}); expected one for each of the {world.size} ranks. "
+                "Correct them, or write auto"
+            )
+        log(
+            f"warning: balance {balance} is not for {world.size} ranks; their shares are found by their times"
+        )
+        balance = "auto"
+    # Another size of a micro-batch would be compiled anew.
+    return Balance(config.batch_size, world.size, balance, config.micro_batch_size if config.compile else 1)
 
 
 def _previous(config: Config, world: World) -> checkpoint.Found | None:
