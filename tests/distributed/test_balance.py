@@ -31,9 +31,9 @@ def test_a_slow_rank_gets_less_and_the_losses_stay(material, tmp_path, strategy)
     steps = [record for record in records if record["kind"] == "train"]
     assert steps[0]["shares"] == [8, 8]
     mine, others = steps[-1]["shares"]
-    assert mine + others == 16 and 10 <= mine <= 13
+    assert mine + others == 16 and 10 <= mine <= 14
     (first, *_) = [record for record in records if record.get("event") == "shares"]
-    assert first["before"] == [8, 8] and first["expected"] > 1.2
+    assert first["before"] == [8, 8] and first["expected"] > 1.05
     assert steps[-1]["step_seconds"] < steps[3]["step_seconds"]
 
 
