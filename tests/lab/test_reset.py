@@ -25,7 +25,7 @@ LIST = (
 STAYS = re.compile(
     r"/etc/(hostname|machine-id|alternatives/.*|ld\.so\.cache|rc.\.d/.*|systemd/system/.*\.wants/nftables\.service"
     r"|ssh/ssh_config\.d/.*|default/.*|mailcap|python3.*|ca-certificates.*|ssl/.*|mime\.types)"
-    r"|/var/lib/(apt|dpkg|python|ucf|systemd|dbus|etcd)(/.*)?|/home/ops/\.ansible(/.*)?|/root/\.ansible(/.*)?"
+    r"|/var/lib/(apt|dpkg|python|ucf|systemd|dbus|etcd)(/.*)?|/home/[a-z]+/\.ansible(/.*)?|/root/\.ansible(/.*)?"
     r"|.*/__pycache__(/.*)?|.*-"
 )
 
