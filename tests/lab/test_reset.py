@@ -28,6 +28,12 @@ STAYS = re.compile(
     r"|/var/lib/(apt|dpkg|python|ucf|systemd|dbus|etcd)(/.*)?|/home/[a-z]+/\.ansible(/.*)?|/root/\.ansible(/.*)?"
     r"|.*/__pycache__(/.*)?|.*-"
 )
+# A run that does nothing but live.
+BUSY = """
+d=/run/systemd/system/trainyard@busy.service.d; mkdir -p $d
+printf '[Service]\\nEnvironmentFile=\\nExecStart=\\nExecStart=/bin/sleep 600\\nExecStop=\\n' > $d/busy.conf
+systemctl daemon-reload; systemctl start trainyard@busy
+"""
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +121,16 @@ def test_a_cluster_of_three_trains(lab, play, before):
 
 def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
     state = files(lab, "node3")
-    busy = "systemd-run --quiet --unit=trainyard@busy.service sleep 600"
-    lab.exec("node3", "sh", "-c", busy)
+    lab.exec("node3", "sh", "-ec", BUSY)
     refused = play("playbooks/reset.yml", "-l", "node3", reset="node3")
     assert refused.rc != 0
     assert "run busy: found it active on node3; expected no run there. Stop it first:" in refused.words
-    lab.exec("node3", "systemctl", "stop", "trainyard@busy.service")
+    lab.exec(
+        "node3",
+        "sh",
+        "-ec",
+        "systemctl stop trainyard@busy; rm -r /run/systemd/system/trainyard@busy.service.d",
+    )
     unasked = play("playbooks/reset.yml", "-l", "node3")
     assert unasked.rc != 0 and "-e reset=node3. Nothing was changed." in unasked.words
     wrong = play("playbooks/reset.yml", reset="node3")
