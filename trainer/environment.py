@@ -12,6 +12,8 @@ from pathlib import Path
 
 from trainer.errors import BadInput
 
+LOG_BYTES = 64 << 20  # of a rank's log, at the start of an attempt
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -119,10 +121,17 @@ def follow_parent(parent: int) -> None:
 
 
 def log_to(environment: Environment, run: str) -> None:
-    """Send this process's output to logs/rank-N.log, after what earlier attempts wrote."""
+    """Send this process's output to logs/rank-N.log, after what earlier attempts wrote; LOG_BYTES and more go aside.
+
+    A rank itself writes a line in ten seconds; it is libraries' debug output that fills a disk.
+    """
     folder = environment.run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / f"rank-{environment.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    file = folder / f"rank-{environment.rank}.log"
+    with contextlib.suppress(FileNotFoundError):
+        if file.stat().st_size >= LOG_BYTES:
+            os.replace(file, file.with_suffix(".log.1"))
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

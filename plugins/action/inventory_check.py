@@ -39,6 +39,8 @@ LIMITS = {
     "trainer_port": (1024, 65535),  # below, root alone may listen
     "trainer_refresh_seconds": (0.1, 3600),
     "trainer_releases_kept": (1, 10**6),
+    "trainer_runs_kept": (0, 10**6),
+    "trainer_runs_kept_days": (0, 10**6),
     "trainer_smoke_steps": (1, 10**6),
     "trainer_stop_seconds": (1, 10**6),
     "trainer_unreachable_seconds": (1, 10**9),

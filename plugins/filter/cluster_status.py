@@ -72,6 +72,46 @@ def run_choice_fault(results: dict[str, dict], asked: str) -> str:
     )
 
 
+def runs_to_retire(
+    results: dict[str, dict], kept: int | str, days: int | str, pinned: list[str], run: str
+) -> list[str]:
+    """The ended runs that need not be kept: those beyond the newest `kept`, and those older than `days`; 0 is no limit.
+
+    None that is alive anywhere, pinned, `run` itself, or the newest of those that could be resumed; nor a directory
+    that says nothing of itself. `results`: as above.
+    """
+    kept, days = int(kept), int(days)
+    ended = {
+        name: view
+        for name, view in run_views(results).items()
+        if not view["active"] and view["state"] != "unknown" and name != run
+    }
+    resumable = next((name for name, view in ended.items() if view["state"] != "finished"), None)
+    return [
+        name
+        for place, (name, view) in enumerate(ended.items())
+        if name not in (*pinned, resumable)
+        and ((kept and place >= kept) or (days and view["age"] > days * 86400))
+    ]
+
+
+def retired_text(results: dict[str, dict], run: str) -> str:
+    """What was removed for run `run`. `results`: what the task run_retire registered on each host."""
+    gone: dict[str, list[str]] = {}
+    freed = 0
+    for host, result in results.items():
+        for name, count in (result.get("removed") or {}).items():
+            gone.setdefault(name, []).append(host)
+            freed += count
+    told = "; ".join(f"{name} from {names(hosts)}" for name, hosts in gone.items())
+    return (
+        f"Before {run}, old runs were removed, as trainer_runs_kept and trainer_runs_kept_days ask: {told} "
+        f"({freed / 1e9:.1f} GB). Results that were brought to this controller stay."
+        if gone
+        else "No run was removed."
+    )
+
+
 def cluster_status(results: dict[str, dict], run: str = "") -> str:
     """The text: a table of runs (of `run` alone if it is given), what they say of themselves, a table of hosts.
 
@@ -215,6 +255,8 @@ class FilterModule:
             "cluster_status": cluster_status,
             "logs_fault": logs_fault,
             "merged_logs": merged_logs,
+            "retired_text": retired_text,
             "run_choice_fault": run_choice_fault,
             "run_chosen": run_chosen,
+            "runs_to_retire": runs_to_retire,
         }

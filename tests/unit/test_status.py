@@ -11,9 +11,11 @@ from plugins.filter.cluster_status import (
     cluster_status,
     logs_fault,
     merged_logs,
+    retired_text,
     run_choice_fault,
     run_chosen,
     run_views,
+    runs_to_retire,
 )
 
 NOW = 2_000_000_000.0
@@ -262,3 +264,70 @@ def test_lines_of_many_hosts_stand_in_the_order_of_their_times():
 def test_what_cannot_be_shown_is_refused(asked, words):
     fault = logs_fault(dict(zip(("lines", "since", "rank"), asked, strict=True)))
     assert fault.startswith(words) and bool(fault) == bool(words)
+
+
+# ---- runs that need not be kept ----
+
+
+def ended(**ages):
+    """A host on which these runs have finished so many days ago."""
+    return {
+        "node1": host(**{name: {"age": days * 86400, "state": "finished"} for name, days in ages.items()})
+    }
+
+
+@pytest.mark.parametrize(
+    ("kept", "days", "pinned", "gone"),
+    [
+        (0, 0, [], []),
+        (2, 0, [], ["c", "d"]),
+        ("2", "0", ["c"], ["d"]),
+        (0, 5, [], ["c", "d"]),
+        (3, 5, [], ["c", "d"]),
+        (9, 90, [], []),
+    ],
+)
+def test_the_newest_stay_and_the_pinned(kept, days, pinned, gone):
+    results = ended(a=1, b=2, c=7, d=9)
+    assert runs_to_retire(results, kept, days, pinned, "new") == gone
+
+
+def test_a_run_that_lives_somewhere_or_is_the_one_or_the_newest_to_resume_stays():
+    results = {
+        "node1": host(
+            old={"age": 9e6, "state": "finished"},
+            stopped={"age": 8e6, "state": "stopped"},
+            failed={"age": 9e6, "state": "failed"},
+            cut={"age": 9.5e6, "state": "running"},
+            odd={"age": 9e6, "state": "unknown"},
+            this={"age": 9e6, "state": "stopped"},
+            alive={"age": 9e6, "state": "finished"},
+        ),
+        "node2": host(["alive"], alive={"age": 9e6, "state": "running"}),
+    }
+    assert sorted(runs_to_retire(results, 1, 1, [], "this")) == ["cut", "failed", "old"]
+
+
+def test_what_was_removed_is_told():
+    text = retired_text({"node1": {"removed": {"a": 2e9}}, "node2": {"removed": {"a": 1e9, "b": 0}}}, "new")
+    assert "a from node1, node2; b from node2 (3.0 GB)." in text
+    assert retired_text({"node1": {"skipped": True}}, "new") == "No run was removed."
+
+
+def test_runs_go_with_what_they_were_told_and_links_lead_nowhere(run_module, tmp_path):
+    state, etc = tmp_path / "var", tmp_path / "etc"
+    for name in ("a", "b"):
+        (state / "runs" / name / "logs").mkdir(parents=True)
+        (state / "runs" / name / "logs/x").write_text("12345")
+    (etc / "runs").mkdir(parents=True)
+    for name in ("a.env", "a.yaml", "b.env"):
+        (etc / "runs" / name).write_text("x")
+    (state / "runs/link").symlink_to(etc)
+    runs = ["a", "link", "none", "..", "../runs"]
+    options = {"runs": runs, "keeper": "process", "etc_dir": str(etc), "state_dir": str(state)}
+    told = run_module("run_retire", check=True, **options)
+    assert told["changed"] and told["removed"] == {"a": 5} and (state / "runs/a").exists()
+    assert run_module("run_retire", **options)["removed"] == {"a": 5}
+    assert sorted(path.name for path in (state / "runs").iterdir()) == ["b", "link"]
+    assert [path.name for path in (etc / "runs").iterdir()] == ["b.env"]
+    assert not run_module("run_retire", **options)["changed"]

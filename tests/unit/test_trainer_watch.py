@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import subprocess
 import sys
 import time
 import types
@@ -231,3 +232,16 @@ def test_checkpoints_are_checked_one_by_one(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert cli.main(["check", str(tmp_path / "empty")]) == 2
     assert "neither a checkpoint" in capsys.readouterr().err
+
+
+def test_a_log_that_has_grown_large_goes_aside_at_the_start_of_an_attempt(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from trainer import environment as e; "
+        "e.LOG_BYTES = 10; d = Path(sys.argv[1]); "
+        "e.log_to(e.Environment(d, d, 'node1', 1, 0, 2, 0, 2, 0), 'a')"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    for name in ("rank-0.log", "rank-0.log.1"):
+        lines = (tmp_path / "logs" / name).read_text().splitlines()
+        assert len(lines) == 1 and lines[0].startswith("=== run a, attempt 1, rank 0 of 2 on node1")

@@ -1,0 +1,73 @@
+"""What reset.yml says before it removes anything, and what it refuses."""
+
+from __future__ import annotations
+
+import shlex
+
+
+def reset_fault(seen: dict[str, dict], made: dict[str, dict], stop: str) -> str:
+    """Why the hosts cannot be reset now; "" where they can.
+
+    seen: host_status of each host; made: host_made's answer of each. stop: the command that stops a run, but its name.
+    """
+    runs: dict[str, list[str]] = {}
+    for host, result in seen.items():
+        for run in (result.get("host_status") or {}).get("active", []):
+            runs.setdefault(run, []).append(host)
+    problems = [
+        f"run {run}: found it active on {', '.join(hosts)}; expected no run there. "
+        f"Stop it first: {stop} -e run={shlex.quote(run)}"
+        for run, hosts in runs.items()
+    ]
+    problems += [
+        f"{host}: found mounted: {', '.join(result['mounts'])}; expected nothing there, since what is on it may be "
+        "other hosts', too. Unmount it first."
+        for host, result in made.items()
+        if result.get("mounts")
+    ]
+    return "\n".join(problems)
+
+
+def reset_text(made: dict[str, dict]) -> str:
+    """What would go, host by host; hosts of which the same would go are told of once."""
+    told: dict[tuple, list[str]] = {}
+    for host, result in made.items():
+        rows = tuple((one["path"], one["bytes"], one["what"]) for one in result["found"])
+        left = tuple(result["left"])
+        told.setdefault((tuple((path, what) for path, _, what in rows), left), []).append(host)
+    parts = []
+    for (rows, left), hosts in told.items():
+        if not rows:
+            parts.append(f"{', '.join(hosts)}: nothing of Trainyard's is there.")
+            continue
+        # A directory that goes because nothing is left in it needs no line.
+        rows = [row for row in rows if not any(other.startswith(f"{row[0]}/") for other, _ in rows)]
+        sizes = {path: [_bytes_of(made[host], path) for host in hosts] for path, _ in rows}
+        width = max(len(path) for path, _ in rows)
+        span = max(len(_sizes(one)) for one in sizes.values())
+        lines = [f"  {path:{width}}  {_sizes(sizes[path]):>{span}}  {what}".rstrip() for path, what in rows]
+        stays = [f"  {path} stays: more is in it" for path in left]
+        parts.append("\n".join([f"{', '.join(hosts)}:", *lines, *stays]))
+    return "\n\n".join(parts)
+
+
+def _bytes_of(result: dict, path: str) -> int:
+    return next(one["bytes"] for one in result["found"] if one["path"] == path)
+
+
+def _sizes(sizes: list[int]) -> str:
+    """A size, or the least and the most of several."""
+    shown = list(dict.fromkeys([_size(min(sizes)), _size(max(sizes))]))
+    return " to ".join(shown) if max(sizes) else ""
+
+
+def _size(count: int) -> str:
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count} B"
+
+
+class FilterModule:
+    def filters(self):
+        return {"reset_fault": reset_fault, "reset_text": reset_text}

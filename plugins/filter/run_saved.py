@@ -1,0 +1,104 @@
+"""Which host's copy of a run's model is taken, for generate.yml and export.yml."""
+
+from __future__ import annotations
+
+import os
+
+
+def saved_choice(results: dict[str, dict], seen: dict[str, dict], step: int | None = None) -> dict:
+    """{host, path, step, kind (model or checkpoint), bytes, digest, busy} of what is taken; {} where there is nothing.
+
+    The newest step counts, of equal ones the finished model, then a host that trains nothing (busy: false), then the
+    first. results: what the task run_saved registered on each host; seen: host_status there. step: that one alone.
+    """
+    found = []
+    for place, (host, result) in enumerate(results.items()):
+        saved = result.get("saved") or {}
+        busy = bool((seen.get(host, {}).get("host_status") or {}).get("active"))
+        for kind in ("model", "checkpoint"):
+            one = saved.get(kind)
+            if one and (not step or one["step"] == step):
+                found.append(
+                    (
+                        (-one["step"], kind != "model", busy, place),
+                        {**one, "host": host, "kind": kind, "busy": busy},
+                    )
+                )
+    return min(found, key=lambda one: one[0])[1] if found else {}
+
+
+def saved_fault(results: dict[str, dict], seen: dict[str, dict], run: str, step: int | None = None) -> str:
+    """Why `saved_choice` finds nothing; "" where it does."""
+    if saved_choice(results, seen, step):
+        return ""
+    damaged = [
+        f"{host}: {why}"
+        for host, result in results.items()
+        for why in (result.get("saved") or {}).get("damaged", [])
+    ]
+    steps = sorted(
+        {one for result in results.values() for one in (result.get("saved") or {}).get("steps", [])}
+    )
+    failed = [
+        f"{host}: no answer: {(str(result.get('msg') or 'it was not asked').strip().splitlines() or [''])[-1][:200]}"
+        for host, result in results.items()
+        if "saved" not in result and (result.get("unreachable") or result.get("failed"))
+    ]
+    if step:
+        there = ", ".join(map(str, steps)) or "none"
+        text = f"checkpoint: found no valid one of step {step} in run {run}; expected one of {there}. Correct it."
+    else:
+        text = (
+            f"run {run}: found neither a finished model nor a valid checkpoint; expected one. Wait for its first "
+            "checkpoint (status.yml shows it under SAVED), or have it saved now: stop.yml, then train.yml with "
+            "-e resume=true."
+        )
+    return "\n".join([text, *damaged, *failed])
+
+
+def generate_arguments(words: dict, choice: dict) -> list[str]:
+    """The words of `trainer generate`. Joined by =, so that a prompt may begin with a hyphen."""
+    options = {"max-new-tokens": "tokens", "temperature": "temperature", "top-k": "top_k", "seed": "seed"}
+    given = [f"--{option}={words[word]}" for option, word in options.items() if words.get(word) is not None]
+    prompt = words.get("prompt") if words.get("prompt") is not None else words.get("prompt_file")
+    asked = [f"--prompt={prompt}"] if prompt is not None else []
+    return ["generate", choice["path"], *asked, *given, *(["--chat"] if words.get("chat") else [])]
+
+
+def export_about(words: dict, choice: dict, run: str) -> dict:
+    """What an export is of; equal for equal ones, wherever they were made."""
+    about = {"run": run, "step": choice["step"], "weights": choice["digest"]}
+    return {**about, "merge": bool(words.get("merge")), "base": words.get("base")}
+
+
+def export_place(words: dict, choice: dict) -> str:
+    """The directory on the host where an export lies until it was fetched, beside what it is made of."""
+    run_dir = choice["path"].rsplit("/model" if choice["kind"] == "model" else "/checkpoints/", 1)[0]
+    return f"{run_dir}/export-{choice['digest'][:12]}{'-merged' if words.get('merge') else ''}"
+
+
+def export_arguments(words: dict, choice: dict) -> list[str]:
+    """The words of `trainer export`."""
+    base = [f"--base={words['base']}"] if words.get("base") else []
+    merge = ["--merge"] if words.get("merge") else []
+    return ["export", choice["path"], export_place(words, choice), *merge, *base]
+
+
+def export_said(choice: dict, run: str, to: str, stands: bool, check: bool) -> str:
+    """What came of an export, in a line."""
+    there = "There is already" if stands else "There would be" if check else "There is now"
+    what = "finished model" if choice["kind"] == "model" else "checkpoint"
+    return f"{there} {os.path.relpath(to)}: run {run} after step {choice['step']}, the {what} on {choice['host']}."
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "export_about": export_about,
+            "export_arguments": export_arguments,
+            "export_said": export_said,
+            "export_place": export_place,
+            "generate_arguments": generate_arguments,
+            "saved_choice": saved_choice,
+            "saved_fault": saved_fault,
+        }

@@ -1,0 +1,134 @@
+#!/usr/bin/python
+"""One command of the trainer on a host, as the service user, behind a run that trains there."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: trainer_command
+short_description: Run a command of the trainer to its end, without disturbing a run
+description:
+  - On a host with systemd it runs as a unit of its own, which may write below O(state_dir) alone.
+  - Without systemd it runs as the user that Ansible logs in as.
+  - The kernel, if memory runs out, ends it before any rank.
+options:
+  program: {type: path, required: true, description: The trainer.}
+  arguments: {type: list, elements: str, required: true, description: Words; no shell sees them.}
+  user: {type: str, description: The service user; not given where there is no systemd.}
+  state_dir: {type: path, required: true, description: The only place where it may write.}
+  behind: {type: bool, default: false, description: "Whether it stands back: one thread, lowest priority, no GPU."}
+  creates: {type: path, description: Where this is, nothing is done.}
+attributes:
+  check_mode: {support: full, description: Runs nothing.}
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: Write a text
+  trainer_command:
+    program: /opt/trainyard/current/bin/trainer
+    arguments: [generate, /var/lib/trainyard/runs/first, --prompt=She]
+    user: trainyard
+    state_dir: /var/lib/trainyard
+"""
+
+RETURN = r"""
+text: {description: What it printed., type: str, returned: success}
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+
+from ansible.module_utils.basic import AnsibleModule
+
+PR_SET_PDEATHSIG = 1
+OOM_FIRST = 1000  # of oom_score_adj: ended before all others
+# Niceness does not count between units; their weights do.
+BEHIND = {"CPUWeight": 1, "IOWeight": 1, "Nice": 19}
+UNIT = {
+    "OOMScoreAdjust": OOM_FIRST,
+    "UMask": "0027",
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": "yes",
+    "ProtectKernelTunables": "yes",
+    "ProtectKernelModules": "yes",
+    "ProtectControlGroups": "yes",
+    "RestrictSUIDSGID": "yes",
+    "LockPersonality": "yes",
+}
+
+
+def variables(behind: bool) -> dict[str, str]:
+    """What the command's environment has besides."""
+    few = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+    return {"LANG": "C.UTF-8", **(few if behind else {})}
+
+
+def as_unit(command: list[str], user: str, state_dir: str, behind: bool) -> list[str]:
+    """The command line that runs `command` as a unit of its own, and waits for it."""
+    properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": state_dir}
+    return [
+        *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--uid={user}", f"--gid={user}"),
+        f"--working-directory={state_dir}",
+        *(f"--property={name}={value}" for name, value in properties.items()),
+        *(f"--setenv={name}={value}" for name, value in variables(behind).items()),
+        "--",
+        # systemd puts variables into a unit's words, except where the mark is doubled.
+        *(word.replace("$", "$$") for word in command),
+    ]
+
+
+def in_child(behind: bool) -> None:
+    """Be the first to go when memory runs out, and live no longer than the parent."""
+    if behind:
+        os.nice(19)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(OOM_FIRST))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def reason(code: int, said: str) -> str:
+    """Why a command failed: its last `error:`, or its last lines."""
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL, 255) and not said.strip():
+        return "it was killed: the host's memory ran out, or somebody ended it; see `journalctl -k` there"
+    _, mark, text = said.rpartition("error: ")
+    return text.strip() if mark else "\n".join(said.strip().splitlines()[-5:]) or f"it ended with {code}"
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "program": {"type": "path", "required": True},
+            "arguments": {"type": "list", "elements": "str", "required": True},
+            "user": {"type": "str"},
+            "state_dir": {"type": "path", "required": True},
+            "behind": {"type": "bool", "default": False},
+            "creates": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    p = module.params
+    if p["creates"] and os.path.exists(p["creates"]):
+        module.exit_json(changed=False, text="")
+    if module.check_mode:
+        module.exit_json(changed=bool(p["creates"]), text="")
+    if not os.access(p["program"], os.X_OK):
+        module.fail_json(msg=f"{p['program']}: the trainer is not deployed there; run site.yml first")
+    command = [p["program"], *p["arguments"]]
+    options = {"env": {**os.environ, **variables(p["behind"])}, "preexec_fn": lambda: in_child(p["behind"])}
+    if p["user"]:
+        command, options = as_unit(command, p["user"], p["state_dir"], p["behind"]), {}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd="/", **options)
+    said = done.stderr.decode(errors="replace")
+    if done.returncode:
+        module.fail_json(msg=reason(done.returncode, said), rc=done.returncode)
+    module.exit_json(changed=bool(p["creates"]), text=done.stdout.decode(errors="replace"))
+
+
+if __name__ == "__main__":
+    main()

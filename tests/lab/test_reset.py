@@ -1,0 +1,210 @@
+"""A host leaves a cluster and comes back: reset.yml, and site.yml on the others.
+
+The tests follow one lab through its life, in this order. What reset.yml leaves on a host is held against a list of its
+files from before site.yml.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from plays import ROOT, Play, Plays
+
+pytestmark = pytest.mark.full
+
+HOSTS = ("node1", "node2", "node3")
+SMALL = {"steps": 3, "sequence_length": 32, "batch_size": 4, "vocab_size": 300, "max_samples": 40}
+LIST = (
+    "find /etc /opt /var/lib /usr/local /root /home -xdev \\( -path /var/lib/apt/lists -o -path /var/lib/dpkg "
+    "-o -path /var/lib/systemd \\) -prune -o \\( -type f -o -type l -o -type d \\) -print"
+)
+# What reset.yml says that stays; packages' own files are asked of dpkg.
+STAYS = re.compile(
+    r"/etc/(hostname|machine-id|alternatives/.*|ld\.so\.cache|rc.\.d/.*|systemd/system/.*\.wants/nftables\.service"
+    r"|ssh/ssh_config\.d/.*|default/.*|mailcap|python3.*|ca-certificates.*|ssl/.*|mime\.types)"
+    r"|/var/lib/(apt|dpkg|python|ucf|systemd|dbus|etcd)(/.*)?|/home/[a-z]+/\.ansible(/.*)?|/root/\.ansible(/.*)?"
+    r"|.*/__pycache__(/.*)?|.*-"
+)
+# A run that does nothing but live.
+BUSY = """
+d=/run/systemd/system/trainyard@busy.service.d; mkdir -p $d
+printf '[Service]\\nEnvironmentFile=\\nExecStart=\\nExecStart=/bin/sleep 600\\nExecStop=\\n' > $d/busy.conf
+systemctl daemon-reload; systemctl start trainyard@busy
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab):
+    lab = make_lab("t-reset", hosts=3)
+    yield lab
+    lab.down()
+
+
+@pytest.fixture(scope="module")
+def play(lab, tmp_path_factory):
+    """`play(playbook, *arguments)` on the lab, or with `inventory=` another."""
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    environment = Plays(lab, tmp_path_factory.mktemp("plays")).environment()
+    results = tmp_path_factory.mktemp("results")
+
+    def run(playbook, *arguments, inventory=lab.inventory, **extra):
+        words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
+        command = [
+            program,
+            "-i",
+            str(inventory),
+            playbook,
+            *arguments,
+            *words,
+            "-e",
+            f"trainer_results_dir={results}",
+        ]
+        if playbook.startswith("playbooks/"):
+            command = command[:-2]  # they know no other words
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        return Play(done.returncode, done.stdout + done.stderr, 0)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two(lab, tmp_path_factory):
+    """The lab's inventory without node3."""
+    (file,) = (file for file in lab.inventory.iterdir() if "ansible_password" in file.read_text())
+    inventory = yaml.safe_load(file.read_text())
+    del inventory["all"]["children"]["cluster"]["children"]["workers"]["hosts"]["node3"]
+    path = tmp_path_factory.mktemp("two") / "hosts.yml"
+    path.write_text(yaml.safe_dump(inventory))
+    return path
+
+
+def files(lab, host):
+    return set(lab.exec(host, "sh", "-c", LIST).splitlines())
+
+
+def packaged(lab, host, paths):
+    """Which of the paths belong to an installed package."""
+    said = subprocess.run(
+        lab.host(host).enter("xargs", "-d", "\\n", "dpkg-query", "--search"),
+        input="\n".join(sorted(paths)),
+        capture_output=True,
+        text=True,
+    ).stdout
+    return {line.split(": ", 1)[1] for line in said.splitlines() if ": " in line}
+
+
+@pytest.fixture(scope="module")
+def before(lab):
+    return {host: files(lab, host) for host in HOSTS}
+
+
+def test_a_cluster_of_three_trains(lab, play, before):
+    site = play("site.yml")
+    assert site.rc == 0, site.text
+    run = play("train.yml", run="first", **SMALL)
+    assert run.rc == 0, run.text
+    text = play("playbooks/generate.yml", run="first", prompt="She $HOME 'was'", tokens=4)
+    assert text.rc == 0 and "\nShe $HOME 'was'" in text.text, text.text
+    assert set(text.changed.values()) == {0}
+
+
+def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
+    state = files(lab, "node3")
+    lab.exec("node3", "sh", "-ec", BUSY)
+    refused = play("playbooks/reset.yml", "-l", "node3", reset="node3")
+    assert refused.rc != 0
+    assert "run busy: found it active on node3; expected no run there. Stop it first:" in refused.words
+    lab.exec(
+        "node3",
+        "sh",
+        "-ec",
+        "systemctl stop trainyard@busy; rm -r /run/systemd/system/trainyard@busy.service.d",
+    )
+    unasked = play("playbooks/reset.yml", "-l", "node3")
+    assert unasked.rc != 0 and "-e reset=node3. Nothing was changed." in unasked.words
+    wrong = play("playbooks/reset.yml", reset="node3")
+    assert wrong.rc != 0 and "expected just the hosts of this play: node1,node2,node3." in wrong.words
+    told = play("playbooks/reset.yml", "-l", "node3", "--check")
+    assert told.rc == 0 and told.changed["node3"] > 5, told.text
+    assert re.search(r"/var/lib/trainyard/runs +\d", told.text)
+    assert files(lab, "node3") == state
+
+
+def test_nothing_of_ours_is_left_and_nobody_is_locked_out(lab, play, before):
+    play_ = play("playbooks/reset.yml", "-l", "node3", reset="node3")
+    assert play_.rc == 0, play_.text
+    new = files(lab, "node3") - before["node3"]
+    new = {path for path in new - packaged(lab, "node3", new) if not STAYS.fullmatch(path)}
+    assert new == set()
+    assert before["node3"] - files(lab, "node3") <= {"/var/lib/dbus/machine-id"}
+    assert "trainyard" not in lab.exec(
+        "node3", "sh", "-c", "getent passwd; getent group; cat /etc/hosts; nft list tables"
+    )
+    assert lab.exec("node3", "systemctl", "list-units", "--all", "--no-legend", "trainyard*").strip() == ""
+    assert lab.exec("node3", "systemctl", "is-system-running").strip() == "running"
+    assert lab.exec("node3", "getent", "hosts", "node3")  # or sudo complains
+    again = play("playbooks/reset.yml", "-l", "node3")
+    assert again.rc == 0 and again.changed == {"node3": 0}
+    assert "nothing of Trainyard's is there" in again.words
+
+
+def test_the_others_go_on_and_forget_it(lab, play, two):
+    site = play("site.yml", inventory=two)
+    assert site.rc == 0, site.text
+    for host in ("node1", "node2"):
+        said = lab.exec(
+            host,
+            "sh",
+            "-c",
+            "cat /etc/hosts /etc/ssh/ssh_known_hosts /var/lib/trainyard/.ssh/*; nft list ruleset",
+        )
+        assert "node3" not in said and lab.host("node3").address not in said
+    assert "active" not in lab.exec("node2", "sh", "-c", "systemctl is-active trainyard-etcd || true").split()
+    again = play("site.yml", inventory=two)
+    assert again.rc == 0 and set(again.changed.values()) == {0}, again.text
+    run = play("train.yml", inventory=two, run="second", **SMALL)
+    assert run.rc == 0, run.text
+
+
+def test_it_becomes_a_member_again(lab, play):
+    alone = play("site.yml", "-l", "node3")
+    assert alone.rc == 0, alone.text
+    site = play("site.yml")
+    assert site.rc == 0, site.text
+    run = play("train.yml", run="third", **SMALL)
+    assert run.rc == 0, run.text
+    again = play("site.yml")
+    assert again.rc == 0 and set(again.changed.values()) == {0}, again.text
+
+
+def test_runs_stay_where_that_is_asked_for(lab, play):
+    reset = play("playbooks/reset.yml", "-l", "node2", reset="node2", keep_runs="true")
+    assert reset.rc == 0, reset.text
+    kept = lab.exec(
+        "node2", "sh", "-c", "ls /var/lib/trainyard /etc/trainyard; stat -c %U /var/lib/trainyard/runs/third"
+    )
+    assert kept.split() == ["/etc/trainyard:", "runs", "/var/lib/trainyard:", "runs", "trainyard"]
+    again = play("playbooks/reset.yml", "-l", "node2", keep_runs="true")
+    assert again.rc == 0 and again.changed == {"node2": 0}, again.text
+    site = play("site.yml")
+    assert site.rc == 0, site.text
+    run = play("train.yml", run="third", resume="true", steps=5)
+    assert run.rc == 0, run.text
+
+
+def test_a_whole_cluster_goes(lab, play):
+    reset = play("playbooks/reset.yml", reset="node1,node2,node3")
+    assert reset.rc == 0, reset.text
+    again = play("playbooks/reset.yml")
+    assert again.rc == 0 and again.changed == dict.fromkeys(HOSTS, 0)

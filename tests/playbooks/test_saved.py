@@ -1,0 +1,125 @@
+"""generate.yml and export.yml on two nodes of this machine: text and a model from a run, and what is refused."""
+
+import json
+import re
+import shutil
+
+import pytest
+from yard import SMALL, Yard, changed, failures, said
+
+PROMPT = """She "had" $HOME {{ lookup('pipe', 'id') }} x=1;"""
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory):
+    """A yard in which the run `first` has finished."""
+    yard = Yard(tmp_path_factory.mktemp("a yard"))
+    run = yard.play(run="first", **SMALL, checkpoint_every=2)
+    assert run.rc == 0, said(run)
+    yield yard
+    yard.clear()
+
+
+def shown(run):
+    """What the play shows by itself."""
+    return said(run).split("TASK [trainer : Generate]")[-1]
+
+
+def test_a_prompt_goes_on_as_it_was_typed_and_the_same_seed_writes_the_same(yard):
+    texts = []
+    for seed in (1, 1):
+        run = yard.play("playbooks/generate.yml", run="first", prompt=PROMPT, tokens=8, seed=seed)
+        assert run.rc == 0 and changed(run) == 0, said(run)
+        assert f"\n{PROMPT}" in shown(run) and "uid=" not in shown(run)
+        texts.append(re.search(rf"^{re.escape(PROMPT)}.*", shown(run), re.M)[0])
+    assert texts[0] == texts[1] and len(texts[0]) > len(PROMPT)
+
+
+def test_without_a_name_the_newest_run_speaks_and_a_file_holds_what_no_command_line_does(yard):
+    (yard.path / "prompt.txt").write_text("It's late,\nshe said")
+    run = yard.play("playbooks/generate.yml", prompt_file=yard.path / "prompt.txt", tokens=2)
+    assert run.rc == 0, said(run)
+    assert "It's late,\nshe said" in shown(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"run": "frist"}, "run: found frist, which none of node1, node2 knows; expected one of first."),
+        ({"tokens": "few"}, "tokens: found 'few'; expected a whole number, 1 or more."),
+        ({"tokes": 3}, "-e tokes: found an unknown word; expected tokens?"),
+        ({"checkpoint": 7}, "checkpoint: found no valid one of step 7 in run first; expected one of"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_cure(yard, words, message):
+    run = yard.play("playbooks/generate.yml", **{"run": "first", "prompt": "She", **words})
+    assert run.rc != 0
+    (said_,) = failures(run)
+    assert message in said_ and "Traceback" not in said(run)
+
+
+def test_a_run_without_a_model_yet_says_what_to_do(yard):
+    early = yard.node("node1") / "var/runs/early"
+    early.mkdir()
+    (early / "status.json").write_text(json.dumps({"run": "early", "state": "starting", "updated": 1}))
+    run = yard.play("playbooks/generate.yml", run="early", prompt="She")
+    shutil.rmtree(early)
+    (message,) = failures(run)
+    assert message.startswith(
+        "run early: found neither a finished model nor a valid checkpoint; expected one."
+    )
+
+
+def test_a_model_is_brought_once_and_what_is_anothers_stays(yard):
+    told = yard.play("playbooks/export.yml", arguments="--check", run="first")
+    to = yard.results / "first/export"
+    assert told.rc == 0 and changed(told) == 1 and not to.exists(), said(told)
+
+    run = yard.play("playbooks/export.yml", run="first")
+    assert run.rc == 0, said(run)
+    assert "run first after step 4, the finished model on node1." in said(run)
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {
+        one.name for one in to.iterdir()
+    }
+    model = yard.node("node1") / "var/runs/first/model/model.safetensors"
+    assert (to / "model.safetensors").stat().st_size == model.stat().st_size
+    assert not list((yard.node("node1") / "var/runs/first").glob("*export*"))
+
+    again = yard.play("playbooks/export.yml", run="first")
+    assert again.rc == 0 and changed(again) == 0 and "There is already" in said(again)
+
+    (to / "README.md").write_text("mine")
+    refused = yard.play("playbooks/export.yml", run="first", checkpoint=2)
+    (message,) = failures(refused)
+    assert "(README.md)" in message and "-e to=DIR" in message
+    assert (to / "README.md").read_text() == "mine"
+
+
+def test_a_checkpoint_becomes_a_model_elsewhere(yard):
+    to = yard.path / "of step 2"
+    run = yard.play("playbooks/export.yml", run="first", checkpoint=2, to=to)
+    assert run.rc == 0, said(run)
+    assert "run first after step 2, the checkpoint on node1." in said(run)
+    assert (to / "model.safetensors").exists() and not (to / "optimizer.safetensors").exists()
+
+
+def test_a_damaged_copy_is_passed_over(yard):
+    """Of the step's two copies, node1's has lost a byte."""
+    for path in (yard.node("node1") / "var/runs/first/checkpoints/step-00000002").glob("model.safetensors"):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    run = yard.play("playbooks/export.yml", run="first", checkpoint=2, to=yard.path / "whole")
+    assert run.rc == 0, said(run)
+    assert "the checkpoint on node2." in said(run)
+
+
+def test_an_adapter_is_exported_as_it_is_and_merged(yard):
+    run = yard.play(run="thin", adapter="lora", lora_rank=2, **SMALL)
+    assert run.rc == 0, said(run)
+    plain = yard.play("playbooks/export.yml", run="thin")
+    assert plain.rc == 0, said(plain)
+    assert (yard.results / "thin/export/adapter_model.safetensors").exists()
+    merged = yard.play("playbooks/export.yml", run="thin", merge="true", to=yard.path / "merged")
+    assert merged.rc == 0, said(merged)
+    assert (yard.path / "merged/model.safetensors").exists()
+    assert not (yard.path / "merged/adapter_config.json").exists()

@@ -1,0 +1,269 @@
+"""reset.yml: what is found of ours, what goes and what stays, and whether the names are the right ones."""
+
+import getpass
+import os
+import pwd
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plugins.action.reset_consent import consent_fault
+from plugins.filter.reset import reset_fault, reset_text
+
+ROOT = Path(__file__).resolve().parents[2]
+ITEM = {
+    "inside": None,
+    "user": None,
+    "block": False,
+    "own_name": False,
+    "link_to": None,
+    "account": None,
+    "what": "it",
+}
+
+
+class Module:
+    """What Host needs of an AnsibleModule; `commands`: what was run."""
+
+    def __init__(self, **params):
+        self.params, self.commands, self.tmpdir = {"keep": [], **params}, [], None
+
+    def run_command(self, words):
+        self.commands.append(words)
+        return 0, "", ""
+
+
+@pytest.fixture
+def made(load_module):
+    return load_module("host_made")
+
+
+@pytest.fixture
+def go(made):
+    """`go(*items, keep=…)`: look, then remove; (found paths, left)."""
+
+    def run(*items, keep=()):
+        host = made.Host(Module(keep=[str(path) for path in keep]))
+        items = [{**ITEM, **item, "path": str(item["path"])} for item in items]
+        host.look(items)
+        for item in items:
+            host.remove(item)
+        again = made.Host(Module(keep=[str(path) for path in keep]))
+        again.look(items)
+        assert again.found == []
+        return [one["path"] for one in host.found], host.left
+
+    return run
+
+
+def test_only_what_is_ours_goes_from_a_directory_and_then_the_directory(go, tmp_path):
+    (tmp_path / "opt/releases/a").mkdir(parents=True)
+    (tmp_path / "opt/current").symlink_to("releases/a")
+    item = {"path": tmp_path / "opt", "inside": ["releases", "current"]}
+    (tmp_path / "opt/mine").write_text("x")
+    found, left = go(item)
+    assert found == [f"{tmp_path}/opt/current", f"{tmp_path}/opt/releases"] and left == [f"{tmp_path}/opt"]
+    assert os.listdir(tmp_path / "opt") == ["mine"]
+    (tmp_path / "opt/mine").unlink()
+    (tmp_path / "opt/releases").mkdir()
+    go(item)
+    assert not (tmp_path / "opt").exists()
+
+
+def test_a_link_goes_and_what_it_leads_to_stays(go, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/a").write_text("x")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/runs").symlink_to(tmp_path / "theirs")
+    go({"path": tmp_path / "state", "inside": ["runs"]})
+    (tmp_path / "state").symlink_to(tmp_path / "theirs")
+    found, _ = go({"path": tmp_path / "state", "inside": ["a"]})
+    assert found == [] and (tmp_path / "theirs/a").exists()
+
+
+def test_all_of_the_service_users_goes_from_its_home_and_nobody_elses(go, tmp_path, made, monkeypatch):
+    home = tmp_path / "home"
+    (home / ".cache/hub").mkdir(parents=True)
+    (home / "lost+found").mkdir()
+    (home / "runs").mkdir()
+    uid = (home / ".cache").stat().st_uid
+    entry = pwd.getpwuid(uid)
+    monkeypatch.setattr(made.pwd, "getpwnam", lambda name: entry)
+    real = os.lstat
+
+    def lstat(path, **options):
+        found = real(path, **options)
+        return (
+            os.stat_result((*found[:4], uid + 1, *found[5:10])) if str(path).endswith("lost+found") else found
+        )
+
+    monkeypatch.setattr(made.os, "lstat", lstat)
+    found, left = go({"path": home, "inside": ["runs"], "user": getpass.getuser()})
+    assert found == [f"{home}/.cache", f"{home}/runs"] and left == [str(home)]
+
+
+def test_what_is_kept_is_not_even_named(go, tmp_path):
+    for name in ("runs", "data"):
+        (tmp_path / "var" / name).mkdir(parents=True)
+    found, left = go({"path": tmp_path / "var", "inside": ["runs", "data"]}, keep=[tmp_path / "var/runs"])
+    assert found == [f"{tmp_path}/var/data"] and left == [f"{tmp_path}/var"]
+    assert (tmp_path / "var/runs").is_dir()
+
+
+def test_nothing_is_named_twice_where_one_directory_lies_in_another(go, tmp_path):
+    (tmp_path / "opt/env/ab").mkdir(parents=True)
+    (tmp_path / "opt/releases").mkdir()
+    found, left = go(
+        {"path": tmp_path / "opt/env", "inside": ["[0-9a-f]*[0-9a-f]"]},
+        {"path": tmp_path / "opt", "inside": ["releases", "env"]},
+    )
+    assert left == [] and not (tmp_path / "opt").exists()
+    assert len(found) == len(set(found))
+
+
+def test_a_mount_is_named(made, tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "1 0 8:1 / / rw - ext4 x rw\n2 1 8:2 / /v/runs/with\\040space rw - nfs x rw\n3 1 8:3 / /v/runs2 rw\n"
+    )
+    assert made.mounts_below("/v/runs", str(table)) == ["/v/runs/with space"]
+    assert made.mounts_below("/v/data", str(table)) == []
+
+
+def test_our_block_goes_and_the_host_still_knows_its_name(made):
+    def text(content, name, path="hosts"):
+        Path(path).write_text(content)
+        return made.without_block(path, name)
+
+    block = "# BEGIN trainyard: x\n10.0.0.1 node1\n# END trainyard\n"
+    path = os.path.join(os.path.dirname(__file__), ".hosts-of-a-test")
+    try:
+        stock = "127.0.0.1 localhost\n::1 localhost\n"
+        assert text(stock + block, "node1", path) == "127.0.0.1 localhost\n127.0.1.1 node1\n::1 localhost\n"
+        assert text("127.0.1.1 node1 # mine\n" + block, "node1", path) == "127.0.1.1 node1 # mine\n"
+        assert text(block, "", path) == ""
+    finally:
+        os.unlink(path)
+
+
+def test_a_block_counts_as_found_and_an_empty_file_goes(made, tmp_path):
+    file = tmp_path / "known_hosts"
+    file.write_text("# BEGIN trainyard\nnode2 ssh-ed25519 A trainyard@node2\n# END trainyard\n")
+    host = made.Host(Module())
+    host.look([{**ITEM, "path": str(file), "block": True}])
+    assert [one["path"] for one in host.found] == [str(file)]
+    host.remove({**ITEM, "path": str(file), "block": True})
+    assert not file.exists()
+
+
+def test_a_persons_account_is_not_ours(made, monkeypatch):
+    def account(comment, uid):
+        return pwd.struct_passwd(("x", "*", uid, uid, comment, "/x", "/bin/sh"))
+
+    for entry, ours in (
+        (account("Trainyard", 990), True),
+        (account("Anna", 1000), False),
+        (account("", 990), False),
+    ):
+        monkeypatch.setattr(made.pwd, "getpwnam", lambda name, entry=entry: entry)
+        assert bool(made.account_of("x")) is ours
+
+
+def test_it_says_what_it_would_do_and_does_it_once(run_module, tmp_path):
+    (tmp_path / "a.conf").write_text("x")
+    options = {"made": [{"what": "a file", "path": f"{tmp_path}/a.*"}]}
+    look = run_module("host_made", **options)
+    assert look["changed"] is False and look["found"] == [
+        {"what": "a file", "path": f"{tmp_path}/a.conf", "bytes": 1}
+    ]
+    assert run_module("host_made", check=True, remove=True, **options)["changed"] is True
+    assert (tmp_path / "a.conf").exists()
+    assert run_module("host_made", remove=True, **options)["changed"] is True
+    assert run_module("host_made", remove=True, **options)["changed"] is False
+
+
+def test_every_role_of_site_yml_that_makes_something_can_undo_it():
+    called = set(re.findall(r"import_role: \{name: (\w+)", (ROOT / "playbooks/site.yml").read_text()))
+    undone = {path.parts[-3] for path in (ROOT / "roles").glob("*/tasks/remove.yml")}
+    # The static addresses stay (docs/operations.md); the guard comes with the first change that needs it.
+    assert called - {"network"} == undone - {"guard"}
+    text = (ROOT / "playbooks/reset.yml").read_text()
+    tasks = [name for name in re.findall(r"import_role: \{name: (\w+), tasks_from: remove", text)]
+    assert set(tasks) == undone and tasks[-1] == "guard"
+
+
+def test_what_a_role_writes_stands_in_its_list():
+    """A destination of a role's tasks that reset.yml would leave behind."""
+    stays = {"/etc/modprobe.d/trainyard-nvidia.conf", "/etc/modules-load.d/trainyard-nvidia-peermem.conf"}
+    for role in ("identity", "tuning", "etcd", "nvidia", "firewall"):
+        files = [*(ROOT / "roles" / role / "vars").rglob("*.yml")]
+        known = "".join(file.read_text() for file in files)
+        for tasks in (ROOT / "roles" / role / "tasks").glob("*.yml"):
+            for item in yaml.safe_load(tasks.read_text()) or []:
+                for value in item.values():
+                    place = (
+                        str(value.get("dest") or value.get("path") or "") if isinstance(value, dict) else ""
+                    )
+                    if (
+                        place.startswith("/etc/")
+                        and "nvidia-persistenced" not in place
+                        and place not in stays
+                    ):
+                        assert place in known or "etcd.service" in place, f"{tasks}: {place}"
+
+
+# ---- words ----
+
+
+def found(*rows):
+    return [{"path": path, "bytes": size, "what": what} for path, size, what in rows]
+
+
+def test_a_run_and_a_mount_stand_against_it():
+    seen = {"n1": {"host_status": {"active": ["a"]}}, "n2": {"host_status": {"active": ["a"]}}}
+    fault = reset_fault(seen, {"n1": {"mounts": ["/v/data"]}, "n2": {"mounts": []}}, "STOP")
+    run, mount = fault.splitlines()
+    assert run == "run a: found it active on n1, n2; expected no run there. Stop it first: STOP -e run=a"
+    assert mount.startswith("n1: found mounted: /v/data;")
+    assert reset_fault({"n1": {"host_status": {"active": []}}}, {"n1": {"mounts": []}}, "STOP") == ""
+
+
+def test_equal_hosts_are_told_of_once_with_their_sizes():
+    def host(size):
+        return {
+            "found": found(("/v/runs", size, "runs"), ("/v", 0, "runs"), ("/etc/x", 0, "a file")),
+            "left": [],
+        }
+
+    text = reset_text({"n1": host(2e9), "n2": host(3_400_000), "n3": {"found": [], "left": []}})
+    assert text.splitlines() == [
+        "n1, n2:",
+        "  /v/runs  3.4 MB to 2.0 GB  runs",
+        "  /etc/x                     a file",
+        "",
+        "n3: nothing of Trainyard's is there.",
+    ]
+    left = reset_text({"n1": {"found": found(("/v/runs", 1, "runs")), "left": ["/v"]}})
+    assert left.splitlines()[-1] == "  /v stays: more is in it"
+
+
+@pytest.mark.parametrize(
+    ("typed", "right"),
+    [
+        ("n1,n2", True),
+        (" n2, n1 ", True),
+        ("n1", False),
+        ("", False),
+        ("n1,n2,n3", False),
+        ("all", False),
+        ("yes", False),
+    ],
+)
+def test_just_the_hosts_of_the_play_must_be_named(typed, right):
+    fault = consent_fault(typed, ["n1", "n2"], "reset")
+    assert (fault == "") is right
+    assert right or (
+        "expected just the hosts of this play: n1,n2." in fault and "Nothing was changed." in fault
+    )

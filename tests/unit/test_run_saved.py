@@ -1,0 +1,332 @@
+"""What generate.yml and export.yml do before and after the trainer: words, hosts, files."""
+
+import hashlib
+import json
+
+import pytest
+
+from plugins.action import run_export
+from plugins.action.run_words import as_typed, read_words
+from plugins.filter.run_saved import export_about, export_place, generate_arguments, saved_choice, saved_fault
+
+TAKES = {
+    "run": "name",
+    "prompt": "text",
+    "tokens": "count",
+    "temperature": "number",
+    "chat": "yes",
+    "to": "path",
+}
+
+
+# ---- words ----
+
+
+@pytest.mark.parametrize(
+    ("typed", "prompt"),
+    [
+        ("prompt=She had", "She had"),
+        ("prompt='She had'", "She had"),
+        ('prompt="She", he said, "had"', '"She", he said, "had"'),
+        ("prompt={{ 1 + 1 }} $HOME `id` tokens=3", "{{ 1 + 1 }} $HOME `id` tokens=3"),
+        ("prompt=", ""),
+        ("prompt=-x", "-x"),
+    ],
+)
+def test_a_prompt_is_taken_as_it_was_typed(typed, prompt):
+    extra = {"run": "a", "prompt": "She", "_raw_params": "had", "tokens": "3"}
+    values, problems = read_words(TAKES, extra, ("run=a", typed), set())
+    inside = "tokens=" in typed
+    assert (values["prompt"], values["run"], problems) == (prompt, "a", [])
+    assert values["tokens"] == (None if inside else 3)
+
+
+def test_the_last_one_counts_and_what_is_in_json_is_left_to_ansible():
+    assert as_typed("prompt", ("prompt=a", "prompt=b")) == "b"
+    assert as_typed("prompt", ('{"prompt": "a"}', "@file.yml", "run=a prompt=b")) is None
+    assert read_words(TAKES, {"prompt": "it's"}, ('{"prompt": "it\'s"}',), set())[0]["prompt"] == "it's"
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"tokens": "few"}, "tokens: found 'few'; expected a whole number, 1 or more."),
+        ({"tokens": "0"}, "tokens: found '0'"),
+        ({"temperature": "-1"}, "temperature: found '-1'; expected a number, 0 or more."),
+        ({"temperature": "nan"}, "temperature: found 'nan'"),
+        ({"chat": "maybe"}, "chat: found 'maybe'; expected true or false."),
+        ({"run": "../etc"}, "run: found '../etc'; expected a run's name"),
+        ({"tokes": "3"}, "-e tokes: found an unknown word; expected tokens?"),
+        ({"_raw_params": "b"}, "-e … b: found words that are no key=value"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_cure(extra, said):
+    _, (problem,) = read_words(TAKES, extra, (), set())
+    assert problem.startswith(said)
+
+
+def test_variables_of_roles_and_of_ansible_are_no_slips():
+    assert read_words(TAKES, {"trainer_user": "x", "ansible_user": "y"}, (), {"trainer_user"})[1] == []
+
+
+# ---- which copy ----
+
+
+def model(step):
+    return {"path": "/v/runs/a/model", "step": step, "bytes": 5, "digest": "d" * 64}
+
+
+def checkpoint(step):
+    return {"path": f"/v/runs/a/checkpoints/step-{step:08d}", "step": step, "bytes": 9, "digest": "e" * 64}
+
+
+def answer(model=None, checkpoint=None, damaged=()):
+    steps = [checkpoint["step"]] if checkpoint else []
+    return {"saved": {"model": model, "checkpoint": checkpoint, "steps": steps, "damaged": list(damaged)}}
+
+
+def seen(**active):
+    return {host: {"host_status": {"active": runs}} for host, runs in active.items()}
+
+
+def test_the_newest_step_counts_then_the_finished_model_then_an_idle_host():
+    both = {"n1": answer(model(4), checkpoint(4)), "n2": answer(model(4), checkpoint(6))}
+    assert saved_choice(both, {})["path"].endswith("step-00000006")
+    equal = {"n1": answer(None, checkpoint(4)), "n2": answer(model(4), checkpoint(4))}
+    assert saved_choice(equal, {})["kind"] == "model"
+    same = {"n1": answer(model(4)), "n2": answer(model(4))}
+    assert saved_choice(same, seen(n1=["b"], n2=[]))["host"] == "n2"
+    busy = saved_choice(same, seen(n1=["b"], n2=["b"]))
+    assert (busy["host"], busy["busy"]) == ("n1", True)
+
+
+def test_a_step_that_is_asked_for_is_taken_and_no_other():
+    results = {"n1": answer(model(6), checkpoint(4))}
+    assert saved_choice(results, {}, 4)["kind"] == "checkpoint"
+    assert saved_choice(results, {}, 5) == {}
+    fault = saved_fault(results, {}, "a", 5)
+    assert fault == "checkpoint: found no valid one of step 5 in run a; expected one of 4. Correct it."
+
+
+def test_a_host_without_an_answer_hides_nothing_and_is_named_where_nothing_is_found():
+    gone = {"unreachable": True, "msg": "Failed to connect:\nssh: timed out"}
+    assert saved_choice({"n1": gone, "n2": answer(model(4))}, {})["host"] == "n2"
+    fault = saved_fault({"n1": gone, "n2": answer(damaged=["x: missing or cut short"])}, {}, "a")
+    first, *others = fault.splitlines()
+    assert first.startswith(
+        "run a: found neither a finished model nor a valid checkpoint; expected one. Wait for"
+    )
+    assert others == ["n2: x: missing or cut short", "n1: no answer: ssh: timed out"]
+    assert saved_fault({"n2": answer(model(4))}, {}, "a") == ""
+
+
+def test_the_trainers_words():
+    words = {"prompt": "-x $HOME", "tokens": 3, "temperature": 0.0, "chat": True}
+    assert generate_arguments(words, model(4)) == [
+        *(
+            "generate",
+            "/v/runs/a/model",
+            "--prompt=-x $HOME",
+            "--max-new-tokens=3",
+            "--temperature=0.0",
+            "--chat",
+        )
+    ]
+    choice = {**checkpoint(4), "kind": "checkpoint"}
+    assert export_place({"merge": True}, choice) == f"/v/runs/a/export-{'e' * 12}-merged"
+    assert export_place({}, {**model(4), "kind": "model"}) == f"/v/runs/a/export-{'d' * 12}"
+    assert export_about({}, choice, "a") == export_about({"merge": False}, {**choice, "host": "other"}, "a")
+
+
+# ---- on a host ----
+
+
+@pytest.fixture
+def saved(load_module):
+    return load_module("run_saved")
+
+
+def write_checkpoint(run_dir, step, content=b"weights"):
+    path = run_dir / f"checkpoints/step-{step:08d}"
+    path.mkdir(parents=True)
+    files = {
+        "model.safetensors": content,
+        "optimizer.safetensors": b"state of " + content,
+        "config.json": b"{}",
+    }
+    for name, data in files.items():
+        (path / name).write_bytes(data)
+    facts = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+    }
+    (path / "manifest.json").write_text(json.dumps({"step": step, "files": facts}))
+    return path
+
+
+def test_the_newest_whole_checkpoint_is_found_and_damage_is_named(saved, tmp_path):
+    write_checkpoint(tmp_path, 4)
+    newer = write_checkpoint(tmp_path, 8)
+    (newer / "model.safetensors").write_bytes(b"Weights")
+    unread = saved.saved(str(tmp_path), 0, verify=False)
+    assert (unread["checkpoint"]["step"], unread["model"], unread["steps"]) == (8, None, [8, 4])
+    read = saved.saved(str(tmp_path), 0, verify=True)
+    assert read["checkpoint"]["step"] == 4
+    (damage,) = read["damaged"]
+    assert damage.startswith(f"{newer}/model.safetensors: its content has changed")
+    assert saved.saved(str(tmp_path), 8, verify=True)["checkpoint"] is None
+    (newer / "manifest.json").write_text("[")
+    assert "manifest.json: missing or damaged" in saved.saved(str(tmp_path), 0, verify=False)["damaged"][0]
+
+
+def test_a_finished_model_has_its_step_and_the_digest_of_its_weights_alone(saved, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_bytes(b"weights")
+    assert saved.saved(str(tmp_path), 0, verify=True)["model"] is None
+    (tmp_path / "model/config.json").write_text('{"host": 1}')
+    (tmp_path / "summary.json").write_text('{"steps": 4}')
+    write_checkpoint(tmp_path, 4)
+    found = saved.saved(str(tmp_path), 0, verify=True)
+    assert found["model"]["step"] == 4 and found["model"]["digest"] == found["checkpoint"]["digest"]
+
+
+def test_no_run_at_all_is_nothing(saved, tmp_path):
+    nothing = {"model": None, "checkpoint": None, "steps": [], "damaged": []}
+    assert saved.saved(str(tmp_path / "none"), 0, True) == nothing
+
+
+# ---- the command ----
+
+
+def test_a_command_runs_and_fails_with_the_trainers_own_words(run_module, tmp_path):
+    program = tmp_path / "trainer"
+    fail = '[ "$1" = bad ] && { echo "error: no such thing" >&2; exit 2; }'
+    program.write_text(f'#!/bin/sh\n{fail}\necho "$1:$OMP_NUM_THREADS"')
+    program.chmod(0o755)
+    options = {"program": str(program), "state_dir": str(tmp_path)}
+    assert (
+        run_module("trainer_command", arguments=["a $HOME;b"], behind=True, **options)["text"]
+        == "a $HOME;b:1\n"
+    )
+    assert run_module("trainer_command", arguments=["bad"], **options)["msg"] == "no such thing"
+    assert run_module("trainer_command", arguments=["a"], check=True, **options)["changed"] is False
+    missing = {**options, "program": str(tmp_path / "none")}
+    assert "run site.yml first" in run_module("trainer_command", arguments=["a"], **missing)["msg"]
+
+
+def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_module):
+    module = load_module("trainer_command")
+    words = module.as_unit(["/t", "--prompt=$HOME 5$"], "u", "/v", behind=True)
+    assert words[words.index("--") + 1 :] == ["/t", "--prompt=$$HOME 5$$"]
+    assert "--property=CPUWeight=1" in words and "--setenv=CUDA_VISIBLE_DEVICES=" in words
+    assert "--property=OOMScoreAdjust=1000" in words and "--property=ReadWritePaths=/v" in words
+    assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", behind=False)
+
+
+# ---- the files that come ----
+
+
+class Bringer(run_export.ActionModule):
+    """With a host that is a directory here; `cut`: bytes after which the way is cut."""
+
+    def __init__(self, cut=None):
+        self.left, self.fetched = cut, 0
+
+    def _append(self, source, part, have):
+        with open(source, "rb") as file:
+            file.seek(have)
+            piece = file.read(4)
+        if self.left is not None and self.fetched + len(piece) > self.left:
+            raise run_export.Refused("cut")
+        self.fetched += len(piece)
+        with part.open("ab") as whole:
+            whole.write(piece)
+
+
+def listed(source):
+    return [
+        {"path": str(path), "size": path.stat().st_size, "checksum": run_export.sha256(path)}
+        for path in source.rglob("*")
+        if path.is_file()
+    ]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source"
+    (path / "below").mkdir(parents=True)
+    (path / "a.bin").write_bytes(b"0123456789")
+    (path / "below/b.txt").write_bytes(b"text")
+    return path
+
+
+def bring(bringer, to, source, about):
+    found = run_export.look(to, about)
+    return bringer._bring(to, about, source, listed(source), found["own"])
+
+
+def test_it_comes_whole_and_a_second_look_finds_nothing_to_do(tmp_path, source):
+    to, about = tmp_path / "a/to", {"step": 4}
+    assert run_export.look(to, about) == {"stands": False, "own": {}}
+    bring(Bringer(), to, source, about)
+    assert run_export.present(to) == run_export.present(source)
+    assert run_export.look(to, about)["stands"]
+    assert not run_export.look(to, {"step": 5})["stands"]
+
+
+def test_cut_off_it_goes_on_where_it_was(tmp_path, source):
+    to, about = tmp_path / "to", {"step": 4}
+    with pytest.raises(run_export.Refused):
+        bring(Bringer(cut=8), to, source, about)
+    assert not run_export.look(to, about)["stands"]
+    again = Bringer()
+    bring(again, to, source, about)
+    assert again.fetched == 14 - 8
+    assert run_export.look(to, about)["stands"]
+    assert not [path for path in to.rglob("*") if run_export.is_part(path)]
+
+
+def test_a_newer_export_takes_the_place_of_an_older_and_brings_what_differs_alone(tmp_path, source):
+    to = tmp_path / "to"
+    bring(Bringer(), to, source, {"step": 4})
+    (source / "a.bin").write_bytes(b"9876543210")
+    (source / "below/b.txt").rename(source / "c.txt")
+    with pytest.raises(run_export.Refused):
+        bring(Bringer(cut=4), to, source, {"step": 8})
+    bring(Bringer(), to, source, {"step": 8})
+    assert run_export.present(to) == run_export.present(source)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda to: (to / "mine.txt").write_text("x"), "changed since the export before (mine.txt)"),
+        (lambda to: (to / "a.bin").write_text("x"), "changed since the export before (a.bin)"),
+        (lambda to: (to / "link").symlink_to("a.bin"), "(link)"),
+        (lambda to: (to / run_export.RECORD).write_text("{"), "which cannot be read"),
+        (lambda to: (to / run_export.RECORD).unlink(), "that no export has put there (a.bin, below/b.txt)"),
+    ],
+)
+def test_what_is_another_s_is_never_overwritten(tmp_path, source, spoil, said):
+    to = tmp_path / "to"
+    bring(Bringer(), to, source, {"step": 4})
+    spoil(to)
+    before = run_export.present(to)
+    with pytest.raises(run_export.Refused) as refused:
+        run_export.look(to, {"step": 8})
+    assert said in str(refused.value) and "-e to=DIR" in str(refused.value)
+    assert run_export.present(to) == before
+
+
+def test_a_file_in_its_place_is_refused(tmp_path):
+    (tmp_path / "to").write_text("x")
+    with pytest.raises(run_export.Refused, match="no directory"):
+        run_export.look(tmp_path / "to", {})
+
+
+def test_what_came_damaged_is_not_kept(tmp_path, source):
+    files = listed(source)
+    for one in files:
+        one["checksum"] = "0" * 64
+    with pytest.raises(run_export.Refused, match="SHA-256"):
+        Bringer()._bring(tmp_path / "to", {}, source, files, {})
+    assert run_export.present(tmp_path / "to") == {}
