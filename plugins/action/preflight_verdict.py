@@ -133,7 +133,7 @@ class ActionModule(ActionBase):
             for host in args["hosts"]
         }
         needed = run_gb(str(args.get("model") or ""), str(args.get("dataset") or ""))
-        limits = Limits(**args["limits"], **commands(), run_gb=needed)
+        limits = Limits.of({**args["limits"], **commands(), "run_gb": needed})
         steps = args.get("steps") or {"result": SKIP, "message": "they were not asked for"}
         cluster = Cluster(facts, limits, steps, bool(args.get("local")))
         if args.get("quiet"):

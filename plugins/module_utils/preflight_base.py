@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 SHOWN_HOSTS = 8
@@ -37,6 +37,13 @@ class Limits:
     ansible: str = "ansible"  # these three with the inventory, to be pasted into a shell
     site: str = "ansible-playbook site.yml"
     train: str = "ansible-playbook train.yml"
+
+    @classmethod
+    def of(cls, given: dict[str, object]) -> Limits:
+        """With `given`, whose numbers may be words, as -e has them."""
+        words = {"str": str, "int": int, "float": float}
+        kinds = {one.name: words[one.type] for one in fields(cls)}
+        return cls(**{name: kinds[name](value) for name, value in given.items()})
 
 
 @dataclass(frozen=True)

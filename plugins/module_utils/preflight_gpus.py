@@ -56,7 +56,7 @@ def _with_gpus(cluster: Cluster) -> dict[str, dict]:
 
 @check(
     "Nothing but runs holds the cards' memory",
-    "{gpu_used_mb} MiB a card",
+    "{gpu_used_mb:g} MiB a card",
     "preflight_gpu_used_mb; what a desktop holds, a rank runs out of",
 )
 def gpu_memory(cluster: Cluster) -> Iterable[Said]:

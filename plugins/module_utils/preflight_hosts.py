@@ -269,7 +269,7 @@ def driver(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "The hosts' clocks agree",
-    "warn over {clock_warn_seconds} s apart, fail over {clock_fail_seconds} s",
+    "warn over {clock_warn_seconds:g} s apart, fail over {clock_fail_seconds:g} s",
     "ours: logs in one order; a lease of etcd is 12 s; TLS",
     True,
 )
@@ -333,7 +333,7 @@ def clock_middle(cluster: Cluster, offsets: dict[str, float]) -> float:
 
 @check(
     "There is room for the run: data, model and three checkpoints",
-    "{min_free_gb} GB and what the run needs",
+    "{min_free_gb:g} GB and what the run needs",
     "trainer_min_free_gb; the run's model and dataset (-e model=… -e dataset=…)",
 )
 def disk(cluster: Cluster) -> Iterable[Said]:
@@ -361,7 +361,7 @@ def disk(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "There is memory for the ranks",
-    "{memory_gb} GB a process available",
+    "{memory_gb:g} GB a process available",
     "preflight_memory_gb; torch alone takes about half of it",
 )
 def memory(cluster: Cluster) -> Iterable[Said]:

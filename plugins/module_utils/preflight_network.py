@@ -11,7 +11,7 @@ SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may li
 
 @check(
     "The interface of the cluster address is fast, and full duplex",
-    "warn under {link_mbit} Mbit/s",
+    "warn under {link_mbit:g} Mbit/s",
     "preflight_link_mbit",
     True,
 )
@@ -114,7 +114,7 @@ def not_measured(cluster: Cluster) -> str:
 
 @check(
     "No packet is lost",
-    "warn over {loss_percent} %, fail over {loss_fail_percent} %",
+    "warn over {loss_percent:g} %, fail over {loss_fail_percent:g} %",
     "ours: TCP loses half its speed at about 1 % (Mathis et al. 1997)",
     True,
 )
@@ -142,7 +142,7 @@ def loss(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "Latency is that of a local network",
-    "warn over {latency_ms} ms",
+    "warn over {latency_ms:g} ms",
     "preflight_latency_ms; a step waits for it some dozens of times",
     True,
 )
@@ -162,7 +162,7 @@ def latency(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "Bandwidth is that of the links",
-    "{bandwidth_percent} % of the slower link's, up to 10 Gbit/s, and of {link_mbit} Mbit/s",
+    "{bandwidth_percent:g} % of the slower link's, up to 10 Gbit/s, and of {link_mbit:g} Mbit/s",
     "preflight_bandwidth_percent; TCP carries 94 % of Ethernet's",
     True,
 )
@@ -278,7 +278,7 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "RDMA carries what its ports promise",
-    "warn under {rdma_warn_percent} %, fail under {rdma_fail_percent} % of the port's rate",
+    "warn under {rdma_warn_percent:g} %, fail under {rdma_fail_percent:g} % of the port's rate",
     "Azure's node health checks hold 90 to 95 %; depth full",
     True,
 )

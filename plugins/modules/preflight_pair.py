@@ -71,6 +71,7 @@ IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = (
     10,
     3,
 )  # linux/in.h: do not fragment, and ask for no path's MTU that is known
+IPV4_MOST = 65535  # bytes of a packet
 HEADERS = 28  # bytes of IPv4's and ICMP's
 
 
@@ -266,7 +267,7 @@ class Exchange:
             count, times = echoes(address, self.own, self.options["packets"], 84, identity)
             found["sent"], found["lost"] = count, count - len(times)
             found["rtt_ms"] = round(median(times) * 1000, 3) if times else None
-            _, times = echoes(address, self.own, 5, self.options["mtu"], identity ^ 0x8000)
+            _, times = echoes(address, self.own, 5, min(self.options["mtu"], IPV4_MOST), identity ^ 0x8000)
             found["mtu_arrives"] = bool(times)
         except OSError as error:
             found["note"] = f"echo requests: {error.strerror or error}"

@@ -2,9 +2,10 @@
 
 import json
 import socket
+import subprocess
 
 import pytest
-from yard import Yard, changed, failures, said
+from yard import ROOT, Yard, changed, failures, said
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +34,30 @@ def test_two_healthy_nodes_pass_and_nothing_of_it_stays(yard):
 
 
 def test_a_warning_ends_with_1(yard):
-    run = yard.play("playbooks/preflight.yml", preflight_steps=0, preflight_memory_gb=0.001)
-    assert run.rc == 0
+    """By ansible-playbook itself: ansible-runner brings callbacks of its own instead of the checkout's."""
+    assert play(yard, "preflight_steps=0", "preflight_memory_gb=0.001").returncode == 0
     # A card that was there the last time.
     (baseline,) = (yard.results / "preflight").glob("baseline-*.json")
     before = json.loads(baseline.read_text())
     before["figures"]["gpus"] = {"node1": 1, "node2": 0}
     baseline.write_text(json.dumps(before))
-    run = yard.play("playbooks/preflight.yml", preflight_steps=0)
-    text = said(run)
-    assert run.rc == 1, text
-    assert "WARN  baseline: node1: node1: 0 GPUs, 1 on" in text and "cure:  rm " in text
+    done = play(yard, "preflight_steps=0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WARN  baseline: node1: node1: 0 GPUs, 1 on" in done.stdout and "cure:  rm " in done.stdout
     baseline.unlink()
+
+
+def play(yard, *extra):
+    words = ["ansible-playbook", "-i", str(yard.inventory), "playbooks/preflight.yml"]
+    return subprocess.run(
+        [*words, *(word for one in extra for word in ("-e", one))],
+        cwd=ROOT,
+        env=yard.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
 
 
 def test_a_fault_ends_with_2_and_no_step_is_tried(yard):
