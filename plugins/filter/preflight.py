@@ -48,14 +48,20 @@ def preflight_fault(depth: object, steps: object) -> str:
 def preflight_takers(
     hosts: list[dict], seen: dict[str, dict], asked: dict[str, dict], local: bool
 ) -> list[dict]:
-    """Who measures the network: {name, address, port} of each of `hosts` that can; none where there is nobody else.
+    """Who measures the network: {name, address, port, rdma (a device)} of those that can; none without peers.
 
     `seen`, `asked`: what the tasks preflight_survey and run_host registered on each. An active run is not disturbed.
     """
     surveys = {name: result["survey"] for name, result in seen.items() if result and "survey" in result}
     active = any((result or {}).get("host_facts", {}).get("active") for result in asked.values())
     takers = [
-        {"name": host["name"], "address": host["address"], "port": surveys[host["name"]]["free_port"]}
+        {
+            **{"name": host["name"], "address": host["address"]},
+            "port": surveys[host["name"]]["free_port"],
+            "rdma": next(
+                (one["device"] for one in surveys[host["name"]]["rdma"] if one["state"] == "ACTIVE"), ""
+            ),
+        }
         for host in hosts
         if surveys.get(host["name"], {}).get("free_port")
     ]
@@ -74,6 +80,8 @@ def preflight_measure(survey: dict, hosts: list[dict], depth: str, burn_minutes:
             1, round(float(burn_minutes) * 30 / ((SECONDS[depth] + ROUND_MORE) * max(len(rounds), 1)))
         )
     return {
+        # RDMA takes its time, and a program that nobody needs else.
+        "hosts": [{**host, "rdma": host["rdma"] if depth != "quick" else ""} for host in hosts],
         "rounds": rounds,
         "mtu": link.get("mtu") or 1500,
         "streams": STREAMS if (link.get("speed") or 0) > FAST and link.get("physical") else 1,

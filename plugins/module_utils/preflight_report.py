@@ -16,7 +16,7 @@ import preflight_gpus  # noqa: F401
 import preflight_network  # noqa: F401
 
 # isort: on
-from preflight_base import CHECKS, FAIL, PASS, SKIP, WARN, Cluster, Finding, findings, named
+from preflight_base import CHECKS, FAIL, PASS, SKIP, WARN, Cluster, Finding, Limits, findings, named
 
 EXIT = {PASS: 0, SKIP: 0, WARN: 1, FAIL: 2}
 KEPT_SHARE = 0.9  # of a figure of the last good result that is not worse
@@ -217,7 +217,8 @@ def _cell(values: tuple | None) -> str:
 
 def table() -> str:
     """The checks as docs/preflight.md shows them."""
-    rows = [(name, one.what, one.limit, one.source) for name, one in CHECKS.items()]
+    limits = vars(Limits())
+    rows = [(name, one.what, one.limit.format(**limits), one.source) for name, one in CHECKS.items()]
     rows.append(("baseline", *BASELINE))
     lines = ["| Check | What is right | Limit | Where that comes from |", "| --- | --- | --- | --- |"]
     return "\n".join(

@@ -13,7 +13,11 @@ description:
   - In round C(r) each host sends to the one that stands C(r) places after it, so that a link carries one stream a way.
 options:
   host: {type: str, required: true, description: This host's name.}
-  hosts: {type: list, elements: dict, required: true, description: "Who takes part: name, address, port (free)."}
+  hosts:
+    type: list
+    elements: dict
+    required: true
+    description: "Who takes part: name, address, port (free), rdma (a device, or none)."
   port: {type: int, required: true, description: The port on which the ranks will meet.}
   rounds: {type: list, elements: int, required: true, description: "How many places after this host the peers stand."}
   mtu: {type: int, required: true, description: Bytes of a packet that the interface sends.}
@@ -41,7 +45,7 @@ pairs:
   description: >-
     By peer: C(ports) ({port: open, other (somebody else listens), refused, dropped or why}), C(sent), C(lost),
     C(rtt_ms) (median), C(mtu_arrives), C(mbit) (the least of all passes), C(offset) (s, the peer's clock less this
-    one's), C(offset_error), C(note).
+    one's), C(offset_error), C(rdma_gbit) (where all have a device), C(note), C(rdma_note).
   type: dict
   returned: always
 heard: {description: The peers from which this host's measured port was reached., type: list, returned: always}
@@ -54,6 +58,7 @@ import os
 import select
 import socket
 import struct
+import subprocess
 import threading
 import time
 
@@ -66,13 +71,17 @@ ECHO_INTERVAL = 0.005
 AT_ONCE = 4  # peers whose answers are timed together; more would wait for each other
 CHUNK = bytes(1 << 20)
 CLOCK_TURNS = 12
+RDMA_SECONDS = 3
+RDMA_START = 1.0  # seconds that perftest takes to listen
+NO_PERFTEST = "perftest is not installed on both ends: apt-get install perftest"
+QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 WARM_UP = 0.2  # seconds of a stream that do not count
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = (
     10,
     3,
 )  # linux/in.h: do not fragment, and ask for no path's MTU that is known
 IPV4_MOST = 65535  # bytes of a packet
-HEADERS = 28  # bytes of IPv4's and ICMP's
+HEADERS = 28  # bytes of IPv4's (the kernel's to write) and ICMP's
 
 
 def checksum(data: bytes) -> int:
@@ -147,6 +156,7 @@ class Exchange:
         self.order = [host["name"] for host in options["hosts"]]
         self.places = {host["name"]: (host["address"], int(host["port"])) for host in options["hosts"]}
         self.own = self.places[self.name][0]
+        self.devices = {host["name"]: host.get("rdma") for host in options["hosts"]}
         self.streams = options["streams"]
         self.turn = 0  # the round that is under way, counted over all passes
         self.turned = threading.Condition()
@@ -178,12 +188,16 @@ class Exchange:
             in_parallel(
                 [lambda peer=peer: self.look(peer, patience) for peer in peers[start : start + AT_ONCE]]
             )
-        for index in range(self.options["passes"] * len(offsets)):
+        rdma_passes = int(bool(self.devices) and all(self.devices.values()))
+        for index in range((self.options["passes"] + rdma_passes) * len(offsets)):
             offset = offsets[index % len(offsets)]
             after = self.order[(place + offset) % len(self.order)]
             before = self.order[(place - offset) % len(self.order)]
-            self.round(index + 1, after, before, patience)
+            rdma = index >= self.options["passes"] * len(offsets)
+            self.round(index + 1, after, before, patience, rdma)
         for listener in listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept, and so holds it open
             listener.close()
         return self.found
 
@@ -226,12 +240,13 @@ class Exchange:
     def serve(self, connection: socket.socket) -> None:
         """Take one stream of a peer whose turn it is, after telling it the time; then say how much came, how fast."""
         words = read_line(connection).decode("ascii", "replace").split()
+        if len(words) == 2 and words[0] == "rdma":
+            self.serve_rdma(connection, int(words[1]))
         if len(words) != 3 or words[0] != "hello":
             return
         turn, streams = int(words[1]), int(words[2])
-        with self.turned:
-            if not self.turned.wait_for(lambda: self.turn >= turn, self.options["patience"]):
-                return
+        if not self.wait_for_turn(turn):
+            return
         connection.settimeout(self.options["seconds"] + 10)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"go\n")
@@ -250,6 +265,37 @@ class Exchange:
                 total += count
         measured = (last or 0) - (first or 0) - WARM_UP
         connection.sendall(struct.pack("!dd", total, max(measured, 0.0)))
+        self.one_less(turn, streams)
+
+    def serve_rdma(self, connection: socket.socket, turn: int) -> None:
+        """Have perftest listen for one measurement of a peer whose turn it is."""
+        if not self.wait_for_turn(turn):
+            return
+        with socket.socket() as probe:
+            probe.bind((self.own, 0))
+            port = probe.getsockname()[1]
+        try:
+            process = subprocess.Popen(rdma_command(self.devices[self.name], port), **QUIET)
+        except OSError:
+            connection.sendall(b"0\n")
+            self.one_less(turn, 1)
+            return
+        try:
+            time.sleep(RDMA_START)
+            connection.sendall(f"{port}\n".encode())
+            connection.settimeout(RDMA_SECONDS + 20)
+            connection.recv(1)  # until the peer is done
+        finally:
+            process.kill()
+            process.wait()
+            self.one_less(turn, 1)
+
+    def wait_for_turn(self, turn: int) -> bool:
+        with self.turned:
+            return self.turned.wait_for(lambda: self.turn >= turn, self.options["patience"])
+
+    def one_less(self, turn: int, streams: int) -> None:
+        """One of the streams of a turn came to its end."""
         with self.turned:
             self.missing[turn] = self.missing.get(turn, streams) - 1
             self.turned.notify_all()
@@ -274,12 +320,14 @@ class Exchange:
         if found["ports"][str(own_port)] != "open":
             self.absent.add(peer)
 
-    def round(self, turn: int, after: str, before: str, patience: float) -> None:
+    def round(self, turn: int, after: str, before: str, patience: float, rdma: bool) -> None:
         """Send to one peer while another sends here."""
         with self.turned:
             self.turn = turn
             self.turned.notify_all()
-        if after not in self.absent:
+        if after not in self.absent and rdma:
+            self.send_rdma(after, turn)
+        elif after not in self.absent:
             sent = in_parallel([lambda: self.send(after, turn, patience)] * self.streams)
             rates = [one["mbit"] for one in sent if one]
             if len(rates) == self.streams:
@@ -288,10 +336,17 @@ class Exchange:
                 found["offset"], found["offset_error"] = best["offset"], best["offset_error"]
             else:
                 self.absent.add(after)
+        if before in self.absent and before not in self.heard:
+            self.silent.add(before)
         if before not in self.silent:
             # One that has been heard of may still be at its echo requests; of any other nobody knows.
             begun = time.monotonic() if before in self.heard else max(time.monotonic(), patience)
-            seconds = begun + self.options["seconds"] + self.slack - time.monotonic()
+            seconds = (
+                begun
+                + (RDMA_SECONDS + 10 if rdma else self.options["seconds"])
+                + self.slack
+                - time.monotonic()
+            )
             with self.turned:
                 if not self.turned.wait_for(lambda: self.missing.get(turn) == 0, seconds):
                     self.silent.add(before)
@@ -321,6 +376,47 @@ class Exchange:
             return None
         rate = total * 8 / seconds / 1e6 if seconds > 0 else 0.0
         return {"mbit": round(rate, 1), "offset": offset, "offset_error": error}
+
+    def send_rdma(self, peer: str, turn: int) -> None:
+        """What RDMA carries to a peer, Gbit/s, by perftest on both ends."""
+        found = self.found[peer]
+        try:
+            with connect(self.places[peer], self.own) as connection:
+                connection.settimeout(self.options["patience"] + 10)
+                read_line(connection)
+                connection.sendall(f"rdma {turn}\n".encode())
+                port = int(read_line(connection) or 0)
+                command = rdma_command(self.devices[self.name], port, self.places[peer][0])
+                done = port and subprocess.run(
+                    command, capture_output=True, text=True, timeout=RDMA_SECONDS + 15, check=False
+                )
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            found["rdma_note"] = (
+                NO_PERFTEST if isinstance(error, FileNotFoundError) else f"ib_write_bw: {error}"
+            )
+            return
+        rate = rdma_gbit(done.stdout) if done else None
+        if rate is not None:
+            found["rdma_gbit"] = rate
+        elif done:
+            found["rdma_note"] = f"ib_write_bw: {(done.stderr or done.stdout).strip()[-200:]}"
+        else:
+            found["rdma_note"] = NO_PERFTEST
+
+
+def rdma_command(device: str, port: int, address: str = "") -> list[str]:
+    """perftest's command line: of the listening end, or with an `address` of the asking one."""
+    command = ["ib_write_bw", "-d", device, "-p", str(port), "-D", str(RDMA_SECONDS), "-F", "--report_gbits"]
+    return [*command, address] if address else command
+
+
+def rdma_gbit(output: str) -> float | None:
+    """The average of ib_write_bw's table: its line is bytes, iterations, peak, average, rate of messages."""
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) == 5 and words[0].isdigit() and words[1].isdigit():
+            return float(words[3])
+    return None
 
 
 def clock_offset(connection: socket.socket) -> tuple[float, float]:
