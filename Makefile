@@ -83,8 +83,9 @@ faults: $(VENV)/.dev ## what happens to machines in a cupboard, on real hosts: t
 	@TRAINYARD_INSTALL=1 TRAINYARD_FULL=1 $(BIN)/python -m pytest -q -s tests/distributed/test_recovery.py tests/faults
 
 .PHONY: docs
-docs: $(VENV)/.controller ## write docs/variables.md anew, from the roles' argument specs and the trainer's keys
+docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/preflight.md anew, from the specs and the code
 	@$(BIN)/python scripts/write_variables.py
+	@$(BIN)/python scripts/write_checks.py
 
 # ---- the benchmarks ----
 

@@ -1,0 +1,160 @@
+"""Judge what all hosts said, tell it, and keep it: as JSON, and as the baseline of later results where it is good."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from ansible import context
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from preflight_base import FAIL, SKIP, WARN, Cluster, Limits, findings
+from preflight_report import (
+    baseline_name,
+    is_good,
+    read_result,
+    renewed,
+    report,
+    text,
+    write_result,
+)
+
+CHECKOUT = Path(__file__).parents[2]
+CHECKPOINTS = 3
+# Of a model's file in 16 bits: 4 bytes of weights and 8 of AdamW's moments a parameter, over the file's 2.
+CHECKPOINT_SHARE = 6
+
+display = Display()
+
+
+def plain(value):
+    """`value` without Ansible's marks, as JSON takes it."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def size(path: str) -> int:
+    """Bytes of a file, or of all files below a directory; 0 where nothing is."""
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    return sum(
+        os.path.getsize(os.path.join(folder, name)) for folder, _, files in os.walk(path) for name in files
+    )
+
+
+def run_gb(model: str, dataset: str) -> float:
+    """Disk that a full fine-tune of a model's directory takes, GB: data, model and three checkpoints."""
+    weights = size(os.path.expanduser(model)) if model else 0
+    data = size(os.path.expanduser(dataset)) if dataset else 0
+    return (data + weights * (1 + CHECKPOINTS * CHECKPOINT_SHARE)) / 1e9
+
+
+def reason(result: dict) -> str:
+    """Why a registered result holds no answer; "" where it may."""
+    if result.get("unreachable") or result.get("failed") or "survey" not in result:
+        lines = str(result.get("msg") or "it was not asked").strip().splitlines()
+        return lines[-1][:300] if lines else "no reason given"
+    return ""
+
+
+def fact_of(variables, host: dict, rdma: bool) -> dict:
+    """What is known of one host: `Cluster.facts`' value. `variables`: the host's."""
+    seen, asked, pair = (
+        plain(variables.get(name) or {})
+        for name in ("__preflight_seen", "__trainer_host", "__preflight_pair")
+    )
+    error = reason(seen)
+    if not error and "host_facts" not in asked:
+        error = str(asked.get("msg") or "it was not asked for its runs")[-300:]
+    return {
+        "expected": {
+            "hostname": host["names"][0],
+            "address": host["address"],
+            "rdma": rdma,
+            "firewall": bool(plain(variables.get("firewall_manage", True))),
+            "processes": int(plain(variables.get("nproc_per_node") or 0)),
+        },
+        "survey": seen.get("survey"),
+        "run": asked.get("host_facts"),
+        "error": error,
+        "pairs": pair.get("pairs"),
+        "outside": pair.get("outside") or str(pair.get("msg") or "")[-200:] or None,
+        "clock": pair.get("clock"),
+    }
+
+
+def commands() -> dict[str, str]:
+    """How ansible, site.yml and train.yml are called with this inventory."""
+    words = []
+    for inventory in context.CLIARGS.get("inventory") or ():
+        words += ["-i", inventory.rstrip(",") + "," if inventory.endswith(",") else inventory]
+    for flag, given in (("-K", "become_ask_pass"), ("-k", "ask_pass")):
+        if context.CLIARGS.get(given):
+            words.append(flag)
+    place = {name: os.path.relpath(CHECKOUT / name) for name in ("site.yml", "train.yml")}
+    return {
+        "ansible": shlex.join(["ansible", *words]),
+        "site": shlex.join(["ansible-playbook", *words, place["site.yml"]]),
+        "train": shlex.join(["ansible-playbook", *words, place["train.yml"]]),
+    }
+
+
+class ActionModule(ActionBase):
+    """Arguments: hosts (as cluster_hosts has them, in node order), limits (fields of Limits), steps, local, model and
+    dataset (of the run to come, or ""), results (directory), began (s since the epoch), quiet.
+
+    quiet: nothing is told or written; returns failed_checks (names) and active (names of runs) alone.
+
+    Returns the report's counts and exit_status (0, 1 or 2; the callback exit_status heeds 1).
+    """
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _requires_connection = False
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args = plain(self._task.args)
+        rdma = set(task_vars["groups"].get("rdma", ()))
+        facts = {
+            host["name"]: fact_of(task_vars["hostvars"][host["name"]], host, host["name"] in rdma)
+            for host in args["hosts"]
+        }
+        needed = run_gb(str(args.get("model") or ""), str(args.get("dataset") or ""))
+        limits = Limits.of({**args["limits"], **commands(), "run_gb": needed})
+        steps = args.get("steps") or {"result": SKIP, "message": "they were not asked for"}
+        cluster = Cluster(facts, limits, steps, bool(args.get("local")))
+        if args.get("quiet"):
+            failed = dict.fromkeys(one.check for one in findings(cluster) if one.result == FAIL)
+            active = sorted({run for host in cluster.alive for run in facts[host]["run"]["active"]})
+            return {**result, "changed": False, "failed_checks": list(failed), "active": active}
+        path = os.path.join(args["results"], baseline_name(facts))
+        before = read_result(path)
+        found = report(cluster, before, time.time() - float(args["began"]), os.path.relpath(path))
+        try:
+            write_result(os.path.join(args["results"], "last.json"), found)
+            if is_good(found) and not self._task.check_mode:
+                write_result(path, renewed(found, before))
+        except OSError as error:
+            display.warning(f"{error.filename}: {error.strerror}; the result was not written")
+        display.display(f"\n{text(found)}\n")
+        counts = found["counts"]
+        answer = {**result, "changed": False, "exit_status": found["exit_status"], "counts": counts}
+        if found["result"] == FAIL:
+            names = ", ".join(dict.fromkeys(one["check"] for one in found["checks"] if one["result"] == FAIL))
+            return {**answer, "failed": True, "msg": f"Preflight failed: {names}. What to do stands above."}
+        if found["result"] == WARN:
+            answer["msg"] = f"Preflight warned {counts[WARN]} times"
+        return answer

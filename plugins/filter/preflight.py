@@ -1,0 +1,160 @@
+"""What preflight asks of the hosts: whom each measures, how long, and which steps they try."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from ansible.errors import AnsibleFilterError
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from trainer import config as trainer_config
+from trainer.errors import BadInput
+
+DEPTHS = ("quick", "full", "burn")
+MATRIX_HOSTS = 4  # up to which the quick preflight measures every pair; beyond, each host its next
+PACKETS = {"quick": 200, "full": 1000, "burn": 1000}
+SECONDS = {"quick": 1.0, "full": 3.0, "burn": 10.0}
+ROUND_MORE = 1.5  # seconds that a round takes besides its stream
+FAST = 10_000  # Mbit/s, beyond which one connection does not fill a link
+STREAMS = 4
+RUN = "smoke-preflight"  # names that begin so are those of trials, which nobody's run has
+# What a run is about; the rest of trainer_config (threads, device, strategy, …) is about the machines.
+TRIAL = {
+    "model": "tiny",
+    "dataset": "austen",
+    "max_samples": 40,
+    "vocab_size": 300,
+    "sequence_length": 32,
+    "checkpoint_every": 0,
+    "restarts": 0,
+    "tensorboard": False,
+}
+OF_MACHINES = ("device", "dtype", "threads", "strategy", "offload_dir", "timeout_seconds", "compile")
+
+
+def preflight_fault(depth: object, steps: object) -> str:
+    """What is wrong with what was asked for; "" where nothing is."""
+    if str(depth) not in DEPTHS:
+        return f"depth: found {depth}; expected one of {', '.join(DEPTHS)}. Correct it: -e depth=quick"
+    if not str(steps).isdigit():
+        return f"preflight_steps: found {steps}; expected a whole number, 0 for none. Correct it."
+    return ""
+
+
+def preflight_takers(
+    hosts: list[dict], seen: dict[str, dict], asked: dict[str, dict], local: bool
+) -> list[dict]:
+    """Who measures the network: {name, address, port, rdma (a device)} of those that can; none without peers.
+
+    `seen`, `asked`: what the tasks preflight_survey and run_host registered on each. An active run is not disturbed.
+    """
+    surveys = {name: result["survey"] for name, result in seen.items() if result and "survey" in result}
+    active = any((result or {}).get("host_facts", {}).get("active") for result in asked.values())
+    takers = [
+        {
+            **{"name": host["name"], "address": host["address"]},
+            "port": surveys[host["name"]]["free_port"],
+            "rdma": next(
+                (one["device"] for one in surveys[host["name"]]["rdma"] if one["state"] == "ACTIVE"), ""
+            ),
+        }
+        for host in hosts
+        if surveys.get(host["name"], {}).get("free_port")
+    ]
+    return [] if local or active or len(takers) < 2 else takers
+
+
+def preflight_measure(survey: dict, hosts: list[dict], depth: str, burn_minutes: float) -> dict:
+    """How a host with this `survey` measures the ways: arguments of preflight_pair. `hosts`: those that take part."""
+    link = survey.get("link") or {}
+    count = len(hosts)
+    every = count <= MATRIX_HOSTS or depth != "quick"
+    rounds = list(range(1, count)) if every else [1]
+    passes = 1
+    if depth == "burn":
+        passes = max(
+            1, round(float(burn_minutes) * 30 / ((SECONDS[depth] + ROUND_MORE) * max(len(rounds), 1)))
+        )
+    return {
+        # RDMA takes its time, and a program that nobody needs else.
+        "hosts": [{**host, "rdma": host["rdma"] if depth != "quick" else ""} for host in hosts],
+        "rounds": rounds,
+        "mtu": link.get("mtu") or 1500,
+        "streams": STREAMS if (link.get("speed") or 0) > FAST and link.get("physical") else 1,
+        "packets": PACKETS[depth],
+        "seconds": SECONDS[depth],
+        "passes": passes,
+    }
+
+
+def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) -> dict:
+    """What the trainer's tasks take for what was asked for (`__trainer_asked`): a few steps of a tiny model."""
+    plain = json.loads(json.dumps(inventory_keys))  # without Ansible's marks
+    about = {key: value for key, value in plain.items() if key in OF_MACHINES}
+    size = max(4, int(processes))
+    keys = {**TRIAL, **about, "run": RUN, "steps": int(steps), "batch_size": size}
+    try:
+        config = dataclasses.asdict(trainer_config.from_mapping({**keys, "resume": "auto"}))
+    except BadInput as error:
+        raise AnsibleFilterError(f"trainer_config in the inventory: {error}") from None
+    return {
+        "run": RUN,
+        "config": {name: value for name, value in config.items() if value is not None},
+        "uploads": [],
+        "commands": {},
+        "follow": False,
+        "resume": False,
+        "smoke": False,
+    }
+
+
+def preflight_burn_steps(last: dict, burn_minutes: float, steps: int) -> int:
+    """Steps that last half of the minutes, by the seconds of the `last` one that was tried."""
+    seconds = float(last.get("step_seconds") or 0)
+    return max(int(steps), int(float(burn_minutes) * 30 / seconds)) if seconds > 0 else int(steps)
+
+
+def preflight_steps_said(hindrance: dict, followed: dict, fault: str, steps: int, check_mode: bool) -> dict:
+    """What became of the training steps: {result (pass, fail or skip), message, hosts}.
+
+    hindrance: what preflight_verdict said before them; followed: what run_follow returned; fault: why a task failed.
+    """
+    if int(steps) == 0 or check_mode:
+        return {"result": "skip", "message": "they were not asked for"}
+    if hindrance.get("active"):
+        return {"result": "skip", "message": f"run {hindrance['active'][0]} is active, and is not disturbed"}
+    if hindrance.get("failed_checks"):
+        return {
+            "result": "skip",
+            "message": f"not tried, since this failed: {', '.join(hindrance['failed_checks'])}",
+        }
+    outcome = followed.get("outcome") or {}
+    if fault or outcome.get("result") != "finished":
+        hosts = [outcome["host"]] if outcome.get("host") else []
+        return {
+            "result": "fail",
+            "message": (outcome.get("message") or fault or "they came to no end"),
+            "hosts": hosts,
+        }
+    last = followed.get("last") or {}
+    return {
+        "result": "pass",
+        "message": f"{last.get('step', steps)} steps on {last.get('world_size', '?')} ranks, "
+        f"{float(last.get('step_seconds') or 0):.2f} s the last one",
+    }
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "preflight_burn_steps": preflight_burn_steps,
+            "preflight_fault": preflight_fault,
+            "preflight_measure": preflight_measure,
+            "preflight_steps_said": preflight_steps_said,
+            "preflight_takers": preflight_takers,
+            "preflight_trial": preflight_trial,
+        }

@@ -1,0 +1,157 @@
+"""Preflight's checks of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, check
+
+# Xids that mean the card or its link (NVIDIA's catalogue); the others are mostly a program's own faults.
+HARD_XIDS = {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143}
+# Bits of clocks_throttle_reasons.active (NVML).
+THROTTLES = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+
+
+@check(
+    "The driver shows every card that PCI shows, and as many as the run has processes",
+    "all cards",
+    "PCI; nproc_per_node",
+)
+def gpus(cluster: Cluster) -> Iterable[Said]:
+    well, without = True, []
+    for host, survey in cluster.survey().items():
+        gpu, wanted = survey["gpu"], cluster.facts[host]["expected"].get("processes") or 0
+        if not gpu["cards"] and not gpu["gpus"]:
+            without.append(host)
+            continue
+        fault = ""
+        if gpu["error"]:
+            fault = f"nvidia-smi: {gpu['error']}"
+        elif not gpu["driver"]:
+            fault = f"{gpu['cards']} cards and no driver"
+        elif len(gpu["gpus"]) != gpu["cards"]:
+            fault = f"{len(gpu['gpus'])} of {gpu['cards']} cards"
+        elif wanted > len(gpu["gpus"]):
+            fault = f"{len(gpu['gpus'])} GPUs for nproc_per_node {wanted}"
+        if fault:
+            well = False
+            yield Said(FAIL, [host], fault, cluster.site("nvidia", [host]))
+    if without and len(without) < len(cluster.alive):
+        well = False
+        text = "no card, while other hosts have one: ranks on CPUs and GPUs do not mix"
+        yield Said(WARN, without, text, f"{cluster.limits.train} -l 'all:!{':!'.join(without)}'")
+    elif without:
+        well = False
+        yield Said(SKIP, without, "no host has a card of NVIDIA's")
+    if well:
+        count = {host: len(survey["gpu"]["gpus"]) for host, survey in cluster.survey().items()}
+        yield Said(
+            PASS, cluster.alive, ", ".join(f"{host} {number}" for host, number in list(count.items())[:8])
+        )
+
+
+def _with_gpus(cluster: Cluster) -> dict[str, dict]:
+    return {h: s["gpu"] for h, s in cluster.survey().items() if s["gpu"]["gpus"]}
+
+
+@check(
+    "Nothing but runs holds the cards' memory",
+    "{gpu_used_mb:g} MiB a card",
+    "preflight_gpu_used_mb; what a desktop holds, a rank runs out of",
+)
+def gpu_memory(cluster: Cluster) -> Iterable[Said]:
+    found, well = _with_gpus(cluster), True
+    for host, gpu in found.items():
+        foreign = [one for one in gpu["processes"] if not one["run"]]
+        desktops = [one for one in foreign if "G" in one["kind"]]
+        others = [one for one in foreign if "G" not in one["kind"]]
+        used = max(float(row.get("memory.used", 0)) for row in gpu["gpus"])
+        if desktops:
+            well = False
+            text = f"a desktop: {', '.join(dict.fromkeys(one['name'] for one in desktops))}; {used:.0f} MiB in use"
+            yield Said(WARN, [host], text, cluster.on([host], "systemctl isolate multi-user.target"))
+        if others:
+            well = False
+            told = ", ".join(f"{one['name']} (process {one['pid']}, GPU {one['gpu']})" for one in others[:4])
+            pids = " ".join(str(one["pid"]) for one in others)
+            yield Said(WARN, [host], f"{told}; {used:.0f} MiB in use", cluster.on([host], f"kill {pids}"))
+        if not foreign and used > cluster.limits.gpu_used_mb and not cluster.facts[host]["run"]["active"]:
+            well = False
+            cure = cluster.on([host], 'sh -c "fuser -v /dev/nvidia*"') + "   and end what it names"
+            yield Said(WARN, [host], f"{used:.0f} MiB in use by nobody that the driver shows", cure)
+    if not found:
+        yield Said(SKIP, cluster.alive, "no host has a GPU")
+    elif well:
+        yield Said(PASS, list(found), "nobody else's")
+
+
+@check(
+    "The cards report no fault: ECC, Xid, throttling",
+    "no uncorrected error, no pending row, no Xid, no throttling",
+    "Azure's node health checks; NVIDIA's Xid catalogue",
+)
+def gpu_health(cluster: Cluster) -> Iterable[Said]:
+    found, well = _with_gpus(cluster), True
+    for host, gpu in found.items():
+        for row in gpu["gpus"]:
+            name = f"GPU {row.get('index', '?')}"
+            errors = row.get("ecc.errors.uncorrected.volatile.total", "0")
+            hard = [f"{errors} uncorrected memory errors"] if number(errors) > 0 else []
+            hard += [
+                f"row remapping {what}"
+                for what in ("pending", "failure")
+                if row.get(f"remapped_rows.{what}", "0").lower() not in ("0", "no", "")
+            ]
+            bits = row.get("clocks_throttle_reasons.active", "0x0")
+            bits = int(bits, 16) if bits.startswith("0x") else 0
+            slow = [words for bit, words in THROTTLES.items() if bits & bit]
+            if hard:
+                well = False
+                cure = cluster.on([host], f"nvidia-smi --gpu-reset -i {row.get('index', 0)}")
+                yield Said(
+                    FAIL, [host], f"{name}: {', '.join(hard)}", cure + "   and replace the card if it returns"
+                )
+            if slow:
+                well = False
+                text = f"{name}: slowed down by {', '.join(slow)} at {row.get('temperature.gpu', '?')} °C"
+                yield Said(
+                    WARN, [host], text, cluster.on([host], "nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE")
+                )
+        for result, some in (
+            (FAIL, [one for one in gpu["xids"] if one["xid"] in HARD_XIDS]),
+            (WARN, [one for one in gpu["xids"] if one["xid"] not in HARD_XIDS]),
+        ):
+            if some:
+                well = False
+                last = some[-1]
+                text = f"{len(some)} Xid since it booted, the last {last['xid']} at {last['bus']} ({last['text']})"
+                yield Said(result, [host], text, cluster.on([host], "reboot"))
+    if not found:
+        yield Said(SKIP, cluster.alive, "no host has a GPU")
+    elif well:
+        yield Said(PASS, list(found), "no fault")
+
+
+def number(text: str) -> float:
+    return float(text) if text.replace(".", "", 1).isdigit() else 0.0
+
+
+@check(
+    "The cards have all their PCIe lanes",
+    "the width that the card can",
+    "PCI Express; half the lanes, half the way to the network",
+)
+def pcie(cluster: Cluster) -> Iterable[Said]:
+    found, well = _with_gpus(cluster), True
+    for host, gpu in found.items():
+        for row in gpu["gpus"]:
+            now, most = row.get("pcie.link.width.current", ""), row.get("pcie.link.width.max", "")
+            if now and most and number(now) < number(most):
+                well = False
+                text = f"GPU {row.get('index', '?')}: {now} of {most} lanes"
+                cure = cluster.on([host], "nvidia-smi -q -d PCIE") + "   then seat the card anew, or move it"
+                yield Said(WARN, [host], text, cure)
+    if not found:
+        yield Said(SKIP, cluster.alive, "no host has a GPU")
+    elif well:
+        yield Said(PASS, list(found), "all lanes")

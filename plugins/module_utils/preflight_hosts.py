@@ -1,0 +1,471 @@
+"""Preflight's checks of what the hosts are and have."""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+from collections.abc import Iterable
+
+from preflight_base import FAIL, GB, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
+
+# ---- who is there ----
+
+
+@check("Every host answers Ansible, and its Python reads it", "all hosts", "the inventory")
+def answer(cluster: Cluster) -> Iterable[Said]:
+    for host, fact in cluster.facts.items():
+        if host not in cluster.alive:
+            said = fact.get("error") or "it was not asked"
+            yield Said(FAIL, [host], f"no answer: {said}", f"{cluster.limits.ansible} {host} -b -m ping")
+    if cluster.alive:
+        yield Said(PASS, cluster.alive, f"{len(cluster.alive)} hosts answer")
+
+
+@check(
+    "Each host calls itself by its own name",
+    "a name each, the inventory's",
+    "RFC 1123; ranks on one name share memory",
+    True,
+)
+def hostname(cluster: Cluster) -> Iterable[Said]:
+    names = {host: survey["hostname"] for host, survey in cluster.survey().items()}
+    wrong = [host for host, name in names.items() if name != cluster.facts[host]["expected"]["hostname"]]
+    for host in wrong:
+        same = [other for other, name in names.items() if name == names[host] and other != host]
+        also = f", as {named(same)} does" if same else ""
+        yield Said(FAIL, [host], f"it calls itself {names[host]}{also}", cluster.site("identity", [host]))
+    if not wrong:
+        yield from unique(cluster, names, "name", "identity")
+
+
+@check(
+    "No two hosts share a machine-id",
+    "one each",
+    "machine-id(5); clones share DHCP leases and journals by it",
+    True,
+)
+def machine_id(cluster: Cluster) -> Iterable[Said]:
+    yield from unique(
+        cluster, {h: s["machine_id"] for h, s in cluster.survey().items()}, "machine-id", "identity"
+    )
+
+
+@check(
+    "No two hosts share an SSH host key",
+    "one each",
+    "sshd(8); who has one host's key can pose as the other",
+    True,
+)
+def host_key(cluster: Cluster) -> Iterable[Said]:
+    owners: dict[str, list[str]] = {}
+    for host, survey in cluster.survey().items():
+        for key in survey["host_keys"]:
+            owners.setdefault(key, []).append(host)
+    shared = dict.fromkeys(tuple(hosts) for hosts in owners.values() if len(hosts) > 1)
+    for hosts in shared:
+        again = 'sh -c "rm /etc/ssh/ssh_host_*; ssh-keygen -A; systemctl restart ssh"'
+        yield Said(FAIL, list(hosts), f"the same key on {named(list(hosts))}", cluster.on(hosts[1:], again))
+    if not shared:
+        yield Said(PASS, cluster.alive, f"{len(owners)} keys")
+
+
+@check(
+    "Each host holds its cluster address, and nobody else does",
+    "its own",
+    "the inventory (cluster_address)",
+    True,
+)
+def address(cluster: Cluster) -> Iterable[Said]:
+    held = {
+        host: {text.split("/")[0]: one["name"] for one in survey["interfaces"] for text in one["addresses"]}
+        for host, survey in cluster.survey().items()
+    }
+    well = True
+    for host in cluster.alive:
+        own = cluster.facts[host]["expected"]["address"]
+        if own not in held[host]:
+            there = named(list(held[host])) or "none"
+            well = False
+            yield Said(
+                FAIL, [host], f"{own} on no interface; there are {there}", cluster.site("network", [host])
+            )
+        for other in cluster.alive:
+            if other != host and own in held[other]:
+                well = False
+                yield Said(
+                    FAIL,
+                    [other],
+                    f"{own}, which is {host}'s, on {held[other][own]}",
+                    cluster.on([other], f"ip address del {own} dev {held[other][own]}"),
+                )
+    if well:
+        yield Said(PASS, cluster.alive, "each its own")
+
+
+@check(
+    "Every host's name leads to its cluster address, on every host",
+    "the cluster address first",
+    "hosts(5); gloo and etcd find peers by it",
+    True,
+)
+def names(cluster: Cluster) -> Iterable[Said]:
+    wrong: dict[str, list[str]] = {}
+    for host, survey in cluster.survey().items():
+        for fact in cluster.facts.values():
+            canonical, wanted = fact["expected"]["hostname"], fact["expected"]["address"]
+            got = survey["names"].get(canonical, [])
+            if got[:1] != [wanted]:
+                wrong.setdefault(host, []).append(
+                    f"{canonical} is {', '.join(got) or 'unknown'}, not {wanted}"
+                )
+    for host, told in wrong.items():
+        yield Said(FAIL, [host], "; ".join(told[:3]), cluster.site("identity", [host]))
+    if not wrong:
+        yield Said(PASS, cluster.alive, f"{len(cluster.facts)} names on each")
+
+
+@check(
+    "The route to each peer leaves by the interface of the cluster address",
+    "that interface, that sender",
+    "ip-route(8); NCCL and gloo are bound to it",
+    True,
+)
+def route(cluster: Cluster) -> Iterable[Said]:
+    well = True
+    for host, survey in cluster.survey().items():
+        own = cluster.facts[host]["expected"]["address"]
+        interface = (survey["link"] or {}).get("name")
+        bad = []
+        for peer, fact in cluster.facts.items():
+            way = survey["routes"].get(fact["expected"]["address"])
+            if peer == host or not way or not interface:
+                continue
+            if way["dev"] != interface or (way["source"] and way["source"] != own):
+                leaves = way["error"] or f"by {way['dev']} from {way['source'] or 'any address'}"
+                bad.append((fact["expected"]["address"], f"{peer} {leaves}"))
+        if bad:
+            well = False
+            text = f"the way to {', '.join(words for _, words in bad[:3])}; expected {interface} from {own}"
+            yield Said(
+                FAIL,
+                [host],
+                text,
+                cluster.on([host], f"ip route replace {bad[0][0]} dev {interface} src {own}"),
+            )
+    if well:
+        yield Said(PASS, cluster.alive, "each by its own interface")
+
+
+@check(
+    "No other interface has an address in the cluster's network",
+    "one interface",
+    "RFC 1122 3.3.4.2: which of two answers is a matter of luck",
+    True,
+)
+def subnets(cluster: Cluster) -> Iterable[Said]:
+    well = True
+    for host, survey in cluster.survey().items():
+        own = cluster.facts[host]["expected"]["address"]
+        held = [
+            (one["name"], ipaddress.ip_interface(text))
+            for one in survey["interfaces"]
+            if one["enabled"]
+            for text in one["addresses"]
+            if ":" not in text
+        ]
+        mine = next(((name, net.network) for name, net in held if str(net.ip) == own), None)
+        if not mine:
+            continue
+        for name, net in held:
+            if name != mine[0] and net.network.overlaps(mine[1]):
+                well = False
+                text = f"{name} has {net}, which overlaps {mine[0]}'s {mine[1]}"
+                yield Said(WARN, [host], text, cluster.on([host], f"ip address del {net} dev {name}"))
+    if well:
+        yield Said(PASS, cluster.alive, "one each")
+
+
+# ---- versions ----
+
+
+@check(
+    "All hosts have the same release of the trainer",
+    "one release",
+    "ranks of two releases may not understand each other",
+)
+def release(cluster: Cluster) -> Iterable[Said]:
+    releases = {host: cluster.facts[host]["run"]["release"] or "" for host in cluster.alive}
+    yield_to = lambda hosts: cluster.site("trainer")  # noqa: E731
+    lacking = [host for host, name in releases.items() if not name]
+    if lacking:
+        yield Said(FAIL, lacking, "no trainer is deployed", cluster.limits.site)
+    else:
+        yield from equal(cluster, releases, "release", FAIL, yield_to)
+
+
+@check("All environments have the same packages", "one digest", "requirements/trainer.txt")
+def packages(cluster: Cluster) -> Iterable[Said]:
+    digests = {
+        h: ((cluster.facts[h]["run"]["environment"] or {}).get("digest") or "")[:12] for h in cluster.alive
+    }
+    yield from equal(cluster, digests, "digest", FAIL, lambda hosts: cluster.site("python_env"))
+
+
+def _version(cluster: Cluster, key: str, what: str, result: str, cure) -> Iterable[Said]:
+    yield from equal(
+        cluster, {h: s["versions"][key] for h, s in cluster.survey().items()}, what, result, cure
+    )
+
+
+@check(
+    "All environments have the same Python",
+    "one version",
+    "compiled packages and pickled code objects differ by it",
+)
+def python(cluster: Cluster) -> Iterable[Said]:
+    yield from _version(cluster, "python", "Python", FAIL, lambda hosts: cluster.site("python_env"))
+
+
+@check(
+    "All environments have the same torch", "one build", "PyTorch: all ranks must run the same collectives"
+)
+def torch(cluster: Cluster) -> Iterable[Said]:
+    yield from _version(cluster, "torch", "torch", FAIL, lambda hosts: cluster.site("python_env"))
+
+
+@check(
+    "All environments have the same NCCL",
+    "one version",
+    "NCCL: versions that differ refuse each other, or hang",
+)
+def nccl(cluster: Cluster) -> Iterable[Said]:
+    if not any(survey["versions"]["nccl"] for survey in cluster.survey().values()):
+        yield Said(SKIP, cluster.alive, "a build of torch without NCCL")
+        return
+    yield from _version(cluster, "nccl", "NCCL", FAIL, lambda hosts: cluster.site("python_env"))
+
+
+@check("All hosts run the same kernel", "one release", "ours: one more thing that cannot be the reason")
+def kernel(cluster: Cluster) -> Iterable[Said]:
+    cure = lambda hosts: cluster.on(hosts, 'sh -c "apt-get update && apt-get dist-upgrade -y && reboot"')  # noqa: E731
+    yield from _version(cluster, "kernel", "kernel", WARN, cure)
+
+
+@check(
+    "All hosts with a card have the same driver",
+    "one version",
+    "NVIDIA's CUDA compatibility guide: a build of torch needs a least driver",
+)
+def driver(cluster: Cluster) -> Iterable[Said]:
+    drivers = {h: s["versions"]["driver"] for h, s in cluster.survey().items() if s["gpu"]["cards"]}
+    if not drivers:
+        yield Said(SKIP, cluster.alive, "no host has a card of NVIDIA's")
+        return
+    yield from equal(cluster, drivers, "driver", WARN, lambda hosts: cluster.site("nvidia"))
+
+
+# ---- the machine ----
+
+
+@check(
+    "The hosts' clocks agree",
+    "warn over {clock_warn_seconds:g} s apart, fail over {clock_fail_seconds:g} s",
+    "ours: logs in one order; a lease of etcd is 12 s; TLS",
+    True,
+)
+def clock(cluster: Cluster) -> Iterable[Said]:
+    offsets, error = clock_offsets(cluster)
+    if len(offsets) < 2:
+        yield Said(SKIP, cluster.alive, "the clocks were not compared")
+        return
+    spread = max(offsets.values()) - min(offsets.values())
+    result = PASS
+    for limit, name in ((cluster.limits.clock_warn_seconds, WARN), (cluster.limits.clock_fail_seconds, FAIL)):
+        if spread - error > limit:
+            result = name
+    text = f"{spread * 1000:.1f} ms apart (give or take {error * 1000:.1f})"
+    if result == PASS:
+        yield Said(PASS, list(offsets), text)
+        return
+    middle = clock_middle(cluster, offsets)
+    far = [host for host, offset in offsets.items() if abs(offset - middle) > spread / 2] or list(offsets)
+    told = ", ".join(f"{host} {offsets[host] - middle:+.3f} s" for host in far)
+    yield Said(result, far, f"{text}: {told}", cluster.on(far, "timedatectl set-ntp true"))
+
+
+def clock_offsets(cluster: Cluster) -> tuple[dict[str, float], float]:
+    """Each host's clock less the first one's, s, and the greatest uncertainty: by peers, else by the controller."""
+    edges = {
+        pair: (found["offset"], found["offset_error"])
+        for pair, found in cluster.pairs().items()
+        if "offset" in found
+    }
+    if not edges:
+        known = {host: cluster.facts[host].get("clock") for host in cluster.alive}
+        known = {host: value for host, value in known.items() if value}
+        return {host: value[0] for host, value in known.items()}, 2 * max(
+            (v[1] for v in known.values()), default=0
+        )
+    ways = {}
+    for (a, b), (offset, error) in edges.items():
+        ways.setdefault(a, {})[b] = (offset, error)
+        ways.setdefault(b, {}).setdefault(a, (-offset, error))
+    first = next(iter(ways))
+    found, errors, todo = {first: 0.0}, {first: 0.0}, [first]
+    while todo:
+        host = todo.pop(0)
+        for peer, (offset, error) in ways[host].items():
+            if peer not in found:
+                found[peer], errors[peer] = found[host] + offset, errors[host] + error
+                todo.append(peer)
+    return found, max(errors.values())
+
+
+def clock_middle(cluster: Cluster, offsets: dict[str, float]) -> float:
+    """The offset that is right: the middle one; of two hosts the one whose clock the controller's confirms."""
+    if len(offsets) > 2:
+        return statistics.median(offsets.values())
+    known = {host: cluster.facts[host].get("clock") for host in offsets}
+    if all(known.values()):
+        return offsets[min(known, key=lambda host: abs(known[host][0]))]
+    return statistics.mean(offsets.values())
+
+
+@check(
+    "There is room for the run: data, model and three checkpoints",
+    "{min_free_gb:g} GB and what the run needs",
+    "trainer_min_free_gb; the run's model and dataset (-e model=… -e dataset=…)",
+)
+def disk(cluster: Cluster) -> Iterable[Said]:
+    need = cluster.limits.min_free_gb + cluster.limits.run_gb
+    well = True
+    for host, survey in cluster.survey().items():
+        room = survey["disk"]
+        fault = ""
+        if room["read_only"]:
+            fault = "it is mounted for reading alone"
+        elif room["free"] < need * GB:
+            fault = f"{room['free'] / GB:.1f} of {room['total'] / GB:.1f} GB free, {need:.1f} GB needed"
+        elif room["inodes"] is not None and room["inodes"] < 10_000:
+            fault = f"{room['inodes']} files may still be made"
+        if fault:
+            well = False
+            where = cluster.facts[host]["run"]["run_dir"].rsplit("/", 1)[0]
+            yield Said(
+                FAIL, [host], fault, cluster.on([host], f"du -sh {where}") + "   and remove old runs there"
+            )
+    if well:
+        least = min(survey["disk"]["free"] for survey in cluster.survey().values())
+        yield Said(PASS, cluster.alive, f"{least / GB:.0f} GB free or more")
+
+
+@check(
+    "There is memory for the ranks",
+    "{memory_gb:g} GB a process available",
+    "preflight_memory_gb; torch alone takes about half of it",
+)
+def memory(cluster: Cluster) -> Iterable[Said]:
+    well = True
+    for host, survey in cluster.survey().items():
+        processes = cluster.facts[host]["run"]["processes"]
+        free = survey["memory"]["available"] / GB / processes
+        if free < cluster.limits.memory_gb:
+            well = False
+            text = f"{survey['memory']['available'] / GB:.2f} GB available for {processes} processes"
+            yield Said(
+                FAIL,
+                [host],
+                text,
+                cluster.on([host], "ps -eo pid,rss,comm --sort=-rss") + "   and end what need not run",
+            )
+        elif processes > 1 and survey["gpu"]["gpus"] and survey["memory"]["shared"] < GB:
+            well = False
+            text = f"/dev/shm of {survey['memory']['shared'] / GB:.2f} GB, by which NCCL links the GPUs of a host"
+            yield Said(WARN, [host], text, cluster.on([host], "mount -o remount,size=50% /dev/shm"))
+    if well:
+        least = min(survey["memory"]["available"] for survey in cluster.survey().values())
+        yield Said(PASS, cluster.alive, f"{least / GB:.1f} GB available or more")
+
+
+@check(
+    "A run's unit may lock memory",
+    "unlimited, or all of the memory",
+    "NCCL's guide: RDMA and pinned buffers need it; limits.conf does not reach units",
+    True,
+)
+def memlock(cluster: Cluster) -> Iterable[Said]:
+    well, most = True, []
+    for host, survey in cluster.survey().items():
+        limit, total = survey["memlock"], survey["memory"]["total"]
+        if not limit or not limit["loaded"]:
+            well = False
+            yield Said(FAIL, [host], "the unit trainyard@ is not there", cluster.site("trainer", [host]))
+            continue
+        # In a container the kernel's own limit is the machine's, and no unit can raise it.
+        found = limit["set"] if survey["container"] else limit["found"]
+        if found is not None and found < total:
+            well = False
+            text = f"{found} bytes" + (f", by {', '.join(limit['drop_ins'])}" if limit["drop_ins"] else "")
+            cure = cluster.site("trainer", [host])
+            if limit["drop_ins"]:
+                files = " ".join(limit["drop_ins"])
+                cure = cluster.on([host], f'sh -c "rm {files} && systemctl daemon-reload"')
+            yield Said(FAIL, [host], text, cure)
+        else:
+            most.append(host)
+    if well:
+        yield Said(PASS, most, "unlimited inside the unit")
+
+
+@check("Nobody holds the port where the ranks meet", "{port} is free", "trainer_port")
+def port(cluster: Cluster) -> Iterable[Said]:
+    well = True
+    for host in cluster.alive:
+        run = cluster.facts[host]["run"]
+        if run["port_holder"] and not run["active"]:
+            well = False
+            other = f"-e trainer_port={cluster.limits.port + 1}"
+            cure = f"{cluster.limits.train} {other}   or end that process"
+            if pid := process_of(run["port_holder"]):
+                cure = f"{cluster.on([host], f'kill {pid}')}   or {other}"
+            yield Said(FAIL, [host], f"port {cluster.limits.port} is held by {run['port_holder']}", cure)
+    if well:
+        yield Said(PASS, cluster.alive, f"port {cluster.limits.port} is free")
+
+
+def process_of(holder: str) -> str:
+    words = holder.split()
+    return words[1] if words[:1] == ["process"] and len(words) > 1 else ""
+
+
+@check(
+    "The memory by which the hosts agree on a run answers each of them",
+    "every member; fail without a majority",
+    "docs/architecture.md: a run goes on while a majority of etcd's members lives",
+    True,
+)
+def store(cluster: Cluster) -> Iterable[Said]:
+    members = list(dict.fromkeys(url for survey in cluster.survey().values() for url in survey["stores"]))
+    if not members:
+        yield Said(SKIP, cluster.alive, "a host alone needs none")
+        return
+    owner = {fact["expected"]["address"]: host for host, fact in cluster.facts.items()}
+    lost, why = {}, ""
+    for url in members:
+        faults = {h: s["stores"][url] for h, s in cluster.survey().items() if s["stores"].get(url)}
+        if faults:
+            lost[url], why = list(faults), next(iter(faults.values()))
+    if not lost:
+        yield Said(PASS, cluster.alive, f"{len(members)} of {len(members)} members answer")
+        return
+    dead = [url for url, hosts in lost.items() if len(hosts) == len(cluster.alive)]
+    majority = len(members) // 2 + 1
+    result = FAIL if len(members) - len(dead) < majority else WARN
+    for url, askers in lost.items():
+        host = owner.get(url.split("://")[-1].rsplit(":", 1)[0], url)
+        if url in dead:
+            cure = cluster.on([host], "systemctl restart trainyard-etcd")
+            yield Said(result, [host], f"etcd on {host} does not answer: {why}", cure)
+        else:
+            text = f"etcd on {host} does not answer {named(askers)}: {why}"
+            yield Said(FAIL, askers, text, cluster.site("firewall", [host]))

@@ -1,0 +1,335 @@
+"""Preflight's checks of the network between the hosts, and of all of it together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
+
+SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
+
+
+@check(
+    "The interface of the cluster address is fast, and full duplex",
+    "warn under {link_mbit:g} Mbit/s",
+    "preflight_link_mbit",
+    True,
+)
+def link(cluster: Cluster) -> Iterable[Said]:
+    well, told = True, []
+    for host, survey in cluster.survey().items():
+        wire = survey["link"]
+        if not wire:
+            continue
+        look = cluster.on([host], f"ethtool {wire['name']}") + "   then change cable, port or card"
+        if wire["speed"] is not None and wire["speed"] < cluster.limits.link_mbit:
+            well = False
+            yield Said(WARN, [host], f"{wire['name']} has {wire['speed']} Mbit/s", look)
+        elif wire["duplex"] == "half":
+            well = False
+            yield Said(WARN, [host], f"{wire['name']} is half duplex", look)
+        told.append(f"{host} {wire['speed'] or 'unknown'}")
+    if well:
+        yield Said(PASS, cluster.alive, f"Mbit/s: {named(told)}")
+
+
+@check(
+    "Packets of the interface's size arrive whole, and all interfaces have the same",
+    "the interface's MTU, unfragmented",
+    "RFC 1191; a larger packet vanishes, and a run hangs",
+    True,
+)
+def mtu(cluster: Cluster) -> Iterable[Said]:
+    sizes = {host: survey["link"]["mtu"] for host, survey in cluster.survey().items() if survey["link"]}
+    lost = [
+        pair
+        for pair, found in cluster.pairs().items()
+        if found.get("mtu_arrives") is False and arrives(found)
+    ]
+    others, common = odd(sizes) if sizes else ([], 0)
+    interfaces = {host: survey["link"]["name"] for host, survey in cluster.survey().items() if survey["link"]}
+    for host in others:
+        bad = [f"{a} to {b}" for a, b in lost if host in (a, b)]
+        vanish = f"; whole packets do not arrive from {', '.join(bad)}" if bad else ""
+        text = f"{interfaces[host]} has {sizes[host]} bytes, the others {common}{vanish}"
+        cure = (
+            cluster.on([host], f"ip link set {interfaces[host]} mtu {common}")
+            + "   and mtu in network_interfaces"
+        )
+        yield Said(FAIL if bad else WARN, [host], text, cure)
+    rest = [pair for pair in lost if not set(pair) & set(others)]
+    for hosts, pairs in blamed(rest).items():
+        told = ", ".join(f"{a} to {b}" for a, b in pairs[:4])
+        text = f"packets of {sizes[pairs[0][0]]} bytes do not arrive from {told}"
+        named_hosts = list(hosts)
+        cure = cluster.on(named_hosts, f"ip link set {interfaces[named_hosts[0]]} mtu 1500")
+        yield Said(FAIL, named_hosts, text, cure + "   or set the switch to it")
+    if not lost and not others:
+        measured = any("mtu_arrives" in found for found in cluster.pairs().values())
+        yield Said(
+            PASS if measured else SKIP,
+            cluster.alive,
+            f"{common} bytes" if measured else "no way was measured",
+        )
+
+
+def arrives(found: dict) -> bool:
+    """Whether small packets arrive: else a larger one says nothing."""
+    return found.get("sent", 0) > found.get("lost", 0)
+
+
+@check(
+    "Every port of a host is open to its peers",
+    "{port} and a port of the kernel's choice",
+    "gloo and NCCL listen on any port",
+    True,
+)
+def ways(cluster: Cluster) -> Iterable[Said]:
+    pairs = cluster.pairs()
+    if not pairs:
+        yield Said(SKIP, cluster.alive, not_measured(cluster))
+        return
+    shut: dict[str, dict[str, list[str]]] = {}
+    for (host, peer), found in pairs.items():
+        for number_, state in found["ports"].items():
+            held = int(number_) == cluster.limits.port and cluster.facts[peer]["run"]["port_holder"]
+            if state not in ("open", "other") and not (held and state == "refused"):
+                what = "the ranks' port" if int(number_) == cluster.limits.port else "any port"
+                shut.setdefault(peer, {}).setdefault(f"{what} ({number_}): {state}", []).append(host)
+    for host, faults in shut.items():
+        told = "; ".join(f"{fault} from {named(askers)}" for fault, askers in faults.items())
+        yield Said(FAIL, [host], told, cluster.site("firewall", [host]))
+    if not shut:
+        yield Said(PASS, cluster.alive, f"{len(pairs)} ways are open")
+
+
+def not_measured(cluster: Cluster) -> str:
+    if len(cluster.alive) < 2:
+        return "a host alone has no peer"
+    active = sorted({run for host in cluster.alive for run in cluster.facts[host]["run"]["active"]})
+    if active:
+        return f"run {active[0]} is active, and is not disturbed"
+    return "no way was measured"
+
+
+@check(
+    "No packet is lost",
+    "warn over {loss_percent:g} %, fail over {loss_fail_percent:g} %",
+    "ours: TCP loses half its speed at about 1 % (Mathis et al. 1997)",
+    True,
+)
+def loss(cluster: Cluster) -> Iterable[Said]:
+    rates = {
+        pair: round(100 * found["lost"] / found["sent"], 1)
+        for pair, found in cluster.pairs().items()
+        if found.get("sent")
+    }
+    yield from _bad_pairs(
+        cluster,
+        rates,
+        lambda rate: (
+            FAIL
+            if rate > cluster.limits.loss_fail_percent
+            else WARN
+            if rate > cluster.limits.loss_percent
+            else PASS
+        ),
+        " %",
+        "ip -s -s link show {interface}",
+        max,
+    )
+
+
+@check(
+    "Latency is that of a local network",
+    "warn over {latency_ms:g} ms",
+    "preflight_latency_ms; a step waits for it some dozens of times",
+    True,
+)
+def latency(cluster: Cluster) -> Iterable[Said]:
+    times = {
+        pair: found["rtt_ms"] for pair, found in cluster.pairs().items() if found.get("rtt_ms") is not None
+    }
+    yield from _bad_pairs(
+        cluster,
+        times,
+        lambda value: WARN if value > cluster.limits.latency_ms else PASS,
+        " ms",
+        "ip -s link show {interface}",
+        max,
+    )
+
+
+@check(
+    "Bandwidth is that of the links",
+    "{bandwidth_percent:g} % of the slower link's, up to 10 Gbit/s, and of {link_mbit:g} Mbit/s",
+    "preflight_bandwidth_percent; TCP carries 94 % of Ethernet's",
+    True,
+)
+def bandwidth(cluster: Cluster) -> Iterable[Said]:
+    links = {host: survey["link"] or {} for host, survey in cluster.survey().items()}
+    rates = {pair: found["mbit"] for pair, found in cluster.pairs().items() if "mbit" in found}
+
+    def least(pair: tuple[str, str]) -> float:
+        speeds = [links[h].get("speed") for h in pair if h in links and links[h].get("physical")]
+        known = [speed for speed in speeds if speed]
+        slower = min([*known, SLOWEST_FULL_TCP]) if len(known) == 2 else 0
+        # A link that is slow by name is another check's.
+        floor = cluster.limits.link_mbit if not known or min(known) >= cluster.limits.link_mbit else 0
+        return max(slower, floor) * cluster.limits.bandwidth_percent / 100
+
+    bad = {pair for pair, rate in rates.items() if rate < least(pair)}
+    yield from _bad_pairs(
+        cluster,
+        rates,
+        None,
+        " Mbit/s",
+        "ethtool -S {interface}",
+        min,
+        bad,
+    )
+
+
+def _bad_pairs(cluster, values, judge, unit, command, worst, bad=None) -> Iterable[Said]:
+    """What is said of values by pair: `judge` gives each its result, or `bad` are those to warn of."""
+    if not values:
+        yield Said(SKIP, cluster.alive, not_measured(cluster))
+        return
+    results = {
+        pair: (WARN if pair in bad else PASS) if judge is None else judge(value)
+        for pair, value in values.items()
+    }
+    wrong = [pair for pair, result in results.items() if result != PASS]
+    for hosts, pairs in blamed(wrong).items():
+        result = FAIL if any(results[pair] == FAIL for pair in pairs) else WARN
+        interface = ((cluster.facts[hosts[0]]["survey"] or {}).get("link") or {}).get("name", "eth0")
+        cure = cluster.on(hosts, command.format(interface=interface)) + "   then change cable, port or switch"
+        yield Said(result, list(hosts), shown_pairs(pairs, values, unit), cure)
+    if not wrong:
+        word = "at most" if worst is max else "at least"
+        yield Said(PASS, cluster.alive, f"{word} {worst(values.values())}{unit} over {len(values)} ways")
+
+
+@check(
+    "Nothing but SSH answers who is no peer",
+    "the hosts' measured ports are shut",
+    "PyTorch's SECURITY.md: its ports know no passwords",
+    True,
+)
+def firewall(cluster: Cluster) -> Iterable[Said]:
+    well, tried, notes = True, [], []
+    for host in cluster.alive:
+        outside = cluster.facts[host].get("outside")
+        if not isinstance(outside, dict):
+            notes.append(outside or not_measured(cluster))
+            continue
+        tried.append(host)
+        reached = [number_ for number_, state in outside.items() if state == "open"]
+        if reached:
+            well = False
+            cure = cluster.site("firewall", [host])
+            if not cluster.facts[host]["expected"]["firewall"]:
+                cure = "Shut it in the firewall that you keep there (firewall_manage is false)"
+            yield Said(
+                FAIL, [host], f"port {', '.join(reached)} is open to the controller, which is no peer", cure
+            )
+    if not tried:
+        yield Said(SKIP, cluster.alive, next(iter(dict.fromkeys(notes)), not_measured(cluster)))
+    elif well:
+        yield Said(PASS, tried, "shut to the controller")
+
+
+# ---- RDMA ----
+
+
+@check(
+    "The RDMA ports are up",
+    "an ACTIVE port on each host of the group rdma",
+    "InfiniBand Architecture: only then a subnet manager has set it up",
+    True,
+)
+def rdma(cluster: Cluster) -> Iterable[Said]:
+    wanted = [host for host in cluster.alive if cluster.facts[host]["expected"]["rdma"]]
+    if not wanted:
+        yield Said(SKIP, cluster.alive, "the group rdma is empty")
+        return
+    well = True
+    for host in wanted:
+        ports = cluster.facts[host]["survey"]["rdma"]
+        if any(one["state"] == "ACTIVE" for one in ports):
+            continue
+        well = False
+        waiting = [one for one in ports if one["state"] == "INIT" and one["layer"] == "InfiniBand"]
+        told = ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports) or "no RDMA device"
+        cure = "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
+        if waiting:
+            cure = "No subnet manager answers: " + cluster.on([host], "systemctl start opensm")
+        yield Said(FAIL, [host], told, cure)
+    up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
+    rates = {host: max(up[host]) for host in wanted if up[host]}
+    slow = [host for host, rate in rates.items() if rate < max(rates.values())]
+    if slow:
+        well = False
+        text = f"{rates[slow[0]]:g} Gbit/s, others {max(rates.values()):g}"
+        yield Said(WARN, slow, text, cluster.on(slow, "rdma link show") + "   then change the cable")
+    if well:
+        yield Said(PASS, wanted, f"ACTIVE at {min(rates.values()):g} Gbit/s or more")
+
+
+@check(
+    "RDMA carries what its ports promise",
+    "warn under {rdma_warn_percent:g} %, fail under {rdma_fail_percent:g} % of the port's rate",
+    "Azure's node health checks hold 90 to 95 %; depth full",
+    True,
+)
+def rdma_bandwidth(cluster: Cluster) -> Iterable[Said]:
+    rates = {
+        pair: found["rdma_gbit"]
+        for pair, found in cluster.pairs().items()
+        if found.get("rdma_gbit") is not None
+    }
+    notes = [found["rdma_note"] for found in cluster.pairs().values() if found.get("rdma_note")]
+    if not rates:
+        yield Said(
+            SKIP, cluster.alive, notes[0] if notes else "measured with depth full, between ACTIVE ports"
+        )
+        return
+    ports = {
+        host: max((one["gbit"] for one in survey["rdma"] if one["state"] == "ACTIVE"), default=0.0)
+        for host, survey in cluster.survey().items()
+    }
+
+    shares = {
+        pair: round(100 * rate / max(min(ports[h] for h in pair), 0.1), 1) for pair, rate in rates.items()
+    }
+    yield from _bad_pairs(
+        cluster,
+        shares,
+        lambda share: (
+            FAIL
+            if share < cluster.limits.rdma_fail_percent
+            else WARN
+            if share < cluster.limits.rdma_warn_percent
+            else PASS
+        ),
+        " % of the port's rate",
+        "rdma link show",
+        min,
+    )
+
+
+# ---- all of it together ----
+
+
+@check("A tiny model trains on all hosts together", "every step ends", "trainer/loop.py; preflight_steps")
+def steps(cluster: Cluster) -> Iterable[Said]:
+    result, message = cluster.steps["result"], cluster.steps.get("message", "")
+    if result == FAIL:
+        yield Said(
+            FAIL,
+            cluster.steps.get("hosts") or cluster.alive,
+            message,
+            f"{cluster.limits.train} -e smoke=true",
+        )
+    else:
+        yield Said(result, cluster.alive, message)

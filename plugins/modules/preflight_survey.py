@@ -1,0 +1,426 @@
+#!/usr/bin/python
+"""What one host says of itself before a run: all that preflight holds against the other hosts and against limits."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: preflight_survey
+short_description: Read what preflight wants to know of a host alone
+description:
+  - Reads, in one trip, identity, names, routes, interfaces, versions, memory, the unit's limits, the launchers' store,
+    GPUs and RDMA ports. Changes nothing. Needs root where O(keeper=systemd).
+options:
+  hosts: {type: list, elements: dict, required: true, description: "All hosts of the cluster: name, address, names."}
+  address: {type: str, required: true, description: This host's address on the cluster network.}
+  keeper: {type: str, choices: [systemd, process], required: true, description: What keeps runs alive on this host.}
+  opt_dir: {type: path, required: true, description: Where releases are deployed.}
+  state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
+  user: {type: str, default: "", description: The user that runs are started as.}
+  stores: {type: list, elements: str, default: [], description: URLs of the launchers' store.}
+  sys_root: {type: str, default: "", description: "A directory with the C(/sys) and C(/proc) to read; for tests."}
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: Ask the host
+  preflight_survey:
+    hosts: "{{ groups['cluster'] | cluster_hosts(hostvars) }}"
+    address: 10.77.0.11
+    keeper: systemd
+    opt_dir: /opt/trainyard
+    state_dir: /var/lib/trainyard
+  become: true
+"""
+
+RETURN = r"""
+survey:
+  description: The answers; their keys stand in the module's function main.
+  type: dict
+  returned: always
+"""
+
+import glob
+import hashlib
+import ipaddress
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import threading
+import time
+import urllib.request
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import UNIT, run_processes
+from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
+
+GPU_FIELDS = (
+    "index",
+    "name",
+    "pci.bus_id",
+    "driver_version",
+    "memory.total",  # MiB
+    "memory.used",  # MiB
+    "ecc.errors.uncorrected.volatile.total",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "clocks_throttle_reasons.active",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "temperature.gpu",
+)
+NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
+NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
+
+
+def read(path: str) -> str:
+    """The text of a file, stripped; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+# ---- who it is ----
+
+
+def host_keys(folder: str = "/etc/ssh") -> list[str]:
+    """SHA-256 of each of sshd's public keys, without their comments."""
+    keys = [read(path).split()[1:2] for path in sorted(glob.glob(f"{folder}/ssh_host_*_key.pub"))]
+    return [hashlib.sha256(key[0].encode()).hexdigest() for key in keys if key]
+
+
+def resolved(names: list[str]) -> dict[str, list[str]]:
+    """The IPv4 addresses that this host's programs get for each name, in their order; empty for an unknown one."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+
+    def ask(name: str) -> None:
+        try:
+            answers = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            return
+        found[name] = list(dict.fromkeys(answer[4][0] for answer in answers))
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + NAME_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(found)
+
+
+def routes(run_command, addresses: list[str]) -> dict[str, dict]:
+    """{address: {dev, source}} by which packets to each leave, with what sender."""
+    found = {}
+    for address in addresses:
+        rc, out, err = run_command(["ip", "-json", "route", "get", address])
+        try:
+            route = json.loads(out)[0] if not rc else {}
+        except (ValueError, IndexError):
+            route = {}
+        found[address] = {
+            "dev": route.get("dev", ""),
+            "source": route.get("prefsrc", ""),
+            "via": route.get("gateway", ""),
+            "error": err.strip() if rc else "",
+        }
+    return found
+
+
+def link(interface: str, root: str = "") -> dict:
+    """mtu, speed (Mbit/s; None where none is known), duplex, and whether it is a piece of hardware."""
+    place = f"{root}/sys/class/net/{interface}"
+    speed = read(f"{place}/speed")
+    driver = os.path.basename(os.path.realpath(f"{place}/device/driver"))
+    return {
+        "name": interface,
+        "mtu": int(read(f"{place}/mtu") or 0),
+        "speed": int(speed) if speed.isdigit() and int(speed) > 0 else None,
+        "duplex": read(f"{place}/duplex"),
+        # A virtual machine's card names a speed that nobody promised.
+        "physical": os.path.exists(f"{place}/device") and not driver.startswith("virtio"),
+        "wireless": os.path.isdir(f"{place}/wireless") or os.path.isdir(f"{place}/phy80211"),
+    }
+
+
+# ---- what runs on it ----
+
+
+def versions(opt_dir: str, root: str = "") -> dict[str, str]:
+    """Of what must be equal on all hosts; "" where it is not there."""
+    try:
+        with open(
+            os.path.join(read(f"{opt_dir}/current/environment"), ".complete"), encoding="utf-8"
+        ) as file:
+            record = json.load(file)
+        packages = dict(record["versions"])
+    except (OSError, ValueError, KeyError, TypeError):
+        record, packages = {}, {}
+    driver = read(f"{root}/sys/module/nvidia/version")
+    nccl = [version for name, version in packages.items() if name.replace("_", "-").startswith("nvidia-nccl")]
+    return {
+        "kernel": platform.release(),
+        "python": str(record.get("python", "")),
+        "torch": str(record.get("torch", "")),
+        "nccl": nccl[0] if nccl else "",
+        "driver": driver,
+    }
+
+
+def memory(root: str = "") -> dict[str, int]:
+    """Bytes: of memory in all, available, and in use of swap; of /dev/shm in all."""
+    lines = dict(line.split(":", 1) for line in read(f"{root}/proc/meminfo").splitlines() if ":" in line)
+    size = {name: int(value.split()[0]) * 1024 for name, value in lines.items() if value.split()[0].isdigit()}
+    try:
+        stat = os.statvfs("/dev/shm")
+        shared = stat.f_blocks * stat.f_frsize
+    except OSError:
+        shared = 0
+    return {
+        "total": size.get("MemTotal", 0),
+        "available": size.get("MemAvailable", 0),
+        "swapped": size.get("SwapTotal", 0) - size.get("SwapFree", 0),
+        "shared": shared,
+    }
+
+
+def disk(state_dir: str) -> dict:
+    """Where runs are kept: bytes and inodes that are free, and whether it is mounted for reading alone."""
+    path = os.path.abspath(state_dir)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    stat = os.statvfs(path)
+    return {
+        "free": stat.f_bavail * stat.f_frsize,
+        "total": stat.f_blocks * stat.f_frsize,
+        "inodes": stat.f_favail if stat.f_files else None,
+        "read_only": bool(stat.f_flag & os.ST_RDONLY),
+    }
+
+
+def unit_limit(run_command, user: str) -> dict:
+    """Locked memory that a run's unit may have, in bytes (None: no limit): as it is set, drop-ins and all, and as a
+    process in such a unit finds it. `drop_ins`: the files that change the unit.
+    """
+    unit = f"{UNIT}preflight.service"
+    _, out, _ = run_command(["systemctl", "show", unit, "--property=LoadState,LimitMEMLOCK,DropInPaths"])
+    shown = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    if shown.get("LoadState") != "loaded":
+        return {"loaded": False, "set": 0, "found": 0, "drop_ins": []}
+    limit = shown.get("LimitMEMLOCK", "0")
+    command = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", f"--property=LimitMEMLOCK={limit}"]
+    if user:
+        command.append(f"--property=User={user}")
+    rc, out, _ = run_command(["timeout", "10", *command, "cat", "/proc/self/limits"])
+    told = re.search(r"Max locked memory\s+(\S+)", out) if not rc else None
+    return {
+        "loaded": True,
+        "set": as_bytes(limit),
+        "found": as_bytes(told[1]) if told else as_bytes(limit),
+        "drop_ins": shown.get("DropInPaths", "").split(),
+    }
+
+
+def as_bytes(limit: str) -> int | None:
+    """A limit as systemd or the kernel writes it; None for infinity."""
+    return int(limit) if limit.isdigit() else None
+
+
+def stores(urls: list[str]) -> dict[str, str]:
+    """{url: "" where that member of etcd is well, else why not}."""
+    found = dict.fromkeys(urls, "no answer within 3 s")
+
+    def ask(url: str) -> None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=3) as answer:
+                text = answer.read(1000).decode(errors="replace")
+        except OSError as error:
+            found[url] = str(getattr(error, "reason", error))
+            return
+        found[url] = "" if '"true"' in text or "true" in text.split('"health"')[-1] else text.strip()
+
+    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3.5)
+    return dict(found)
+
+
+# ---- GPUs ----
+
+
+def cards(root: str = "") -> int:
+    """NVIDIA's graphics cards that PCI shows, driver or not."""
+    return sum(
+        read(f"{path}/vendor").removeprefix("0x") == NVIDIA
+        and read(f"{path}/class").removeprefix("0x")[:4] in DISPLAY
+        for path in glob.glob(f"{root}/sys/bus/pci/devices/*")
+    )
+
+
+def gpu_rows(text: str, fields: list[str]) -> list[dict[str, str]]:
+    """nvidia-smi's CSV (noheader, nounits) as {field: value}; values that a card does not have are left out."""
+    rows = []
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(fields):
+            pairs = zip(fields, values, strict=True)
+            rows.append({name: value for name, value in pairs if not re.match(r"\[?N/A|\[?Not Supp", value)})
+    return rows
+
+
+def gpus(run_command) -> tuple[list[dict[str, str]], str]:
+    """The cards that the driver shows, and why there is no answer ("" where there is one)."""
+    fields = list(GPU_FIELDS)
+    while fields:
+        query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        rc, out, err = run_command(["timeout", "20", *query])
+        unknown = re.search(r'[Ff]ield "([\w.]+)" is not a valid', out + err)
+        if rc and unknown and unknown[1] in fields:  # a driver too old or too new for it
+            fields.remove(unknown[1])
+            continue
+        if rc:
+            said = "no answer within 20 s" if rc == 124 else (out + err).strip()[-200:]
+            return [], said or f"nvidia-smi ended with {rc}"
+        return gpu_rows(out, fields), ""
+    return [], "nvidia-smi knows none of the fields"
+
+
+def gpu_processes(text: str) -> list[dict]:
+    """{gpu, pid, kind (C, G or C+G), name} of `nvidia-smi pmon -c 1`."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 4 and words[0].isdigit() and words[1].isdigit():
+            found.append({"gpu": int(words[0]), "pid": int(words[1]), "kind": words[2], "name": words[-1]})
+    return found
+
+
+def xids(text: str) -> list[dict]:
+    """{bus, xid, text} of the driver's faults in the kernel's log."""
+    return [
+        {"bus": found[1], "xid": int(found[2]), "text": (found[3] or "").strip()[:120]}
+        for found in map(XID.search, text.splitlines())
+        if found
+    ]
+
+
+def gpu_survey(run_command, root: str = "") -> dict:
+    there = cards(root)
+    if not shutil.which("nvidia-smi") or not os.path.exists(f"{root}/proc/driver/nvidia/version"):
+        return {"cards": there, "gpus": [], "error": "", "processes": [], "xids": [], "driver": False}
+    rows, error = gpus(run_command)
+    processes = []
+    if not error:
+        _, out, _ = run_command(["timeout", "10", "nvidia-smi", "pmon", "-c", "1"])
+        ours = set(run_processes())
+        processes = [{**one, "run": one["pid"] in ours} for one in gpu_processes(out)]
+    _, out, _ = run_command(["timeout", "5", "dmesg"])
+    return {
+        "cards": there,
+        "gpus": rows,
+        "error": error,
+        "processes": processes,
+        "xids": xids(out),
+        "driver": True,
+    }
+
+
+# ---- RDMA ----
+
+
+def rdma_ports(root: str = "") -> list[dict]:
+    """{device, port, state (ACTIVE, …), gbit, layer (InfiniBand, Ethernet), managed (a subnet manager is known)}."""
+    found = []
+    for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
+        rate = re.match(r"[\d.]+", read(f"{path}/rate"))
+        found.append(
+            {
+                "device": path.split("/")[-3],
+                "port": int(os.path.basename(path)),
+                "state": read(f"{path}/state").partition(":")[2].strip(),
+                "gbit": float(rate[0]) if rate else 0.0,
+                "layer": read(f"{path}/link_layer"),
+                "managed": read(f"{path}/sm_lid") not in ("", "0x0", "0"),
+            }
+        )
+    return found
+
+
+# ---- all ----
+
+
+def free_port(address: str) -> int:
+    """A TCP port of this host that nobody has, where peers may find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return 0
+        return probe.getsockname()[1]
+
+
+def links(run_command) -> list[dict]:
+    try:
+        return interfaces(run_command)
+    except OSError:  # where there is no `ip`
+        return []
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "hosts": {"type": "list", "elements": "dict", "required": True},
+            "address": {"type": "str", "required": True},
+            "keeper": {"type": "str", "choices": ["systemd", "process"], "required": True},
+            "opt_dir": {"type": "path", "required": True},
+            "state_dir": {"type": "path", "required": True},
+            "user": {"type": "str", "default": ""},
+            "stores": {"type": "list", "elements": "str", "default": []},
+            "sys_root": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    p, root = module.params, module.params["sys_root"]
+    real = p["keeper"] == "systemd"
+    found = links(module.run_command) if real else []
+    own = ipaddress.ip_address(p["address"])
+    holder = next(
+        (one["name"] for one in found for held in one["addresses"] if ipaddress.ip_interface(held).ip == own),
+        None,
+    )
+    peers = [host["address"] for host in p["hosts"] if host["address"] != p["address"]]
+    session = ssh_session()
+    module.exit_json(
+        changed=False,
+        survey={
+            "hostname": socket.gethostname(),
+            "machine_id": read("/etc/machine-id"),
+            "host_keys": host_keys() if real else [],
+            "names": resolved([host["names"][0] for host in p["hosts"]]) if real else {},
+            "interfaces": [{key: one[key] for key in ("name", "enabled", "addresses")} for one in found],
+            "routes": routes(module.run_command, peers) if real else {},
+            "link": link(holder, root) if holder else None,
+            "versions": versions(p["opt_dir"], root),
+            "memory": memory(root),
+            "disk": disk(p["state_dir"]),
+            "memlock": unit_limit(module.run_command, p["user"]) if real else None,
+            "container": in_container() if real else False,
+            "stores": stores(p["stores"]),
+            "gpu": gpu_survey(module.run_command, root),
+            "rdma": rdma_ports(root),
+            "client": session["client"] if session else "",
+            "free_port": free_port(p["address"]),
+            "time": time.time(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

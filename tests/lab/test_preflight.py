@@ -1,0 +1,236 @@
+"""preflight.yml on three real hosts: silent on healthy ones, and of each planted fault it names host and cure."""
+# ruff: noqa: E501 - the table of faults
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from plays import Plays
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTS = ("node1", "node2", "node3")
+DROP_IN = "/etc/systemd/system/trainyard@.service.d"
+RELOAD_FIREWALL = "systemctl reload-or-restart trainyard-firewall.service"
+RECORD = '"$(cat /opt/trainyard/current/environment)/.complete"'
+VETH = "ip link add odd0 type veth peer name odd1; ip link set odd0 up"
+
+
+@pytest.fixture(scope="module")
+def plays(cluster, tmp_path_factory):
+    """Three hosts, deployed by site.yml (test_main_job has done so, where it ran before)."""
+    plays = Plays(cluster, tmp_path_factory.mktemp("preflight"))
+    done = book(plays, "site.yml", seconds=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return plays
+
+
+def book(plays, playbook, seconds=300, **extra):
+    """Run one of the checkout's playbooks."""
+    program = Path(sys.executable).with_name("ansible-playbook")
+    words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
+    return subprocess.run(
+        [str(program), "-i", str(plays.lab.inventory), playbook, *words],
+        cwd=ROOT,
+        env=plays.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def preflight(plays, results, **extra):
+    """(exit status, what it printed, its result as JSON)."""
+    done = book(plays, "playbooks/preflight.yml", trainer_results_dir=results, **extra)
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said, said
+    return done.returncode, said, json.loads((results / "preflight/last.json").read_text())
+
+
+def complaints(result):
+    return [one for one in result["checks"] if one["result"] in ("warn", "fail")]
+
+
+def test_of_healthy_hosts_it_says_nothing_within_a_minute_and_leaves_nothing(plays, tmp_path):
+    start = time.monotonic()
+    status, said, result = preflight(plays, tmp_path)
+    seconds = time.monotonic() - start
+    print(said)
+    assert (status, complaints(result)) == (0, []), said
+    passed = {one["check"] for one in result["checks"] if one["result"] == "pass"}
+    wanted = {
+        "hostname",
+        "names",
+        "route",
+        "clock",
+        "memlock",
+        "store",
+        "mtu",
+        "ways",
+        "loss",
+        "latency",
+        "bandwidth",
+    }
+    assert wanted | {"firewall", "steps"} <= passed, said
+    assert {(a, b) for a, ways in result["pairs"].items() for b in ways} == {
+        (a, b) for a in HOSTS for b in HOSTS if a != b
+    }
+    assert seconds < 60, f"{seconds:.0f} s"
+    for host in HOSTS:
+        left = "ls /var/lib/trainyard/runs /etc/trainyard/runs; ss -Hltn 'sport = :29500'"
+        assert "preflight" not in plays.sh(host, left) and "29500" not in plays.sh(host, left)
+    status, said, result = preflight(plays, tmp_path, preflight_steps=0)
+    assert (status, complaints(result)) == (0, []), said  # the first result is the baseline now
+
+
+# name -> (host, what plants it, what undoes it, the check, its result, a piece of what is found, a piece of the cure)
+FAULTS = {
+    "wrong MTU": ("node2", "ip link set eth0 mtu 1400", "ip link set eth0 mtu 1500", "mtu", "fail", "1400", "mtu 1500"),
+    "127.0.1.1": (
+        "node2",
+        "cp /etc/hosts /etc/hosts.keep; sed -i '1i 127.0.1.1 node2' /etc/hosts",
+        "mv /etc/hosts.keep /etc/hosts",
+        *("names", "fail", "node2 is 127.0.1.1", "--tags identity -l node2"),
+    ),
+    "foreign process on the port": (
+        "node1",
+        "systemd-run --quiet --unit=squatter python3 -m http.server 29500",
+        "systemctl stop squatter",
+        *("port", "fail", "http.server 29500", "kill "),
+    ),
+    "memlock": (
+        "node3",
+        f"mkdir -p {DROP_IN}; printf '[Service]\\nLimitMEMLOCK=64K\\n' > {DROP_IN}/x.conf; systemctl daemon-reload",
+        f"rm -r {DROP_IN}; systemctl daemon-reload",
+        *("memlock", "fail", f"65536 bytes, by {DROP_IN}/x.conf", f"rm {DROP_IN}/x.conf"),
+    ),
+    "duplicate hostname": ("node2", "hostname node1", "hostname node2", "hostname", "fail", "node1", "--tags identity -l node2"),
+    "duplicate machine-id": (
+        "node2",
+        "cp /etc/machine-id /etc/machine-id.keep; echo MACHINE-ID-OF-NODE1 > /etc/machine-id",
+        "cat /etc/machine-id.keep > /etc/machine-id; rm /etc/machine-id.keep",
+        *("machine_id", "fail", "on node1, node2", "--tags identity"),
+    ),
+    "duplicate host key": (
+        "node3",
+        "cd /etc/ssh; cp ssh_host_ed25519_key.pub keep; echo 'ssh-ed25519 HOST-KEY-OF-NODE1' > ssh_host_ed25519_key.pub",
+        "cd /etc/ssh; mv keep ssh_host_ed25519_key.pub",
+        *("host_key", "fail", "node1, node3", "ssh-keygen -A"),
+    ),
+    "route by another NIC": (
+        "node3",
+        f"{VETH}; ip address add 10.99.0.3/24 dev odd0; ip route add ADDRESS-OF-NODE1/32 dev odd0",
+        "ip link delete odd0",
+        *("route", "fail", "node1 by odd0", "dev eth0 src"),
+    ),
+    "overlapping subnets": (
+        "node1",
+        f"{VETH}; ip address add SUBNET.222/24 dev odd0 noprefixroute",
+        "ip link delete odd0",
+        *("subnets", "warn", "odd0 has", "dev odd0"),
+    ),
+    "other torch": (
+        "node3",
+        f"sed -i.keep 's/\"torch\": \"/&9./' {RECORD}",
+        f"mv {RECORD[:-1]}.keep\" {RECORD}",
+        *("torch", "fail", "torch 9.", "--tags python_env"),
+    ),
+    "no release": (
+        "node2",
+        "mv /opt/trainyard/current /opt/trainyard/away",
+        "mv /opt/trainyard/away /opt/trainyard/current",
+        *("release", "fail", "no trainer", "site.yml"),
+    ),
+    "closed port": (
+        "node2",
+        "nft insert rule inet trainyard input tcp dport 29500 drop",
+        RELOAD_FIREWALL,
+        *("ways", "fail", "(29500): dropped from node1, node3", "--tags firewall -l node2"),
+    ),
+    "open to strangers": (
+        "node3",
+        "nft insert rule inet trainyard input accept",
+        RELOAD_FIREWALL,
+        *("firewall", "fail", "29500", "--tags firewall -l node3"),
+    ),
+    "full disk": (
+        "node2",
+        "mount -t tmpfs -o size=64m,mode=0755 tmpfs /var/lib/trainyard",
+        "umount /var/lib/trainyard",
+        *("disk", "fail", "0.1 of 0.1 GB free, 5.0 GB needed", "du -sh"),
+    ),
+    "stopped etcd": (
+        "node2",
+        "systemctl stop trainyard-etcd",
+        "systemctl start trainyard-etcd",
+        *("store", "warn", "etcd on node2 does not answer", "systemctl restart trainyard-etcd"),
+    ),
+    "packets lost": (
+        "node2",
+        "nft -f - <<'END'\ntable ip odd {\n chain in {\n  type filter hook input priority -300;\n"
+        "  icmp type echo-request numgen random mod 5 == 0 drop\n }\n}\nEND\n",
+        "nft delete table ip odd",
+        *("loss", "fail", "to node2: ", "ip -s -s link show eth0"),
+    ),
+    "slow link": ("node2", "RATE 20mbit", "RATE", "bandwidth", "warn", "Mbit/s", "ethtool -S eth0"),
+    "cut off": ("node3", "CUT", "JOIN", "answer", "fail", "no answer", "-m ping"),
+    "a unit that fails": (
+        "node2",
+        f"mkdir -p {DROP_IN}; printf '[Service]\\nExecStart=\\nExecStart=/bin/false\\n' > {DROP_IN}/x.conf; systemctl daemon-reload",
+        f"rm -r {DROP_IN}; systemctl daemon-reload",
+        *("steps", "fail", "node2", "-e smoke=true"),
+    ),
+}  # fmt: skip
+IN_CI = list(FAULTS)[:4]
+
+
+def do(plays, host, words):
+    """Plant or undo: a shell's command line on the host, or one of the lab's own words."""
+    lab, (word, *rest) = plays.lab, words.split()
+    own = {
+        "RATE": lambda: lab.set_rate(host, rest[0] if rest else None),
+        "CUT": lambda: lab.cut(host),
+        "JOIN": lambda: lab.join(host),
+    }
+    if word in own:
+        own[word]()
+        return
+    address = lab.host("node1").address
+    known = {
+        "MACHINE-ID-OF-NODE1": lambda: plays.sh("node1", "cat /etc/machine-id").strip(),
+        "HOST-KEY-OF-NODE1": lambda: plays.sh("node1", "cat /etc/ssh/ssh_host_ed25519_key.pub").split()[1],
+        "ADDRESS-OF-NODE1": lambda: address,
+        "SUBNET": lambda: address.rpartition(".")[0],
+    }
+    for name, value in known.items():
+        if name in words:
+            words = words.replace(name, value())
+    plays.sh(host, words)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.full) for name in FAULTS]
+)
+def test_a_planted_fault_is_found_with_its_host_and_its_cure(plays, tmp_path, name):
+    host, plant, undo, check, result, found, cure = FAULTS[name]
+    do(plays, host, plant)
+    try:
+        start = time.monotonic()
+        status, said, whole = preflight(plays, tmp_path, preflight_steps=int(check == "steps"))
+        seconds = time.monotonic() - start
+    finally:
+        do(plays, host, undo)
+    print(f"{name}: {seconds:.0f} s\n{said}")
+    assert status == {"warn": 1, "fail": 2}[result], said
+    mine = [one for one in complaints(whole) if one["check"] == check]
+    assert mine and {one["result"] for one in mine} == {result}, said
+    assert any(host in one["hosts"] and found in one["found"] and cure in one["cure"] for one in mine), mine
+    assert seconds < 60, f"{seconds:.0f} s"
+
+
+def test_what_was_undone_is_not_found_again(plays, tmp_path):
+    status, said, result = preflight(plays, tmp_path, preflight_steps=0)
+    assert (status, complaints(result)) == (0, []), said

@@ -1,0 +1,93 @@
+"""preflight.yml on this machine as two nodes: steps on both, faults of both, and the exit status."""
+
+import json
+import socket
+import subprocess
+
+import pytest
+from yard import ROOT, Yard, changed, failures, said
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory):
+    yard = Yard(tmp_path_factory.mktemp("preflight"))
+    yield yard
+    yard.clear()
+
+
+def result(yard):
+    return json.loads((yard.results / "preflight/last.json").read_text())
+
+
+def test_two_healthy_nodes_pass_and_nothing_of_it_stays(yard):
+    run = yard.play("playbooks/preflight.yml")
+    text = said(run)
+    assert (run.status, run.rc) == ("successful", 0), text
+    found = {one["check"]: one for one in result(yard)["checks"]}
+    assert found["steps"]["result"] == "pass" and "2 steps on 2 ranks" in found["steps"]["found"]
+    assert found["machines"]["result"] == "skip"
+    assert {one["result"] for one in found.values()} == {"pass", "skip"}, text
+    for node in ("node1", "node2"):
+        assert not list((yard.node(node) / "var/runs").iterdir())
+    assert yard.processes() == []
+    assert list((yard.results / "preflight").glob("baseline-*.json"))
+
+
+def test_a_warning_ends_with_1(yard):
+    """By ansible-playbook itself: ansible-runner brings callbacks of its own instead of the checkout's."""
+    assert play(yard, "preflight_steps=0", "preflight_memory_gb=0.001").returncode == 0
+    # A card that was there the last time.
+    (baseline,) = (yard.results / "preflight").glob("baseline-*.json")
+    before = json.loads(baseline.read_text())
+    before["figures"]["gpus"] = {"node1": 1, "node2": 0}
+    baseline.write_text(json.dumps(before))
+    done = play(yard, "preflight_steps=0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WARN  baseline: node1: node1: 0 GPUs, 1 on" in done.stdout and "cure:  rm " in done.stdout
+    baseline.unlink()
+
+
+def play(yard, *extra):
+    words = ["ansible-playbook", "-i", str(yard.inventory), "playbooks/preflight.yml"]
+    return subprocess.run(
+        [*words, *(word for one in extra for word in ("-e", one))],
+        cwd=ROOT,
+        env=yard.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_a_fault_ends_with_2_and_no_step_is_tried(yard):
+    with socket.create_server(("", yard.port)):
+        run = yard.play("playbooks/preflight.yml")
+    text = said(run)
+    assert run.rc == 2, text
+    assert (
+        "FAIL  port: node1:" in text
+        and "trainer_port=" in text
+        and "not tried, since this failed: port" in text
+    )
+    assert failures(run) == ["Preflight failed: port. What to do stands above."]
+
+
+def test_check_mode_changes_nothing_and_tries_nothing(yard):
+    run = yard.play("playbooks/preflight.yml", "--check")
+    assert run.rc == 0 and changed(run) == 0, said(run)
+    found = {one["check"]: one["result"] for one in result(yard)["checks"]}
+    assert found["steps"] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"depth": "deep"}, "depth: found deep; expected one of quick, full, burn"),
+        ({"preflight_steps": "two"}, "preflight_steps"),
+        ({"preflight_stepz": "2"}, "preflight_steps"),
+    ],
+)
+def test_bad_words_are_refused_before_any_host_is_touched(yard, extra, words):
+    run = yard.play("playbooks/preflight.yml", **extra)
+    assert run.rc != 0 and words in failures(run)[0]

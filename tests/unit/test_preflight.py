@@ -1,0 +1,775 @@
+"""What preflight says of what hosts say: nothing of a healthy cluster, and of a fault its host and its cure."""
+
+# ruff: noqa: E501 - the table of faults has a line a fault
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from plugins.action import preflight_pair as pair_action
+from plugins.action import preflight_verdict
+from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
+from plugins.filter import preflight as filters
+
+# On the path only since the action was imported.
+from preflight_base import CHECKS, PASS, blamed, odd  # isort: skip
+from preflight_report import (  # isort: skip
+    baseline_name,
+    is_good,
+    read_result,
+    renewed,
+    report,
+    table,
+    text,
+    write_result,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = ("node1", "node2", "node3")
+ADDRESS = {f"node{n}": f"10.77.0.1{n}" for n in range(1, 5)}
+GPU = {
+    "index": "0",
+    "name": "NVIDIA A100-SXM4-80GB",
+    "driver_version": "580.95.05",
+    "memory.total": "81920",
+    "memory.used": "4",
+    "ecc.errors.uncorrected.volatile.total": "0",
+    "remapped_rows.pending": "No",
+    "remapped_rows.failure": "No",
+    "clocks_throttle_reasons.active": "0x0000000000000001",
+    "pcie.link.width.current": "16",
+    "pcie.link.width.max": "16",
+    "temperature.gpu": "41",
+}
+
+
+def survey(name, nodes):
+    own = ADDRESS[name]
+    return {
+        "hostname": name,
+        "machine_id": f"id-of-{name}",
+        "host_keys": [f"key-of-{name}"],
+        "names": {other: [ADDRESS[other]] for other in nodes},
+        "interfaces": [{"name": "eth0", "enabled": True, "addresses": [f"{own}/24"]}],
+        "routes": {
+            ADDRESS[other]: {"dev": "eth0", "source": own, "via": "", "error": ""}
+            for other in nodes
+            if other != name
+        },
+        "link": {
+            "name": "eth0",
+            "mtu": 1500,
+            "speed": 1000,
+            "duplex": "full",
+            "physical": True,
+            "wireless": False,
+        },
+        "versions": {
+            "kernel": "6.1.0-40-amd64",
+            "python": "3.11.2",
+            "torch": "2.13.0+cu128",
+            "nccl": "2.27.5",
+            "driver": "580.95.05",
+        },
+        "memory": {"total": 64 << 30, "available": 60 << 30, "swapped": 0, "shared": 32 << 30},
+        "disk": {"free": 400_000_000_000, "total": 500_000_000_000, "inodes": 10_000_000, "read_only": False},
+        "memlock": {"loaded": True, "set": None, "found": None, "drop_ins": []},
+        "container": False,
+        "stores": {f"http://{ADDRESS[other]}:2389": "" for other in nodes},
+        "gpu": {"cards": 1, "gpus": [dict(GPU)], "error": "", "processes": [], "xids": [], "driver": True},
+        "rdma": [
+            {
+                "device": "mlx5_0",
+                "port": 1,
+                "state": "ACTIVE",
+                "gbit": 100.0,
+                "layer": "InfiniBand",
+                "managed": True,
+            }
+        ],
+        "client": "10.77.0.1",
+        "free_port": 40001,
+        "time": 2e9,
+    }
+
+
+def way(peer):
+    return {
+        "ports": {"29500": "open", "40001": "open"},
+        "sent": 200,
+        "lost": 0,
+        "rtt_ms": 0.2,
+        "mtu_arrives": True,
+        "mbit": 941.0,
+        "offset": 0.001,
+        "offset_error": 0.0001,
+        "rdma_gbit": 97.0,
+    }
+
+
+def healthy(*nodes):
+    """The facts of a healthy cluster with a card and an RDMA port in each host."""
+    nodes = nodes or NODES
+    return {
+        name: {
+            "expected": {
+                "hostname": name,
+                "address": ADDRESS[name],
+                "rdma": True,
+                "firewall": True,
+                "processes": 0,
+            },
+            "survey": survey(name, nodes),
+            "run": {
+                "release": "0.1-aa",
+                "environment": {"torch": "2.13.0", "digest": "d" * 64},
+                "active": [],
+                "run_dir": "/var/lib/trainyard/runs/smoke-preflight",
+                "processes": 1,
+                "port_holder": None,
+            },
+            "error": "",
+            "pairs": {other: way(other) for other in nodes if other != name},
+            "outside": {"29500": "closed", "40001": "closed"},
+            "clock": [0.0, 0.25],
+        }
+        for name in nodes
+    }
+
+
+STEPS = {"result": PASS, "message": "2 steps on 3 ranks"}
+
+
+def cluster(facts, steps=STEPS, **limits):
+    return Cluster(
+        facts, Limits(ansible="ansible -i inv", site="ansible-playbook -i inv site.yml", **limits), steps
+    )
+
+
+def complaints(facts, steps=STEPS, **limits):
+    return [one for one in findings(cluster(facts, steps, **limits)) if one.result in (WARN, FAIL)]
+
+
+@pytest.mark.parametrize(
+    "nodes", [("node1",), ("node1", "node2"), NODES, ("node1", "node2", "node3", "node4")]
+)
+def test_of_a_healthy_cluster_nothing_is_said(nodes):
+    assert complaints(healthy(*nodes)) == []
+
+
+def test_every_check_has_its_word_on_a_healthy_cluster():
+    said = {one.check: one.result for one in findings(cluster(healthy()))}
+    assert list(said) == list(CHECKS)
+    assert set(said.values()) == {PASS}
+
+
+# name -> (changes: (host, path, value), check, result, hosts, what is found, a piece of the cure)
+ALL = "node1 node2 node3"
+FAULTS = {
+    "no answer": ([("node2", "survey", None), ("node2", "error", "timed out")], "answer", FAIL, "node2", "timed out", "-m ping"),
+    "duplicate hostname": ([("node2", "survey.hostname", "node1")], "hostname", FAIL, "node2", "node1", "--tags identity -l node2"),
+    "duplicate machine-id": ([("node2", "survey.machine_id", "id-of-node1")], "machine_id", FAIL, "node1 node2", "id-of-node1", "--tags identity"),
+    "duplicate host key": ([("node3", "survey.host_keys", ["key-of-node1"])], "host_key", FAIL, "node1 node3", "same key", "ssh-keygen -A"),
+    "address on no interface": ([("node2", "survey.interfaces", [])], "address", FAIL, "node2", "on no interface", "--tags network -l node2"),
+    "127.0.1.1": ([("node2", "survey.names.node2", ["127.0.1.1"])], "names", FAIL, "node2", "127.0.1.1", "--tags identity -l node2"),
+    "unknown name": ([("node1", "survey.names.node3", [])], "names", FAIL, "node1", "node3 is unknown", "--tags identity -l node1"),
+    "route by another NIC": (
+        [("node3", "survey.routes", {"10.77.0.11": {"dev": "wg0", "source": "10.9.0.3", "via": "", "error": ""}})],
+        "route", FAIL, "node3", "by wg0 from 10.9.0.3", "ip route replace 10.77.0.11 dev eth0",
+    ),
+    "overlapping subnets": (
+        [("node1", "survey.interfaces", lambda old: [*old, {"name": "wlan0", "enabled": True, "addresses": ["10.77.0.99/24"]}])],
+        "subnets", WARN, "node1", "wlan0", "ip address del 10.77.0.99/24 dev wlan0",
+    ),
+    "other release": ([("node2", "run.release", "0.1-bb")], "release", FAIL, "node2", "0.1-bb", "--tags trainer"),
+    "no release": ([("node2", "run.release", None)], "release", FAIL, "node2", "no trainer", "site.yml"),
+    "other packages": ([("node2", "run.environment", {"digest": "e" * 64})], "packages", FAIL, "node2", "eeee", "--tags python_env"),
+    "other Python": ([("node1", "survey.versions.python", "3.12.1")], "python", FAIL, "node1", "3.12.1", "--tags python_env"),
+    "other torch": ([("node3", "survey.versions.torch", "2.12.0")], "torch", FAIL, "node3", "2.12.0", "--tags python_env"),
+    "other NCCL": ([("node2", "survey.versions.nccl", "2.21.5")], "nccl", FAIL, "node2", "2.21.5", "--tags python_env"),
+    "other kernel": ([("node2", "survey.versions.kernel", "6.12.1")], "kernel", WARN, "node2", "6.12.1", "dist-upgrade"),
+    "other driver": ([("node2", "survey.versions.driver", "570.1")], "driver", WARN, "node2", "570.1", "--tags nvidia"),
+    "full disk": ([("node2", "survey.disk.free", 10**9)], "disk", FAIL, "node2", "1.0 of 500.0 GB", "du -sh"),
+    "disk read-only": ([("node2", "survey.disk.read_only", True)], "disk", FAIL, "node2", "reading alone", "du -sh"),
+    "no memory": ([("node2", "survey.memory.available", 5 * 10**8)], "memory", FAIL, "node2", "0.50 GB", "ps -eo"),
+    "memlock by a drop-in": (
+        [("node1", "survey.memlock", {"loaded": True, "set": 65536, "found": 65536, "drop_ins": ["/etc/x.conf"]})],
+        "memlock", FAIL, "node1", "65536 bytes, by /etc/x.conf", "rm /etc/x.conf",
+    ),
+    "memlock that does not take": ([("node1", "survey.memlock.found", 8 << 20)], "memlock", FAIL, "node1", "8388608", "--tags trainer"),
+    "no unit": ([("node1", "survey.memlock.loaded", False)], "memlock", FAIL, "node1", "not there", "--tags trainer -l node1"),
+    "foreign process on the port": (
+        [("node2", "run.port_holder", "process 4711 (python3 -m http.server)")],
+        "port", FAIL, "node2", "http.server", 'kill 4711',
+    ),
+    "stopped etcd": (
+        [(node, "survey.stores", lambda old: {**old, "http://10.77.0.12:2389": "Connection refused"}) for node in NODES],
+        "store", WARN, "node2", "refused", "restart trainyard-etcd",
+    ),
+    "etcd without a majority": (
+        [(node, "survey.stores", {"http://10.77.0.11:2389": "Connection refused"}) for node in NODES],
+        "store", FAIL, "node1", "refused", "restart trainyard-etcd",
+    ),
+    "etcd out of one host's reach": (
+        [("node3", "survey.stores", lambda old: {**old, "http://10.77.0.11:2389": "timed out"})],
+        "store", FAIL, "node3", "etcd on node1", "--tags firewall -l node1",
+    ),
+    "a card is gone": ([("node2", "survey.gpu.cards", 2)], "gpus", FAIL, "node2", "1 of 2 cards", "--tags nvidia -l node2"),
+    "nvidia-smi hangs": (
+        [("node2", "survey.gpu", {"cards": 1, "gpus": [], "error": "no answer within 20 s", "processes": [], "xids": [], "driver": True})],
+        "gpus", FAIL, "node2", "no answer within 20 s", "--tags nvidia",
+    ),
+    "too few GPUs": ([("node2", "expected.processes", 8)], "gpus", FAIL, "node2", "nproc_per_node 8", "--tags nvidia"),
+    "desktop": (
+        [("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}])],
+        "gpu_memory", WARN, "node1", "Xorg", "multi-user.target",
+    ),
+    "foreign GPU process": (
+        [("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 99, "kind": "C", "name": "ollama", "run": False}])],
+        "gpu_memory", WARN, "node1", "ollama (process 99", "kill 99",
+    ),
+    "memory left over": ([("node1", "survey.gpu.gpus.0.memory.used", "900")], "gpu_memory", WARN, "node1", "900 MiB", "fuser"),
+    "ECC": ([("node3", "survey.gpu.gpus.0.ecc.errors.uncorrected.volatile.total", "3")], "gpu_health", FAIL, "node3", "3 uncorrected", "gpu-reset"),
+    "row remapping": ([("node3", "survey.gpu.gpus.0.remapped_rows.pending", "Yes")], "gpu_health", FAIL, "node3", "pending", "gpu-reset"),
+    "throttled": ([("node3", "survey.gpu.gpus.0.clocks_throttle_reasons.active", "0x0000000000000040")], "gpu_health", WARN, "node3", "heat", "TEMPERATURE"),
+    "hard Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 79, "text": "GPU has fallen off the bus"}])], "gpu_health", FAIL, "node3", "79", "reboot"),
+    "soft Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": ""}])], "gpu_health", WARN, "node3", "13", "reboot"),
+    "half the lanes": ([("node2", "survey.gpu.gpus.0.pcie.link.width.current", "8")], "pcie", WARN, "node2", "8 of 16", "PCIE"),
+    "half duplex": ([("node2", "survey.link.duplex", "half")], "link", WARN, "node2", "half duplex", "ethtool eth0"),
+    "slow interface": (
+        [("node2", "survey.link.speed", 10), *((a, f"pairs.{b}.mbit", 9.4) for a, b in (("node1", "node2"), ("node3", "node2"), ("node2", "node1"), ("node2", "node3")))],
+        "link", WARN, "node2", "10 Mbit/s", "ethtool eth0",
+    ),
+    "other MTU": (
+        [("node2", "survey.link.mtu", 1400), *((a, "pairs.node2.mtu_arrives", False) for a in ("node1", "node3"))],
+        "mtu", FAIL, "node2", "1400", "mtu 1500",
+    ),
+    "switch without jumbo frames": (
+        [*((a, "survey.link.mtu", 9000) for a in NODES), *((a, f"pairs.{b}.mtu_arrives", False) for a, b in (("node1", "node3"), ("node2", "node3"), ("node3", "node1"), ("node3", "node2")))],
+        "mtu", FAIL, "node3", "9000", "mtu 1500",
+    ),
+    "closed port": ([(a, "pairs.node2.ports.29500", "dropped") for a in ("node1", "node3")], "ways", FAIL, "node2", "29500): dropped from node1, node3", "--tags firewall -l node2"),
+    "packets lost": ([*((a, f"pairs.{b}.lost", 4) for a, b in (("node1", "node2"), ("node2", "node1"), ("node2", "node3"), ("node3", "node2")))], "loss", WARN, "node2", "2.0 %", "ip -s -s link show eth0"),
+    "many packets lost": ([("node1", "pairs.node2.lost", 50)], "loss", FAIL, "node1 node2", "25.0 %", "ip -s"),
+    "latency": ([("node1", "pairs.node3.rtt_ms", 25.0), ("node2", "pairs.node3.rtt_ms", 26.0)], "latency", WARN, "node3", "25.0 ms", "ip -s"),
+    "slow link": ([("node1", "pairs.node2.mbit", 94.0), ("node3", "pairs.node2.mbit", 93.0)], "bandwidth", WARN, "node2", "94.0 Mbit/s", "ethtool -S eth0"),
+    "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
+    "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
+    "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "start opensm"),
+    "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_named_and_has_a_cure(name):
+    changes, check, result, hosts, found, cure = FAULTS[name]
+    facts = healthy()
+    for host, path, value in changes:
+        deep_change(facts, host, path, value)
+    said = complaints(facts)
+    assert {one.check for one in said} == {check}, said
+    assert (said[0].result, " ".join(said[0].hosts)) == (result, hosts)
+    assert found in said[0].found and cure in said[0].cure, said[0]
+    assert said[0].limit and said[0].source
+
+
+def deep_change(facts, host, path, value):
+    """`change`, where keys themselves may have dots."""
+    place, words = facts[host], path.split(".")
+    while words:
+        for count in range(len(words), 0, -1):
+            key = ".".join(words[:count])
+            if isinstance(place, list):
+                key, count = int(words[0]), 1
+            if isinstance(place, list) or key in place or count == 1:
+                break
+        words = words[count:]
+        if words:
+            place = place[key]
+        else:
+            place[key] = value(place.get(key)) if callable(value) else value
+
+
+def test_who_is_to_blame():
+    assert odd({"a": 1, "b": 2, "c": 2}) == (["a"], 2)
+    assert odd({"a": 1, "b": 2}) == (["b"], 1)  # of two, the head is right
+    assert list(blamed([("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")])) == [("b",)]
+    assert list(blamed([("a", "b"), ("b", "a")])) == [("a", "b")]
+    assert list(blamed([("a", "b"), ("b", "c"), ("x", "y")])) == [("b",), ("x", "y")]
+
+
+def with_clocks(offsets):
+    """A healthy cluster whose clocks are so far from the right time, s."""
+    facts = healthy(*offsets)
+    for host, fact in facts.items():
+        fact["clock"] = [offsets[host] + 0.1, 0.25]
+        for peer, found in fact["pairs"].items():
+            found["offset"] = offsets[peer] - offsets[host]
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("offsets", "result", "hosts"),
+    [
+        ({"node1": 0.0, "node2": 0.03, "node3": -0.05}, None, []),
+        ({"node1": 0.0, "node2": 0.3, "node3": 0.0}, WARN, ["node2"]),
+        ({"node1": -90.0, "node2": 0.0, "node3": 0.0}, FAIL, ["node1"]),
+        ({"node1": 5.0, "node2": 0.0}, FAIL, ["node1"]),  # of two, the controller's clock tells which
+    ],
+)
+def test_a_clock_that_is_off_is_found(offsets, result, hosts):
+    said = complaints(with_clocks(offsets))
+    assert [(one.check, one.result, one.hosts) for one in said] == (
+        [("clock", result, hosts)] if result else []
+    )
+    assert all("timedatectl set-ntp true" in one.cure for one in said)
+
+
+def test_clocks_are_compared_over_a_ring_too():
+    facts = with_clocks({"node1": 0.0, "node2": 0.0, "node3": 2.0, "node4": 0.0})
+    for host, peer in zip(facts, [*list(facts)[1:], "node1"], strict=True):
+        facts[host]["pairs"] = {peer: facts[host]["pairs"][peer]}
+    assert [(one.check, one.hosts) for one in complaints(facts)] == [("clock", ["node3"])]
+
+
+def test_a_failed_step_is_told_in_the_trainers_words():
+    (said,) = complaints(
+        healthy(), {"result": FAIL, "message": "rank 1 on node2: out of memory", "hosts": ["node2"]}
+    )
+    assert (said.check, said.hosts, said.found) == ("steps", ["node2"], "rank 1 on node2: out of memory")
+
+
+def test_an_active_run_is_not_disturbed():
+    facts = healthy()
+    for fact in facts.values():
+        fact["run"].update(active=["first"], port_holder="process 7 (trainer)")
+        fact.update(pairs=None, outside=None)
+    assert complaints(facts) == []
+    skipped = {one.check: one.found for one in findings(cluster(facts)) if one.result == SKIP}
+    assert skipped["bandwidth"] == "run first is active, and is not disturbed"
+
+
+def test_nobody_answers():
+    facts = healthy()
+    for fact in facts.values():
+        fact.update(survey=None, run=None, error="timed out", pairs=None, outside=None, clock=None)
+    assert [one.check for one in complaints(facts)] == ["answer"] * 3
+
+
+def test_on_one_machine_one_note_stands_for_the_network():
+    local = Cluster(healthy("node1", "node2"), Limits(), STEPS, local=True)
+    said = {one.check: one.result for one in findings(local)}
+    assert "bandwidth" not in said and said["machines"] == SKIP and said["torch"] == PASS
+
+
+def test_the_room_that_the_run_takes_is_asked_for(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "data.jsonl").write_bytes(bytes(500))
+    needed = preflight_verdict.run_gb(str(tmp_path / "model"), str(tmp_path / "data.jsonl"))
+    assert needed == pytest.approx((500 + 1000 * 19) / 1e9)
+    assert preflight_verdict.run_gb("tiny", "austen") == 0
+    (said,) = complaints(healthy("node1"), run_gb=399)
+    assert said.check == "disk" and "404.0 GB needed" in said.found
+
+
+# ---- the report ----
+
+
+def whole(facts, before=None, **limits):
+    return report(cluster(facts, **limits), before, 31.4, "runs/preflight/baseline-x.json")
+
+
+def test_the_report_says_all_and_counts(tmp_path):
+    facts = healthy()
+    facts["node2"]["survey"]["link"]["mtu"] = 9000
+    facts["node2"]["survey"]["hostname"] = "debian"
+    result = whole(facts)
+    assert (result["result"], result["exit_status"]) == (FAIL, 2)
+    words = text(result)
+    assert words.startswith("Preflight (quick) of 3 hosts, 31 s: ")
+    assert "pass  disk" in words and "400 GB free or more" in words
+    assert "FAIL  hostname: node2: it calls itself debian" in words
+    assert words.index("WARN  mtu") < words.index("FAIL  hostname")
+    assert "cure:  ansible-playbook -i inv site.yml --tags identity -l node2" in words
+    assert "from \\ to" in words and "941 Mbit/s, 0.20 ms" in words
+    write_result(str(tmp_path / "runs/last.json"), result)
+    assert read_result(str(tmp_path / "runs/last.json")) == json.loads(json.dumps(result))
+    assert not is_good(result)
+
+
+def test_warnings_end_with_1_and_none_with_0():
+    facts = healthy()
+    assert whole(facts)["exit_status"] == 0
+    facts["node2"]["survey"]["link"]["duplex"] = "half"
+    assert whole(facts)["exit_status"] == 1
+
+
+def test_a_later_result_says_what_got_worse():
+    before = whole(healthy())
+    assert is_good(before)
+    assert whole(healthy(), before)["result"] == PASS
+    facts = healthy()
+    facts["node1"]["pairs"]["node2"]["mbit"] = 830.0  # above the limit of 800, below nine tenths of 941
+    facts["node3"]["pairs"]["node2"]["rtt_ms"] = 1.9
+    facts["node3"]["survey"]["gpu"].update(cards=0, gpus=[])
+    result = whole(facts, before)
+    (said,) = [one for one in result["checks"] if one["check"] == "baseline"]
+    assert said["result"] == WARN
+    assert "node1 to node2: 830.0 Mbit/s, 941.0 on" in said["found"]
+    assert "node3: 0 GPUs, 1 on" in said["found"] and "node3 to node2: 1.9 ms, 0.2 on" in said["found"]
+    assert "rm runs/preflight/baseline-x.json" in said["cure"]
+    assert not is_good(result)
+
+
+def test_a_new_baseline_keeps_the_figures_that_were_not_measured():
+    before, facts = whole(healthy()), healthy()
+    for fact in facts.values():
+        fact["pairs"] = None
+    after = renewed(whole(facts, before), before)
+    assert after["figures"]["mbit"] == before["figures"]["mbit"]
+    assert baseline_name(["b", "a"]) == baseline_name(["a", "b"]) != baseline_name(["a"])
+
+
+def test_a_damaged_baseline_is_none(tmp_path):
+    (tmp_path / "b.json").write_text('{"figures": 3')
+    assert read_result(str(tmp_path / "b.json")) is None
+    assert read_result(str(tmp_path / "none.json")) is None
+
+
+def test_many_hosts_get_no_table():
+    result = whole(healthy())
+    result["hosts"] = [f"node{n}" for n in range(1, 17)]
+    assert "from \\ to" not in text(result) and "The slowest ways: " in text(result)
+
+
+def test_the_document_has_every_check_as_the_code_has_it():
+    document = (ROOT / "docs/preflight.md").read_text()
+    assert table() in document, "run: make docs"
+
+
+# ---- what is asked ----
+
+
+def test_pairs_are_measured_as_the_depth_says():
+    link = {"link": {"mtu": 9000, "speed": 25_000, "physical": True}}
+    hosts = [{"name": f"n{n}", "address": f"10.0.0.{n}", "port": 1, "rdma": "mlx5_0"} for n in range(6)]
+    quick = filters.preflight_measure(link, hosts[:4], "quick", 120)
+    assert (quick["rounds"], quick["mtu"], quick["streams"], quick["passes"]) == ([1, 2, 3], 9000, 4, 1)
+    assert quick["hosts"][0]["rdma"] == ""
+    assert filters.preflight_measure(link, hosts, "quick", 120)["rounds"] == [1]
+    full = filters.preflight_measure(link, hosts, "full", 120)
+    assert full["rounds"] == [1, 2, 3, 4, 5] and full["hosts"][0]["rdma"] == "mlx5_0"
+    burn = filters.preflight_measure({"link": None}, hosts[:2], "burn", 120)
+    assert 55 <= burn["passes"] * (burn["seconds"] + 1.5) / 60 <= 65 and burn["streams"] == 1
+
+
+def test_who_takes_part_in_the_measurement():
+    hosts = [{"name": name, "address": ADDRESS[name], "names": [name]} for name in NODES]
+    seen = {name: {"survey": survey(name, NODES)} for name in NODES}
+    asked = {name: {"host_facts": {"active": []}} for name in NODES}
+    takers = filters.preflight_takers(hosts, seen, asked, False)
+    assert takers[1] == {"name": "node2", "address": "10.77.0.12", "port": 40001, "rdma": "mlx5_0"}
+    assert filters.preflight_takers(hosts, seen, asked, True) == []
+    assert (
+        filters.preflight_takers(hosts, {**seen, "node3": {"unreachable": True}}, asked, False) == takers[:2]
+    )
+    asked["node2"]["host_facts"]["active"] = ["first"]
+    assert filters.preflight_takers(hosts, seen, asked, False) == []
+
+
+def test_the_steps_take_what_the_inventory_says_of_machines_alone():
+    asked = filters.preflight_trial(
+        {"threads": 2, "model": "/models/large", "lr": 1.0, "dtype": "bfloat16"}, 6, 2
+    )
+    config = asked["config"]
+    assert (config["model"], config["threads"], config["dtype"], config["steps"]) == (
+        "tiny",
+        2,
+        "bfloat16",
+        2,
+    )
+    assert config["batch_size"] == 6 and asked["run"].startswith("smoke-")
+    with pytest.raises(AnsibleFilterError, match=r"trainer_config in the inventory: .*threads"):
+        filters.preflight_trial({"threads": "many"})
+
+
+def test_what_became_of_the_steps():
+    said = filters.preflight_steps_said
+    well = {"outcome": {"result": "finished"}, "last": {"step": 2, "world_size": 3, "step_seconds": 0.5}}
+    assert (
+        said({"failed_checks": []}, well, "", 2, False)["message"]
+        == "2 steps on 3 ranks, 0.50 s the last one"
+    )
+    lost = {"outcome": {"result": "failed", "host": "node2", "message": "rank 1 died"}}
+    assert said({"failed_checks": []}, lost, "Smoke test …", 2, False) == {
+        **{"result": "fail", "message": "rank 1 died"},
+        "hosts": ["node2"],
+    }
+    assert said({"failed_checks": []}, {}, "no room", 2, False)["message"] == "no room"
+    assert "mtu" in said({"failed_checks": ["mtu"]}, {}, "", 2, False)["message"]
+    assert "first" in said({"failed_checks": [], "active": ["first"]}, {}, "", 2, False)["message"]
+    assert said({}, {}, "", 0, False)["result"] == said({}, {}, "", 2, True)["result"] == "skip"
+    assert filters.preflight_burn_steps({"step_seconds": 0.5}, 120, 2) == 7200
+    assert filters.preflight_burn_steps({}, 120, 2) == 2
+
+
+# ---- the controller's look from outside ----
+
+
+def test_the_way_of_ssh():
+    direct = pair_action.way_of("user ops\nhostname 10.77.0.11\nport 22\n")
+    assert direct == pair_action.Way("10.77.0.11", "ops")
+    proxied = pair_action.way_of("user ops\nhostname 10.77.0.11\nproxycommand relay %h %p %r 100%%\n")
+    assert proxied.command(29500) == "exec relay 10.77.0.11 29500 ops 100%"
+    assert "jump host" in pair_action.way_of("hostname h\nproxyjump gate\n")
+    note = pair_action.note_for
+    assert note(direct, "10.77.0.11", "10.77.0.1", ["10.77.0.11"]) == ""
+    assert "another network" in note(direct, "10.0.0.1", "10.77.0.1", [])
+    assert "is a peer" in note(direct, "10.77.0.11", "10.77.0.12", ["10.77.0.11", "10.77.0.12"])
+    assert "unknown" in note(direct, "10.77.0.11", "", [])
+
+
+def test_an_open_port_is_seen_from_outside_a_shut_one_is_not():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as gone:
+        here, there = server.getsockname()[1], gone.getsockname()[1]
+        gone.close()
+        watch = pair_action.Watch(pair_action.Way("127.0.0.1"), [here, there])
+        watch.start()
+        deadline = time.monotonic() + 10
+        while watch.found[str(here)] != "open" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert watch.stop() == {str(here): "open", str(there): "closed"}
+
+
+def test_through_a_proxy_only_the_greeting_counts():
+    def way_(command):
+        return pair_action.Way("h", "u", command)
+
+    assert pair_action.is_open(way_("sh -c 'echo trainyard preflight; sleep 60'"), 1)
+    assert not pair_action.is_open(way_("sh -c 'echo SSH-2.0; sleep 60'"), 1)
+    assert not pair_action.is_open(way_("false"), 1)
+
+
+# ---- what a host reads ----
+
+
+def test_gpus_are_read_with_the_fields_that_the_driver_knows(load_module):
+    module = load_module("preflight_survey")
+    asked = []
+
+    def run_command(command):
+        fields = command[3].partition("=")[2].split(",")
+        asked.append(fields)
+        if "remapped_rows.pending" in fields:
+            return 2, 'Field "remapped_rows.pending" is not a valid field to query.\n', ""
+        values = {"index": "0", "name": "NVIDIA GeForce RTX 3090", "memory.used": "12"}
+        return 0, ", ".join(values.get(name, "[N/A]") for name in fields) + "\n", ""
+
+    rows, error = module.gpus(run_command)
+    assert (rows, error) == ([{"index": "0", "name": "NVIDIA GeForce RTX 3090", "memory.used": "12"}], "")
+    assert len(asked) == 2
+    assert module.gpus(lambda command: (124, "", ""))[1] == "no answer within 20 s"
+    assert "mismatch" in module.gpus(lambda command: (18, "Driver/library version mismatch", ""))[1]
+
+
+def test_processes_and_faults_of_cards_are_read(load_module):
+    module = load_module("preflight_survey")
+    pmon = (
+        "# gpu         pid   type     sm    mem    enc    dec    command\n"
+        "# Idx           #    C/G      %      %      %      %    name\n"
+        "    0       1234      G      1      0      -      -    Xorg\n"
+        "    0       5678    C+G     40     20      -      -    python3\n"
+        "    1          -      -      -      -      -      -    -\n"
+    )
+    assert module.gpu_processes(pmon) == [
+        {"gpu": 0, "pid": 1234, "kind": "G", "name": "Xorg"},
+        {"gpu": 0, "pid": 5678, "kind": "C+G", "name": "python3"},
+    ]
+    log = "[ 12.3] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+    (fault,) = module.xids("[ 1.0] eth0: up\n" + log)
+    assert (fault["bus"], fault["xid"]) == ("0000:3b:00", 79) and "fallen off" in fault["text"]
+
+
+def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
+    module = load_module("preflight_survey")
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    wire = tmp_path / "sys/class/net/eth0"
+    card = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    driver = tmp_path / "sys/bus/pci/drivers/igb"
+    for place in (port, wire / "device", card, driver):
+        place.mkdir(parents=True)
+    (wire / "device/driver").symlink_to(driver)
+    for path, content in {
+        port / "state": "4: ACTIVE",
+        port / "rate": "100 Gb/sec (4X EDR)",
+        port / "link_layer": "InfiniBand",
+        port / "sm_lid": "0x1",
+        wire / "speed": "1000",
+        wire / "duplex": "full",
+        wire / "mtu": "1500",
+        card / "vendor": "0x10de",
+        card / "class": "0x030200",
+    }.items():
+        path.write_text(content + "\n")
+    root = str(tmp_path)
+    assert module.rdma_ports(root) == [
+        {
+            "device": "mlx5_0",
+            "port": 1,
+            "state": "ACTIVE",
+            "gbit": 100.0,
+            "layer": "InfiniBand",
+            "managed": True,
+        }
+    ]
+    found = module.link("eth0", root)
+    assert (found["mtu"], found["speed"], found["physical"]) == (1500, 1000, True)
+    (wire / "speed").write_text("-1\n")
+    assert module.link("eth0", root)["speed"] is None
+    assert module.cards(root) == 1
+
+
+def test_the_units_limit_is_read_with_its_drop_ins(load_module):
+    module = load_module("preflight_survey")
+    shown = "LoadState=loaded\nLimitMEMLOCK={}\nDropInPaths=/etc/systemd/system/trainyard@.service.d/x.conf\n"
+    table_ = "Max locked memory         {}            {}            bytes\n"
+
+    def answers(limit, real):
+        return lambda command: (
+            0,
+            shown.format(limit) if command[0] == "systemctl" else table_.format(real, real),
+            "",
+        )
+
+    limit = module.unit_limit(answers("infinity", "unlimited"), "trainyard")
+    assert (limit["set"], limit["found"]) == (None, None)
+    limit = module.unit_limit(answers("infinity", "8388608"), "trainyard")
+    assert (limit["set"], limit["found"]) == (None, 8388608)
+    assert limit["drop_ins"] == ["/etc/systemd/system/trainyard@.service.d/x.conf"]
+    assert module.unit_limit(lambda command: (0, "LoadState=not-found\n", ""), "")["loaded"] is False
+
+
+def test_a_survey_of_this_machine(run_module, tmp_path):
+    answer = run_module(
+        "preflight_survey",
+        hosts=[{"name": "here", "address": "127.0.0.1", "names": ["localhost"]}],
+        address="127.0.0.1",
+        keeper="process",
+        opt_dir=str(tmp_path),
+        state_dir=str(tmp_path / "not/yet"),
+    )
+    found = answer["survey"]
+    assert found["versions"]["torch"] == "" and found["disk"]["free"] > 0 and found["memory"]["total"] > 0
+    assert found["free_port"] > 0 and not answer["changed"]
+
+
+# ---- the ways, on this machine's loopback ----
+
+
+@pytest.fixture
+def exchange(load_module):
+    """`exchange(names, **options)`: what each of the hosts, on loopback addresses of their own, finds of the others."""
+    module = load_module("preflight_pair")
+    base = free_ports(9)
+
+    def run(names, missing=(), **options):
+        hosts = [
+            {"name": name, "address": f"127.0.9.{n}", "port": base[n], "rdma": options.pop(name, "")}
+            for n, name in enumerate(names, 1)
+        ]
+        found, threads = {}, []
+        for host in hosts:
+            if host["name"] in missing:
+                continue
+            given = {
+                **{
+                    "host": host["name"],
+                    "hosts": hosts,
+                    "port": base[0],
+                    "rounds": list(range(1, len(names))),
+                },
+                **{"mtu": 1500, "streams": 1, "packets": 20, "seconds": 0.3, "passes": 1, "patience": 3.0},
+                **options,
+            }
+
+            def one(given=given):
+                found[given["host"]] = module.Exchange(given).run()
+
+            threads.append(threading.Thread(target=one))
+        for number, thread in enumerate(threads):
+            thread.start()
+            time.sleep(0.2 * number)  # they never begin at once
+        for thread in threads:
+            thread.join(60)
+        return found
+
+    return run
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
+
+
+def test_three_hosts_measure_all_their_ways(exchange):
+    found = exchange(["a", "b", "c"])
+    assert {(a, b) for a, ways in found.items() for b in ways} == {
+        (a, b) for a in "abc" for b in "abc" if a != b
+    }
+    for ways in found.values():
+        for one in ways.values():
+            assert set(one["ports"].values()) == {"open"} and one["mbit"] > 100
+            assert abs(one["offset"]) < 0.05 and one["offset_error"] < 0.05
+            if os.geteuid() == 0:
+                assert one["lost"] == 0 and one["rtt_ms"] < 100 and one["mtu_arrives"]
+
+
+def test_a_host_that_does_not_take_part_holds_nobody_up_for_long(exchange):
+    start = time.monotonic()
+    found = exchange(["a", "b", "c"], missing=["c"])
+    assert time.monotonic() - start < 25
+    assert found["a"]["b"]["mbit"] > 100 and "mbit" not in found["a"]["c"]
+    assert set(found["a"]["c"]["ports"].values()) == {"refused"}
+
+
+def test_a_ring_and_several_streams_and_passes(exchange):
+    found = exchange(["a", "b", "c", "d"], rounds=[1], streams=3, passes=2)
+    assert {host: list(ways) for host, ways in found.items()} == {
+        "a": ["b"],
+        "b": ["c"],
+        "c": ["d"],
+        "d": ["a"],
+    }
+    assert all(one["mbit"] > 100 for ways in found.values() for one in ways.values())
+
+
+def test_perftest_measures_rdma_where_all_have_a_device(exchange, tmp_path, monkeypatch):
+    program = tmp_path / "ib_write_bw"
+    program.write_text(
+        "#!/bin/sh\nfor last; do :; done\ncase $last in --report_gbits) exec sleep 60;; esac\n"
+        "echo '#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]'\n"
+        "echo ' 65536      543210           0.00               97.21              0.185'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = exchange(["a", "b"], a="rxe0", b="rxe0")
+    assert found["a"]["b"]["rdma_gbit"] == found["b"]["a"]["rdma_gbit"] == 97.21
+    program.unlink()
+    found = exchange(["a", "b"], a="rxe0", b="rxe0")
+    assert "apt-get install perftest" in found["a"]["b"]["rdma_note"]
+
+
+def test_echo_requests_have_the_sum_that_rfc_1071_wants(load_module):
+    module = load_module("preflight_pair")
+    for size in (84, 1500, 1499):
+        packet = module.echo_request(77, 3, size)
+        assert len(packet) == size - 20  # IPv4's header is the kernel's
+        assert module.checksum(packet + bytes(len(packet) % 2)) == 0
