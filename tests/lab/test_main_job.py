@@ -238,6 +238,7 @@ def test_the_unit_is_hardened(cluster):
     assert float(report.split("Overall exposure level for trainyard@spaces.service: ")[1].split()[0]) <= 3
 
 
+@pytest.mark.full
 def test_hosts_without_internet_and_without_any_of_the_packages(make_lab, checkout):
     lab = make_lab("island", hosts=2, offline=True)
     island = Controller(checkout, lab)
