@@ -10,7 +10,8 @@ from collections import deque
 from trainer.errors import BadInput
 
 SETTLE = 2  # steps after a change that say nothing: caches fill, memory is found
-WINDOW = 5  # steps whose median counts; a single slow one moves nothing
+WINDOW = 8  # steps whose median counts; a single slow one moves nothing
+INERTIA = 0.5  # how much what was learnt before counts beside a window
 GAIN = 0.05  # by what part the slowest rank's time must fall for shares to be changed
 
 
@@ -66,6 +67,7 @@ class Balance:
         self.learns = balance == "auto" and world_size > 1
         self.expected = 1.0  # how many times as fast as before the last change was to make the slowest rank
         self._skip = SETTLE
+        self._seconds: list[float] = []  # a sequence's, by rank, smoothed
         self._times: deque[list[float]] = deque(maxlen=WINDOW)  # seconds a sequence, by rank
 
     def learn(self, rank_seconds: list[float]) -> bool:
@@ -79,12 +81,16 @@ class Balance:
         if len(self._times) < WINDOW:
             return False
         seconds = [statistics.median(times) for times in zip(*self._times, strict=True)]
+        self._times.clear()
+        if self._seconds:
+            pairs = zip(self._seconds, seconds, strict=True)
+            seconds = [INERTIA * old + (1 - INERTIA) * new for old, new in pairs]
+        self._seconds = seconds
         found = solve(self.batch_size, seconds, self.grain)
         now = max(own * share for own, share in zip(seconds, self.split, strict=True))
         then = max(own * share for own, share in zip(seconds, found, strict=True))
         if then > (1 - GAIN) * now:
             return False
         self.split, self.expected = found, now / then
-        self._times.clear()
         self._skip = SETTLE
         return True
