@@ -123,3 +123,16 @@ def test_an_adapter_is_exported_as_it_is_and_merged(yard):
     assert merged.rc == 0, said(merged)
     assert (yard.path / "merged/model.safetensors").exists()
     assert not (yard.path / "merged/adapter_config.json").exists()
+
+
+def test_old_runs_go_when_a_new_one_comes_where_that_is_asked_for(yard):
+    run = yard.play(run="last", trainer_runs_kept=1, **SMALL)
+    assert run.rc == 0, said(run)
+    assert (
+        "old runs were removed, as trainer_runs_kept and trainer_runs_kept_days ask: first from node1, node2"
+        in said(run)
+    )
+    for node in ("node1", "node2"):
+        assert {path.name for path in (yard.node(node) / "var/runs").iterdir()} == {"thin", "last"}
+        assert not list((yard.node(node) / "etc/runs").glob("first.*"))
+    assert (yard.results / "first/summary.json").exists()

@@ -72,6 +72,14 @@ def test_only_what_is_ours_goes_from_a_directory_and_then_the_directory(go, tmp_
     assert not (tmp_path / "opt").exists()
 
 
+def test_a_directory_of_which_nothing_is_named_goes_if_it_is_empty(go, tmp_path):
+    for name, found in (("full", []), ("empty", [f"{tmp_path}/empty"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / "full/x").write_text("x")
+        assert go({"path": tmp_path / name, "inside": []})[0] == found
+    assert os.listdir(tmp_path) == ["full"]
+
+
 def test_a_link_goes_and_what_it_leads_to_stays(go, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/a").write_text("x")
