@@ -355,6 +355,16 @@ def test_an_active_run_is_not_disturbed():
     assert skipped["bandwidth"] == "run first is active, and is not disturbed"
 
 
+def test_of_a_host_without_a_release_only_that_is_said():
+    facts = healthy()
+    facts["node2"]["run"].update(release=None, environment=None)
+    facts["node2"]["survey"]["versions"].update(python="", torch="", nccl="")
+    assert [one.check for one in complaints(facts)] == ["release"]
+    for fact in facts.values():
+        fact["run"]["release"] = None
+    assert [one.check for one in complaints(facts)] == ["release"]
+
+
 def test_nobody_answers():
     facts = healthy()
     for fact in facts.values():
