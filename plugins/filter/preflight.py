@@ -31,9 +31,10 @@ TRIAL = {
     "sequence_length": 32,
     "checkpoint_every": 0,
     "restarts": 0,
+    "timeout_seconds": 45.0,
     "tensorboard": False,
 }
-OF_MACHINES = ("device", "dtype", "threads", "strategy", "offload_dir", "timeout_seconds", "compile")
+OF_MACHINES = ("device", "dtype", "threads", "strategy", "offload_dir", "compile")
 
 
 def preflight_fault(depth: object, steps: object) -> str:

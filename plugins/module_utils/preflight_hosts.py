@@ -115,9 +115,8 @@ def names(cluster: Cluster) -> Iterable[Said]:
             canonical, wanted = fact["expected"]["hostname"], fact["expected"]["address"]
             got = survey["names"].get(canonical, [])
             if got[:1] != [wanted]:
-                wrong.setdefault(host, []).append(
-                    f"{canonical} is {', '.join(got) or 'unknown'}, not {wanted}"
-                )
+                leads = f"leads to {got[0]} first" if got else "is unknown"
+                wrong.setdefault(host, []).append(f"{canonical} {leads}; expected {wanted}")
     for host, told in wrong.items():
         yield Said(FAIL, [host], "; ".join(told[:3]), cluster.site("identity", [host]))
     if not wrong:
@@ -206,15 +205,26 @@ def release(cluster: Cluster) -> Iterable[Said]:
 @check("All environments have the same packages", "one digest", "requirements/trainer.txt")
 def packages(cluster: Cluster) -> Iterable[Said]:
     digests = {
-        h: ((cluster.facts[h]["run"]["environment"] or {}).get("digest") or "")[:12] for h in cluster.alive
+        host: ((cluster.facts[host]["run"]["environment"] or {}).get("digest") or "")[:12]
+        for host in cluster.alive
+        if cluster.facts[host]["run"]["release"]
     }
-    yield from equal(cluster, digests, "digest", FAIL, lambda hosts: cluster.site("python_env"))
+    if digests:
+        yield from equal(cluster, digests, "digest", FAIL, lambda hosts: cluster.site("python_env"))
+    else:
+        yield Said(SKIP, cluster.alive, "no host has a release")
 
 
 def _version(cluster: Cluster, key: str, what: str, result: str, cure) -> Iterable[Said]:
-    yield from equal(
-        cluster, {h: s["versions"][key] for h, s in cluster.survey().items()}, what, result, cure
-    )
+    values = {
+        host: survey["versions"][key]
+        for host, survey in cluster.survey().items()
+        if key == "kernel" or cluster.facts[host]["run"]["release"]  # without one, that is said already
+    }
+    if values:
+        yield from equal(cluster, values, what, result, cure)
+    else:
+        yield Said(SKIP, cluster.alive, "no host has a release")
 
 
 @check(

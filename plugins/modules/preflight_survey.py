@@ -73,6 +73,7 @@ GPU_FIELDS = (
 )
 NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
+STORE_SECONDS = 4.0
 NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
 
 
@@ -232,24 +233,33 @@ def as_bytes(limit: str) -> int | None:
 
 
 def stores(urls: list[str]) -> dict[str, str]:
-    """{url: "" where that member of etcd is well, else why not}."""
-    found = dict.fromkeys(urls, "no answer within 3 s")
+    """{url: "" where that member of etcd is well, else why not}. An election of theirs is given some time."""
+    found = dict.fromkeys(urls, f"no answer within {STORE_SECONDS:g} s")
+    end = time.monotonic() + STORE_SECONDS
 
     def ask(url: str) -> None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=3) as answer:
-                text = answer.read(1000).decode(errors="replace")
-        except OSError as error:
-            found[url] = str(getattr(error, "reason", error))
-            return
-        found[url] = "" if '"true"' in text or "true" in text.split('"health"')[-1] else text.strip()
+        while True:
+            found[url] = health(url)
+            if not found[url] or time.monotonic() > end - 1:
+                return
+            time.sleep(0.5)
 
     threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(3.5)
+        thread.join(max(0.0, end + 1 - time.monotonic()))
     return dict(found)
+
+
+def health(url: str) -> str:
+    """What a member of etcd says against itself, or who keeps it from answering."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+            text = answer.read(1000).decode(errors="replace")
+    except OSError as error:
+        return str(getattr(error, "reason", error))
+    return "" if "true" in text else text.strip()
 
 
 # ---- GPUs ----
