@@ -23,7 +23,6 @@ VETH = "ip link add odd0 type veth peer name odd1; ip link set odd0 up"
 def plays(cluster, tmp_path_factory):
     """Three hosts, deployed by site.yml (test_main_job has done so, where it ran before)."""
     plays = Plays(cluster, tmp_path_factory.mktemp("preflight"))
-        return plays
     done = book(plays, "site.yml", seconds=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     return plays
@@ -191,9 +190,6 @@ FAULTS = {
         *("steps", "fail", "node2", "-e smoke=true"),
     ),
 }  # fmt: skip
-<<<<<<< HEAD
-IN_CI = ("wrong MTU", "foreign process on the port")
-=======
 # Whether a member of etcd knows a leader: after a fault of the network they need a while.
 HEALTH = "import urllib.request as u; print('true' in u.urlopen('http://ADDRESS:2389/health', timeout=3).read().decode())"
 
@@ -207,8 +203,7 @@ def agreed(plays):
     )
 
 
-IN_CI = list(FAULTS)[:4]
->>>>>>> 93031b85a84b60974f7e09714789644c9d5a3b30
+IN_CI = ("wrong MTU", "foreign process on the port")
 
 
 def do(plays, host, words):
