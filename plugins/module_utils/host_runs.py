@@ -81,6 +81,23 @@ def run_status(run_dir: str) -> dict | None:
         return {"state": "unknown"}
 
 
+def interfaces(module) -> dict[str, list[str]]:
+    """IPv4 addresses of every interface: {name: [address, …]}; `module` runs commands."""
+    found: dict[str, list[str]] = {"lo": ["127.0.0.1"]}  # also where there is no `ip`
+    ip = module.get_bin_path("ip", opt_dirs=["/usr/sbin", "/sbin"])
+    if ip:
+        _, out, _ = module.run_command([ip, "-json", "-4", "address", "show"])
+        try:
+            links = json.loads(out or "[]")
+        except ValueError:
+            links = []
+        for link in links:
+            addresses = [a["local"] for a in link.get("addr_info", []) if "local" in a]
+            if addresses:
+                found[link["ifname"]] = addresses
+    return found
+
+
 def free_bytes(path: str) -> int:
     """Bytes that an unprivileged user may still write below `path` (or its nearest parent that exists)."""
     path = os.path.abspath(path)

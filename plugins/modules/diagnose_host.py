@@ -48,7 +48,14 @@ import re
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import active_runs, environment_dir, gpus, run_processes, run_status
+from ansible.module_utils.host_runs import (
+    active_runs,
+    environment_dir,
+    gpus,
+    interfaces,
+    run_processes,
+    run_status,
+)
 
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 # What the kernel says of memory, disks, links and GPUs that explains a run that does not go on.
@@ -130,17 +137,6 @@ def counters(interface: str | None) -> dict[str, int]:
     return found
 
 
-def holder(run_command, address: str) -> str | None:
-    """The interface that holds the address."""
-    _, out, _ = run_command(["ip", "-json", "-4", "address", "show"])
-    try:
-        links = json.loads(out or "[]")
-    except ValueError:
-        links = []
-    held = {one.get("local"): link["ifname"] for link in links for one in link.get("addr_info", [])}
-    return held.get(address)
-
-
 def processes() -> dict[int, dict]:
     """Every process of the machine, by pid."""
     pids = [int(path[6:]) for path in glob.glob("/proc/[0-9]*")]
@@ -172,7 +168,7 @@ def main() -> None:
     run_dir = os.path.join(p["state_dir"], "runs", p["run"])
     ranks = {pid: rank_of(pid) for pid in run_processes(run_dir)}
     ranks = {pid: rank for pid, rank in ranks.items() if rank is not None}
-    interface = holder(ask, p["address"])
+    interface = next((name for name, held in interfaces(module).items() if p["address"] in held), None)
     spy = os.path.join(environment_dir(p["opt_dir"]), "bin", "py-spy")
 
     begin, before, sent = time.monotonic(), processes(), counters(interface)

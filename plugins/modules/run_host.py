@@ -48,7 +48,14 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import active_runs, environment_dir, free_bytes, release, run_status
+from ansible.module_utils.host_runs import (
+    active_runs,
+    environment_dir,
+    free_bytes,
+    interfaces,
+    release,
+    run_status,
+)
 
 
 def environment(opt_dir: str) -> dict[str, str] | None:
@@ -70,23 +77,6 @@ def run_config(path: str) -> str | None:
             return file.read()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def interfaces(module: AnsibleModule) -> dict[str, list[str]]:
-    """IPv4 addresses of every interface: {name: [address, …]}."""
-    found: dict[str, list[str]] = {"lo": ["127.0.0.1"]}  # also where there is no `ip`
-    ip = module.get_bin_path("ip", opt_dirs=["/usr/sbin", "/sbin"])
-    if ip:
-        _, out, _ = module.run_command([ip, "-json", "-4", "address", "show"])
-        try:
-            links = json.loads(out or "[]")
-        except ValueError:
-            links = []
-        for link in links:
-            addresses = [a["local"] for a in link.get("addr_info", []) if "local" in a]
-            if addresses:
-                found[link["ifname"]] = addresses
-    return found
 
 
 def port_holder(port: int) -> str | None:
