@@ -107,9 +107,7 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) ->
         "config": {name: value for name, value in config.items() if value is not None},
         "uploads": [],
         "commands": {},
-        "follow": False,
-        "resume": False,
-        "smoke": False,
+        **dict.fromkeys(("beside", "follow", "queue", "resume", "smoke"), False),
     }
 
 
