@@ -96,6 +96,7 @@ def test_a_model_is_brought_once_and_what_is_anothers_stays(yard):
     assert (to / "README.md").read_text() == "mine"
 
 
+@pytest.mark.full
 def test_a_checkpoint_becomes_a_model_elsewhere(yard):
     to = yard.path / "of step 2"
     run = yard.play("playbooks/export.yml", run="first", checkpoint=2, to=to)
@@ -104,6 +105,7 @@ def test_a_checkpoint_becomes_a_model_elsewhere(yard):
     assert (to / "model.safetensors").exists() and not (to / "optimizer.safetensors").exists()
 
 
+@pytest.mark.full
 def test_a_damaged_copy_is_passed_over(yard):
     """Of the step's two copies, node1's has lost a byte."""
     for path in (yard.node("node1") / "var/runs/first/checkpoints/step-00000002").glob("model.safetensors"):
@@ -114,6 +116,7 @@ def test_a_damaged_copy_is_passed_over(yard):
     assert "the checkpoint on node2." in said(run)
 
 
+@pytest.mark.full
 def test_an_adapter_is_exported_as_it_is_and_merged(yard):
     run = yard.play(run="thin", adapter="lora", lora_rank=2, **SMALL)
     assert run.rc == 0, said(run)
