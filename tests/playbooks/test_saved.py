@@ -129,6 +129,7 @@ def test_an_adapter_is_exported_as_it_is_and_merged(yard):
     assert not (yard.path / "merged/adapter_config.json").exists()
 
 
+@pytest.mark.full  # of the runs before it
 def test_old_runs_go_when_a_new_one_comes_where_that_is_asked_for(yard):
     run = yard.play(run="last", trainer_runs_kept=1, **SMALL)
     assert run.rc == 0, said(run)
