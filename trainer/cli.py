@@ -1,4 +1,4 @@
-"""The commands: `trainer train|launch|check|plan|generate|export|stop`. Exit codes: docs/architecture.md."""
+"""The commands: `trainer train|launch|check|plan|generate|export|bench|stop`. Exit codes: docs/architecture.md."""
 
 import argparse
 import os
@@ -39,6 +39,14 @@ def _run(options: argparse.Namespace) -> int:
         from trainer.commands import export
 
         return export.main(options.directory, options.out, options.merge, options.base, options.dtype)
+
+    if options.command == "bench":
+        launcher = os.environ.get("TRAINYARD_LAUNCHER")
+        if launcher:
+            environment.follow_parent(int(launcher))
+        from trainer.commands import bench
+
+        return bench.main(options.device, options.largest << 20, options.seconds)
 
     if options.command == "check" and options.config.is_dir():
         from trainer.commands import check
@@ -144,6 +152,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         help="number format of a whole model's weights; auto: as they are on disk",
+    )
+
+    text = "what collectives carry between the ranks that the environment names; all hosts at once"
+    bench = commands.add_parser("bench", help=text, description=text)
+    bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    bench.add_argument("--largest", type=_positive, default=64, help="MiB of the largest buffer (64)")
+    bench.add_argument(
+        "--seconds", type=_from_zero, default=1.0, help="for each collective and size, about (1)"
     )
 
     stop = commands.add_parser("stop", help="ask a run to save and end")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 
 # The checks stand in the order of these three.
@@ -24,6 +24,15 @@ KEPT_SHARE = 0.9  # of a figure of the last good result that is not worse
 KEPT_SHARE_VIRTUAL = 0.25
 KEPT_LATENCY = (2.0, 1.0)  # times the last one, and ms on top: short times are mostly chance
 MATRIX_HOSTS = 8  # that a table of pairs is shown for
+UNITS = {
+    "mbit": "Mbit/s",
+    "bus": "Mbit/s",
+    "gbit": "Gbit/s by RDMA",
+    "speed": "Mbit/s of the link",
+    "gpus": "GPUs",
+    "rtt_ms": "ms",
+    "loaded_ms": "ms under load",
+}
 MARKS = {FAIL: "FAIL", WARN: "WARN", PASS: "pass", SKIP: "skip"}
 BASELINE = (
     "Nothing is worse than in the last good result",
@@ -73,32 +82,10 @@ def against(figures: dict, before: dict | None, cluster: Cluster, path: str) -> 
         return [
             Finding("baseline", SKIP, cluster.alive, "there is no result to compare with yet", limit, source)
         ]
-    old, since = before["figures"], time.strftime("%Y-%m-%d %H:%M", time.localtime(before["time"]))
     links = {host: survey["link"] or {} for host, survey in cluster.survey().items()}
-    worse: list[tuple[str, str]] = []
-    for figure, unit in (
-        ("mbit", "Mbit/s"),
-        ("speed", "Mbit/s of the link"),
-        ("gpus", "GPUs"),
-        ("rtt_ms", "ms"),
-    ):
-        for key, value in figures[figure].items():
-            last = old.get(figure, {}).get(key)
-            if last is None:
-                continue
-            if figure == "mbit":
-                real = all(links.get(host, {}).get("physical") for host in key.split(">"))
-                bad = value < last * (KEPT_SHARE if real else KEPT_SHARE_VIRTUAL)
-            elif figure == "speed":
-                bad = value < last * KEPT_SHARE
-            elif figure == "gpus":
-                bad = value < last
-            else:
-                bad = value > last * KEPT_LATENCY[0] + KEPT_LATENCY[1]
-            if bad:
-                worse.append((key, f"{key.replace('>', ' to ')}: {value} {unit}, {last} on {since}"))
+    worse = worse_than(figures, before, {host for host, link in links.items() if link.get("physical")})
     if not worse:
-        return [Finding("baseline", PASS, cluster.alive, f"as on {since}", limit, source)]
+        return [Finding("baseline", PASS, cluster.alive, f"as on {day(before)}", limit, source)]
     hosts = list(dict.fromkeys(host for key, _ in worse for host in key.split(">")))
     told = "; ".join(text for _, text in worse[:4]) + (
         f"; and {len(worse) - 4} more" if len(worse) > 4 else ""
@@ -106,6 +93,35 @@ def against(figures: dict, before: dict | None, cluster: Cluster, path: str) -> 
     return [
         Finding("baseline", WARN, hosts, told, limit, source, f"rm {path}   if it shall be so from now on")
     ]
+
+
+def day(result: dict) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(result["time"]))
+
+
+def worse_than(figures: dict, before: dict, real: Collection[str]) -> list[tuple[str, str]]:
+    """(figure's key, in words) of each that is worse than `before`, a whole result.
+
+    real: the hosts whose link is no virtual one.
+    """
+    worse = []
+    for figure, unit in UNITS.items():
+        for key, value in figures.get(figure, {}).items():
+            last = before["figures"].get(figure, {}).get(key)
+            if last is None:
+                continue
+            if figure in ("mbit", "bus", "gbit"):
+                known = set(before["hosts"] if figure == "bus" else key.split(">"))
+                bad = value < last * (KEPT_SHARE if known <= set(real) else KEPT_SHARE_VIRTUAL)
+            elif figure == "speed":
+                bad = value < last * KEPT_SHARE
+            elif figure == "gpus":
+                bad = value < last
+            else:
+                bad = value > last * KEPT_LATENCY[0] + KEPT_LATENCY[1]
+            if bad:
+                worse.append((key, f"{key.replace('>', ' to ')}: {value} {unit}, {last} on {day(before)}"))
+    return worse
 
 
 def is_good(result: dict) -> bool:

@@ -53,9 +53,7 @@ time: {description: This host's clock at the end., type: float, returned: always
 """
 
 import contextlib
-import errno
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -63,77 +61,19 @@ import threading
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.echo import ECHO_INTERVAL, ECHO_SECONDS, echoes, median
+from ansible.module_utils.perftest import RDMA_SECONDS, rdma_command, rdma_gbit
 
 GREETING = b"trainyard preflight\n"
 CONNECT_SECONDS = 2.0  # after which a packet without an answer counts as dropped: two repeats of a SYN
-ECHO_SECONDS = 1.0  # that an echo may take
-ECHO_INTERVAL = 0.005
 AT_ONCE = 4  # peers whose answers are timed together; more would wait for each other
 CHUNK = bytes(1 << 20)
 CLOCK_TURNS = 12
-RDMA_SECONDS = 3
 RDMA_START = 1.0  # seconds that perftest takes to listen
 NO_PERFTEST = "perftest is not installed on both ends: apt-get install perftest"
 QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 WARM_UP = 0.2  # seconds of a stream that do not count
-IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = (
-    10,
-    3,
-)  # linux/in.h: do not fragment, and ask for no path's MTU that is known
 IPV4_MOST = 65535  # bytes of a packet
-HEADERS = 28  # bytes of IPv4's (the kernel's to write) and ICMP's
-
-
-def checksum(data: bytes) -> int:
-    """RFC 1071's, of an even number of bytes."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    total = (total >> 16) + (total & 0xFFFF)
-    return ~(total + (total >> 16)) & 0xFFFF
-
-
-def echo_request(identity: int, number: int, size: int) -> bytes:
-    """An ICMP echo request that makes an IPv4 packet of `size` bytes."""
-    body = bytes((size - HEADERS) // 2 * 2)  # an odd last byte of zero adds nothing to the sum
-    odd = bytes((size - HEADERS) % 2)
-    head = struct.pack("!BBHHH", 8, 0, 0, identity, number)
-    return struct.pack("!BBHHH", 8, 0, checksum(head + body), identity, number) + body + odd
-
-
-def echoes(address: str, own: str, count: int, size: int, identity: int) -> tuple[int, list[float]]:
-    """(requests sent, seconds until each answer) of `count` packets of `size` bytes. Raises OSError."""
-    sent: dict[int, float] = {}
-    times: list[float] = []
-    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as probe:
-        probe.bind((own, 0))
-        probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
-        probe.connect((address, 0))
-        begin = time.monotonic()
-        end = begin + count * ECHO_INTERVAL + ECHO_SECONDS
-        while (now := time.monotonic()) < end and len(times) < count:
-            if len(sent) < count and now >= begin + len(sent) * ECHO_INTERVAL:
-                number = len(sent)
-                sent[number] = time.monotonic()
-                try:
-                    probe.send(echo_request(identity, number, size))
-                except OSError as error:
-                    if error.errno == errno.EMSGSIZE:  # this host's own interface does not take it
-                        return count, []
-                    raise
-            wait = begin + len(sent) * ECHO_INTERVAL - now if len(sent) < count else end - now
-            if not select.select([probe], [], [], max(0.0, min(wait, 0.05)))[0]:
-                continue
-            answer, heard = probe.recv(65536), time.monotonic()
-            head = (answer[0] & 15) * 4
-            kind, _, _, who, number = struct.unpack("!BBHHH", answer[head : head + 8])
-            if kind == 0 and who == identity and number in sent:
-                times.append(heard - sent.pop(number))
-                sent[number] = float("inf")  # a second answer to the same request is none
-    return count, [value for value in times if value >= 0]
-
-
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
 
 
 def read_line(connection: socket.socket) -> bytes:
@@ -402,21 +342,6 @@ class Exchange:
             found["rdma_note"] = f"ib_write_bw: {(done.stderr or done.stdout).strip()[-200:]}"
         else:
             found["rdma_note"] = NO_PERFTEST
-
-
-def rdma_command(device: str, port: int, address: str = "") -> list[str]:
-    """perftest's command line: of the listening end, or with an `address` of the asking one."""
-    command = ["ib_write_bw", "-d", device, "-p", str(port), "-D", str(RDMA_SECONDS), "-F", "--report_gbits"]
-    return [*command, address] if address else command
-
-
-def rdma_gbit(output: str) -> float | None:
-    """The average of ib_write_bw's table: its line is bytes, iterations, peak, average, rate of messages."""
-    for line in output.splitlines():
-        words = line.split()
-        if len(words) == 5 and words[0].isdigit() and words[1].isdigit():
-            return float(words[3])
-    return None
 
 
 def clock_offset(connection: socket.socket) -> tuple[float, float]:

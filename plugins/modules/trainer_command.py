@@ -17,6 +17,7 @@ options:
   state_dir: {type: path, required: true, description: The only place where it may write.}
   behind: {type: bool, default: false, description: "Whether it stands back: one thread, lowest priority, no GPU."}
   creates: {type: path, description: Where this is, nothing is done.}
+  variables: {type: dict, default: {}, description: What its environment has besides.}
 attributes:
   check_mode: {support: full, description: Runs nothing.}
 author: [Trainyard]
@@ -69,14 +70,14 @@ def variables(behind: bool) -> dict[str, str]:
     return {"LANG": "C.UTF-8", **(few if behind else {})}
 
 
-def as_unit(command: list[str], user: str, state_dir: str, behind: bool) -> list[str]:
+def as_unit(command: list[str], user: str, state_dir: str, behind: bool, more: dict[str, str]) -> list[str]:
     """The command line that runs `command` as a unit of its own, and waits for it."""
     properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": state_dir}
     return [
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--uid={user}", f"--gid={user}"),
         f"--working-directory={state_dir}",
         *(f"--property={name}={value}" for name, value in properties.items()),
-        *(f"--setenv={name}={value}" for name, value in variables(behind).items()),
+        *(f"--setenv={name}={value}" for name, value in {**variables(behind), **more}.items()),
         "--",
         # systemd puts variables into a unit's words, except where the mark is doubled.
         *(word.replace("$", "$$") for word in command),
@@ -109,6 +110,7 @@ def main() -> None:
             "state_dir": {"type": "path", "required": True},
             "behind": {"type": "bool", "default": False},
             "creates": {"type": "path"},
+            "variables": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -120,9 +122,11 @@ def main() -> None:
     if not os.access(p["program"], os.X_OK):
         module.fail_json(msg=f"{p['program']}: the trainer is not deployed there; run site.yml first")
     command = [p["program"], *p["arguments"]]
-    options = {"env": {**os.environ, **variables(p["behind"])}, "preexec_fn": lambda: in_child(p["behind"])}
+    more = {name: str(value) for name, value in p["variables"].items()}
+    environment = {**os.environ, **variables(p["behind"]), **more}
+    options = {"env": environment, "preexec_fn": lambda: in_child(p["behind"])}
     if p["user"]:
-        command, options = as_unit(command, p["user"], p["state_dir"], p["behind"]), {}
+        command, options = as_unit(command, p["user"], p["state_dir"], p["behind"], more), {}
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd="/", **options)
     said = done.stderr.decode(errors="replace")
     if done.returncode:

@@ -1,0 +1,85 @@
+"""Tell what bench.yml measured; keep it as JSON and as a picture, and as the baseline unless something got worse."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from bench_report import figures_of, picture, text
+from preflight_report import baseline_name, read_result, renewed, worse_than, write_result
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    """Arguments: hosts (names, in node order), results (directory), began (s since the epoch).
+
+    Reads what the role's tasks registered on each host. Returns worse (what is worse than the baseline).
+    """
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        args = self._task.args
+        hosts = [str(name) for name in args["hosts"]]
+        of = {name: task_vars["hostvars"][name] for name in hosts}
+        pairs, failed = {}, {}
+        for name in hosts:
+            rounds = json.loads(json.dumps(of[name].get("__bench_rounds") or []))
+            pairs[name] = {one["peer"]: one for one in rounds if one}
+            said = of[name].get("__bench_collectives") or {}
+            if said.get("failed"):
+                failed[name] = f"collectives: {said.get('msg')}"
+        first = str((of[hosts[0]].get("__bench_collectives") or {}).get("text") or "")
+        # Libraries may print, too; what counts is one line.
+        lines = [line for line in first.splitlines() if line.startswith('{"backend"')]
+        collectives = json.loads(lines[-1]) if lines else {}
+        links = {name: of[name]["__preflight_seen"]["survey"]["link"] or {} for name in hosts}
+        found = {
+            "time": time.time(),
+            "seconds": round(time.time() - float(args["began"]), 1),
+            "hosts": hosts,
+            "interfaces": {name: str(link.get("name") or "") for name, link in links.items()},
+            "pairs": pairs,
+            "collectives": collectives,
+            "failed": failed,
+            "figures": figures_of(pairs, collectives),
+        }
+        path = os.path.join(args["results"], baseline_name(hosts))
+        before = read_result(path)
+        real = {name for name, link in links.items() if link.get("physical")}
+        found["worse"] = worse_than(found["figures"], before, real) if before else []
+        display.display("\n" + text({**found, "before": before}) + "\n")
+        if self._task.check_mode:
+            return {**result, "changed": False}
+        last, plot = (os.path.join(args["results"], name) for name in ("last.json", "last.svg"))
+        try:
+            write_result(last, found)
+            with open(plot, "w", encoding="utf-8") as file:
+                file.write(picture(found))
+            if not found["worse"] and not failed:
+                write_result(path, renewed(found, before))
+        except OSError as error:
+            display.warning(f"{error.filename}: {error.strerror}; the result was not written")
+        told = [f"As a picture: {os.path.relpath(plot)}; all figures: {os.path.relpath(last)}"]
+        if found["worse"]:
+            told.append(f"If it shall be so from now on: rm {os.path.relpath(path)}")
+        display.display("\n".join(told) + "\n")
+        if failed or any(one.get("note") for ways in pairs.values() for one in ways.values()):
+            return {
+                **result,
+                "changed": False,
+                "failed": True,
+                "msg": "Not all could be measured; why stands above.",
+            }
+        return {**result, "changed": False, "worse": found["worse"]}

@@ -1,0 +1,51 @@
+"""perftest's ib_write_bw and ib_send_lat: how they are called, and what their tables say."""
+
+from __future__ import annotations
+
+RDMA_SECONDS = 3
+MESSAGES = 2000  # whose times make a latency
+MESSAGE_BYTES = 64
+
+
+def rdma_command(device: str, port: int, address: str = "") -> list[str]:
+    """ib_write_bw's command line: of the listening end, or with an `address` of the asking one."""
+    command = ["ib_write_bw", "-d", device, "-p", str(port), "-D", str(RDMA_SECONDS), "-F", "--report_gbits"]
+    return [*command, address] if address else command
+
+
+def latency_command(device: str, port: int, address: str = "") -> list[str]:
+    """ib_send_lat's command line: of the listening end, or with an `address` of the asking one."""
+    command = [
+        "ib_send_lat",
+        "-d",
+        device,
+        "-p",
+        str(port),
+        "-n",
+        str(MESSAGES),
+        "-s",
+        str(MESSAGE_BYTES),
+        "-F",
+    ]
+    return [*command, address] if address else command
+
+
+def rdma_gbit(output: str) -> float | None:
+    """The average of ib_write_bw's table: its line is bytes, iterations, peak, average, rate of messages."""
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) == 5 and words[0].isdigit() and words[1].isdigit():
+            return float(words[3])
+    return None
+
+
+def rdma_latency(output: str) -> dict[str, float] | None:
+    """{us, us_99} of ib_send_lat's table.
+
+    Its line is bytes, iterations, least, most, typical, mean, deviation, 99 %, 99.9 %.
+    """
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) == 9 and words[0].isdigit() and words[1].isdigit():
+            return {"us": float(words[4]), "us_99": float(words[7])}
+    return None

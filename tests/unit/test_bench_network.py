@@ -1,0 +1,224 @@
+"""bench.yml: who measures whom, what programs answered, and what the report makes of it."""
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from plugins.filter import bench as rounds
+
+sys.path.append(str(Path(__file__).parents[2] / "plugins" / "module_utils"))
+
+import bench_report
+import perftest
+import preflight_report
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 16])
+def test_every_way_is_measured_once_and_each_host_gets_one_stream_a_round(count):
+    hosts = [{"name": f"n{i}", "address": f"10.77.0.{i}"} for i in range(count)]
+    seen = {host["name"]: {"survey": {"rdma": []}} for host in hosts}
+    ways = []
+    for offset in rounds.bench_offsets(count):
+        peers = [rounds.bench_peer(hosts, host["name"], offset, seen)["name"] for host in hosts]
+        assert len(set(peers)) == count
+        ways += [(host["name"], peer) for host, peer in zip(hosts, peers, strict=True)]
+    assert len(ways) == len(set(ways)) == count * (count - 1)
+
+
+def test_of_a_thousand_hosts_each_measures_ten():
+    assert rounds.bench_offsets(1000) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+def asked(**more):
+    return {"host_facts": {"release": "1", "active": [], **more}}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "seen", "found", "local", "word"),
+    [
+        (["a"], {}, {}, False, "two hosts or more"),
+        (["a", "b"], {}, {}, True, "two hosts or more"),
+        (["a", "b"], {"a": {"survey": 1}, "b": {"msg": "x\nno route"}}, {}, False, "b: no route. Cure that"),
+        (
+            ["a", "b"],
+            {"a": {"survey": 1}, "b": {"survey": 1}},
+            {"a": asked()},
+            False,
+            "b: the trainer is not deployed",
+        ),
+        (
+            ["a", "b"],
+            {"a": {"survey": 1}, "b": {"survey": 1}},
+            {"a": asked(), "b": asked(active=["first"])},
+            False,
+            "run first is active",
+        ),
+    ],
+)
+def test_what_would_say_nothing_is_refused(hosts, seen, found, local, word):
+    assert word in rounds.bench_refusal(hosts, seen, found, local)
+
+
+def test_two_hosts_with_the_trainer_are_measured():
+    seen = {"a": {"survey": 1}, "b": {"survey": 1}}
+    assert rounds.bench_refusal(["a", "b"], seen, {"a": asked(), "b": asked()}, False) == ""
+
+
+# ---- what programs answer ----
+
+
+def test_of_iperf3_counts_what_arrived(load_module):
+    module = load_module("bench_pair")
+    answer = {
+        "end": {
+            "sum_sent": {"bits_per_second": 9e8, "retransmits": 3},
+            "sum_received": {"bits_per_second": 8e8},
+        }
+    }
+    assert module.sent(json.dumps(answer)) == {"mbit": 800.0, "retransmits": 3}
+
+
+@pytest.mark.parametrize("answer", ['{"error": "unable to connect"}', "segfault", "{}", "[]"])
+def test_what_iperf3_could_not_do_is_said(load_module, answer):
+    module = load_module("bench_pair")
+    with pytest.raises(module.Failure, match="iperf3"):
+        module.sent(answer)
+
+
+def test_only_a_host_with_a_device_has_perftest_listen(load_module):
+    module = load_module("bench_pair")
+    assert "ib_" not in module.servers("10.77.0.11", "", 5201)
+    both = module.servers("10.77.0.11", "mlx5_0", 5201)
+    assert "ib_write_bw -d mlx5_0 -p 5202" in both and "ib_send_lat -d mlx5_0 -p 5203" in both
+
+
+def test_perftests_tables():
+    heads = "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] t_stdev[usec] 99% 99.9%"
+    line = " 64      2000          1.02           9.70         1.11        1.13     0.10     1.50     3.20"
+    assert perftest.rdma_latency(f"{heads}\n{line}") == {"us": 1.11, "us_99": 1.5}
+    assert perftest.rdma_latency("Couldn't connect") is None
+
+
+# ---- the report ----
+
+
+def way(mbit=940.0, idle=0.2, loaded=0.9, **more):
+    return {
+        "mbit": mbit,
+        "retransmits": 0,
+        "note": "",
+        "idle": {"ms": idle, "ms_99": 2 * idle, "lost": 0.0},
+        "loaded": {"ms": loaded, "ms_99": 2 * loaded, "lost": 0.0},
+        **more,
+    }
+
+
+def result(**changed):
+    hosts = ["node1", "node2", "node3"]
+    pairs = {a: {b: way() for b in hosts if b != a} for a in hosts}
+    rows = [
+        {
+            "collective": name,
+            "bytes": count,
+            "seconds": count / 1e8 + 1e-4,
+            "bus": count / (count / 1e8 + 1e-4),
+        }
+        for name in ("all_reduce", "broadcast")
+        for count in (4096, 1 << 20, 64 << 20)
+    ]
+    collectives = {
+        "backend": "gloo",
+        "device": "cpu",
+        "ranks": 3,
+        "rows": rows,
+        "ways": {host: {"lo": 9, "eth0": 10**8, "wlan0": 0} for host in hosts},
+    }
+    whole = {
+        "time": 1.0,
+        "seconds": 41.0,
+        "hosts": hosts,
+        "interfaces": dict.fromkeys(hosts, "eth0"),
+        "pairs": pairs,
+        "collectives": collectives,
+        "failed": {},
+        "before": None,
+        "worse": [],
+        **changed,
+    }
+    return {**whole, "figures": bench_report.figures_of(whole["pairs"], whole["collectives"])}
+
+
+def test_the_report_of_a_healthy_cluster():
+    told = bench_report.text(result())
+    assert "940" in told and "0.20 (0.40) > 0.90 (1.80)" in told
+    assert "Collectives over gloo, 3 ranks on cpu" in told and "64 MiB" in told
+    assert "on all hosts by eth0 (100%)" in told and "QoS would change little" in told
+    assert "belongs on" not in told and "Worse" not in told and "RDMA" not in told
+
+
+def test_bytes_that_leave_by_another_interface_are_found():
+    found = result()
+    found["collectives"]["ways"]["node2"] = {"eth0": 10, "wlan0": 10**8}
+    assert "node2: wlan0 carried what belongs on eth0" in bench_report.text(found)
+
+
+def test_small_packets_that_wait_behind_a_stream_are_found():
+    found = result()
+    found["pairs"]["node1"]["node2"] = way(loaded=25.0)
+    assert "125.0 times (node1 to node2: 0.20 to 25.00 ms): whatever else crosses" in bench_report.text(found)
+
+
+def test_rdma_has_a_table_where_it_is():
+    found = result()
+    rdma = {"gbit": 97.2, "idle": {"us": 1.1, "us_99": 1.5}, "loaded": {"us": 4.0, "us_99": 9.0}}
+    found["pairs"]["node1"]["node2"]["rdma"] = rdma
+    told = bench_report.text(found)
+    assert "97.2, 1.1 (1.5) > 4.0 (9.0)" in told
+    assert bench_report.figures_of(found["pairs"], {})["gbit"] == {"node1>node2": 97.2}
+
+
+def test_what_failed_is_told_with_its_reason():
+    found = result(failed={"node3": "collectives: lost a peer"})
+    found["pairs"]["node1"]["node2"] = {"peer": "node2", "note": "iperf3: unable to connect"}
+    told = bench_report.text(found)
+    assert "node1 to node2: iperf3: unable to connect" in told and "node3: collectives: lost a peer" in told
+    assert "failed" in told
+    ElementTree.fromstring(bench_report.picture(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"mbit": {"node1>node2": 500.0}}, "node1>node2"),
+        ({"rtt_ms": {"node1>node2": 5.0}}, "node1>node2"),
+        ({"loaded_ms": {"node1>node2": 9.0}}, "node1>node2"),
+        ({"bus": {"all_reduce of 64 MiB": 100.0}}, "all_reduce of 64 MiB"),
+    ],
+)
+def test_what_got_worse_is_named(change, key):
+    before = result()
+    now = {**before["figures"], **{name: {**before["figures"][name], **new} for name, new in change.items()}}
+    assert preflight_report.worse_than(before["figures"], before, set(before["hosts"])) == []
+    worse = preflight_report.worse_than(now, before, set(before["hosts"]))
+    assert [name for name, _ in worse] == [key]
+    told = bench_report.text(result(before=before, worse=worse))
+    assert "Worse than on" in told and key.replace(">", " to ") in told
+
+
+def test_the_picture_is_whole_and_names_cannot_break_it():
+    found = result()
+    found["hosts"][0] = '<a&"b'
+    found["pairs"] = {'<a&"b': {"node2": way()}, "node2": {'<a&"b': way(mbit=10.0)}}
+    tree = ElementTree.fromstring(bench_report.picture(found))
+    texts = [one.text for one in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert '<a&"b' in texts and "940" in texts and "all_reduce" in texts
+
+
+def test_many_hosts_are_told_by_their_slowest_ways():
+    hosts = [f"n{i}" for i in range(20)]
+    pairs = {a: {hosts[(i + 1) % 20]: way(mbit=100.0 + i)} for i, a in enumerate(hosts)}
+    told = bench_report.text(result(hosts=hosts, pairs=pairs, interfaces={}))
+    assert "the slowest:\nn0 to n1: 100" in told and "n19 to n0" not in told
