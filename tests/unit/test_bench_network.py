@@ -1,19 +1,14 @@
 """bench.yml: who measures whom, what programs answered, and what the report makes of it."""
 
 import json
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
-
-import pytest
-
-from plugins.filter import bench as rounds
-
-sys.path.append(str(Path(__file__).parents[2] / "plugins" / "module_utils"))
 
 import bench_report
 import perftest
 import preflight_report
+import pytest
+
+from plugins.filter import bench as rounds
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 16])
