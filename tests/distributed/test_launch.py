@@ -62,6 +62,24 @@ def test_the_stop_command(material, tmp_path):
     assert not (tmp_path / "node0" / "stop").exists()
 
 
+def test_a_stop_that_the_ranks_see_before_the_launcher(material, tmp_path):
+    """Its look comes four times a second; a step may be over sooner."""
+    attempt = ranks.Launch(tmp_path, [1], material / "run.yaml", "steps=100000", "checkpoint_every=0")
+    wait_for_step(tmp_path, 2)
+    (launcher,) = attempt.nodes
+    launcher.send_signal(signal.SIGSTOP)
+    try:
+        assert cli.main(["stop", str(tmp_path / "node0")]) == 0
+        end = time.monotonic() + 60
+        while ranks.status(tmp_path / "node0")["state"] != "stopped" and time.monotonic() < end:
+            time.sleep(0.1)
+    finally:
+        launcher.send_signal(signal.SIGCONT)
+    assert [code for code, _ in attempt.ended(60)] == [75]
+    assert ranks.status(tmp_path / "node0")["attempt"] == 1
+    assert not (tmp_path / "node0" / "stop").exists()
+
+
 def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     """Where the first fault shall end a run."""
     long = ("steps=100000", "checkpoint_every=0", "restarts=0")

@@ -63,7 +63,8 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
     with contextlib.suppress(OSError):
         if status:
             status.update(state=word, reason=str(failure))
-        environment.stop_file.unlink(missing_ok=True)
+        if "TRAINYARD_LAUNCHER" not in os.environ:  # a launcher has to see it, too, and removes it
+            environment.stop_file.unlink(missing_ok=True)
     print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
     if environment.world_size > 1:
         _leave(failure.code)
