@@ -1,4 +1,4 @@
-"""The commands: `trainer train|launch|check|plan|generate|export|bench|stop`. Exit codes: docs/architecture.md."""
+"""The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|stop`; docs/architecture.md."""
 
 import argparse
 import os
@@ -39,6 +39,11 @@ def _run(options: argparse.Namespace) -> int:
         from trainer.commands import export
 
         return export.main(options.directory, options.out, options.merge, options.base, options.dtype)
+
+    if options.command == "fetch":
+        from trainer.commands import fetch
+
+        return fetch.main(options.kind, options.name, options.state_dir, options.code)
 
     if options.command == "bench":
         launcher = os.environ.get("TRAINYARD_LAUNCHER")
@@ -153,6 +158,13 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="number format of a whole model's weights; auto: as they are on disk",
     )
+
+    text = "fetch a model or a data set from the Hugging Face hub, for all hosts of a cluster"
+    fetch = commands.add_parser("fetch", help=text, description=text)
+    fetch.add_argument("kind", choices=("model", "dataset"))
+    fetch.add_argument("name", metavar="NAME", help="on the hub: org/name")
+    fetch.add_argument("state_dir", metavar="DIR", type=Path, help="where the host keeps models and data")
+    fetch.add_argument("--code", action="store_true", help="the model's own Python code, too")
 
     text = "what collectives carry between the ranks that the environment names; all hosts at once"
     bench = commands.add_parser("bench", help=text, description=text)

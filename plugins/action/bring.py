@@ -21,7 +21,10 @@ TOLD = 10.0  # seconds between two words about how far it is
 
 
 class ActionModule(ActionBase):
-    """Arguments: files (each with source, path, bytes and sha256), hosts (in the chain's order), state_dir, user."""
+    """Arguments: files (each with source, path, bytes and sha256), hosts (in the chain's order), state_dir, user.
+
+    A file without a source has been laid out on the first host (`trainer fetch`).
+    """
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -51,10 +54,14 @@ class ActionModule(ActionBase):
 
     def _feed(self, files: list[dict], missing: dict[str, int], state_dir: str, host: str) -> None:
         """Append the rest of every file to what the host has of it. Raises AnsibleActionFail."""
-        wanted = [one for one in files if one["path"] in missing]
+        wanted = [one for one in files if missing.get(one["path"], one["bytes"]) < int(one["bytes"])]
         total = sum(int(one["bytes"]) for one in wanted)
         sent, told = sum(missing.values()), time.monotonic()
         for one in wanted:
+            if "source" not in one:
+                raise AnsibleActionFail(
+                    f"{host}: {one['path']} was fetched there, and is gone; run train.yml again"
+                )
             target = f"{state_dir}/incoming/{one['path']}"
             with open(one["source"], "rb") as file:
                 file.seek(missing[one["path"]])

@@ -47,7 +47,6 @@ SWITCHES = {
 }
 TRIAL = "smoke-"  # how the names of the trials of -e smoke=true begin
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
-SHIPPED_MODELS = ("tiny",)
 DATA = ("dataset", "validation")
 
 
@@ -142,10 +141,10 @@ def looks_like_path(value: str) -> bool:
 
 def model_directory(value: str) -> str | None:
     """The directory of the controller that `model` means, or None for a name; raises BadInput for neither."""
-    if value in SHIPPED_MODELS:
+    if value in trainer_model.SHIPPED:
         return None
     if not looks_like_path(value):
-        near = difflib.get_close_matches(value, SHIPPED_MODELS, n=1, cutoff=0.7)
+        near = difflib.get_close_matches(value, trainer_model.SHIPPED, n=1, cutoff=0.7)
         if near or not MODEL_NAME.fullmatch(value):
             hint = (
                 f"did you mean '{near[0]}'?"

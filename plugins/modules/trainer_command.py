@@ -18,6 +18,12 @@ options:
   behind: {type: bool, default: false, description: "Whether it stands back: one thread, lowest priority, no GPU."}
   creates: {type: path, description: Where this is, nothing is done.}
   variables: {type: dict, default: {}, description: What its environment has besides.}
+  credentials:
+    type: dict
+    default: {}
+    description:
+      - Secrets by name, which a unit reads below C($CREDENTIALS_DIRECTORY); in no command line and no log.
+      - Only with O(user).
 attributes:
   check_mode: {support: full, description: Runs nothing.}
 author: [Trainyard]
@@ -41,6 +47,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -70,18 +77,40 @@ def variables(behind: bool) -> dict[str, str]:
     return {"LANG": "C.UTF-8", **(few if behind else {})}
 
 
-def as_unit(command: list[str], user: str, state_dir: str, behind: bool, more: dict[str, str]) -> list[str]:
-    """The command line that runs `command` as a unit of its own, and waits for it."""
+def as_unit(
+    command: list[str], user: str, state_dir: str, behind: bool, more: dict[str, str], secrets: dict[str, str]
+) -> list[str]:
+    """The command line that runs `command` as a unit of its own, and waits for it.
+
+    secrets: the files of its credentials, by their names.
+    """
     properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": state_dir}
     return [
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--uid={user}", f"--gid={user}"),
         f"--working-directory={state_dir}",
         *(f"--property={name}={value}" for name, value in properties.items()),
+        *(f"--property=LoadCredential={name}:{path}" for name, path in secrets.items()),
         *(f"--setenv={name}={value}" for name, value in {**variables(behind), **more}.items()),
         "--",
         # systemd puts variables into a unit's words, except where the mark is doubled.
         *(word.replace("$", "$$") for word in command),
     ]
+
+
+@contextlib.contextmanager
+def secret_files(credentials: dict[str, str]):
+    """The credentials as files in memory that root alone reads, gone with the command: {name: path}."""
+    with tempfile.TemporaryDirectory(
+        prefix="trainyard-", dir="/run" if os.path.isdir("/run") else None
+    ) as folder:
+        paths = {}
+        for name, value in credentials.items():
+            paths[name] = os.path.join(folder, name)
+            with open(
+                os.open(paths[name], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
+                file.write(value)
+        yield paths
 
 
 def in_child(behind: bool) -> None:
@@ -111,6 +140,7 @@ def main() -> None:
             "behind": {"type": "bool", "default": False},
             "creates": {"type": "path"},
             "variables": {"type": "dict", "default": {}},
+            "credentials": {"type": "dict", "default": {}, "no_log": True},
         },
         supports_check_mode=True,
     )
@@ -125,9 +155,11 @@ def main() -> None:
     more = {name: str(value) for name, value in p["variables"].items()}
     environment = {**os.environ, **variables(p["behind"]), **more}
     options = {"env": environment, "preexec_fn": lambda: in_child(p["behind"])}
-    if p["user"]:
-        command, options = as_unit(command, p["user"], p["state_dir"], p["behind"], more), {}
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd="/", **options)
+    with contextlib.ExitStack() as kept:
+        if p["user"]:
+            secrets = kept.enter_context(secret_files(p["credentials"])) if p["credentials"] else {}
+            command, options = as_unit(command, p["user"], p["state_dir"], p["behind"], more, secrets), {}
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd="/", **options)
     said = done.stderr.decode(errors="replace")
     if done.returncode:
         module.fail_json(msg=reason(done.returncode, said), rc=done.returncode)

@@ -215,7 +215,7 @@ def test_a_command_runs_and_fails_with_the_trainers_own_words(run_module, tmp_pa
 
 def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_module):
     module = load_module("trainer_command")
-    words = module.as_unit(["/t", "--prompt=$HOME 5$"], "u", "/v", behind=True)
+    words = module.as_unit(["/t", "--prompt=$HOME 5$"], "u", "/v", True, {}, {})
     assert words[words.index("--") + 1 :] == ["/t", "--prompt=$$HOME 5$$"]
     assert "--property=CPUWeight=1" in words and "--setenv=CUDA_VISIBLE_DEVICES=" in words
     assert "--property=OOMScoreAdjust=1000" in words and "--property=ReadWritePaths=/v" in words

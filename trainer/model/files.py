@@ -4,6 +4,8 @@ from pathlib import Path
 
 from trainer.errors import BadInput
 
+SHIPPED = ("tiny",)  # names of ours, before the hub's
+
 
 def weights_of(name: str) -> tuple[str | None, str]:
     """(where the weights of model `name` come from, or None for random ones; the path or hub name of the rest).

@@ -1,0 +1,114 @@
+"""`trainer fetch`: a model or data set of the Hugging Face hub, once, laid out for all hosts of a cluster.
+
+What comes lies in huggingface_hub's cache, which goes on where it was interrupted, and is linked to `incoming/` of the
+state directory under the name of its content, where bring.yml's chain finds it (plugins/modules/bring_host.py).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from trainer.errors import BadInput
+
+CREDENTIAL = "hub_token"  # systemd's, if the hub wants to know who asks
+CACHE = "cache/hub"
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+CODE = ("*.py",)
+NOT_OURS = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")  # the same weights in other formats
+
+
+def main(kind: str, name: str, state_dir: Path, code: bool) -> int:
+    """Fetch it, and print {path, directory, bytes, files: [{path, bytes, sha256}]} as JSON; paths below state_dir."""
+    os.environ["HF_HUB_CACHE"] = str(state_dir / CACHE)
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ.pop("HF_HUB_OFFLINE", None)
+    token = _token()
+    if token:
+        os.environ["HF_TOKEN"] = token  # of this process alone; hub.py's library reads it there
+    folder, files = _model(name, code) if kind == "model" else _dataset(name)
+    hashes = {file.relative_to(folder).as_posix(): _sha256(file) for file in sorted(files)}
+    listing = "".join(f"{below}\0{digest}\n" for below, digest in hashes.items())
+    directory = f"{'models' if kind == 'model' else 'data'}/{hashlib.sha256(listing.encode()).hexdigest()}"
+    path = f"{directory}/{name.split('@')[0].split(':')[0].replace('/', '--')}"
+    answer = []
+    for below, digest in hashes.items():
+        source = (folder / below).resolve()
+        one = {"path": f"{path}/{below}", "bytes": source.stat().st_size, "sha256": digest}
+        _lay_out(source, state_dir, one)
+        answer.append(one)
+    total = sum(one["bytes"] for one in answer)
+    print(json.dumps({"path": path, "directory": directory, "bytes": total, "files": answer}))
+    return 0
+
+
+def _token() -> str:
+    """The token that systemd gave this unit, or "" without one."""
+    try:
+        return Path(os.environ["CREDENTIALS_DIRECTORY"], CREDENTIAL).read_text(encoding="utf-8").strip()
+    except (KeyError, FileNotFoundError):
+        return ""
+
+
+def _model(name: str, code: bool) -> tuple[Path, list[Path]]:
+    import huggingface_hub
+
+    patterns = [*MODEL_FILES, *(CODE if code else ())]
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(NOT_OURS))
+        )
+    except Exception as error:  # whatever a network and a library may raise
+        raise BadInput(f"model: {name}: {_reason(error)}") from None
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    if not any(path.name == "config.json" for path in files):
+        raise BadInput(
+            f"model: {name}: the hub's repository has no config.json; it is no model of transformers'"
+        )
+    return folder, files
+
+
+def _dataset(name: str) -> tuple[Path, list[Path]]:
+    from trainer.data import hub
+
+    files = list(hub.fetch(name))
+    # Of huggingface_hub's layout: …/snapshots/COMMIT/ and then the repository's own paths.
+    folder = next(parent for parent in files[0].parents if parent.parent.name == "snapshots")
+    return folder, files
+
+
+def _reason(error: Exception) -> str:
+    """Why nothing came, with the cure."""
+    text = " ".join(str(error).split())[:200]
+    kind = type(error).__name__
+    if kind in ("GatedRepoError", "RepositoryNotFoundError") or "401" in text or "403" in text:
+        return (
+            f"the hub does not give it to this host: {kind}: {text}. Check the name; where it is gated, accept its "
+            "terms on the hub, and put a token into trainer_hub_token (ansible-vault encrypt_string)"
+        )
+    return (
+        f"it could not be fetched: {kind}: {text}. What has come stays: run train.yml again. Or download it elsewhere "
+        "(hf download NAME --local-dir DIR) and give that directory"
+    )
+
+
+def _lay_out(source: Path, state_dir: Path, one: dict) -> None:
+    """Link a file to incoming/, unless it has its place already."""
+    with contextlib.suppress(OSError):
+        if (state_dir / one["path"]).stat().st_size == one["bytes"]:
+            return
+    target = state_dir / "incoming" / one["path"]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        raise BadInput(
+            f"{target}: {error.strerror}; {source.parent} and it must lie on one file system"
+        ) from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
