@@ -219,7 +219,7 @@ def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_mod
     assert words[words.index("--") + 1 :] == ["/t", "--prompt=$$HOME 5$$"]
     assert "--property=CPUWeight=1" in words and "--setenv=CUDA_VISIBLE_DEVICES=" in words
     assert "--property=OOMScoreAdjust=1000" in words and "--property=ReadWritePaths=/v" in words
-    assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", behind=False)
+    assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", False, {}, {})
 
 
 # ---- the files that come ----
