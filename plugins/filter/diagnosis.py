@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from telling import names, silence, table
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
+MOST_TOLD = 10  # lines of NCCL's
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
 COLLECTIVE = re.compile(r"\bdistributed_c10d\.py:|\bwait_tensor\b|\bfinish \(trainer/")
@@ -35,6 +37,7 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
         or _missing(found, ranks)
         or _going(found, ranks)
         or _behind(ranks)
+        or _nccl(found)
         or _network(found, ranks)
     )
     mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
@@ -168,6 +171,26 @@ def _behind(ranks: list[dict]) -> str:
     )
 
 
+def _nccl(found: dict) -> str:
+    """What NCCL's RAS holds for an error; every host's has all ranks'."""
+    for one in found.values():
+        if errors := ras_complaints(one.get("ras") or [])["Errors"]:
+            return f"NCCL says: {'; '.join(errors[:3])}. All it says stands below; a rank that it misses hangs."
+    return ""
+
+
+def ras_complaints(lines: list[str]) -> dict[str, list[str]]:
+    """The lines below RAS's titles Errors and Warnings: a title is a line with one of === below it."""
+    found: dict[str, list[str]] = {"Errors": [], "Warnings": []}
+    title = ""
+    for line, after in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        if after.strip() and not after.strip("= "):
+            title = line.strip()
+        elif line.strip("= ") and title in found:
+            found[title].append(line.strip())
+    return found
+
+
 def _network(found: dict, ranks: list[dict]) -> str:
     """All wait in a collective: what is between them."""
     for host, one in found.items():
@@ -236,6 +259,13 @@ def _machines(found: dict) -> str:
         ]
         lines += [f"  {' '.join(card)}" for card in one["gpus"]]
         lines += [f"  kernel: {line}" for line in one["kernel"]]
+        for title, told in ras_complaints(one.get("ras") or []).items():
+            lines += [f"  NCCL's {title.lower()}: {line}" for line in told[:MOST_TOLD]]
+        if flights := one.get("flights"):
+            lines.append(
+                f"  flight recorder: {len(flights)} dumps like {flights[-1]}; of a run of your own (they are pickled) "
+                "`torchfrtrace --prefix flight- DIRECTORY` says which collective each rank came to"
+            )
     return "\n".join(lines)
 
 

@@ -36,7 +36,8 @@ diagnosis:
     C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was written),
     C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack (frames,
     innermost first), said (the log's last line), silent_seconds), C(interface) (name, and what its counters grew by),
-    C(kernel) (lines), C(gpus), C(busy) (other processes that took the CPU), C(load), C(cpus).
+    C(kernel) (lines), C(ras) (lines of NCCL's RAS), C(flights) (dumps of torch's flight recorder), C(gpus), C(busy)
+    (other processes that took the CPU), C(load), C(cpus).
   type: dict
   returned: always
 """
@@ -45,6 +46,7 @@ import glob
 import json
 import os
 import re
+import socket
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -65,6 +67,9 @@ TELLING = re.compile(
     re.IGNORECASE,
 )
 KERNEL_LINES = 10
+RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS_ADDR)
+RAS_SECONDS = 5.0  # it asks all ranks, and waits as long for those that are silent
+RAS_BYTES = 1 << 20
 BUSY = 0.3  # of a core, for a process that is named
 
 
@@ -152,6 +157,20 @@ def kernel_lines(run_command) -> list[str]:
     return [line for line in out.splitlines() if TELLING.search(line)][-KERNEL_LINES:]
 
 
+def ras(place: tuple[str, int] = RAS) -> list[str]:
+    """What NCCL's own watch says of all ranks, line by line; empty without GPUs, or where NCCL is older than 2.24."""
+    text, end = b"", time.monotonic() + 2 * RAS_SECONDS
+    try:
+        with socket.create_connection(place, timeout=0.5) as connection:
+            connection.settimeout(RAS_SECONDS + 1)
+            connection.sendall(f"timeout {RAS_SECONDS:.0f}\nverbose status\n".encode())
+            while len(text) < RAS_BYTES and time.monotonic() < end and (more := connection.recv(65536)):
+                text += more
+    except OSError:
+        pass
+    return text.decode(errors="replace").splitlines()
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -175,6 +194,7 @@ def main() -> None:
     first = run_status(run_dir) or {}
     stacks = {pid: stack(ask, spy, pid) for pid in ranks}
     kernel, cards = kernel_lines(ask), gpus(ask)
+    watched = ras() if ranks and cards else []
     time.sleep(max(0.0, p["seconds"] - (time.monotonic() - begin)))
     after, received = processes(), counters(interface)
     status = run_status(run_dir) or {}
@@ -217,6 +237,8 @@ def main() -> None:
             "ranks": told,
             "interface": {"name": interface, **{key: received[key] - sent.get(key, 0) for key in received}},
             "kernel": kernel,
+            "ras": watched,
+            "flights": sorted(glob.glob(os.path.join(glob.escape(run_dir), "logs", "flight-*"))),
             "gpus": cards,
             "busy": [{"cpu": cpu, "name": name, "pid": pid} for cpu, name, pid in busy[:3] if cpu >= BUSY],
             "load": os.getloadavg()[0],

@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -132,6 +134,59 @@ def test_the_sentence(results, words):
     sentence = diagnosis(results, "r").split("\n\n")[0]
     assert re.search(words, sentence), sentence
     assert "\n" not in sentence
+
+
+RAS_SAYS = """NCCL version 2.27.3 compiled with CUDA 12.8
+Job summary
+===========
+  Nodes  Processes
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 3487984 on node 10.77.0.12 managing GPU 5
+
+Warnings
+========
+
+#0-0 MISMATCH
+  Rank 0 has launched up to operation 6650
+""".splitlines()
+
+
+def test_what_nccl_misses_comes_before_a_guess_at_the_network():
+    text = diagnosis({"a": host(rank(0), ras=RAS_SAYS), "b": host(rank(1), ras=RAS_SAYS)}, "r")
+    sentence, _, machines, *_ = text.split("\n\n")
+    assert "NCCL says: INCOMPLETE; Missing communicator data from 1 job process; Process 3487984" in sentence
+    assert "NCCL's warnings: Rank 0 has launched up to operation 6650" in machines
+    assert "Nodes  Processes" not in text
+
+
+def test_dumps_of_the_flight_recorder_are_named_with_a_warning():
+    text = diagnosis({"a": host(rank(0), flights=["/r/logs/flight-0"]), "b": host(rank(1))}, "r")
+    assert "1 dumps like /r/logs/flight-0" in text and "pickled" in text
+
+
+def test_nccls_watch_is_asked_by_its_own_words(load_module):
+    module = load_module("diagnose_host")
+    heard = []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                heard.append(connection.recv(100))
+                connection.sendall("\n".join(RAS_SAYS).encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert module.ras(server.getsockname()) == RAS_SAYS
+        thread.join()
+    assert heard == [b"timeout 5\nverbose status\n"]
+    assert module.ras(("127.0.0.1", 1)) == []
 
 
 def test_what_the_sentence_rests_on():

@@ -26,6 +26,16 @@ MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
+# torch's flight recorder: which collectives each rank on NCCL has begun and ended, written when one takes too long.
+FLIGHT_RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its older name
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_DUMP_TEMP_FILE": "{}/flight-",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "{}/flight-",
+}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an attempt ended on this host: the exit code of the rank that failed first (-signal), and why."""
@@ -90,6 +100,8 @@ class Attempt:
                 if os.getppid() == launcher:
                     os.environ.update({name: str(value) for name, value in variables.items()})
                     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+                    for name, value in FLIGHT_RECORDER.items():
+                        os.environ.setdefault(name, value.format(environment.run_dir / "logs"))
                     os.environ["TRAINYARD_LAUNCHER"] = str(os.getpid())
                     outcome = _run_agent(config, arguments, variables)
                     os.write(write, json.dumps(outcome).encode())
