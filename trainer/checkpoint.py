@@ -306,6 +306,15 @@ def load(found: Found, strategy: Strategy, optimizer) -> None:
                     _rows(found, files[1], f"{kind}.{name}", strategy, name) for kind in MOMENTS
                 )
                 optim.restore(optimizer, part, step.item(), mean, square)
+            there = world.share(sorted(files[1].keys()) if files[1] else [], found.source)
+            wanted = [(f"{kind}.{name}", name) for kind in strategy.keeps for name in strategy.trainable]
+            strategy.restore(
+                {
+                    key: _rows(found, files[1], key, strategy, name)
+                    for key, name in wanted
+                    if key in set(there)
+                }
+            )
     torch.set_rng_state(
         torch.frombuffer(bytearray(base64.b64decode(found.manifest["rng"])), dtype=torch.uint8)
     )
@@ -360,6 +369,9 @@ def _copied(
             weights[keys[name]], *both = map(kept, wholes, parts)
             for kind, whole in zip(MOMENTS, (state["step"].float().cpu().clone(), *both), strict=True):
                 moments[f"{kind}.{name}"] = whole
+    for key, value in strategy.kept().items():
+        if strategy.world.rank in writers:
+            moments[key] = value.cpu().contiguous()
     if file == "model.safetensors" and strategy.world.rank in writers:
         persistent = strategy.model.state_dict().keys()
         for name, buffer in strategy.model.named_buffers():

@@ -182,6 +182,19 @@ class Config:
     )
     seed: int = key(0, "seed of the random weights and of the order of the data", least=0, most=2**63 - 1)
 
+    comm: str = key(
+        "exact",
+        "how gradients travel, with strategy ddp. exact; 16bit, 8bit: in fewer bits; powersgd: as factors of a low "
+        "rank; diloco: each rank for itself, and every sync_every steps all meet. All but exact change the curve a bit",
+        choices=("exact", "16bit", "8bit", "powersgd", "diloco"),
+    )
+    powersgd_rank: int = key(4, "comm powersgd: columns of a matrix's two factors", least=1, most=1024)
+    sync_every: int = key(50, "comm diloco: steps between two meetings", least=1, most=1_000_000)
+    outer_lr: float = key(
+        0.7, "comm diloco: what part of their mean way all go at a meeting", above=0, most=10
+    )
+    outer_momentum: float = key(0.9, "comm diloco: Nesterov's momentum of those ways", least=0, most=0.999)
+
     strategy: str = key(
         "ddp",
         "what a rank holds. ddp: everything; zero1: its part of the optimizer's state; zero2: of the gradients, too; "
@@ -330,6 +343,22 @@ def check_together(config: Config) -> Config:
             f"balance: found {config.balance}; expected auto, even, or whole numbers from 1 on, by commas, which add "
             f"up to batch_size, {config.batch_size}; correct one of the two"
         )
+    if config.comm != "exact":
+        if config.strategy != "ddp":
+            problems.append(
+                f"comm: {config.comm} works with strategy ddp, found {config.strategy}, which moves weights, too; "
+                "set strategy to ddp, or comm to exact"
+            )
+        if config.dtype == "float16":
+            problems.append(
+                f"comm: {config.comm} keeps what it left out, and float16 scales each step anew; set dtype to bfloat16 "
+                "or float32, or comm to exact"
+            )
+        if config.comm == "diloco" and config.router_aux_loss_coef:
+            problems.append(
+                "comm: diloco has no global batch to balance routers over; set router_aux_loss_coef to 0, or comm to "
+                "exact"
+            )
     if config.validation and config.validation_split:
         problems.append("validation, validation_split: both say what is held out; give one of them")
     if problems:

@@ -138,6 +138,8 @@ def train_step(run: Run, observer) -> StepReport:
     mine = batch[offset : offset + split[world.rank]]
     largest = max(split) if run.strategy.lockstep else len(mine)
     micro_batches = spread(mine, -(-largest // config.micro_batch_size))
+    own = int(run.packed.valid[mine].sum())
+    divisor = max(1, own) if run.strategy.independent else tokens
 
     scale = progress.loss_scale if config.dtype == "float16" else 1.0
     losses = torch.zeros(2, dtype=torch.float64, device=world.device)  # of the tokens, and of the routers
@@ -146,20 +148,24 @@ def train_step(run: Run, observer) -> StepReport:
     for number, sequences in enumerate(micro_batches, 1):
         with run.strategy.micro_batch(last=number == len(micro_batches)):
             if routed is None:
-                part = whole = token_loss(run, sequences) / tokens
+                part = whole = token_loss(run, sequences) / divisor
             else:
                 part, balance = token_loss(run, sequences, routed)
                 part = part / tokens
                 whole = part + run.router_coef * balance
                 losses[1] += balance.detach()
             (whole * scale).backward()
-        losses[0] += part.detach()
+        losses[0] += part.detach() * (divisor / tokens)
     compute_seconds = _now(world) - begin - run.strategy.waited_seconds
 
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip, scale)
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
-    loss, router_loss, stop, save, save_failed, *rank_seconds = exchange(run, losses, flags, compute_seconds)
+    loss, router_loss, squares, stop, save, save_failed, *rank_seconds = exchange(
+        run, losses, grad_norm, flags, compute_seconds
+    )
+    if run.strategy.independent:
+        grad_norm = math.sqrt(squares / world.size) if math.isfinite(squares) else math.inf
     comm_seconds = _now(world) - begin - compute_seconds
     run.balance.learn(rank_seconds)
     if config.dtype == "float16":
@@ -170,6 +176,9 @@ def train_step(run: Run, observer) -> StepReport:
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     run.optimizer.step()
+    stepped = _now(world)
+    run.strategy.stepped(own, last=progress.step + 1 == run.steps)
+    comm_seconds += _now(world) - stepped
 
     epoch = progress.cursor // run.index.sequences
     progress.step += 1
@@ -269,15 +278,19 @@ def summed_loss(run: Run, packed: Packed, sequences: list[int], routed: router.A
         return run.strategy.module(inputs, labels, positions, *([routed] if routed else []))
 
 
-def exchange(run: Run, losses: torch.Tensor, flags: tuple[bool, ...], seconds: float) -> list[float]:
+def exchange(
+    run: Run, losses: torch.Tensor, norm: float, flags: tuple[bool, ...], seconds: float
+) -> list[float]:
     """What ranks tell each other beside gradients, in one message.
 
-    [both losses, how many set the first flag, the second one, …, seconds of rank 0, of 1, …].
+    [both losses, the sum of the squared norms, how many set the first flag, the second one, …, seconds of rank 0, …].
     """
     times = [0.0] * run.world.size
     times[run.world.rank] = seconds
     message = torch.tensor(
-        [0.0, 0.0, *map(float, flags), *times], dtype=torch.float64, device=run.world.device
+        [0.0, 0.0, norm**2 if math.isfinite(norm) else math.inf, *map(float, flags), *times],
+        dtype=torch.float64,
+        device=run.world.device,
     )
     message[:2] = losses
     return run.strategy.sum(message).tolist()

@@ -121,6 +121,7 @@ class Recorder:
         """The loss on the held-out data; whether it is the best so far is noted in the run's progress."""
         run, progress = self.run, self.run.progress
         self.show(state="evaluating")
+        run.strategy.settle()
         begin = time.perf_counter()
         loss = evaluate(run, run.held_out)
         better = progress.best_loss is None or loss < progress.best_loss
@@ -247,6 +248,7 @@ class Recorder:
         if step == self.saved_step:
             return
         self.show(state="saving")
+        run.strategy.settle()
         self.saved_step, self.saved_at = step, time.monotonic()
         self.saver.save(facts(run.config, run.progress, self.identity), spare=run.progress.best_step)
         self.show(state="running")

@@ -175,7 +175,9 @@ def _nccl(found: dict) -> str:
     """What NCCL's RAS holds for an error; every host's has all ranks'."""
     for one in found.values():
         if errors := ras_complaints(one.get("ras") or [])["Errors"]:
-            return f"NCCL says: {'; '.join(errors[:3])}. All it says stands below; a rank that it misses hangs."
+            return (
+                f"NCCL says: {'; '.join(errors[:3])}. All it says stands below; a rank that it misses hangs."
+            )
     return ""
 
 

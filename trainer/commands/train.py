@@ -89,6 +89,11 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     in_parts = strategies.shares_weights(config, world)
     model = model_load.build(config, source, world, in_parts)
     router_coef = world.together(lambda: router.coefficient(config, model))
+    if router_coef and config.comm == "diloco":
+        raise BadInput(
+            "comm: diloco has no global batch to balance routers over, and the model's config.json asks for that; set "
+            "router_aux_loss_coef to 0, or comm to exact"
+        )
     identity = {
         "model": model_load.architecture(model),
         "dataset": packed.digest,

@@ -3,7 +3,9 @@
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
+from trainer.strategies.compressed import Compressed
 from trainer.strategies.ddp import DDP
+from trainer.strategies.local import DiLoCo
 from trainer.strategies.sharded import FSDP, Infinity, Offload, Sharded, Zero1, Zero2
 from trainer.world import World
 
@@ -31,6 +33,8 @@ def shares_weights(config: Config, world: World) -> bool:
 
 def _kind(config: Config, world: World) -> type[Strategy]:
     kind = STRATEGIES[config.strategy]
+    if config.comm != "exact" and world.size > 1:
+        return DiLoCo if config.comm == "diloco" else Compressed
     return (
         DDP if world.size == 1 and not issubclass(kind, Offload) else kind
     )  # one rank has nobody to share with

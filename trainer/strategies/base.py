@@ -23,6 +23,10 @@ class Strategy(ABC):
     """
 
     lockstep = False  # every rank must go through the same number of forward and backward passes
+    independent = (
+        False  # each rank steps by the gradient of its own share's mean loss, and all meet now and then
+    )
+    keeps: tuple[str, ...] = ()  # kinds of what `kept` has besides weights and moments
 
     module: TokenLoss  # called with (inputs, labels, positions), it gives the summed loss
     world: World
@@ -54,6 +58,19 @@ class Strategy(ABC):
 
         Returns the norm in between, equal on all ranks.
         """
+
+    def stepped(self, tokens: int, last: bool) -> None:  # noqa: B027
+        """The optimizer has taken a step, on this rank by the gradient of `tokens`; `last`: the run's last one."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Have the same weights on all ranks, which is so anyway unless they are `independent`; all ranks must call."""
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """What else a checkpoint must have, by `KIND.PARAMETER`, shaped like the parameter; all ranks must call."""
+        return {}
+
+    def restore(self, kept: dict[str, torch.Tensor]) -> None:  # noqa: B027
+        """Go on from what `kept` once gave, on however many ranks; empty where the checkpoint has none."""
 
     @property
     @abstractmethod

@@ -1,0 +1,169 @@
+"""What crosses the wire instead of float32 gradients: fewer bits a value, or fewer values. Lossy, and opt-in.
+
+Each rank keeps what its message left out and adds it to the next one (error feedback: Seide et al. 2014,
+Karimireddy et al. 2019, arXiv:1901.09847), so that nothing is lost for good, only late. All ranks end with the same
+sums, to the bit, whatever the number of ranks.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.distributed as dist
+
+from trainer.world import World, translated
+
+BLOCK = 1024  # values of `8bit` that share a scale
+LEVELS = 127  # of an int8, either side of zero
+FACTOR = 2  # by which a matrix must be larger than its two factors, for powersgd to send those
+
+
+class Code(ABC):
+    """How values travel: `encode` to bytes and back, `block` values at a time."""
+
+    block = 1
+
+    @abstractmethod
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Bytes (uint8, flat) of float32 `values` (flat, a whole number of blocks)."""
+
+    @abstractmethod
+    def decode(self, data: torch.Tensor) -> torch.Tensor:
+        """The float32 values (flat) that `encode` made `data` of, but for rounding."""
+
+
+class Bits16(Code):
+    """bfloat16: float32's range, 8 bits of its precision."""
+
+    def encode(self, values):
+        return values.to(torch.bfloat16).view(torch.uint8)
+
+    def decode(self, data):
+        return data.view(torch.bfloat16).float()
+
+
+class Bits8(Code):
+    """int8, by the largest value of each block, whose float32 goes with it."""
+
+    block = BLOCK
+
+    def encode(self, values):
+        blocks = values.view(-1, BLOCK)
+        scales = blocks.abs().amax(dim=1) / LEVELS
+        safe = torch.where(scales > 0, scales, torch.ones_like(scales))
+        whole = (blocks / safe[:, None]).round_().to(torch.int8)
+        return torch.cat([whole.view(torch.uint8).flatten(), scales.view(torch.uint8)])
+
+    def decode(self, data):
+        count = len(data) // (BLOCK + 4)
+        whole, scales = (
+            data[: count * BLOCK].view(torch.int8),
+            data[count * BLOCK :].clone().view(torch.float32),
+        )
+        return (whole.view(count, BLOCK).float() * scales[:, None]).flatten()
+
+
+CODES: dict[str, type[Code]] = {"16bit": Bits16, "8bit": Bits8}
+
+
+class CodedSum:
+    """Sums a flat float32 tensor over all ranks by coded messages.
+
+    Each rank receives everybody's code of its own part, adds these up in the ranks' order, and sends the code of
+    that sum to all: each value is coded twice, whatever the number of ranks, and 2(n-1)/n of a coded tensor leaves a
+    rank. `error` (float32, as long as what is summed) is what has not travelled yet.
+    """
+
+    def __init__(self, count: int, code: Code, world: World):
+        self.count, self.code, self.world = count, code, world
+        # The same whole number of blocks for every rank; the tail of zeros costs a block at most.
+        self.part = -(-count // (world.size * code.block)) * code.block
+        self.error = torch.zeros(count, device=world.device)
+        self.sent = 0  # bytes, in the last sum
+
+    def __call__(self, flat: torch.Tensor) -> None:
+        """`flat` plus what has not travelled becomes the sum of all ranks' such, in place; all ranks must call.
+
+        Where that is not finite, it is as if nothing had been tried.
+        """
+        world, group = self.world, self.world.training
+        size, part, rank = world.size, self.part, world.rank
+        padded = torch.zeros(size * part, device=flat.device)
+        padded[: self.count] = flat
+        padded[: self.count] += self.error
+        with translated(world):
+            codes = torch.stack([self.code.encode(one) for one in padded.view(size, part)])
+            came = torch.empty_like(codes)
+            dist.all_to_all_single(came, codes, group=group)
+            total = torch.zeros(part, device=flat.device)
+            for one in came:
+                total += self.code.decode(one)
+            mine = self.code.encode(total)
+            everyone = torch.empty(size * len(mine), dtype=torch.uint8, device=flat.device)
+            dist.all_gather_into_tensor(everyone, mine, group=group)
+        self.sent = 2 * (size - 1) * codes.shape[1]
+        for number, one in enumerate(codes):
+            padded[number * part : (number + 1) * part] -= self.code.decode(one)
+        padded[rank * part : (rank + 1) * part] += total - self.code.decode(mine)
+        flat.copy_(torch.cat([self.code.decode(one) for one in everyone.view(size, -1)])[: self.count])
+        if torch.isfinite(flat).all():
+            self.error = padded[: self.count].clone()
+
+
+class Factors:
+    """Sums gradients by the product of two thin matrices (PowerSGD: Vogels et al. 2019, arXiv:1905.13727).
+
+    One power iteration a step, from where the last one ended. What is no matrix, or too small to gain, goes whole.
+    """
+
+    def __init__(self, gradients: list[torch.Tensor], rank: int, world: World):
+        self.world, self.rank = world, rank
+        shapes = [
+            (one.shape[0], one.numel() // one.shape[0]) if one.ndim > 1 else (one.numel(), 1)
+            for one in gradients
+        ]
+        self.split = [FACTOR * rank * (rows + columns) < rows * columns for rows, columns in shapes]
+        self.shapes = [shape for shape, split in zip(shapes, self.split, strict=True) if split]
+        generator = torch.Generator().manual_seed(1)  # the same on all ranks
+        self.right = [
+            torch.randn(columns, rank, generator=generator).to(world.device) for _, columns in self.shapes
+        ]
+        self.errors = [torch.zeros(shape, device=world.device) for shape in self.shapes]
+        self.sent = 0
+
+    def __call__(self, gradients: list[torch.Tensor]) -> None:
+        """Each gradient, with what has not travelled, becomes all ranks' sum, in place; all ranks must call."""
+        split = [one for one, is_split in zip(gradients, self.split, strict=True) if is_split]
+        rest = [one for one, is_split in zip(gradients, self.split, strict=True) if not is_split]
+        matrices = [
+            one.reshape(shape) + error
+            for one, shape, error in zip(split, self.shapes, self.errors, strict=True)
+        ]
+        left = [
+            torch.linalg.qr(one)[0]
+            for one in self._sum([m @ q for m, q in zip(matrices, self.right, strict=True)])
+        ]
+        own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
+        both = self._sum([*own, *rest])
+        right, whole = both[: len(own)], both[len(own) :]
+        finite = all(bool(torch.isfinite(one).all()) for one in both)
+        for one, shape, p, q in zip(split, self.shapes, left, right, strict=True):
+            one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
+        for one, total in zip(rest, whole, strict=True):
+            one.copy_(total)
+        if finite:
+            self.errors = [m - p @ q.T for m, p, q in zip(matrices, left, own, strict=True)]
+            self.right = right
+        values = sum(self.rank * (rows + columns) for rows, columns in self.shapes) + sum(
+            one.numel() for one in rest
+        )
+        self.sent = 2 * (self.world.size - 1) * 4 * values // self.world.size
+
+    def _sum(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """All ranks' sums, by one collective."""
+        if not tensors:
+            return []
+        flat = torch.cat([one.flatten() for one in tensors])
+        with translated(self.world):
+            dist.all_reduce(flat, group=self.world.training)
+        parts = flat.split([one.numel() for one in tensors])
+        return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
