@@ -138,6 +138,7 @@ def lint(limit):
 def pytest(layer, limit, report, output=None):
     """A layer of pytest's: tests/LAYER, counted from its XML report. output: as `run` has it."""
     command = [BIN / "python", "-m", "pytest", "-q", f"tests/{layer}", f"--junit-xml={report}"]
+    command += ["--durations=8", "--durations-min=10"]  # what to shorten when the whole takes too long
     status = run(command, limit, output)
     result = read_report(report)
     if status is None:

@@ -141,6 +141,7 @@ def waiting(plays, host):
     return shown.get("armed", {}).get("firewall", {})
 
 
+@pytest.mark.full
 def test_rules_that_somebody_flushed_come_back(plays):
     before = rules(plays)
     plays.sh("node1", "nft flush ruleset")
@@ -154,6 +155,7 @@ def test_rules_that_somebody_flushed_come_back(plays):
     assert plays.role("firewall", "node1").changed == {"node1": 0}
 
 
+@pytest.mark.full
 def test_killed_twice_before_it_was_confirmed_nothing_stays_loaded(plays):
     """The second run must not take the first one's rules, which it undoes, for those to go back to."""
     plays.kill_when(lambda: waiting(plays, "node2"), "firewall", "node2", {"guard_timeout": 300})

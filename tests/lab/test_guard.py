@@ -103,6 +103,7 @@ def test_killed_before_it_confirmed_the_next_run_undoes_and_goes_on(plays):
     assert not armed(plays)
 
 
+@pytest.mark.full
 def test_killed_after_a_change_that_cuts_the_host_off_it_answers_again_within_60_s(plays):
     plays.run([include("packages")], "node1", {"packages_names": ["nftables"]})
     assert connects(plays)

@@ -38,10 +38,10 @@ peer.sendall(bytes(int(sys.argv[2])))
 """
 SPIN = """
 import sys, time
-turns, end = 0, time.monotonic() + float(sys.argv[1])
+begin, end = time.process_time(), time.monotonic() + float(sys.argv[1])
 while time.monotonic() < end:
-    turns += 1
-print(turns)
+    pass
+print(time.process_time() - begin)
 """
 # Prints what it hears from the other side of a connection: "nothing", or how it ended.
 LISTEN = """
@@ -257,10 +257,11 @@ def test_a_quota_slows_a_host_in_proportion(lab3):
         subprocess.Popen(lab3.host(n).enter("python3", "-c", SPIN, "4"), stdout=subprocess.PIPE, text=True)
         for n in ("node1", "node2")
     ]
-    fast, slow = (int(process.communicate(timeout=60)[0]) for process in spinning)
+    fast, slow = (float(process.communicate(timeout=60)[0]) for process in spinning)
     for node in ("node1", "node2"):
         lab3.set_cpus(node, None)
-    assert 1.4 < fast / slow < 2.8
+    # A machine with much else to do may give them less, never more.
+    assert fast < 1.3 * 0.08 * 4 and slow < 1.3 * 0.04 * 4 and slow < fast, (fast, slow)
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("node1", "node2"), ("node2", "node1")])

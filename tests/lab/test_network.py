@@ -129,6 +129,7 @@ def test_one_host_is_told_its_new_address_though_another_one_fails(plays, prefix
     assert plays.answers("node1") and plays.answers("node2")
 
 
+@pytest.mark.full
 def test_killed_before_it_was_confirmed_the_next_run_leaves_one_manager(plays, prefix):
     """The second run's plan must not come from a state that is about to be undone: the old file would come back."""
     assert plays.sh("node2", "ls /etc/systemd/network").split() == ["10-eth0.network"]

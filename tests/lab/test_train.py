@@ -220,6 +220,7 @@ def following(plays, arguments):
         kill_all(process)
 
 
+@pytest.mark.full
 def test_ctrl_c_and_a_kill_of_the_controller_leave_the_run_which_is_followed_stopped_and_resumed(
     plays, results
 ):

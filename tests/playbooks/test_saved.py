@@ -25,6 +25,7 @@ def shown(run):
     return said(run).split("TASK [trainer : Generate]")[-1]
 
 
+@pytest.mark.full
 def test_a_prompt_goes_on_as_it_was_typed_and_the_same_seed_writes_the_same(yard):
     texts = []
     for seed in (1, 1):

@@ -76,6 +76,7 @@ def test_a_smoke_test_comes_first_and_leaves_nothing(yard):
         assert sorted(os.listdir(yard.node(node) / "etc/runs")) == ["first.env", "first.yaml"]
 
 
+@pytest.mark.full
 def test_killed_in_its_smoke_test_it_is_simply_run_again(yard):
     process = subprocess.Popen(
         yard.command(run="first", smoke="true", trainer_smoke_steps=100_000, **SMALL),
