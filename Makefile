@@ -89,9 +89,12 @@ docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/pref
 
 # ---- the benchmarks ----
 
-.PHONY: bench
+.PHONY: bench bench-cluster
 bench: $(BENCH_VENV)/.complete ## the trainer beside its peers, and its strategies: a quarter of an hour, or TABLES="equal"; QUICK=1: does it run?
 	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
+
+bench-cluster: $(VENV)/.dev ## mismatched hosts and slow links, on three hosts of a lab: TABLES="balance slowed wire"; QUICK=1; needs root
+	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
 
 # ---- the lab ----
 

@@ -5,6 +5,7 @@ Karimireddy et al. 2019, arXiv:1901.09847), so that nothing is lost for good, on
 sums, to the bit, whatever the number of ranks.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -109,6 +110,15 @@ class CodedSum:
             self.error = padded[: self.count].clone()
 
 
+def factored(shape: torch.Size | tuple[int, ...], rank: int) -> int | None:
+    """How many values a gradient of this shape is as two factors; None where it goes whole: no matrix, or no gain."""
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[0], math.prod(shape[1:])
+    values = rank * (rows + columns)
+    return values if FACTOR * values < rows * columns else None
+
+
 class Factors:
     """Sums gradients by the product of two thin matrices (PowerSGD: Vogels et al. 2019, arXiv:1905.13727).
 
@@ -117,12 +127,12 @@ class Factors:
 
     def __init__(self, gradients: list[torch.Tensor], rank: int, world: World):
         self.world, self.rank = world, rank
-        shapes = [
-            (one.shape[0], one.numel() // one.shape[0]) if one.ndim > 1 else (one.numel(), 1)
-            for one in gradients
+        self.split = [factored(one.shape, rank) is not None for one in gradients]
+        self.shapes = [
+            (one.shape[0], one.numel() // one.shape[0])
+            for one, is_split in zip(gradients, self.split, strict=True)
+            if is_split
         ]
-        self.split = [FACTOR * rank * (rows + columns) < rows * columns for rows, columns in shapes]
-        self.shapes = [shape for shape, split in zip(shapes, self.split, strict=True) if split]
         generator = torch.Generator().manual_seed(1)  # the same on all ranks
         self.right = [
             torch.randn(columns, rank, generator=generator).to(world.device) for _, columns in self.shapes

@@ -103,6 +103,34 @@ def test_bytes_on_the_wire_are_those_that_are_sent(small, tmp_path, adapter):
     assert seconds == pytest.approx(answer["strategies"]["ddp"]["wire_bytes"] * 8 / 0.94e9)
 
 
+@pytest.mark.parametrize(
+    "comm",
+    [
+        pytest.param("16bit", marks=pytest.mark.full),
+        pytest.param("8bit", marks=pytest.mark.full),
+        "powersgd",
+        "diloco",
+    ],
+)
+def test_bytes_of_each_way_are_those_that_are_sent(small, tmp_path, comm):
+    overrides = ["micro_batch_size=1", "sequence_length=32", f"comm={comm}", "sync_every=2"]
+    answer = planned(small, *overrides, ranks=2)
+    rows = measured(tmp_path, small, *overrides, ranks=2)
+    sent = sum(row["wire_bytes"] for row in rows) / len(rows)
+    assert answer["ways"][comm]["wire_bytes"] == pytest.approx(sent, rel=0.05)
+    assert answer["strategies"]["ddp"]["wire_bytes"] == answer["ways"][comm]["wire_bytes"]
+
+
+def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("NNODES", "2")
+    assert cli.main(["plan", str(small), "--link=1mbit"]) == 0
+    out = capsys.readouterr().out
+    assert "comm: exact" in out and "the curve as it is (as configured)" in out and "comm: diloco" in out
+    assert cli.main(["plan", str(small), "--link=400gbit"]) == 0
+    assert "comm: diloco" not in capsys.readouterr().out
+
+
 def place(memory: int, nodes: int = 2) -> plan.Place:
     return plan.Place(4, nodes, 4 // nodes, torch.device("cpu"), memory, memory, 1e9)
 

@@ -13,6 +13,7 @@ import torch
 
 from trainer import config as configuration
 from trainer.balance import shares
+from trainer.compress import BLOCK
 from trainer.config import Config
 from trainer.environment import Environment, number, resident_bytes
 from trainer.errors import BadInput
@@ -26,6 +27,14 @@ SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's he
 CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
 LETTERS = 4  # of a text, a token
 MIB = 1 << 20
+
+SLOW = 0.5  # of the time to compute, which sending may take before another `comm` is worth its price
+PRICE = {
+    "16bit": "next to none",
+    "8bit": "the curve moves a little",
+    "powersgd": "the curve moves; matrices only",
+    "diloco": "another curve: the loss after as many tokens is a little higher, or needs more of them",
+}
 
 # Which of them comes first where several are as good; the last two only where nothing else fits.
 ORDER = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
@@ -133,8 +142,15 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         lines["scattered"] = int(SCATTERED * (lines["activations"] + lines["loss and backward"]))
     lines["overhead"] = overhead if on_cpu else CONTEXT
     sent = wire(name, config, place, trained, int(in_blocks * narrow), int((gathered - in_blocks) * narrow))
-    seconds = sent * 8 / (place.link * USED) if place.nodes > 1 else 0.0
-    return Budget(kind, lines, host, sent, seconds)
+    if name == "ddp" and ranks > 1 and config.comm != "exact":
+        sent = ways(config, found, place)[config.comm]
+        lines["left over"] = {"diloco": 3}.get(config.comm, 1) * trained
+    return Budget(kind, lines, host, sent, _seconds(sent, place))
+
+
+def _seconds(sent: int, place: Place) -> float:
+    """That a rank's bytes take on its way to another host."""
+    return sent * 8 / (place.link * USED) if place.nodes > 1 else 0.0
 
 
 def optimizer_bytes(config: Config, found: Footprint) -> int:
@@ -159,6 +175,19 @@ def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, 
         "zero2": in_blocks + rest + passes * trained,
     }.get(name, passes * (2 * in_blocks + rest + trained))
     return whole * (ranks - 1) // ranks
+
+
+def ways(config: Config, found: Footprint, place: Place) -> dict[str, int]:
+    """Bytes that a rank sends in a step of ddp, on average, by how gradients travel (trainer/compress.py)."""
+    exact = 2 * found.gradients * (place.ranks - 1) // place.ranks
+    eighth = int(exact * (BLOCK + 4) / (4 * BLOCK))
+    return {
+        "exact": exact,
+        "16bit": exact // 2,
+        "8bit": eighth,
+        "powersgd": 2 * found.factors * (place.ranks - 1) // place.ranks,
+        "diloco": eighth // config.sync_every,
+    }
 
 
 def _place(config: Config, device: torch.device, link: str | None) -> Place:
@@ -287,6 +316,11 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
             }
             for name, one in budgets.items()
         },
+        "ways": {
+            name: {"wire_bytes": sent, "wire_seconds": _seconds(sent, place)}
+            for name, sent in ways(config, found, place).items()
+        },
+        "comm": config.comm,
         "strategy": _known(config.strategy),
         "fits": mine.fits(place),
         "proposed": propose(budgets, place),
@@ -317,7 +351,7 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
         sent = f"{one.wire_bytes / MIB:>10,.1f} MiB {one.wire_seconds:>10.2f} s"
         verdict = "fits" if one.fits(place) else "does not fit"
         lines.append(f"{name:10} {size / MIB:>10,.0f} MiB {sent}   {verdict}")
-    lines += ["", _proposal(config, answer), *_time(config, estimate, mine)]
+    lines += ["", _proposal(config, answer), *_time(config, estimate, mine), *_less(answer)]
     return "\n".join(lines)
 
 
@@ -347,6 +381,25 @@ def _proposal(config: Config, answer: dict) -> str:
         "as configured" if proposed == answer["strategy"] else f"the configuration has {answer['strategy']}"
     )
     return f"proposed: strategy {proposed} ({same})"
+
+
+def _less(answer: dict) -> list[str]:
+    """Where sending takes much of a step: what else could travel, and at which price."""
+    compute = answer["estimate"]["compute_seconds"]
+    if answer["strategy"] != "ddp" or answer["ways"]["exact"]["wire_seconds"] <= SLOW * compute:
+        return []
+    lines = [
+        "",
+        "sending takes long; less can travel, and the loss curve is then another one (invariant 1 of the design):",
+    ]
+    for name, one in answer["ways"].items():
+        share = compute / (compute + one["wire_seconds"])
+        mark = " (as configured)" if name == answer["comm"] else ""
+        lines.append(
+            f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step: "
+            f"{share:.0%} of the step computes; {PRICE.get(name, 'the curve as it is')}{mark}"
+        )
+    return lines
 
 
 def _time(config: Config, estimate: dict, mine: Budget) -> list[str]:
