@@ -70,6 +70,17 @@ class Balance:
         self._seconds: list[float] = []  # a sequence's, by rank, smoothed
         self._times: deque[list[float]] = deque(maxlen=WINDOW)  # seconds a sequence, by rank
 
+    @property
+    def gain(self) -> float:
+        """How many times as soon as with even shares the slowest rank should be done, by what is known of all."""
+        if not self._seconds:
+            return 1.0
+        even = shares(self.batch_size, len(self.split))
+        return self._longest(even) / self._longest(self.split)
+
+    def _longest(self, split: list[int]) -> float:
+        return max(own * share for own, share in zip(self._seconds, split, strict=True))
+
     def learn(self, rank_seconds: list[float]) -> bool:
         """Take in each rank's own seconds of a step of these shares; whether the shares are others now."""
         if not self.learns:
@@ -87,8 +98,7 @@ class Balance:
             seconds = [INERTIA * old + (1 - INERTIA) * new for old, new in pairs]
         self._seconds = seconds
         found = solve(self.batch_size, seconds, self.grain)
-        now = max(own * share for own, share in zip(seconds, self.split, strict=True))
-        then = max(own * share for own, share in zip(seconds, found, strict=True))
+        now, then = self._longest(self.split), self._longest(found)
         if then > (1 - GAIN) * now:
             return False
         self.split, self.expected = found, now / then

@@ -12,10 +12,12 @@ metrics.jsonl, one object a line, by `kind`:
 After a resume the lines beyond the checkpoint's step are cut: a step stands once.
 
 status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt
-world_size last_checkpoint reason updated host compute_seconds slowest eval_loss best_eval note launch.
+world_size last_checkpoint reason updated host compute_seconds slowest eval_loss best_eval note launch
+shares speed_up.
 compute_seconds: of every rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}; note: why this
-attempt was made; launch: the start of the run (TRAINYARD_LAUNCH) that has ended so, null before. stalled: the host
-waits for others, as reason says. What is not known yet is null.
+attempt was made; shares: of the last step; speed_up: {expected, got}, where they are not even; launch: the start of the
+run (TRAINYARD_LAUNCH) that has ended so, null before. stalled: the host waits for others, as reason says. What is not
+known yet is null.
 """
 
 import json
@@ -33,7 +35,7 @@ FINAL = ("stopped", "failed", "finished")
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
-    *("note", "warning", "launch"),
+    *("note", "warning", "launch", "shares", "speed_up"),
 )
 POINTS = 1000  # losses in a summary, at most
 

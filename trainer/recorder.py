@@ -5,8 +5,10 @@ import dataclasses
 import math
 import os
 import resource
+import statistics
 import sys
 import time
+from collections import deque
 
 import torch
 from tqdm import tqdm
@@ -26,6 +28,7 @@ from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
+EVEN_STEPS = 8  # the last ones, whose median a faster step is held against
 PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
 
 
@@ -57,6 +60,7 @@ class Recorder:
         self.saved_at = time.monotonic()
         self._unsaved = 0  # checkpoints in a row that could not be saved
         self._seconds = 0.0  # a step's, smoothed
+        self._even_seconds: deque[float] = deque(maxlen=EVEN_STEPS)  # of steps with even shares
         self._logged = 0.0
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
         self.show(state="running", step=run.progress.step, steps=run.steps, warning=None, **resumed)
@@ -183,6 +187,8 @@ class Recorder:
             loss=report.loss,
             tokens_per_second=speed,
             eta_seconds=eta,
+            shares=report.shares,
+            speed_up=self._speed_up(report),
             compute_seconds=report.rank_seconds,
             slowest={
                 "rank": slowest,
@@ -202,6 +208,18 @@ class Recorder:
                 f"step {progress.step}/{run.steps}  loss {report.loss:.4f}  lr {report.lr:.2e}  "
                 f"{speed:,.0f} tokens/s  {eta:.0f} s left"
             )
+
+    def _speed_up(self, report: StepReport) -> dict | None:
+        """How much faster the steps are than with even shares: expected by the ranks' times, and got; None if even."""
+        if max(report.shares) - min(report.shares) <= 1:
+            self._even_seconds.append(report.step_seconds)
+            return None
+        if not self._even_seconds:
+            return None
+        return {
+            "expected": self.run.balance.gain,
+            "got": statistics.median(self._even_seconds) / self._seconds,
+        }
 
     def _tell_shares(self, report: StepReport) -> None:
         """Write down that the next step's shares are others than this one's."""

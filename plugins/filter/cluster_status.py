@@ -13,6 +13,7 @@ from telling import names, silence, table
 
 ENDED = ("finished", "stopped", "failed")
 ENDED_RUNS = 5  # that are shown
+SHOWN_SHARES = 16
 SPAN = re.compile(r"(\d+)([smhd])")
 
 
@@ -167,9 +168,24 @@ def _notes(run: str, view: dict) -> list[str]:
     if view["state"] == "interrupted":
         return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
     warning = view.get("warning") and f"warning: {view['warning']}"
-    said = [view.get("note"), warning] if view["active"] else []
+    said = [view.get("note"), warning, _shares(view)] if view["active"] else []
     said.append(view.get("reason"))
     return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
+
+
+def _shares(view: dict) -> str:
+    """The ranks' shares of a step where they are not alike, and what that is good for; "" where they are."""
+    shares = view.get("shares") or []
+    if not shares or max(shares) - min(shares) <= 1:
+        return ""
+    shown = ":".join(map(str, shares[:SHOWN_SHARES])) + (":…" if len(shares) > SHOWN_SHARES else "")
+    gain = view.get("speed_up") or {}
+    told = (
+        f"; {gain['got']:.2f} times as fast as with even ones ({gain['expected']:.2f} expected)"
+        if gain
+        else ""
+    )
+    return f"shares of a step {shown}{told}"
 
 
 def _host_table(results: dict[str, dict]) -> str:

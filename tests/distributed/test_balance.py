@@ -39,6 +39,8 @@ def test_a_slow_rank_gets_less_and_the_losses_stay(material, tmp_path, strategy)
     even = [step["step_seconds"] for step in steps[1:] if step["step"] <= first["step"]]
     uneven = [step["step_seconds"] for step in steps if step["step"] > changes[-1]["step"]]
     assert statistics.median(uneven) < statistics.median(even)
+    told = ranks.status(tmp_path / "both/node0")
+    assert told["shares"] == steps[-1]["shares"] and told["speed_up"]["expected"] > 1.05
 
 
 def test_shares_that_are_set(material, tmp_path):

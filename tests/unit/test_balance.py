@@ -14,6 +14,14 @@ def slowest(split, seconds):
     return max(own * share for own, share in zip(seconds, split, strict=True))
 
 
+def test_what_uneven_shares_are_good_for():
+    balance = Balance(12, 3)
+    assert balance.gain == 1.0
+    for _ in range(WINDOW + SETTLE):
+        balance.learn([own * share for own, share in zip((1.0, 1.0, 4.0), balance.split, strict=True)])
+    assert balance.split == [6, 5, 1] and balance.gain == pytest.approx(16 / 6)
+
+
 def test_even_shares():
     assert shares(7, 3) == [3, 2, 2]
     with pytest.raises(BadInput, match="batch_size 3 is less than the 4 ranks"):

@@ -116,6 +116,8 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
         "last_checkpoint": 100,
         "note": "node3 does not answer",
         "warning": "node2: no space left",
+        "shares": [24, 12, 12],
+        "speed_up": {"expected": 1.33, "got": 1.3149},
     }
     text = cluster_status(
         {
@@ -137,10 +139,17 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
         "1 d 1 h ago",
     ):
         assert words in runs, (words, runs)
-    assert notes == "first: node3 does not answer\nfirst: warning: node2: no space left"
+    assert notes == "first: node3 does not answer\nfirst: warning: node2: no space left\n" + (
+        "first: shares of a step 24:12:12; 1.31 times as fast as with even ones (1.33 expected)"
+    )
     assert "RTX 3090 98 %, 20 of 24 GiB, 71 °C" in hosts and "12.0 of 16.0 GB" in hosts
     assert [line.split()[0] for line in hosts.splitlines()] == ["HOST", "node1", "node2", "node3"]
     assert silent == "node3: no answer: ssh: connect to host: timed out"
+
+
+def test_even_shares_are_not_worth_a_word():
+    even = {"shares": [16, 16, 15], "speed_up": None, "age": 1}
+    assert "shares" not in cluster_status({"node1": host(["a"], a=even)}, "a")
 
 
 def test_what_was_cut_short_is_told_with_its_cure():
