@@ -9,9 +9,9 @@ import sys
 import threading
 
 import pytest
+from hub import Hub
 from ranks import ROOT
 
-COMMIT = "0" * 39 + "1"
 FILES = {
     "config.json": b'{"model_type": "gpt2"}',
     "tokenizer.json": b"{}",
@@ -23,54 +23,12 @@ FILES = {
 ROWS = {"data/train.jsonl": b'{"text": "one"}\n' * 50, "data/test.jsonl": b'{"text": "two"}\n'}
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the hub's HTTP as huggingface_hub asks for. `token`: whom it answers."""
-
-    protocol_version = "HTTP/1.1"
-    token = ""
-    asked: list = []
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
-            return self.answer(
-                401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to it is restricted"}
-            )
-        kind, files = ("datasets", ROWS) if "/org/rows" in self.path else ("models", FILES)
-        name = "org/rows" if kind == "datasets" else "org/model"
-        if self.path.startswith(f"/api/{kind}/{name}/tree/"):
-            tree = [
-                {"type": "file", "path": one, "size": len(data), "oid": "0"} for one, data in files.items()
-            ]
-            return self.answer(200, json.dumps(tree).encode())
-        if self.path.startswith(f"/api/{kind}/{name}"):
-            found = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": one} for one in files]}
-            return self.answer(200, json.dumps(found).encode())
-        _, resolved, place = self.path.partition(f"/resolve/{COMMIT}/")
-        if resolved and place in files:
-            etag = hashlib.sha1(files[place]).hexdigest()
-            return self.answer(200, files[place], {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
-        return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-
-    def answer(self, status, body, headers=None):
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def fetch(tmp_path):
     """`fetch(kind, name, …, token=…)`: (exit code, what it printed, what it complained of); fetch.hub: the server."""
-    handler = type("Handler", (Hub,), {"asked": []})
+    handler = type(
+        "Handler", (Hub,), {"asked": [], "models": {"org/model": FILES}, "datasets": {"org/rows": ROWS}}
+    )
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 

@@ -1,0 +1,69 @@
+"""A stand-in for the Hugging Face hub: as much of its HTTP as huggingface_hub asks for. Needs Python alone.
+
+python3 hub.py PORT FOLDER [TOKEN]    serves FOLDER as the model org/model; what was asked for goes to standard output
+"""
+
+import hashlib
+import http.server
+import json
+import sys
+from pathlib import Path
+
+COMMIT = "0" * 39 + "1"
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """`models`, `datasets`: {name: {path: bytes}}. `token`: whom it answers; "": everybody. `asked`: paths, so far."""
+
+    protocol_version = "HTTP/1.1"
+    token = ""
+    models: dict = {}
+    datasets: dict = {}
+    asked: list = []
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        if self.path == "/":
+            return self.answer(200, b"")
+        if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
+            return self.answer(401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "restricted"})
+        for kind, repositories in (("models", self.models), ("datasets", self.datasets)):
+            for name, files in repositories.items():
+                if self.path.startswith(f"/api/{kind}/{name}"):
+                    found = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": one} for one in files]}
+                    return self.answer(200, json.dumps(found).encode())
+                at = f"/{name}/resolve/{COMMIT}/" if kind == "models" else f"/{kind}/{name}/resolve/{COMMIT}/"
+                if self.path.startswith(at) and self.path.removeprefix(at) in files:
+                    data = files[self.path.removeprefix(at)]
+                    etag = hashlib.sha1(data).hexdigest()
+                    return self.answer(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
+        return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    def answer(self, status, body, headers=None):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class Told(list):
+    """What was asked for, as it comes."""
+
+    def append(self, path):
+        print(path, flush=True)
+        super().append(path)
+
+
+if __name__ == "__main__":
+    port, folder, *token = sys.argv[1:]
+    Hub.models = {"org/model": {one.name: one.read_bytes() for one in Path(folder).iterdir()}}
+    Hub.asked, Hub.token = Told(), "".join(token)
+    http.server.ThreadingHTTPServer(("0.0.0.0", int(port)), Hub).serve_forever()
