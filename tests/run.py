@@ -2,7 +2,8 @@
 
     tests/run.py [LAYER …]        all layers, or the named ones; `make test` calls this
 
-The playbooks' layer, which mostly waits, runs beside the ones before it; what it prints is shown in its turn.
+Two layers, which mostly wait, run beside others: the playbooks' beside those before it, and the lab's tests of a single
+host's network and firewall (`guards`) beside those of a whole cluster. What they print is shown in their turn.
 A layer that fails does not hide the later ones. One that passes its time limit is stopped and counts as failed.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only where nothing failed.
 """
@@ -25,8 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, not the system's
 
 # Layer -> minutes after which it is stopped, for hangs; three times as many where the whole is run (FULL=1).
-LIMITS = {"lint": 3, "unit": 14, "distributed": 22, "playbooks": 35, "lab": 41}
-BESIDE = "playbooks"  # the layer that runs beside those before it
+LIMITS = {"lint": 3, "unit": 14, "distributed": 22, "playbooks": 35, "lab": 41, "guards": 41}
+STAGES = (
+    ("lint", "unit", "distributed", "playbooks"),
+    ("lab", "guards"),
+)  # the last runs beside those before it
+GUARDS = [f"tests/lab/test_{name}.py" for name in ("firewall", "guard", "lab", "network")]
 RUNNING = set()  # processes under way
 
 
@@ -137,7 +142,9 @@ def lint(limit):
 
 def pytest(layer, limit, report, output=None):
     """A layer of pytest's: tests/LAYER, counted from its XML report. output: as `run` has it."""
-    command = [BIN / "python", "-m", "pytest", "-q", f"tests/{layer}", f"--junit-xml={report}"]
+    places = {"lab": ["tests/lab", *(f"--ignore={file}" for file in GUARDS)], "guards": GUARDS}
+    command = [BIN / "python", "-m", "pytest", "-q", *places.get(layer, [f"tests/{layer}"])]
+    command += [f"--junit-xml={report}"]
     command += ["--durations=8", "--durations-min=10"]  # what to shorten when the whole takes too long
     status = run(command, limit, output)
     result = read_report(report)
@@ -202,14 +209,14 @@ class Beside(threading.Thread):
 
     def run(self):
         begin = time.monotonic()
-        with (self.reports / "beside.log").open("w") as output:
+        with (self.reports / f"{self.layer}.log").open("w") as output:
             self.result = pytest(self.layer, self.limit, self.reports / f"{self.layer}.xml", output)
         self.result.seconds = time.monotonic() - begin
 
     def ended(self):
         """Wait for it, show what it printed, and return its result."""
         self.join()
-        print((self.reports / "beside.log").read_text(errors="replace"), flush=True)
+        print((self.reports / f"{self.layer}.log").read_text(errors="replace"), flush=True)
         return self.result
 
 
@@ -223,30 +230,31 @@ def main(names):
         signal.signal(number, signal.default_int_handler)
     results = {}
     reports = Path(tempfile.mkdtemp(prefix="trainyard-tests-"))
-    layers = names or list(LIMITS)
-    limits = {name: LIMITS[name] * 60 * (3 if os.environ.get("TRAINYARD_FULL") else 1) for name in layers}
-    beside = Beside(BESIDE, limits[BESIDE], reports) if BESIDE in layers[1:] else None
+    whole = 3 if os.environ.get("TRAINYARD_FULL") else 1
+    limits = {name: minutes * 60 * whole for name, minutes in LIMITS.items()}
     try:
-        for layer in layers:
-            print(f"\n==== {layer}", flush=True)
-            start = time.monotonic()
-            try:
-                if beside and layer == BESIDE:
-                    results[layer] = beside.ended()
-                    continue
-                results[layer] = (
-                    lint(limits[layer])
-                    if layer == "lint"
-                    else pytest(layer, limits[layer], reports / f"{layer}.xml")
-                )
-            except KeyboardInterrupt:
-                results[layer] = Result(failures=["interrupted"])
-                for process in list(RUNNING):
-                    stop(process)
-                return 130
-            finally:
-                result = results.setdefault(layer, Result(failures=["broken off"]))
-                result.seconds = result.seconds or time.monotonic() - start
+        for stage in STAGES:
+            layers = [layer for layer in stage if not names or layer in names]
+            last = stage[-1] if stage[-1] in layers[1:] else None
+            beside = Beside(last, limits[last], reports) if last else None
+            for layer in layers:
+                print(f"\n==== {layer}", flush=True)
+                start = time.monotonic()
+                try:
+                    if layer == last:
+                        results[layer] = beside.ended()
+                    elif layer == "lint":
+                        results[layer] = lint(limits[layer])
+                    else:
+                        results[layer] = pytest(layer, limits[layer], reports / f"{layer}.xml")
+                except KeyboardInterrupt:
+                    results[layer] = Result(failures=["interrupted"])
+                    for process in list(RUNNING):
+                        stop(process)
+                    return 130
+                finally:
+                    result = results.setdefault(layer, Result(failures=["broken off"]))
+                    result.seconds = result.seconds or time.monotonic() - start
     finally:
         print(summary(results), flush=True)
         shutil.rmtree(reports)

@@ -12,6 +12,8 @@ SLOW_PROOF = ["sleep", "9"]  # as a change's last command it keeps the moment be
 @pytest.fixture(scope="module")
 def plays(able, tmp_path_factory):
     with playground("t-guard", 1, tmp_path_factory.mktemp("guard")) as plays:
+        play = plays.run([include("packages")], "node1", {"packages_names": ["nftables"]})
+        assert play.rc == 0, play.text
         yield plays
 
 
@@ -105,7 +107,6 @@ def test_killed_before_it_confirmed_the_next_run_undoes_and_goes_on(plays):
 
 @pytest.mark.full
 def test_killed_after_a_change_that_cuts_the_host_off_it_answers_again_within_60_s(plays):
-    plays.run([include("packages")], "node1", {"packages_names": ["nftables"]})
     assert connects(plays)
     plays.kill_when(lambda: applied(plays), cut_off(timeout=40), "node1")
     assert not connects(plays)
