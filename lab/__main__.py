@@ -152,6 +152,8 @@ def act(given: argparse.Namespace) -> int:
             lab.up(options(given), replace=given.replace, install=given.install)
         case "down":
             for each in all_labs() if given.all else [lab]:
+                if each.state.exists():
+                    print(f"Taking lab {each.name!r} down", flush=True)
                 each.down()
         case "status":
             status()

@@ -239,6 +239,8 @@ class Lab:
             f"Lab {self.name!r} is up after {time.monotonic() - started:.0f} s: {options.hosts} hosts, "
             f"{network.subnet}, inventory {self.inventory}"
         )
+        shown = os.path.relpath(self.inventory)
+        print(f"Next: make venv; . .venv/bin/activate; ansible-playbook -i {shlex.quote(shown)} site.yml")
 
     def _prepare_hosts(
         self, options: Options, network: Network, root: Path, password: str, pip: str, servers: list[str]

@@ -244,6 +244,7 @@ def commands(run: str) -> dict[str, str]:
         "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true",
         "resume": f"{ansible} {shlex.quote(train)} -e run={run} -e resume=true",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
+        "generate": f"{ansible} {shlex.quote(os.path.join(playbooks, 'generate.yml'))} -e run={run} -e prompt=She",
         "results": results,
         "logs": os.path.join(results, "logs"),
     }

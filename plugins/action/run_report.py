@@ -51,7 +51,7 @@ def report(run: str, results: str, generate: str) -> str:
 
 
 class ActionModule(ActionBase):
-    """Arguments: run, results, host, local, trainer, run_dir."""
+    """Arguments: run, results, generate (a command), or where the hosts are this machine trainer and run_dir."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -60,13 +60,10 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
         args = self._task.args
-        words = [str(args["trainer"]), "generate", str(args["run_dir"]), "--prompt", "She"]
+        generate = str(args["generate"])
         if args["local"]:
-            words[0] = os.path.relpath(words[0])
-            words[2] = os.path.relpath(words[2])
-            generate = shlex.join(words)
-        else:
-            generate = f"ssh {shlex.quote(str(args['host']))} {shlex.quote(shlex.join(words))}"
+            trainer, run_dir = (os.path.relpath(str(args[name])) for name in ("trainer", "run_dir"))
+            generate = shlex.join([trainer, "generate", run_dir, "--prompt", "She"])
         text = report(str(args["run"]), str(args["results"]), generate)
         display.display(text)
         return {**result, "changed": False, "text": text}

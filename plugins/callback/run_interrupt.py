@@ -26,7 +26,7 @@ def farewell(run: str, commands: dict[str, str]) -> str:
     """The text at Ctrl-C."""
     return (
         f"\nRun {run} goes on without this terminal.\n"
-        f"  Follow it:  {commands['follow']}\n"
+        f"  Follow it, and have its results:  {commands['follow']}\n"
         f"  Stop it:    {commands['stop']}\n"
         f"  Resume it, once it was stopped:  {commands['resume']}"
     )

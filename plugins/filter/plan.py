@@ -155,8 +155,8 @@ def run_problems(
         return problems
     if len(active) == len(facts) or (active and known and not resume):
         problems.append(
-            f"run {run} is already active on {_hosts(active)}; follow it: {commands['follow']} "
-            f"or stop it: {commands['stop']}"
+            f"run {run} is already active on {_hosts(active)}:"
+            + _ways({"follow it": commands["follow"], "or stop it": commands["stop"]})
         )
         return problems
     others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial})
@@ -165,8 +165,15 @@ def run_problems(
         other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
         seen = commands["follow"].replace(f"run={run}", f"run={others[0]}")
         problems.append(
-            f"run {others[0]} is already active on {where}; follow it: {seen} or stop it: {other} "
-            "or let this one wait for its end: -e queue=true or share the hosts with it: -e beside=true"
+            f"run {others[0]} is already active on {where}:"
+            + _ways(
+                {
+                    "follow it": seen,
+                    "or stop it": other,
+                    "or let this one wait for its end": "-e queue=true",
+                    "or share the hosts with it": "-e beside=true",
+                }
+            )
         )
         return problems
     if resume:
@@ -178,10 +185,16 @@ def run_problems(
             )
     elif known:
         states = sorted({facts[h]["run_state"] for h in known})
-        fetch = f"fetch its results: {commands['follow']} or " if states == ["finished"] else ""
+        fetch = {"fetch its results": commands["follow"]} if states == ["finished"] else {}
         problems.append(
-            f"run {run} exists on {_hosts(known)} (state: {', '.join(states)}); {fetch}"
-            f"go on with it: {commands['resume']} or give the new one another name: -e run=NAME"
+            f"run {run} exists on {_hosts(known)} (state: {', '.join(states)}):"
+            + _ways(
+                {
+                    **fetch,
+                    "go on with it": commands["resume"],
+                    "or give the new one another name": "-e run=NAME",
+                }
+            )
         )
     head = next(iter(facts))
     # What an interrupted start left is ended first; beside another run, the launcher looks for a port that is free.
@@ -242,10 +255,15 @@ def run_end(facts: dict[str, dict], run: str) -> str:
     step = max(((f["run_status"] or {}).get("last_checkpoint") or 0 for f in facts.values()), default=0)
     saved = f"its newest checkpoint is of step {step}; to go on: train.yml -e run={run} -e resume=true"
     if list(states) == ["finished"]:
-        saved = "there was nothing to stop"
+        saved = f"there was nothing to stop; its results: train.yml -e run={run} -e follow=true"
     return (
         f"run {run}: {'; '.join(f'{state} on {_hosts(hosts)}' for state, hosts in states.items())}; {saved}"
     )
+
+
+def _ways(commands: dict[str, str]) -> str:
+    """What one may do, each with its command on a line of its own, which a shell takes as it is pasted."""
+    return "".join(f"\n  {what}: {command}" for what, command in commands.items())
 
 
 def _environment(found: dict[str, str] | None) -> str:

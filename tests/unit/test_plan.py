@@ -282,7 +282,9 @@ def test_how_a_stopped_run_ended():
     )
     assert hanging.startswith("run first: stopped on node1; still active on node2; ")
     done = {"run_state": "finished", "run_status": {"last_checkpoint": 30}}
-    assert plan.run_end(facts(done), "first") == "run first: finished on node1; there was nothing to stop"
+    assert plan.run_end(facts(done), "first") == (
+        "run first: finished on node1; there was nothing to stop; its results: train.yml -e run=first -e follow=true"
+    )
 
 
 # ---- what is brought ----
