@@ -32,6 +32,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
             return self.answer(401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "restricted"})
         for kind, repositories in (("models", self.models), ("datasets", self.datasets)):
             for name, files in repositories.items():
+                if self.path.startswith(f"/api/{kind}/{name}/tree/"):
+                    tree = [{"type": "file", "path": p, "size": len(d), "oid": "0"} for p, d in files.items()]
+                    return self.answer(200, json.dumps(tree).encode())
                 if self.path.startswith(f"/api/{kind}/{name}"):
                     found = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": one} for one in files]}
                     return self.answer(200, json.dumps(found).encode())
