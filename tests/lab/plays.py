@@ -65,6 +65,20 @@ class Plays:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
+    def book(self, playbook, *arguments, seconds=900, **extra):
+        """Run one of the checkout's playbooks, with `extra` after -e; returns what subprocess.run does."""
+        program = Path(sys.executable).with_name("ansible-playbook")
+        words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
+        return subprocess.run(
+            [str(program), "-i", str(self.lab.inventory), playbook, *words, *arguments],
+            cwd=ROOT,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+
     def run(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
         return self.finish(self.command(tasks, host, variables, *arguments, fatal=fatal))
 

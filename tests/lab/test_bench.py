@@ -19,26 +19,11 @@ HOSTS = ("node1", "node2", "node3")
 def plays(cluster, tmp_path_factory):
     """Three hosts, deployed by site.yml, with node2 behind 50 Mbit/s."""
     plays = Plays(cluster, tmp_path_factory.mktemp("bench"))
-    done = book(plays, "site.yml", seconds=1500)
+    done = plays.book("site.yml", seconds=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     cluster.set_rate("node2", "50mbit")
     yield plays
     cluster.set_rate("node2", None)
-
-
-def book(plays, playbook, seconds=900, **extra):
-    """Run one of the checkout's playbooks."""
-    program = Path(sys.executable).with_name("ansible-playbook")
-    words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
-    return subprocess.run(
-        [str(program), "-i", str(plays.lab.inventory), playbook, *words],
-        cwd=ROOT,
-        env=plays.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +32,7 @@ def results(tmp_path_factory):
 
 
 def bench(plays, results):
-    done = book(plays, "playbooks/bench.yml", bench_largest_mib=4, trainer_results_dir=results)
+    done = plays.book("playbooks/bench.yml", bench_largest_mib=4, trainer_results_dir=results)
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "Traceback" not in said, said
     return said, json.loads((results / "bench/last.json").read_text())
@@ -102,9 +87,9 @@ def test_it_refuses_while_a_run_is_active(plays, results):
             lambda: plays.sh("node1", "systemctl is-active trainyard@benched || true").strip() == "active",
             300,
         )
-        done = book(plays, "playbooks/bench.yml", trainer_results_dir=results)
+        done = plays.book("playbooks/bench.yml", trainer_results_dir=results)
         assert done.returncode != 0 and "run benched is active" in done.stdout, done.stdout
     finally:
         kill_all(train)
-        done = book(plays, "playbooks/stop.yml", run="benched")
+        done = plays.book("playbooks/stop.yml", run="benched")
     assert done.returncode == 0, done.stdout

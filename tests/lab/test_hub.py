@@ -26,23 +26,9 @@ GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=32, n_layer=2,
 @pytest.fixture(scope="module")
 def plays(cluster, tmp_path_factory):
     plays = Plays(cluster, tmp_path_factory.mktemp("hub"))
-    done = book(plays, "site.yml", seconds=1500)
+    done = plays.book("site.yml", seconds=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     return plays
-
-
-def book(plays, playbook, seconds=600, *more, **extra):
-    program = Path(sys.executable).with_name("ansible-playbook")
-    words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
-    return subprocess.run(
-        [str(program), "-i", str(plays.lab.inventory), playbook, *words, *more],
-        cwd=ROOT,
-        env=plays.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
 
 
 @pytest.fixture
@@ -68,9 +54,9 @@ def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path
     secrets.write_text(json.dumps({"trainer_hub_token": TOKEN}))
     keys = {"model": "org/model", "sequence_length": 32, "steps": 4, "batch_size": 6, "max_samples": 60}
     keys |= {"trainer_hub_endpoint": hub, "trainer_results_dir": tmp_path / "results"}
-    refused = book(plays, "train.yml", 600, run="gated", **keys)
+    refused = plays.book("train.yml", run="gated", **keys)
     assert refused.returncode != 0 and "trainer_hub_token" in refused.stdout, refused.stdout
-    done = book(plays, "train.yml", 600, "-vvv", "-e", f"@{secrets}", run="fetched", **keys)
+    done = plays.book("train.yml", "-vvv", "-e", f"@{secrets}", run="fetched", **keys)
     assert done.returncode == 0, done.stdout[-4000:]
     assert TOKEN not in done.stdout + done.stderr
     asked = plays.sh("node1", f"grep -c 'resolve/.*model.safetensors' {SHOWN}")
