@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from bench.measure import markdown
 from lab.lab import Lab, Options, obstacles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,12 +123,6 @@ def cpus(lab: Lab, shares) -> Iterator[None]:
             lab.set_cpus(host, None)
 
 
-def grid(head: tuple, rows: list[tuple]) -> str:
-    """A table in Markdown."""
-    lines = [head, ("---",) + ("---:",) * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 def balance(lab: Lab, quick: bool) -> str:
     """Even shares, learnt ones, and the hosts each for itself, at quotas of 2:1:1 and 4:2:1."""
     rows = []
@@ -162,7 +157,8 @@ def balance(lab: Lab, quick: bool) -> str:
         )
     head = ("quotas", *(f"{host} alone" for host in HOSTS), "their sum", "even", "auto", "shares", "auto/even",
             "auto/sum", "losses differ by")  # fmt: skip
-    return f"Tokens/s on three hosts with a share of CPU each, 48 sequences of 128 tokens a step:\n\n{grid(head, rows)}"
+    what = "Tokens/s on three hosts with a share of CPU each, 48 sequences of 128 tokens a step"
+    return f"{what}:\n\n{markdown(head, rows)}"
 
 
 def slowed(lab: Lab, quick: bool) -> str:
@@ -232,7 +228,7 @@ def wire(lab: Lab, quick: bool) -> str:
     return (
         f"Three hosts behind {rate}/s each way, where exact ddp has {best:,.0f} tokens/s without a limit and waits "
         f"{waits:.0%} of its time with one; {steps} steps. Bytes are those that the interfaces counted.\n\n"
-        f"{grid(head, rows)}"
+        f"{markdown(head, rows)}"
     )
 
 

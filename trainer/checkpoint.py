@@ -13,7 +13,6 @@ import base64
 import contextlib
 import copy
 import errno
-import hashlib
 import json
 import re
 import shutil
@@ -254,7 +253,7 @@ def validate(path: Path) -> dict:
                 raise BadInput(f"{file}: missing")
             if file.stat().st_size != facts["bytes"]:
                 raise BadInput(f"{file}: {file.stat().st_size} bytes, its manifest says {facts['bytes']}")
-            if _sha256(file) != facts["sha256"]:
+            if disk.sha256(file) != facts["sha256"]:
                 raise BadInput(f"{file}: its content has changed since it was written (sha256 differs)")
         # A bad sector, a file of another user, a damaged manifest.
         except (OSError, KeyError, TypeError) as error:
@@ -306,15 +305,12 @@ def load(found: Found, strategy: Strategy, optimizer) -> None:
                     _rows(found, files[1], f"{kind}.{name}", strategy, name) for kind in MOMENTS
                 )
                 optim.restore(optimizer, part, step.item(), mean, square)
-            there = world.share(sorted(files[1].keys()) if files[1] else [], found.source)
-            wanted = [(f"{kind}.{name}", name) for kind in strategy.keeps for name in strategy.trainable]
-            strategy.restore(
-                {
-                    key: _rows(found, files[1], key, strategy, name)
-                    for key, name in wanted
-                    if key in set(there)
-                }
-            )
+            if strategy.keeps:
+                there = set(world.share(sorted(files[1].keys()) if files[1] else [], found.source))
+                wanted = [(f"{kind}.{name}", name) for kind in strategy.keeps for name in strategy.trainable]
+                strategy.restore(
+                    {key: _rows(found, files[1], key, strategy, name) for key, name in wanted if key in there}
+                )
     torch.set_rng_state(
         torch.frombuffer(bytearray(base64.b64decode(found.manifest["rng"])), dtype=torch.uint8)
     )
@@ -451,9 +447,4 @@ def _settled(file: Path) -> dict:
     """Size and hash of a file that is now safe on disk, and that the run's group may read."""
     file.chmod(0o640)  # safetensors writes for its owner alone
     disk.settle(file)
-    return {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": disk.sha256(file)}

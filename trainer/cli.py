@@ -46,9 +46,7 @@ def _run(options: argparse.Namespace) -> int:
         return fetch.main(options.kind, options.name, options.state_dir, options.code)
 
     if options.command == "bench":
-        launcher = os.environ.get("TRAINYARD_LAUNCHER")
-        if launcher:
-            environment.follow_parent(int(launcher))
+        environment.follow_launcher()
         from trainer.commands import bench
 
         return bench.main(options.device, options.largest << 20, options.seconds)
@@ -78,9 +76,7 @@ def _run(options: argparse.Namespace) -> int:
         raise BadInput(
             "WORLD_SIZE is more than 1 and RANK is not set: start the ranks by `trainer launch CONFIG`"
         )
-    launcher = os.environ.get("TRAINYARD_LAUNCHER")
-    if launcher:
-        environment.follow_parent(int(launcher))
+    if environment.follow_launcher():
         environment.log_to(place, config.run)
     stop_signal = environment.StopSignal()  # before torch, which takes its time to load
     from trainer.commands import train

@@ -112,12 +112,16 @@ def keep_freed_memory() -> None:
         set_option(M_TRIM_THRESHOLD, 1 << 30)
 
 
-def follow_parent(parent: int) -> None:
-    """Be told (SIGTERM) when the launcher dies, however it dies: no rank is left behind alone."""
+def follow_launcher() -> bool:
+    """Be told (SIGTERM) when the launcher dies, however it dies: no rank is left behind alone. Whether there is one."""
+    parent = os.environ.get("TRAINYARD_LAUNCHER")
+    if not parent:
+        return False
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
+    if os.getppid() != int(parent):
         sys.exit("the launcher is gone")
+    return True
 
 
 def log_to(environment: Environment, run: str) -> None:

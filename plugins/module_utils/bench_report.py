@@ -6,6 +6,7 @@ import math
 from html import escape
 
 from preflight_report import day
+from telling import table
 
 MIB = 1 << 20
 SHOWN_HOSTS = 16  # for which whole tables are shown; of more the slowest ways
@@ -77,15 +78,7 @@ def _table(hosts: list[str], cells: dict, cell) -> str:
     rows += [
         (a, *("-" if a == b else cell(cells[a, b]) if (a, b) in cells else "" for b in hosts)) for a in hosts
     ]
-    return grid(rows)
-
-
-def grid(rows: list[tuple[str, ...]]) -> str:
-    """Rows of cells as lines with columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table(rows)
 
 
 def _mbit(one: dict) -> str:
@@ -128,7 +121,7 @@ def _collectives(found: dict) -> list[str]:
         )
     return [
         f"Collectives over {found['backend']}, {found['ranks']} ranks on {found['device']}: "
-        f"time, bus bandwidth in Mbit/s\n{grid(rows)}"
+        f"time, bus bandwidth in Mbit/s\n{table(rows)}"
     ]
 
 

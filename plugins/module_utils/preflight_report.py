@@ -16,6 +16,7 @@ import preflight_gpus  # noqa: F401
 import preflight_network  # noqa: F401
 
 # isort: on
+import telling
 from preflight_base import CHECKS, FAIL, PASS, SKIP, WARN, Cluster, Finding, Limits, findings, named
 
 EXIT = {PASS: 0, SKIP: 0, WARN: 1, FAIL: 2}
@@ -210,10 +211,7 @@ def _matrix(pairs: dict[str, dict], hosts: list[str]) -> str:
         return "The slowest ways: " + "; ".join(f"{a} to {b}: {_cell(cells[a, b])}" for a, b in slow)
     rows = [("from \\ to", *hosts)]
     rows += [(a, *("-" if a == b else _cell(cells.get((a, b))) for b in hosts)) for a in hosts]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return telling.table(rows)
 
 
 def _percent(found: dict) -> float | None:

@@ -69,8 +69,13 @@ class Plays:
         """Run one of the checkout's playbooks, with `extra` after -e; returns what subprocess.run does."""
         program = Path(sys.executable).with_name("ansible-playbook")
         words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
+        return self._done(
+            [str(program), "-i", str(self.lab.inventory), playbook, *words, *arguments], seconds
+        )
+
+    def _done(self, command, seconds):
         return subprocess.run(
-            [str(program), "-i", str(self.lab.inventory), playbook, *words, *arguments],
+            command,
             cwd=ROOT,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
@@ -85,15 +90,7 @@ class Plays:
     def finish(self, command, seconds=400):
         """Runs a command line of `command` to its end, within `seconds`."""
         started = time.monotonic()
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
+        done = self._done(command, seconds)
         return Play(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
 
     def role(self, name, host="cluster", variables=None, *arguments):
@@ -121,12 +118,13 @@ class Plays:
         program = Path(sys.executable).with_name("ansible")
         target = ["-e", f"ansible_host={address}"] if address else []
         done = subprocess.run(
-            [str(program), "-i", str(self.lab.inventory), host, "-b", "-T", "5", "-m", "ping", *target],
+            [str(program), "-i", str(self.lab.inventory), host, "-b", "-T", "20", "-m", "ping", *target],
             cwd=ROOT,
             env={**self.environment(), "ANSIBLE_SSH_ARGS": "-o ControlMaster=no -o ControlPath=none"},
             capture_output=True,
             text=True,
         )
+        print(done.stdout, done.stderr)  # pytest shows it where the test fails
         return done.returncode == 0
 
     def sh(self, host, script):

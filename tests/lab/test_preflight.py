@@ -3,8 +3,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -30,17 +28,7 @@ def plays(cluster, tmp_path_factory):
 
 def book(plays, playbook, seconds=600, **extra):
     """Run one of the checkout's playbooks."""
-    program = Path(sys.executable).with_name("ansible-playbook")
-    words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
-    return subprocess.run(
-        [str(program), "-i", str(plays.lab.inventory), playbook, *words],
-        cwd=ROOT,
-        env=plays.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    return plays.book(playbook, seconds=seconds, **extra)
 
 
 def preflight(plays, results, **extra):

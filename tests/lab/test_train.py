@@ -58,15 +58,7 @@ def command(plays, playbook, extra):
 
 def book(plays, playbook, seconds=400, **extra):
     """Run one of the checkout's playbooks."""
-    return subprocess.run(
-        command(plays, playbook, extra),
-        cwd=ROOT,
-        env=plays.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    return plays.book(playbook, seconds=seconds, **extra)
 
 
 def losses(path):

@@ -58,14 +58,14 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
     manifest = json.loads((tmp_path / "step-00000010" / "manifest.json").read_text())
     del manifest["files"]["model.safetensors"]["bytes"]
     (tmp_path / "step-00000010" / "manifest.json").write_text(json.dumps(manifest))
-    sha256 = checkpoint._sha256
+    sha256 = checkpoint.disk.sha256
 
     def bad_sector(file):
         if "00000009" in str(file):
             raise OSError(5, "Input/output error")
         return sha256(file)
 
-    monkeypatch.setattr(checkpoint, "_sha256", bad_sector)
+    monkeypatch.setattr(checkpoint.disk, "sha256", bad_sector)
     found, _, damaged = checkpoint.newest(tmp_path)
     assert found["step"] == 3 and len(damaged) == 2
     assert "Input/output error" in damaged[tmp_path / "step-00000009"]

@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from trainer import disk
 from trainer.errors import BadInput
 
 CREDENTIAL = "hub_token"  # systemd's, if the hub wants to know who asks
@@ -28,7 +29,7 @@ def main(kind: str, name: str, state_dir: Path, code: bool) -> int:
     if token:
         os.environ["HF_TOKEN"] = token  # of this process alone; hub.py's library reads it there
     folder, files = _model(name, code) if kind == "model" else _dataset(name)
-    hashes = {file.relative_to(folder).as_posix(): _sha256(file) for file in sorted(files)}
+    hashes = {file.relative_to(folder).as_posix(): disk.sha256(file) for file in sorted(files)}
     listing = "".join(f"{below}\0{digest}\n" for below, digest in hashes.items())
     directory = f"{'models' if kind == 'model' else 'data'}/{hashlib.sha256(listing.encode()).hexdigest()}"
     path = f"{directory}/{name.split('@')[0].split(':')[0].replace('/', '--')}"
@@ -107,8 +108,3 @@ def _lay_out(source: Path, state_dir: Path, one: dict) -> None:
         raise BadInput(
             f"{target}: {error.strerror}; {source.parent} and it must lie on one file system"
         ) from None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

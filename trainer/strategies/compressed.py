@@ -10,7 +10,39 @@ from trainer.strategies.ddp import DDP
 from trainer.world import World, translated
 
 
-class Compressed(DDP):
+class AfterBackward(DDP):
+    """Nothing travels before backward is over, and each time something is left over, which checkpoints keep by name."""
+
+    def _ready(self, bucket) -> None:
+        """Nothing travels before all is there: the collectives' order is then the same on all ranks."""
+
+    def _by_name(self, flats: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of flat tensors, one a bucket, by parameter and shaped like it."""
+        names = {id(parameter): name for name, parameter in self.trainable.items()}
+        found = {}
+        for bucket, flat in zip(self.buckets, flats, strict=True):
+            parts = flat.split([parameter.numel() for parameter in bucket.parameters])
+            for parameter, part in zip(bucket.parameters, parts, strict=True):
+                found[names[id(parameter)]] = part.view(parameter.shape)
+        return found
+
+    def _summed(self, kind: str, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of `own`, as `kept` names them, each the sum over ranks; all ranks must call."""
+        found = {f"{kind}.{name}": one.clone() for name, one in own.items()}
+        with translated(self.world):
+            for one in found.values():
+                dist.all_reduce(one, group=self.world.training)
+        return found
+
+    @staticmethod
+    def _take(kind: str, own: dict[str, torch.Tensor], kept: dict[str, torch.Tensor], ranks: int) -> None:
+        """Fill `own` with what is kept of it, an equal part for each of `ranks`; with zeros where nothing is."""
+        for name, one in own.items():
+            found = kept.get(f"{kind}.{name}")
+            one.copy_(found.view_as(one) / ranks if found is not None else torch.zeros_like(one))
+
+
+class Compressed(AfterBackward):
     """See the module. What has not travelled yet is kept in checkpoints, as the sum over ranks."""
 
     keeps = ("left",)
@@ -29,9 +61,6 @@ class Compressed(DDP):
     def _ordered(self) -> list[torch.nn.Parameter]:
         return [parameter for bucket in self.buckets for parameter in bucket.parameters]
 
-    def _ready(self, bucket) -> None:
-        """Nothing travels before all is there: the collectives' order is then the same on all ranks."""
-
     def finish(self) -> None:
         if self._factors:
             self._factors([parameter.grad for parameter in self._ordered()])
@@ -45,28 +74,19 @@ class Compressed(DDP):
     # ---- in a checkpoint ----
 
     def kept(self) -> dict[str, torch.Tensor]:
-        left = self._left()
-        with translated(self.world):
-            for one in left.values():
-                dist.all_reduce(one, group=self.world.training)
-        return {f"left.{name}": one for name, one in left.items()}
+        return self._summed("left", self._left())
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:
         """Each rank takes an equal part of what all had left over, however many they were."""
-        for name, one in self._left(copies=False).items():
-            found = kept.get(f"left.{name}")
-            one.copy_(found.view_as(one) / self.world.size if found is not None else torch.zeros_like(one))
+        self._take("left", self._left(), kept, self.world.size)
 
-    def _left(self, copies: bool = True) -> dict[str, torch.Tensor]:
-        """This rank's, by parameter, shaped like it; views unless `copies`."""
+    def _left(self) -> dict[str, torch.Tensor]:
+        """Views of this rank's, by parameter, shaped like it."""
+        if not self._factors:
+            return self._by_name([one.error for one in self._sums])
         names = {id(parameter): name for name, parameter in self.trainable.items()}
-        found = {}
-        if self._factors:
-            split = [p for p, is_split in zip(self._ordered(), self._factors.split, strict=True) if is_split]
-            for parameter, error in zip(split, self._factors.errors, strict=True):
-                found[names[id(parameter)]] = error.view(parameter.shape)
-        for bucket, one in zip(self.buckets, self._sums, strict=self._factors is None):
-            parts = one.error.split([p.numel() for p in bucket.parameters])
-            for parameter, error in zip(bucket.parameters, parts, strict=True):
-                found[names[id(parameter)]] = error.view(parameter.shape)
-        return {name: one.clone() for name, one in found.items()} if copies else found
+        split = [p for p, is_split in zip(self._ordered(), self._factors.split, strict=True) if is_split]
+        return {
+            names[id(parameter)]: error.view(parameter.shape)
+            for parameter, error in zip(split, self._factors.errors, strict=True)
+        }

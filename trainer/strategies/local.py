@@ -12,11 +12,11 @@ import torch.distributed as dist
 from trainer.compress import Bits8, CodedSum
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
-from trainer.strategies.ddp import DDP
+from trainer.strategies.compressed import AfterBackward
 from trainer.world import World, translated
 
 
-class DiLoCo(DDP):
+class DiLoCo(AfterBackward):
     """See the module. A checkpoint or an evaluation ends a round early, so that there are weights to keep."""
 
     independent = True
@@ -31,9 +31,6 @@ class DiLoCo(DDP):
         self._velocity = [torch.zeros_like(one) for one in self._outer]
         self._sums = [CodedSum(one.numel(), Bits8(), world) for one in self._outer]
         self._sent = 0
-
-    def _ready(self, bucket) -> None:
-        """Gradients stay here."""
 
     def finish(self) -> None:
         """The gradients are this rank's own."""
@@ -88,33 +85,12 @@ class DiLoCo(DDP):
         return [weight, *(one.div_(self.world.size) for one in moments)] if self.world.rank in ranks else None
 
     def kept(self) -> dict[str, torch.Tensor]:
-        found = {f"velocity.{name}": one.clone() for name, one in self._by_name(self._velocity).items()}
-        left = {
-            f"left.{name}": one.clone() for name, one in self._by_name([s.error for s in self._sums]).items()
-        }
-        with translated(self.world):
-            for one in left.values():
-                dist.all_reduce(one, group=self.world.training)
-        return found | left
+        velocity = {f"velocity.{name}": one.clone() for name, one in self._by_name(self._velocity).items()}
+        return velocity | self._summed("left", self._by_name([one.error for one in self._sums]))
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:
         """The round begins from the weights as they are now."""
         self._outer = [self._weights(bucket) for bucket in self.buckets]
         self._tokens, self._steps = 0.0, 0
-        for kind, tensors, part in (
-            ("velocity", self._velocity, 1),
-            ("left", [one.error for one in self._sums], self.world.size),
-        ):
-            for name, one in self._by_name(tensors).items():
-                found = kept.get(f"{kind}.{name}")
-                one.copy_(found.view_as(one) / part if found is not None else torch.zeros_like(one))
-
-    def _by_name(self, flats: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of flat tensors, one a bucket, by parameter."""
-        names = {id(parameter): name for name, parameter in self.trainable.items()}
-        found = {}
-        for bucket, flat in zip(self.buckets, flats, strict=True):
-            parts = flat.split([parameter.numel() for parameter in bucket.parameters])
-            for parameter, part in zip(bucket.parameters, parts, strict=True):
-                found[names[id(parameter)]] = part.view(parameter.shape)
-        return found
+        self._take("velocity", self._by_name(self._velocity), kept, 1)
+        self._take("left", self._by_name([one.error for one in self._sums]), kept, self.world.size)
