@@ -56,16 +56,21 @@ lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, w
 # What a small model learns in two or three minutes on two cores.
 DEMO := -e model=tiny -e dataset=austen -e sequence_length=128 -e batch_size=8 -e steps=1000 -e lr=0.002 -e warmup_steps=100
 
-.PHONY: demo show
+.PHONY: demo show compare
 demo: name := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
 demo: $(VENV)/.controller ## train a small model on this machine, as two nodes, without root, and show it
 	$(ANSIBLE) -i inventory/local site.yml
 	$(ANSIBLE) -i inventory/local train.yml $(DEMO) -e run=$(name)
 	@.trainyard/node1/opt/current/bin/trainer generate runs/$(name) --prompt "Captain Wentworth" > runs/$(name)/sample.txt
+	@$(BIN)/python scripts/write_report.py runs/$(name) > /dev/null
 	@$(BIN)/python scripts/show_run.py runs/$(name) --below-unigram 1.5
 
 show: $(VENV)/.controller ## show the newest run in runs/, or RUN=name
 	@$(BIN)/python scripts/show_run.py $(addprefix runs/,$(RUN))
+
+compare: $(VENV)/.controller ## one page and one table of several runs: RUNS="first second"
+	@[[ -n "$(RUNS)" ]] || { echo 'make compare RUNS="first second": which runs of runs/?'; exit 2; }
+	@$(BIN)/python scripts/write_report.py $(addprefix runs/,$(RUNS))
 
 # ---- the tests ----
 

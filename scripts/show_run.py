@@ -21,6 +21,7 @@ LAST = 10  # steps that the final loss is a mean of: single steps differ by thei
 
 # What a run's directory may hold, and what it is for.
 FILES = {
+    "report.html": "curves, times and settings on one page, for a browser",
     "sample.txt": "text that the model wrote",
     "model": "the trained model and its tokenizer, in transformers' format",
     "metrics.jsonl": "one line a step",

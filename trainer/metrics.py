@@ -2,22 +2,24 @@
 
 metrics.jsonl, one object a line, by `kind`:
   train  step epoch loss router_loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
-         compute_seconds comm_seconds wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes
-         memory_peak_bytes time
-         (compute, comm and memory are the writing rank's own; on a CPU, reserved and mfu are null; mfu: model/flops.py;
-         router_loss: model/router.py)
+         compute_seconds comm_seconds rank_seconds wire_bytes world_size shares memory_allocated_bytes
+         memory_reserved_bytes memory_peak_bytes time
+         (compute, comm and memory are the writing rank's own; rank_seconds: compute, by rank; on a CPU, reserved and
+         mfu are null; mfu: model/flops.py; router_loss: model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
-  event  event step time, and what the event needs
+  event  event step time, and what the event needs; each attempt begins with start, resume or restart, and its ranks'
+         hosts
 After a resume the lines beyond the checkpoint's step are cut: a step stands once.
 
 status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt
 world_size last_checkpoint reason updated host compute_seconds slowest eval_loss best_eval note launch
-shares speed_up.
+shares speed_up parts losses.
 compute_seconds: of every rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}; note: why this
-attempt was made; shares: of the last step; speed_up: {expected, got}, where they are not even; launch: the start of the
-run (TRAINYARD_LAUNCH) that has ended so, null before. stalled: the host waits for others, as reason says. What is not
-known yet is null.
+attempt was made; shares: of the last step; speed_up: {expected, got}, where they are not even; parts: where the last
+steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as TREND means at most; launch:
+the start of the run (TRAINYARD_LAUNCH) that has ended so, null before. stalled: the host waits for others, as reason
+says. What is not known yet is null.
 """
 
 import json
@@ -35,9 +37,10 @@ FINAL = ("stopped", "failed", "finished")
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
-    *("note", "warning", "launch", "shares", "speed_up"),
+    *("note", "warning", "launch", "shares", "speed_up", "parts", "losses"),
 )
 POINTS = 1000  # losses in a summary, at most
+TREND = 40  # losses in a status, at most
 
 
 class Status:
@@ -87,6 +90,31 @@ class Metrics:
         self._file.flush()
 
 
+class Trend:
+    """The losses of all steps as at most TREND means, each of as many steps but perhaps the last."""
+
+    def __init__(self, losses=()):
+        self._sums, self._each, self._in_last = [], 1, 0
+        for loss in losses:
+            self.add(loss)
+
+    def add(self, loss: float) -> None:
+        """Take in the next step's."""
+        if self._in_last in (0, self._each):
+            if len(self._sums) == TREND:
+                self._sums = [a + b for a, b in zip(self._sums[::2], self._sums[1::2], strict=True)]
+                self._each *= 2
+            self._sums.append(0.0)
+            self._in_last = 0
+        self._sums[-1] += loss
+        self._in_last += 1
+
+    def means(self) -> list[float]:
+        """From the first step to the last."""
+        whole = [one / self._each for one in self._sums[:-1]]
+        return whole + [one / self._in_last for one in self._sums[-1:]]
+
+
 def read(path: Path):
     """Yield the records of a metrics.jsonl; a line cut short by a crash is passed over."""
     with path.open() as file:
@@ -106,10 +134,32 @@ def write_json(path: Path, content: dict, settle: bool = True) -> None:
     os.replace(temporary, path)
 
 
+def parts(steps: list[dict]) -> dict | None:
+    """Where the time of some steps went, in mean seconds a step; `steps`: lines of kind train, of as many ranks each.
+
+    compute, waiting: by rank; its own work, and until the slowest rank had done its. wire: what the network then took
+    that no work hid. rest: the optimizer, and what the loop itself needs. Their sum is a step. None without steps.
+    """
+    if not steps:
+        return None
+    count = len(steps)
+    compute = [sum(times) / count for times in zip(*(one["rank_seconds"] for one in steps), strict=True)]
+    slowest = sum(max(one["rank_seconds"]) for one in steps) / count
+    step = sum(one["step_seconds"] for one in steps) / count
+    rest = sum(one["step_seconds"] - one["compute_seconds"] - one["comm_seconds"] for one in steps) / count
+    return {
+        "compute": compute,
+        "waiting": [slowest - own for own in compute],
+        "wire": max(0.0, step - slowest - rest),
+        "rest": rest,
+    }
+
+
 def curve(run_dir: Path, last: int | None = None) -> dict:
     """What metrics.jsonl tells of a run, up to step `last`.
 
-    losses: [step, loss], thinned to POINTS; epochs, evals: [epoch or step, loss]; best: the lowest step's.
+    losses: [step, loss], thinned to POINTS; epochs, evals: [epoch or step, loss]; best: the lowest step's; parts: of
+    the steps of the last attempt's ranks.
     """
     records = [one for one in read(run_dir / "metrics.jsonl") if last is None or one["step"] <= last]
     train = [record for record in records if record["kind"] == "train"]
@@ -131,7 +181,18 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
         "tokens": tokens,
         "tokens_per_second": tokens / seconds if seconds else None,
         "memory_peak_bytes": max((record["memory_peak_bytes"] or 0 for record in train), default=None),
+        "parts": parts(last_ranks(train)),
     }
+
+
+def last_ranks(train: list[dict]) -> list[dict]:
+    """The last steps that as many ranks as at the end have taken, and told the times of."""
+    found = []
+    for one in reversed(train):
+        if len(one.get("rank_seconds") or []) != train[-1]["world_size"]:
+            break
+        found.append(one)
+    return found[::-1]
 
 
 def summarise(run_dir: Path, **facts) -> dict:

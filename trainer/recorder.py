@@ -29,6 +29,7 @@ from trainer.world import World, log
 LOG_EVERY = 10.0  # seconds between lines in the log
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 EVEN_STEPS = 8  # the last ones, whose median a faster step is held against
+RECENT_STEPS = 20  # whose mean says where a step's time goes
 PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
 
 
@@ -61,15 +62,22 @@ class Recorder:
         self._unsaved = 0  # checkpoints in a row that could not be saved
         self._seconds = 0.0  # a step's, smoothed
         self._even_seconds: deque[float] = deque(maxlen=EVEN_STEPS)  # of steps with even shares
+        self._recent: deque[dict] = deque(maxlen=RECENT_STEPS)  # lines of kind train
+        before = metrics.read(self.metrics.path) if self.metrics else ()
+        self._trend = metrics.Trend(one["loss"] for one in before if one["kind"] == "train")
         self._logged = 0.0
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
         self.show(state="running", step=run.progress.step, steps=run.steps, warning=None, **resumed)
+        self._tell_attempt()
+
+    def _tell_attempt(self) -> None:
+        """Write down that an attempt begins, by whom and why."""
         reason = os.environ.get("TRAINYARD_REASON")  # the launcher's, of an attempt after the first
-        if reason:
-            names = list(dict.fromkeys(run.world.hosts))
-            self._tell("event", event="restart", attempt=self.environment.attempt, reason=reason, hosts=names)
-            if run.world.first:
-                self._say(f"attempt {self.environment.attempt}: {reason}")
+        what = "restart" if reason else "resume" if self.run.progress.step else "start"
+        hosts, attempt = self.run.world.hosts, self.environment.attempt
+        self._tell("event", event=what, attempt=attempt, reason=reason, ranks=hosts)
+        if reason and self.run.world.first:
+            self._say(f"attempt {attempt}: {reason}")
 
     def asked_to_stop(self) -> bool:
         """Whether this rank was asked: by a signal, or by a file on its host."""
@@ -163,7 +171,7 @@ class Recorder:
         progress.epoch_tokens += report.tokens
         self.profiler.step()
         self._tell_shares(report)
-        self._tell(
+        told = self._tell(
             "train",
             epoch=report.epoch,
             loss=report.loss,
@@ -177,11 +185,14 @@ class Recorder:
             step_seconds=report.step_seconds,
             compute_seconds=report.compute_seconds,
             comm_seconds=report.comm_seconds,
+            rank_seconds=report.rank_seconds,
             wire_bytes=run.strategy.wire_bytes,
             world_size=run.world.size,
             shares=report.shares,
             **memory(run.world.device),
         )
+        self._recent.append(told)
+        self._trend.add(report.loss)
         self.show(
             step=progress.step,
             loss=report.loss,
@@ -189,6 +200,8 @@ class Recorder:
             eta_seconds=eta,
             shares=report.shares,
             speed_up=self._speed_up(report),
+            parts={**metrics.parts(list(self._recent)), "ranks": run.world.hosts},
+            losses=self._trend.means(),
             compute_seconds=report.rank_seconds,
             slowest={
                 "rank": slowest,
@@ -330,12 +343,13 @@ class Recorder:
         self._unsaved = 0
         self.show(last_checkpoint=saved.step, warning=None)
 
-    def _tell(self, kind: str, **record) -> None:
-        """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks."""
+    def _tell(self, kind: str, **record) -> dict:
+        """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks; returns it."""
         record = {"kind": kind, "step": self.run.progress.step, **record, "time": time.time()}
         if self.metrics:
             self.metrics.write(record)
         self.sinks.write(record)
+        return record
 
     def _say(self, message: str) -> None:
         """One line for the operator, above the progress bar if there is one."""

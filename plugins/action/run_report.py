@@ -32,6 +32,7 @@ def report(run: str, results: str, generate: str) -> str:
     there = [
         f"  {os.path.join(shown, name):<36} {what}"
         for name, what in (
+            ("report.html", "curves, times and settings on one page"),
             ("summary.json", "figures and settings"),
             ("metrics.jsonl", "every step"),
             ("logs", "of every rank, by host"),

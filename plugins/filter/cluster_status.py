@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -14,6 +15,8 @@ from telling import names, silence, table
 ENDED = ("finished", "stopped", "failed")
 ENDED_RUNS = 5  # that are shown
 SHOWN_SHARES = 16
+SHOWN_RANKS = 8
+BARS = "▁▂▃▄▅▆▇█"
 SPAN = re.compile(r"(\d+)([smhd])")
 
 
@@ -168,9 +171,37 @@ def _notes(run: str, view: dict) -> list[str]:
     if view["state"] == "interrupted":
         return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
     warning = view.get("warning") and f"warning: {view['warning']}"
-    said = [view.get("note"), warning, _shares(view)] if view["active"] else []
+    said = [view.get("note"), warning, _trend(view), _times(view), _shares(view)] if view["active"] else []
     said.append(view.get("reason"))
     return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
+
+
+def _trend(view: dict) -> str:
+    """The losses so far as a line of bars."""
+    losses = [one for one in view.get("losses") or [] if one is not None and math.isfinite(one)]
+    if len(losses) < 2:
+        return ""
+    low, high = min(losses), max(losses)
+    bars = "".join(BARS[round((one - low) / ((high - low) or 1) * (len(BARS) - 1))] for one in losses)
+    return f"loss {losses[0]:.4g} {bars} {losses[-1]:.4g}"
+
+
+def _times(view: dict) -> str:
+    """Where the time of the last steps went, by rank, where there are several."""
+    went = view.get("parts") or {}
+    compute, waiting, hosts = went.get("compute") or [], went.get("waiting") or [], went.get("ranks") or []
+    if len(compute) < 2 or not len(compute) == len(waiting) == len(hosts):
+        return ""
+    step = compute[0] + waiting[0] + went["wire"] + went["rest"]
+    order = sorted(range(len(compute)), key=lambda rank: -compute[rank])
+    shown = order if len(order) <= SHOWN_RANKS else [*order[: SHOWN_RANKS // 2], *order[-SHOWN_RANKS // 2 :]]
+    ranks = [
+        f"{hosts[rank]}{f' (rank {rank})' if hosts.count(hosts[rank]) > 1 else ''} {compute[rank] / step:.0%}"
+        + (f" and waits {waiting[rank] / step:.0%}" if waiting[rank] / step >= 0.05 else "")
+        for rank in shown
+    ]
+    left = f" ({len(order) - len(shown)} between them)" if len(shown) < len(order) else ""
+    return f"of a step's {step:.2g} s, computing: {', '.join(ranks)}{left}; the network: {went['wire'] / step:.0%}"
 
 
 def _shares(view: dict) -> str:

@@ -186,6 +186,8 @@ def _suffers(pairs: dict[str, dict]) -> list[str]:
     if not ways:
         return []
     a, b, idle, loaded = max(ways, key=lambda way: way[3] / way[2])
+    if loaded <= idle:
+        return ["The delay of small packets does not grow under load: QoS would change nothing."]
     grown = f"Under load the delay grows at most {loaded / idle:.1f} times ({a} to {b}: {idle:.2f} to {loaded:.2f} ms)"
     if loaded / idle > FLOODED and loaded - idle > FLOODED_MS:
         return [

@@ -137,12 +137,18 @@ def run(root: Path, size: int, config: Path, *overrides: str, codes=None, **opti
     return losses(ranks.directory())
 
 
-def losses(directory: Path) -> list[float]:
-    """The losses in a run directory's metrics.jsonl, which must have every step once."""
+def records(directory: Path, kind: str = "train") -> list[dict]:
+    """The lines of that kind in a run directory's metrics.jsonl; none where it has none yet."""
     path = directory / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    train = [record for record in records if record["kind"] == "train"]
+    return [
+        one for one in map(json.loads, filter(lambda line: line.endswith("}"), lines)) if one["kind"] == kind
+    ]
+
+
+def losses(directory: Path) -> list[float]:
+    """The losses in a run directory's metrics.jsonl, which must have every step once."""
+    train = records(directory)
     assert [record["step"] for record in train] == list(range(1, len(train) + 1))
     return [record["loss"] for record in train]
 

@@ -1,6 +1,5 @@
 """Shares that follow the ranks' speeds: the steps get shorter, and the losses stay what they were."""
 
-import json
 import statistics
 
 import pytest
@@ -27,13 +26,11 @@ def test_a_slow_rank_gets_less_and_the_losses_stay(material, tmp_path, strategy)
     words = (*LONG, "balance=auto", f"strategy={strategy}")
     found = ranks.run(tmp_path / "both", 2, material / "run.yaml", *words, patch=patch)
     assert found == pytest.approx(alone, rel=1e-5)
-    lines = (tmp_path / "both/node0/metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    steps = [record for record in records if record["kind"] == "train"]
+    steps = ranks.records(tmp_path / "both/node0")
     assert steps[0]["shares"] == [8, 8]
     mine, others = steps[-1]["shares"]
     assert mine + others == 16 and 10 <= mine <= 14
-    changes = [record for record in records if record.get("event") == "shares"]
+    changes = [one for one in ranks.records(tmp_path / "both/node0", "event") if one["event"] == "shares"]
     (first, *_) = changes
     assert first["before"] == [8, 8] and first["expected"] > 1.05
     even = [step["step_seconds"] for step in steps[1:] if step["step"] <= first["step"]]
@@ -47,8 +44,15 @@ def test_shares_that_are_set(material, tmp_path):
     alone = ranks.run(tmp_path / "alone", 1, material / "run.yaml", "batch_size=7", "steps=6")
     found = ranks.run(tmp_path / "both", 2, material / "run.yaml", "steps=6", "balance=5,2")
     assert found == pytest.approx(alone, rel=1e-5)
-    last = (tmp_path / "both/node1/metrics.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last).get("shares", [5, 2]) == [5, 2]
+    assert [one["shares"] for one in ranks.records(tmp_path / "both/node1")] == [[5, 2]] * 6
+    went = ranks.status(tmp_path / "both/node0")["parts"]
+    assert min(went["waiting"]) >= 0 and min(went["compute"]) > 0 and len(went["ranks"]) == 2
+    mean = sum(one["step_seconds"] for one in ranks.records(tmp_path / "both/node0")) / 6
+    assert went["compute"][1] + went["waiting"][1] + went["wire"] + went["rest"] == pytest.approx(
+        mean, rel=0.2
+    )
+    (start,) = ranks.records(tmp_path / "both/node0", "event")[:1]
+    assert start["event"] == "start" and start["ranks"] == went["ranks"]
 
 
 def test_shares_for_other_ranks_are_refused(material, tmp_path):

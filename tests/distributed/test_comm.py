@@ -1,6 +1,5 @@
 """What travels instead of gradients: all ranks stay alike, what is left out comes later, and the curve stays near."""
 
-import json
 import math
 import os
 
@@ -95,8 +94,7 @@ def files(directory):
 
 
 def wire(directory):
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return sum(row["wire_bytes"] for row in map(json.loads, lines) if row["kind"] == "train")
+    return sum(row["wire_bytes"] for row in ranks.records(directory))
 
 
 @pytest.fixture(scope="module")

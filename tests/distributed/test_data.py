@@ -62,7 +62,7 @@ def test_the_loss_of_answers_equals_a_plain_model_s(chats, material, tmp_path):
             tmp_path / str(size), size, material / "run.yaml", *chats, "steps=1", f"batch_size={sequences}"
         )
         assert loss == pytest.approx(total / count, rel=1e-5)
-        record = json.loads((tmp_path / str(size) / "node0" / "metrics.jsonl").read_text().splitlines()[0])
+        record = ranks.records(tmp_path / str(size) / "node0")[0]
         assert record["tokens"] == count
 
 
@@ -81,11 +81,7 @@ def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, materi
     ranks.run(tmp_path / "3", 1, material / "run.yaml", *mix, codes=[75], stop_in=3)
     assert ranks.run(tmp_path / "3", 1, material / "run.yaml", *mix) == curve
     evaluations = [
-        [
-            record["loss"]
-            for line in (tmp_path / name / "node0" / "metrics.jsonl").read_text().splitlines()
-            if (record := json.loads(line))["kind"] == "eval"
-        ]
+        [record["loss"] for record in ranks.records(tmp_path / name / "node0", "eval")]
         for name in ("1", "2", "3")
     ]
     assert evaluations[0] and evaluations[0] == pytest.approx(evaluations[1], rel=1e-5)

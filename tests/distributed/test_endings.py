@@ -1,6 +1,5 @@
 """Every ending has its exit code, a reason in status.json, and no traceback."""
 
-import json
 import math
 import shutil
 
@@ -24,7 +23,15 @@ KEYS = {
         "mfu",
         "time",
     ),
-    *("step_seconds", "compute_seconds", "comm_seconds", "wire_bytes", "world_size", "shares"),
+    *(
+        "step_seconds",
+        "compute_seconds",
+        "comm_seconds",
+        "rank_seconds",
+        "wire_bytes",
+        "world_size",
+        "shares",
+    ),
     *("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes"),
 }
 
@@ -84,8 +91,8 @@ def test_a_full_disk(material, tmp_path):
     patch = {("trainer.checkpoint", "save_file"): _full}
     assert len(ranks.run(tmp_path, 2, material / "run.yaml", patch=patch)) == 12
     for node in ("node0", "node1"):
-        records = (tmp_path / node / "metrics.jsonl").read_text().splitlines()
-        (event,) = [one for one in map(json.loads, records) if one.get("event") == "checkpoint failed"]
+        events = ranks.records(tmp_path / node, "event")
+        (event,) = [one for one in events if one["event"] == "checkpoint failed"]
         assert (
             "node1: " in event["reason"]
             and "no space left" in event["reason"]
@@ -167,7 +174,7 @@ def test_metrics_and_status_have_their_keys(material, tmp_path):
 
     ranks.run(tmp_path, 2, material / "run.yaml", "steps=3")
     for node in ("node0", "node1"):
-        record = json.loads((tmp_path / node / "metrics.jsonl").read_text().splitlines()[0])
+        record = ranks.records(tmp_path / node)[0]
         assert set(record) == KEYS
         state = ranks.status(tmp_path / node)
         assert set(state) == set(metrics.KEYS)

@@ -70,7 +70,7 @@ def test_one_process_equals_a_plain_loop(reference, whole):
 def test_any_number_of_ranks(material, reference, tmp_path, size):
     """7 sequences on 2 and 3 ranks are uneven shares: 4 + 3, 3 + 2 + 2."""
     assert ranks.run(tmp_path, size, material / "run.yaml") == pytest.approx(reference, rel=1e-5)
-    record = json.loads((tmp_path / "node1" / "metrics.jsonl").read_text().splitlines()[0])
+    record = ranks.records(tmp_path / "node1")[0]
     assert record["shares"] == {2: [4, 3], 3: [3, 2, 2]}[size]
     assert record["wire_bytes"] > 0
 
@@ -86,7 +86,7 @@ def test_any_strategy(material, reference, tmp_path, strategy, size, micro_batch
     """Accumulation over 4, 1 and 2 micro-batches; of the 4 the second rank has 3, and one that counts nothing."""
     chosen = (f"strategy={strategy}", f"micro_batch_size={micro_batch}")
     assert ranks.run(tmp_path, size, material / "run.yaml", *chosen) == pytest.approx(reference, rel=1e-5)
-    record = json.loads((tmp_path / "node1" / "metrics.jsonl").read_text().splitlines()[0])
+    record = ranks.records(tmp_path / "node1")[0]
     found = record["wire_bytes"] / (4 * 37120 * (size - 1) / size)  # in units of all weights
     accumulated = -(-record["shares"][0] // micro_batch)
     gathers = {"zero1": 1, "zero2": 1}.get(strategy, 2 * accumulated)

@@ -76,8 +76,7 @@ def planned(config, *overrides, ranks: int = 1) -> dict:
 
 def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
     run(root, ranks, config, *overrides)
-    records = map(json.loads, (root / "node0/metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["kind"] == "train"]
+    return ranks.records(root / "node0")
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])

@@ -4,7 +4,6 @@ Each test does something to a run without an end, waits until it has gone on, st
 those of one process.
 """
 
-import json
 import os
 import signal
 import time
@@ -93,9 +92,8 @@ def stop(run, *nodes):
 
 
 def events(run, node):
-    lines = (run.root / f"node{node}" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    return [record for record in records if record.get("event") == "restart"]
+    told = ranks.records(run.root / f"node{node}", "event")
+    return [event for event in told if event["event"] == "restart"]
 
 
 def same(run, node, curve):

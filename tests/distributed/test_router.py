@@ -1,7 +1,5 @@
 """The routers' auxiliary loss is the whole batch's, however it is split: against transformers' own over one batch."""
 
-import json
-
 import pytest
 import ranks
 import torch
@@ -83,8 +81,7 @@ def reference(experts, tmp_path_factory):
 )
 def test_any_split_of_the_batch(experts, reference, tmp_path, size, chosen):
     losses = ranks.run(tmp_path, size, experts, *chosen)
-    records = map(json.loads, (tmp_path / "node0/metrics.jsonl").read_text().splitlines())
-    balances = [record["router_loss"] for record in records if record["kind"] == "train"]
+    balances = [record["router_loss"] for record in ranks.records(tmp_path / "node0")]
     assert losses == pytest.approx([loss for loss, _ in reference], rel=1e-5)
     assert balances == pytest.approx([balance for _, balance in reference], rel=1e-5)
 
@@ -96,7 +93,7 @@ def test_without_it_other_weights_come_out(experts, reference, tmp_path):
     losses = ranks.run(tmp_path, 1, config)
     assert losses[0] == pytest.approx(reference[0][0], rel=1e-5)
     assert abs(losses[-1] - reference[-1][0]) > 1e-4
-    record = json.loads((tmp_path / "node0/metrics.jsonl").read_text().splitlines()[0])
+    record = ranks.records(tmp_path / "node0")[0]
     assert record["router_loss"] is None
 
 

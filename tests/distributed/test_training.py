@@ -17,11 +17,6 @@ def trained(material, tmp_path_factory):
     return folder / "node0" / "model"
 
 
-def records(directory, kind):
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
 WAYS = {
     "lora": ["adapter=lora", "lora_rank=4"],
     "lora with dropout": ["adapter=lora", "lora_rank=4", "lora_dropout=0.2", "lora_targets=all-linear"],
@@ -69,7 +64,7 @@ def test_evaluation_is_the_same_on_any_number_of_ranks(material, tmp_path, strat
     extra = ("validation_split=0.2", "eval_every=4", f"strategy={strategy}")
     for name, size in (("one", 1), ("three", 3)):
         ranks.run(tmp_path / name, size, material / "run.yaml", *extra)
-    one, three = (records(tmp_path / name / "node0", "eval") for name in ("one", "three"))
+    one, three = (ranks.records(tmp_path / name / "node0", "eval") for name in ("one", "three"))
     assert [record["step"] for record in one] == [4, 8, 12]
     losses = [record["loss"] for record in one]
     assert [record["loss"] for record in three] == pytest.approx(losses, rel=1e-5)
@@ -81,7 +76,7 @@ def test_evaluation_is_the_same_on_any_number_of_ranks(material, tmp_path, strat
 def test_a_run_that_no_longer_gets_better_ends_early(material, tmp_path):
     extra = ("validation_split=0.2", "eval_every=2", "patience=2", "lr=1e-15", "steps=40")
     ranks.run(tmp_path, 2, material / "run.yaml", *extra)
-    assert [record["best"] for record in records(tmp_path / "node0", "eval")] == [True, False, False]
+    assert [record["best"] for record in ranks.records(tmp_path / "node0", "eval")] == [True, False, False]
     status = ranks.status(tmp_path / "node0")
     assert (status["state"], status["step"]) == ("finished", 6)
     assert status["best_eval"]["step"] == 2
@@ -93,7 +88,7 @@ def test_a_batch_that_does_harm_is_passed_over(material, tmp_path, action):
     patch = {("trainer.loop", "token_loss"): _harmful}
     losses = ranks.run(tmp_path, 2, material / "run.yaml", f"on_nan={action}", patch=patch)
     assert len(losses) == 12
-    (event,) = [one for one in records(tmp_path / "node1", "event") if one["event"] == "passed over"]
+    (event,) = [one for one in ranks.records(tmp_path / "node1", "event") if one["event"] == "passed over"]
     assert event["step"] == {"skip": 6, "rollback": 4}[action] and "step 7: loss nan" in event["reason"]
 
 
@@ -108,7 +103,8 @@ def test_harm_without_end_ends_the_run(material, tmp_path):
     patch = {("trainer.loop", "token_loss"): _always_harmful}
     ranks.run(tmp_path, 1, material / "run.yaml", "on_nan=skip", patch=patch, codes=[3])
     assert "diverged at step 1: loss nan" in ranks.status(tmp_path / "node0")["reason"]
-    assert len(records(tmp_path / "node0", "event")) == 10
+    passed_over = [one for one in ranks.records(tmp_path / "node0", "event") if one["event"] == "passed over"]
+    assert len(passed_over) == 10
 
 
 def _always_harmful(run, sequences):
@@ -121,7 +117,7 @@ def test_a_spike_is_harm_too(material, tmp_path):
     patch = {("trainer.loop", "token_loss"): _spike}
     extra = ("steps=26", "spike_factor=1.5", "on_nan=skip", "checkpoint_every=0", "max_samples=40")
     losses = ranks.run(tmp_path, 1, material / "run.yaml", *extra, patch=patch)
-    (event,) = [one for one in records(tmp_path / "node0", "event") if one["event"] == "passed over"]
+    (event,) = [one for one in ranks.records(tmp_path / "node0", "event") if one["event"] == "passed over"]
     assert event["step"] == 23 and "a spike, loss" in event["reason"] and max(losses[20:]) < 1.5 * losses[20]
 
 
@@ -134,9 +130,11 @@ def _spike(run, sequences):
 def test_checkpoints_by_epochs_and_by_minutes(material, tmp_path):
     def saved(folder, *extra):
         ranks.run(folder, 2, material / "run.yaml", "checkpoint_every=0", *extra)
-        return [one["step"] for one in records(folder / "node0", "event") if one["event"] == "checkpoint"]
+        return [
+            one["step"] for one in ranks.records(folder / "node0", "event") if one["event"] == "checkpoint"
+        ]
 
     epochs = saved(tmp_path / "epochs", "checkpoint_epochs=true", "max_samples=40")
-    ends = [record["step"] for record in records(tmp_path / "epochs" / "node0", "epoch")]
+    ends = [record["step"] for record in ranks.records(tmp_path / "epochs" / "node0", "epoch")]
     assert epochs == ends and len(ends) > 1
     assert saved(tmp_path / "minutes", "checkpoint_minutes=0.00001", "steps=3") == [1, 2, 3]

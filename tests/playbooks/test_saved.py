@@ -41,6 +41,9 @@ def test_without_a_name_the_newest_run_speaks_and_a_file_holds_what_no_command_l
     run = yard.play("playbooks/generate.yml", prompt_file=yard.path / "prompt.txt", tokens=2)
     assert run.rc == 0, said(run)
     assert "It's late,\nshe said" in shown(run)
+    *_, kept = (yard.results / "first/samples.jsonl").read_text().splitlines()
+    assert json.loads(kept)["prompt"] == "It's late,\nshe said"
+    assert kept[-20:-3] in (yard.results / "first/report.html").read_text()
 
 
 @pytest.mark.parametrize(

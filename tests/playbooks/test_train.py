@@ -45,6 +45,7 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert yaml.safe_load((results / "config.yaml").read_text())["steps"] == 4
     assert (results / "model/config.json").exists() and (results / "model/model.safetensors").exists()
     assert (results / "logs/node1/rank-0.log").exists() and (results / "logs/node2/rank-1.log").exists()
+    assert '"state": "finished"' in (results / "report.html").read_text() and "report.html" in text
     assert re.search(r"first  step 4/4 \(100 %\)  finished  loss \d+\.\d{4}", text)
     assert re.search(r"trainer'? generate .*runs/first'? --prompt", text)
     assert not yard.processes()

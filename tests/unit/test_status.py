@@ -118,6 +118,9 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
         "warning": "node2: no space left",
         "shares": [24, 12, 12],
         "speed_up": {"expected": 1.33, "got": 1.3149},
+        "losses": [7.66, 5.2, 4.0, 3.3],
+        "parts": {"compute": [0.4, 0.3, 0.1], "waiting": [0.0, 0.1, 0.3], "wire": 0.08, "rest": 0.02}
+        | {"ranks": ["node1", "node2", "node2"]},
     }
     text = cluster_status(
         {
@@ -140,6 +143,9 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
     ):
         assert words in runs, (words, runs)
     assert notes == "first: node3 does not answer\nfirst: warning: node2: no space left\n" + (
+        "first: loss 7.66 █▄▂▁ 3.3\n"
+        "first: of a step's 0.5 s, computing: node1 80%, node2 (rank 1) 60% and waits 20%, node2 (rank 2) 20% and "
+        "waits 60%; the network: 16%\n"
         "first: shares of a step 24:12:12; 1.31 times as fast as with even ones (1.33 expected)"
     )
     assert "RTX 3090 98 %, 20 of 24 GiB, 71 °C" in hosts and "12.0 of 16.0 GB" in hosts

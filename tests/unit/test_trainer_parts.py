@@ -71,6 +71,21 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
     assert "Input/output error" in damaged[tmp_path / "step-00000009"]
 
 
+@pytest.mark.parametrize("count", [0, 1, 39, 40, 41, 80, 81, 1234])
+def test_the_trend_of_any_number_of_losses(count):
+    """At most 40 means; each of as many steps as the others, but the last."""
+    from trainer import metrics
+
+    trend = metrics.Trend(range(count))
+    means = trend.means()
+    assert len(means) == count if count <= 40 else 20 < len(means) <= 40
+    each = 1
+    while count > 40 * each:
+        each *= 2
+    expected = [range(count)[first : first + each] for first in range(0, count, each)]
+    assert means == [sum(part) / len(part) for part in expected]
+
+
 def test_the_lost_peer_is_named_and_never_oneself():
     from types import SimpleNamespace
 

@@ -1,0 +1,119 @@
+"""A run's report: what is chosen for it out of what a run leaves."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import run_page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def step(number, **facts):
+    return {
+        "kind": "train",
+        "step": number,
+        "loss": 1.0 / number,
+        "step_seconds": 2.0,
+        "tokens": 10,
+        "world_size": 1,
+    } | facts
+
+
+def write(directory, *records, **files):
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_a_run_that_failed_has_a_report_of_what_there_is(tmp_path):
+    write(
+        tmp_path,
+        step(1),
+        step(2, loss=float("nan")),
+        status={"state": "failed", "reason": "diverged at step 3"},
+    )
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    (tmp_path / "config.yaml").write_text("batch_size: 16\n")
+    found = run_page.found(tmp_path)
+    assert (found["state"], found["reason"]) == ("failed", "diverged at step 3")
+    assert found["series"]["loss"] == [1.0, None] and found["settings"] == {"batch_size": 16}
+    assert found["parts"] is None and found["figures"]["tokens_per_second"] == 5.0
+    assert "NaN" not in run_page.page([tmp_path])
+
+
+@pytest.mark.parametrize("content", ["", '{"kind": "event", "step": 0, "event": "start"}\n', "\0\xff{"])
+def test_without_a_step_there_is_none(tmp_path, content):
+    (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(ValueError, match="holds no step"):
+        run_page.page([tmp_path])
+
+
+def test_what_a_model_wrote_cannot_end_the_script(tmp_path):
+    write(tmp_path, step(1))
+    (tmp_path / "samples.jsonl").write_text(
+        json.dumps({"prompt": "a", "text": "a</script><!--"}) + "\n[1]\n{cut"
+    )
+    page = run_page.page([tmp_path])
+    assert page.count("</script>") == 2 and "a\\u003c/script>" in page
+    assert run_page.found(tmp_path)["samples"] == [{"prompt": "a", "text": "a</script><!--"}]
+
+
+def test_no_spike_is_thinned_away():
+    steps = [step(n) for n in range(1, 50_001)]
+    steps[31_234]["loss"] = 77.0
+    columns = run_page.series(steps)
+    assert 77.0 in columns["loss"] and len(columns["loss"]) <= run_page.POINTS + 1
+    assert columns["step"][0] == 1 and columns["step"][-1] == 50_000
+    assert columns["hours"][-1] == pytest.approx(50_000 * 2 / 3600, rel=1e-5)
+    assert sorted(columns["step"]) == columns["step"]
+
+
+def test_where_the_time_goes():
+    """Rank 1 computes for 3 s of 5, rank 0 for 1; the loop needs half a second, so the network took the rest."""
+    one = {"rank_seconds": [1.0, 3.0], "step_seconds": 5.0, "compute_seconds": 1.0, "comm_seconds": 3.5}
+    steps = [step(n, world_size=2, **one) for n in (1, 2)]
+    found = run_page.parts(steps, ["a", "b"])
+    assert found["step"] == 5.0
+    assert [(r["compute"], r["waiting"], r["wire"], r["rest"]) for r in found["ranks"]] == [
+        (1, 2, 1.5, 0.5),
+        (3, 0, 1.5, 0.5),
+    ]
+    assert "wait for b" in found["advice"]
+    slow = run_page.parts([{**one, "step_seconds": 15.0, "comm_seconds": 13.5} for one in steps], ["a", "b"])
+    assert "slow-networks" in slow["advice"]
+
+
+def test_the_last_attempts_ranks_are_named(tmp_path):
+    events = [
+        {"kind": "event", "event": "start", "step": 0, "ranks": ["a", "b", "c"]},
+        {"kind": "event", "event": "restart", "step": 1, "ranks": ["a", "a", "c"], "reason": "b is gone"},
+    ]
+    found = run_page.found(write(tmp_path, *events, step(1, world_size=3)))
+    assert found["rank_names"] == ["a, rank 0", "a, rank 1", "c"]
+    assert found["events"][1]["text"] == "b is gone; 3 ranks on a, c"
+    assert found["figures"]["restarts"] == 1
+
+
+def test_of_many_events_checkpoints_give_way():
+    saved = [{"event": "checkpoint", "step": n} for n in range(1000)]
+    rows, left = run_page._events([{"event": "start", "step": 0}, *saved])
+    assert len(rows) == run_page.SHOWN_EVENTS and left == 1001 - run_page.SHOWN_EVENTS
+    assert rows[0]["event"] == "start" and rows[-1]["step"] == 999
+
+
+def test_the_names_of_the_figures_when_several_are_compared(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("write_report", ROOT / "scripts/write_report.py")
+    write_report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(write_report)
+    for name, loss in (("a", 2.0), ("b", 1.5)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, step(1, loss=loss))
+    assert write_report.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "2.0000  1.5000" in said and (tmp_path / "a-b.html").exists()
+    assert write_report.main([str(tmp_path)]) == 2
+    assert "holds no step" in capsys.readouterr().err
