@@ -103,6 +103,7 @@ def same(run, node, curve):
     assert found[:count] == pytest.approx(curve[:count], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_queued_run_waits_for_the_end_of_the_one_before(launch, tmp_path):
     """The one before is a directory whose status says what it will; stopped while it waits, the run ends at once."""
     before = tmp_path / "before"

@@ -101,6 +101,7 @@ exit 4
 """
 
 
+@pytest.mark.full
 def test_a_smoke_test_names_the_host_that_fails_alone(yard):
     yard.deploy("node2", script=BROKEN)
     run = yard.play(run="first", smoke="true", trainer_smoke_steps=1, **SMALL)
