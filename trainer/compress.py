@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 import torch
 import torch.distributed as dist
 
+from trainer.ways import BLOCK
 from trainer.world import World, translated
 
-BLOCK = 1024  # values of `8bit` that share a scale
 LEVELS = 127  # of an int8, either side of zero
 FACTOR = 2  # by which a matrix must be larger than its two factors, for powersgd to send those
 

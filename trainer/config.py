@@ -16,6 +16,7 @@ import yaml
 
 from trainer.balance import given
 from trainer.errors import BadInput
+from trainer.ways import EXACT
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity")
 
@@ -183,10 +184,11 @@ class Config:
     seed: int = key(0, "seed of the random weights and of the order of the data", least=0, most=2**63 - 1)
 
     comm: str = key(
-        "exact",
-        "how gradients travel, with strategy ddp. exact; 16bit, 8bit: in fewer bits; powersgd: as factors of a low "
-        "rank; diloco: each rank for itself, and every sync_every steps all meet. All but exact change the curve a bit",
-        choices=("exact", "16bit", "8bit", "powersgd", "diloco"),
+        "auto",
+        "how gradients travel, with strategy ddp. exact; auto: exact, and after some steps it says whether another way "
+        "would be worth its price; 16bit, 8bit: in fewer bits; powersgd: as factors of a low "
+        "rank; diloco: each rank for itself, and every sync_every steps all meet. These four change the curve a bit",
+        choices=("auto", "exact", "16bit", "8bit", "powersgd", "diloco"),
     )
     powersgd_rank: int = key(4, "comm powersgd: columns of a matrix's two factors", least=1, most=1024)
     sync_every: int = key(50, "comm diloco: steps between two meetings", least=1, most=1_000_000)
@@ -343,7 +345,7 @@ def check_together(config: Config) -> Config:
             f"balance: found {config.balance}; expected auto, even, or whole numbers from 1 on, by commas, which add "
             f"up to batch_size, {config.batch_size}; correct one of the two"
         )
-    if config.comm != "exact":
+    if config.comm not in EXACT:
         if config.strategy != "ddp":
             problems.append(
                 f"comm: {config.comm} works with strategy ddp, found {config.strategy}, which moves weights, too; "

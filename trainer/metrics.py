@@ -14,12 +14,12 @@ After a resume the lines beyond the checkpoint's step are cut: a step stands onc
 
 status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt
 world_size last_checkpoint reason updated host compute_seconds slowest eval_loss best_eval note launch
-shares speed_up parts losses.
+shares speed_up parts losses advice.
 compute_seconds: of every rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}; note: why this
 attempt was made; shares: of the last step; speed_up: {expected, got}, where they are not even; parts: where the last
-steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as TREND means at most; launch:
-the start of the run (TRAINYARD_LAUNCH) that has ended so, null before. stalled: the host waits for others, as reason
-says. What is not known yet is null.
+steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as TREND means at most; advice:
+what else would be faster (ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that has ended so, null before.
+stalled: the host waits for others, as reason says. What is not known yet is null.
 """
 
 import json
@@ -37,7 +37,7 @@ FINAL = ("stopped", "failed", "finished")
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
-    *("note", "warning", "launch", "shares", "speed_up", "parts", "losses"),
+    *("note", "warning", "launch", "shares", "speed_up", "parts", "losses", "advice"),
 )
 POINTS = 1000  # losses in a summary, at most
 TREND = 40  # losses in a status, at most

@@ -13,7 +13,8 @@ from collections import deque
 import torch
 from tqdm import tqdm
 
-from trainer import checkpoint, metrics
+from trainer import checkpoint, metrics, ways
+from trainer.compress import factored
 from trainer.config import Config
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
@@ -30,6 +31,7 @@ LOG_EVERY = 10.0  # seconds between lines in the log
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 EVEN_STEPS = 8  # the last ones, whose median a faster step is held against
 RECENT_STEPS = 20  # whose mean says where a step's time goes
+SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
 
 
@@ -63,6 +65,8 @@ class Recorder:
         self._seconds = 0.0  # a step's, smoothed
         self._even_seconds: deque[float] = deque(maxlen=EVEN_STEPS)  # of steps with even shares
         self._recent: deque[dict] = deque(maxlen=RECENT_STEPS)  # lines of kind train
+        several = run.world.size > 1 and run.config.strategy == "ddp"
+        self._steps_to_proposal = SETTLED_STEPS if several and run.config.comm == "auto" else 0
         before = metrics.read(self.metrics.path) if self.metrics else ()
         self._trend = metrics.Trend(one["loss"] for one in before if one["kind"] == "train")
         self._logged = 0.0
@@ -171,6 +175,7 @@ class Recorder:
         progress.epoch_tokens += report.tokens
         self.profiler.step()
         self._tell_shares(report)
+        self._propose()
         told = self._tell(
             "train",
             epoch=report.epoch,
@@ -247,6 +252,28 @@ class Recorder:
             self._say(
                 f"shares are now {shown}: the slowest rank's part should take {1 / balance.expected:.0%} of its time"
             )
+
+    def _propose(self) -> None:
+        """Once an attempt: say whether gradients had better travel another way."""
+        self._steps_to_proposal -= 1
+        if self._steps_to_proposal != 0:
+            return
+        run = self.run
+        trained = [(one.numel(), one.shape) for one in run.strategy.trainable.values()]
+        text = ways.proposal(
+            metrics.parts(list(self._recent)),
+            ways.sent(
+                4 * sum(count for count, _ in trained),
+                4 * sum(factored(shape, run.config.powersgd_rank) or count for count, shape in trained),
+                run.world.size,
+                run.config.sync_every,
+            ),
+        )
+        self.show(advice=text)
+        if text:
+            self._tell("event", event="advice", reason=text)
+            if run.world.first:
+                self._say(text)
 
     def _end_epoch(self, epoch: int) -> None:
         """Write the mean loss of the epoch's tokens; a last, unfinished epoch has its line too."""

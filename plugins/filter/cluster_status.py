@@ -171,8 +171,10 @@ def _notes(run: str, view: dict) -> list[str]:
     if view["state"] == "interrupted":
         return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
     warning = view.get("warning") and f"warning: {view['warning']}"
-    said = [view.get("note"), warning, _trend(view), _times(view), _shares(view)] if view["active"] else []
-    said.append(view.get("reason"))
+    said = [view.get("reason")]
+    if view["active"]:
+        of_steps = [_trend(view), _times(view), _shares(view), view.get("advice")]
+        said = [view.get("note"), warning, *of_steps, *said]
     return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
 
 

@@ -93,6 +93,31 @@ def files(directory):
     return load_file(directory / "model/model.safetensors")
 
 
+def _far(*arguments):
+    """A network on which a step's sums take a while."""
+    import time
+
+    from trainer import loop
+
+    time.sleep(0.2)
+    return loop.exchange_really(*arguments)
+
+
+@pytest.mark.parametrize("comm", ["auto", "exact"])
+def test_on_a_slow_network_auto_says_once_what_would_be_faster(material, tmp_path, comm):
+    patch = {("trainer.loop", "exchange"): _far}
+    ranks.run(tmp_path, 2, material / "run.yaml", "steps=44", f"comm={comm}", "balance=even", patch=patch)
+    said = [one for one in ranks.records(tmp_path / "node0", "event") if one["event"] == "advice"]
+    advice = ranks.status(tmp_path / "node0")["advice"]
+    if comm == "exact":
+        assert said == [] and advice is None
+        return
+    (one,) = said
+    assert one["step"] == 40 and one["reason"] == advice
+    assert "the network takes" in advice and "-e comm=" in advice
+    assert (tmp_path / "node0/logs/rank-0.log").read_text().count(advice) == 1
+
+
 def wire(directory):
     return sum(row["wire_bytes"] for row in ranks.records(directory))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from trainer import config as configuration
+from trainer import ways
 from trainer.balance import shares
-from trainer.compress import BLOCK
 from trainer.config import Config
 from trainer.environment import Environment, number, resident_bytes
 from trainer.errors import BadInput
@@ -27,14 +27,6 @@ SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's he
 CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
 LETTERS = 4  # of a text, a token
 MIB = 1 << 20
-
-SLOW = 0.5  # of the time to compute, which sending may take before another `comm` is worth its price
-PRICE = {
-    "16bit": "next to none",
-    "8bit": "the curve moves a little",
-    "powersgd": "the curve moves; matrices only",
-    "diloco": "another curve: the loss after as many tokens is a little higher, or needs more of them",
-}
 
 # Which of them comes first where several are as good; the last two only where nothing else fits.
 ORDER = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
@@ -142,8 +134,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         lines["scattered"] = int(SCATTERED * (lines["activations"] + lines["loss and backward"]))
     lines["overhead"] = overhead if on_cpu else CONTEXT
     sent = wire(name, config, place, trained, int(in_blocks * narrow), int((gathered - in_blocks) * narrow))
-    if name == "ddp" and ranks > 1 and config.comm != "exact":
-        sent = ways(config, found, place)[config.comm]
+    if name == "ddp" and ranks > 1 and config.comm not in ways.EXACT:
+        sent = by_way(config, found, place)[config.comm]
         lines["left over"] = {"diloco": 3}.get(config.comm, 1) * trained
     return Budget(kind, lines, host, sent, _seconds(sent, place))
 
@@ -177,17 +169,9 @@ def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, 
     return whole * (ranks - 1) // ranks
 
 
-def ways(config: Config, found: Footprint, place: Place) -> dict[str, int]:
-    """Bytes that a rank sends in a step of ddp, on average, by how gradients travel (trainer/compress.py)."""
-    exact = 2 * found.gradients * (place.ranks - 1) // place.ranks
-    eighth = int(exact * (BLOCK + 4) / (4 * BLOCK))
-    return {
-        "exact": exact,
-        "16bit": exact // 2,
-        "8bit": eighth,
-        "powersgd": 2 * found.factors * (place.ranks - 1) // place.ranks,
-        "diloco": eighth // config.sync_every,
-    }
+def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
+    """Bytes that a rank sends in a step of ddp, by way."""
+    return ways.sent(found.gradients, found.factors, place.ranks, config.sync_every)
 
 
 def _place(config: Config, device: torch.device, link: str | None) -> Place:
@@ -318,7 +302,7 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
         },
         "ways": {
             name: {"wire_bytes": sent, "wire_seconds": _seconds(sent, place)}
-            for name, sent in ways(config, found, place).items()
+            for name, sent in by_way(config, found, place).items()
         },
         "comm": config.comm,
         "strategy": _known(config.strategy),
@@ -326,6 +310,10 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
         "proposed": propose(budgets, place),
         "estimate": {**estimate, "step_seconds": step, "seconds": step * estimate["steps"]},
     }
+
+
+def _travels(comm: str) -> str:
+    return "exact" if comm in ways.EXACT else comm
 
 
 def _known(strategy: str) -> str:
@@ -386,7 +374,7 @@ def _proposal(config: Config, answer: dict) -> str:
 def _less(answer: dict) -> list[str]:
     """Where sending takes much of a step: what else could travel, and at which price."""
     compute = answer["estimate"]["compute_seconds"]
-    if answer["strategy"] != "ddp" or answer["ways"]["exact"]["wire_seconds"] <= SLOW * compute:
+    if answer["strategy"] != "ddp" or answer["ways"]["exact"]["wire_seconds"] <= ways.SLOW * compute:
         return []
     lines = [
         "",
@@ -394,10 +382,10 @@ def _less(answer: dict) -> list[str]:
     ]
     for name, one in answer["ways"].items():
         share = compute / (compute + one["wire_seconds"])
-        mark = " (as configured)" if name == answer["comm"] else ""
+        mark = " (as configured)" if name == _travels(answer["comm"]) else ""
         lines.append(
             f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step: "
-            f"{share:.0%} of the step computes; {PRICE.get(name, 'the curve as it is')}{mark}"
+            f"{share:.0%} of the step computes; {ways.PRICE.get(name, 'the curve as it is')}{mark}"
         )
     return lines
 

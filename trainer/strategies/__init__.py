@@ -7,6 +7,7 @@ from trainer.strategies.compressed import Compressed
 from trainer.strategies.ddp import DDP
 from trainer.strategies.local import DiLoCo
 from trainer.strategies.sharded import FSDP, Infinity, Offload, Sharded, Zero1, Zero2
+from trainer.ways import EXACT
 from trainer.world import World
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -33,7 +34,7 @@ def shares_weights(config: Config, world: World) -> bool:
 
 def _kind(config: Config, world: World) -> type[Strategy]:
     kind = STRATEGIES[config.strategy]
-    if config.comm != "exact" and world.size > 1:
+    if config.comm not in EXACT and world.size > 1:
         return DiLoCo if config.comm == "diloco" else Compressed
     return (
         DDP if world.size == 1 and not issubclass(kind, Offload) else kind
