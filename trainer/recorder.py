@@ -25,6 +25,7 @@ from trainer.metrics import Metrics, Status
 from trainer.model import flops
 from trainer.profiler import Profiler
 from trainer.sinks import Sinks
+from trainer.words import span
 from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
@@ -224,7 +225,7 @@ class Recorder:
             self._logged = now
             self._say(
                 f"step {progress.step}/{run.steps}  loss {report.loss:.4f}  lr {report.lr:.2e}  "
-                f"{speed:,.0f} tokens/s  {eta:.0f} s left"
+                f"{speed:,.0f} tokens/s  {span(eta)} left"
             )
 
     def _speed_up(self, report: StepReport) -> dict | None:

@@ -28,9 +28,11 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from run_keeper import read_state, state_command
+
+from trainer.words import span
 
 display = Display()
 
@@ -264,13 +266,6 @@ def slowest(views: list[View]) -> tuple[str, float] | None:
 # --- words --------------------------------------------------------------------------------------------------
 
 
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def progress_line(run: str, views: list[View], now: float) -> str:
     """One line on the whole run, from the host that has got furthest."""
     ahead = max(views, key=lambda v: (v.last.get("step") or v.status.get("step") or 0, v.seen))
@@ -290,7 +285,7 @@ def progress_line(run: str, views: list[View], now: float) -> str:
     if status.get("tokens_per_second"):
         parts.append(f"{status['tokens_per_second']:,.0f} tokens/s")
     if ahead.status.get("eta_seconds") is not None and state not in FINAL:
-        parts.append(f"{clock(ahead.status['eta_seconds'])} left")
+        parts.append(f"{span(ahead.status['eta_seconds'])} left")
     lag = slowest(views)
     if lag:
         parts.append(f"slowest {lag[0]} (+{lag[1]:.0%})")
@@ -298,7 +293,7 @@ def progress_line(run: str, views: list[View], now: float) -> str:
         parts.append(str(ahead.status["reason"]).splitlines()[0])
     for view in views:
         if view.silent_since is not None and view.state != "ended":
-            parts.append(f"{view.host} unreachable for {clock(now - view.silent_since)}")
+            parts.append(f"{view.host} unreachable for {span(now - view.silent_since)}")
         elif view.state == "unknown":
             parts.append(f"{view.host} has not answered yet")
         elif view.state == "ended" and view.result != "finished":
@@ -353,7 +348,7 @@ def explain(run: str, outcome: str, view: View | None, views: list[View], comman
         )
     if outcome == "unreachable":
         return (
-            f"Run {run}: {view.host} has not answered for {clock(time.time() - view.silent_since)} ({view.error}). "
+            f"Run {run}: {view.host} has not answered for {span(time.time() - view.silent_since)} ({view.error}). "
             f"The run may go on there. Look at the host, then follow it again: {commands.get('follow')}"
         )
     if view.state != "ended":  # it fell silent, and the others lost it

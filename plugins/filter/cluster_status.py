@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from telling import names, silence, table
+
+from trainer.words import span
 
 ENDED = ("finished", "stopped", "failed")
 ENDED_RUNS = 5  # that are shown
@@ -156,10 +158,10 @@ def _run_table(views: dict[str, dict]) -> str:
                 f"{step}/{steps} ({100 * step // steps} %)" if step and steps else "-",
                 _number(view.get("loss"), ".4f"),
                 _number(view.get("tokens_per_second"), ",.0f") if alive else "-",
-                _span(view["eta_seconds"]) if alive and view.get("eta_seconds") is not None else "-",
+                span(view["eta_seconds"]) if alive and view.get("eta_seconds") is not None else "-",
                 str(view.get("attempt") or "-"),
                 f"step {view['last_checkpoint']}" if view.get("last_checkpoint") else "-",
-                f"{_span(view['age'])} ago" if view["age"] < time.time() / 2 else "-",
+                f"{span(view['age'])} ago" if view["age"] < time.time() / 2 else "-",
                 names(view["active"] or view["hosts"]),
             )
         )
@@ -257,15 +259,6 @@ def _is_number(*texts: str) -> bool:
 
 def _number(value, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _span(seconds: float) -> str:
-    """A span of time by its two largest units."""
-    seconds = max(0, round(seconds))
-    for unit, size, lower, below in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if seconds >= size:
-            return f"{seconds // size} {unit} {seconds % size // below} {lower}"
-    return f"{seconds} s"
 
 
 def logs_fault(asked: dict) -> str:

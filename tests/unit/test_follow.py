@@ -231,8 +231,8 @@ def test_a_line_of_progress_says_all():
     slow = view("node2", compute_seconds=[1.5])
     silent = view("node3", silent_since=NOW - 75, compute_seconds=[2.5])  # what it was, counts no more
     assert follow.progress_line("first", [running, slow, silent], NOW) == (
-        "first  step 30/120 (25 %)  loss 3.2500  1,234 tokens/s  1:02:05 left  slowest node2 (+50%)  "
-        "node3 unreachable for 1:15"
+        "first  step 30/120 (25 %)  loss 3.2500  1,234 tokens/s  1 h 2 min left  slowest node2 (+50%)  "
+        "node3 unreachable for 1 min 15 s"
     )
 
 

@@ -23,6 +23,7 @@ from trainer.model import card, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
+from trainer.words import count
 from trainer.world import World, log, translated, versions
 
 
@@ -192,12 +193,12 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     config, packed, world = run.config, run.packed, run.world
     log(f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}")
     log(
-        f"{_parameters(run):,} parameters; {packed.token_count:,} tokens in {packed.documents:,} documents, "
+        f"{_parameters(run):,} parameters; {packed.token_count:,} tokens in {count(packed.documents, 'document')}, "
         f"{len(packed):,} sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
         f"{config.strategy}, {config.dtype}, {world.device}, {torch.get_num_threads()} threads a rank"
     )
     if run.held_out:
-        log(f"held out: {run.held_out.token_count:,} tokens in {run.held_out.documents:,} documents")
+        log(f"held out: {run.held_out.token_count:,} tokens in {count(run.held_out.documents, 'document')}")
     if packed.shortened:
         log(
             f"{packed.shortened:,} documents were cut to {config.sequence_length} tokens; {packed.dropped:,} are lost"
