@@ -317,7 +317,8 @@ def _travels(comm: str) -> str:
 
 
 def _known(strategy: str) -> str:
-    return "fsdp" if strategy == "zero3" else strategy
+    """The strategy of ORDER whose budget is that of `strategy`."""
+    return strategy if strategy in ORDER else {"zero3": "fsdp"}.get(strategy, "ddp")
 
 
 def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Budget], answer: dict) -> str:

@@ -1,0 +1,87 @@
+"""CONTRIBUTING.md's patches: they apply to this checkout, are as short as they say, and what they add works."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = dict(
+    re.findall(r"^## (A \w+).*?```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
+)
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+    """A copy of this checkout with all patches applied, and docs written anew."""
+    copy = tmp_path_factory.mktemp("contributing") / "checkout"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    subprocess.run(["git", "init", "-q"], cwd=copy, check=True)  # the house's rules are for what git knows
+    for patch in PATCHES.values():
+        subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=copy, input=patch, text=True, check=True)
+    for script in ("write_variables.py", "write_checks.py"):
+        run(copy, [f"scripts/{script}"])
+    return copy
+
+
+def run(copy, words, seconds=300, **more):
+    """Run this environment's Python in the copy, which it imports from, with `more` in its environment."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "OMP_NUM_THREADS": "1",
+        "TRAINYARD_FULL": "",
+        **more,
+    }
+    done = subprocess.run(
+        [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_each_is_under_thirty_lines():
+    assert list(PATCHES) == ["A strategy", "A check", "A role"]
+    for patch in PATCHES.values():
+        assert len(re.findall(r"^\+(?!\+\+ )", patch, re.M)) < 30
+
+
+def test_the_check_and_the_role_hold_with_what_is_asked_of_every_one(patched):
+    words = ["tests/unit/test_house_rules.py", "tests/unit/test_reset.py", "tests/unit/test_variables.py"]
+    text = run(
+        patched, ["-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "tests/unit/test_preflight.py"]
+    )
+    assert " passed" in text and "`containers`" in (patched / "docs/preflight.md").read_text()
+    assert "motd_text" in (patched / "docs/variables.md").read_text()
+
+
+@pytest.mark.full
+def test_the_strategy_trains_as_ddp_does(patched, tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "{model: tiny, dataset: austen, steps: 4, vocab_size: 300, sequence_length: 64, batch_size: 4}"
+    )
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "trainer"]
+    curves = []
+    for strategy in ("ddp", "late"):
+        place = tmp_path / strategy
+        words = ["train", str(tmp_path / "run.yaml"), f"run={strategy}", f"strategy={strategy}"]
+        run(
+            patched,
+            [*launch, *words],
+            TRAINYARD_RUN_DIR=str(place),
+            TRAINYARD_CACHE_DIR=str(tmp_path / "cache"),
+        )
+        rows = map(json.loads, (place / "metrics.jsonl").read_text().splitlines())
+        curves.append([row["loss"] for row in rows if row["kind"] == "train"])
+    assert curves[0] == curves[1] and len(curves[0]) == 4
