@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from ranks import ROOT, run
+from ranks import ROOT, records, run
 
 from trainer import cli
 from trainer.commands import plan
@@ -76,7 +76,7 @@ def planned(config, *overrides, ranks: int = 1) -> dict:
 
 def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
     run(root, ranks, config, *overrides)
-    return ranks.records(root / "node0")
+    return records(root / "node0")
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
