@@ -143,7 +143,6 @@ def test_check_mode_tells_what_would_change_on_untouched_hosts(lab, site, untouc
     assert states(lab) == untouched
 
 
-@pytest.mark.full
 def test_killed_half_way_it_is_simply_run_again(lab, site, tmp_path):
     """Killed as soon as the first host has its user, whatever the others have by then."""
     Plays(lab, tmp_path).kill_when(
