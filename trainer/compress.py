@@ -119,6 +119,11 @@ def factored(shape: torch.Size | tuple[int, ...], rank: int) -> int | None:
     return values if FACTOR * values < rows * columns else None
 
 
+def factor_bytes(parameters: list[torch.Tensor], rank: int) -> int:
+    """Bytes of the gradients of `parameters` as powersgd sends them, in float32."""
+    return 4 * sum(factored(one.shape, rank) or one.numel() for one in parameters)
+
+
 class Factors:
     """Sums gradients by the product of two thin matrices (PowerSGD: Vogels et al. 2019, arXiv:1905.13727).
 

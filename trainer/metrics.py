@@ -57,12 +57,13 @@ class Status:
         self._written = 0.0
 
     def update(self, **facts) -> None:
-        """Take in new facts, and write if it is time to."""
+        """Take in new facts, and write if it is time to. One may be a function: it is called when it is written."""
         changed = "state" in facts and facts["state"] != self.facts["state"]
         self.facts.update(facts)
         if changed or time.monotonic() - self._written >= self.EVERY:
             self.facts["updated"] = time.time()
-            write_json(self.path, self.facts, settle=changed)
+            told = {name: fact() if callable(fact) else fact for name, fact in self.facts.items()}
+            write_json(self.path, told, settle=changed)
             self._written = time.monotonic()
 
 
@@ -163,15 +164,12 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
     """
     records = [one for one in read(run_dir / "metrics.jsonl") if last is None or one["step"] <= last]
     train = [record for record in records if record["kind"] == "train"]
-    every = -(-len(train) // POINTS) or 1
     seconds = sum(record["step_seconds"] for record in train)
     tokens = sum(record["tokens"] for record in train)
     best = min(train, key=lambda record: record["loss"], default=None)
     return {
         "steps": train[-1]["step"] if train else 0,
-        "losses": [
-            [r["step"], r["loss"]] for n, r in enumerate(train) if n % every == 0 or n == len(train) - 1
-        ],
+        "losses": thinned([[one["step"], one["loss"]] for one in train], POINTS),
         "epochs": [[record["epoch"], record["loss"]] for record in records if record["kind"] == "epoch"],
         "evals": [[record["step"], record["loss"]] for record in records if record["kind"] == "eval"],
         "first_loss": train[0]["loss"] if train else None,
@@ -183,6 +181,12 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
         "memory_peak_bytes": max((record["memory_peak_bytes"] or 0 for record in train), default=None),
         "parts": parts(last_ranks(train)),
     }
+
+
+def thinned(rows: list, count: int) -> list:
+    """At most about `count` of some rows, evenly spread, the last one among them."""
+    every = -(-len(rows) // count) or 1
+    return [row for n, row in enumerate(rows) if n % every == 0 or n == len(rows) - 1]
 
 
 def last_ranks(train: list[dict]) -> list[dict]:

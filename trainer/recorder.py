@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from trainer import checkpoint, metrics, ways
-from trainer.compress import factored
+from trainer.compress import factor_bytes
 from trainer.config import Config
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
@@ -206,8 +206,8 @@ class Recorder:
             eta_seconds=eta,
             shares=report.shares,
             speed_up=self._speed_up(report),
-            parts={**metrics.parts(list(self._recent)), "ranks": run.world.hosts},
-            losses=self._trend.means(),
+            parts=lambda: {**metrics.parts(list(self._recent)), "ranks": run.world.hosts},
+            losses=self._trend.means,
             compute_seconds=report.rank_seconds,
             slowest={
                 "rank": slowest,
@@ -260,12 +260,12 @@ class Recorder:
         if self._steps_to_proposal != 0:
             return
         run = self.run
-        trained = [(one.numel(), one.shape) for one in run.strategy.trainable.values()]
+        trained = list(run.strategy.trainable.values())
         text = ways.proposal(
             metrics.parts(list(self._recent)),
             ways.sent(
-                4 * sum(count for count, _ in trained),
-                4 * sum(factored(shape, run.config.powersgd_rank) or count for count, shape in trained),
+                4 * sum(one.numel() for one in trained),
+                factor_bytes(trained, run.config.powersgd_rank),
                 run.world.size,
                 run.config.sync_every,
             ),

@@ -71,7 +71,7 @@ def found(directory: Path) -> dict:
         "about": _about(train, summary, names),
         "figures": _figures(train, evals, events),
         "series": series(train),
-        "evals": _thinned([one for one in evals if one[1] is not None], POINTS),
+        "evals": metrics.thinned([one for one in evals if one[1] is not None], POINTS),
         "unigram": summary.get("unigram_entropy"),
         "events": shown,
         "events_left": left,
@@ -94,19 +94,10 @@ def read_metrics(path: Path) -> list[dict]:
 
 def read_lines(path: Path) -> list[dict]:
     """The objects in a file of lines of JSON; lines cut short are passed over, as is a file that cannot be read."""
-    rows = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return [one for one in metrics.read(path) if isinstance(one, dict)]
     except (OSError, ValueError):
         return []
-    for line in lines:
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(one, dict):
-            rows.append(one)
-    return rows
 
 
 def _finite(record: dict) -> dict:
@@ -143,19 +134,13 @@ def _rounded(value):
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _thinned(rows: list, count: int) -> list:
-    """At most about `count` of some rows, evenly spread, the last one among them."""
-    every = -(-len(rows) // count) or 1
-    return [row for n, row in enumerate(rows) if n % every == 0 or n == len(rows) - 1]
-
-
 def _shares(train: list[dict]) -> list[list]:
     """[step, shares] wherever they changed."""
     changes: list[list] = []
     for one in train:
         if one.get("shares") and (not changes or changes[-1][1] != one["shares"]):
             changes.append([one["step"], one["shares"]])
-    return _thinned(changes, SHOWN_SHARES)
+    return metrics.thinned(changes, SHOWN_SHARES)
 
 
 # ---- where the time goes ----

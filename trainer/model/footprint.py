@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trainer.compress import factored
+from trainer.compress import factor_bytes
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import flops, lora
@@ -217,7 +217,7 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
         weights=sum(size(one) for one in parameters if id(one) not in own) + buffers,
         adapter=sum(size(one) for one in trained) if own else 0,
         gradients=4 * sum(one.numel() for one in trained),
-        factors=4 * sum(factored(one.shape, config.powersgd_rank) or one.numel() for one in trained),
+        factors=factor_bytes(trained, config.powersgd_rank),
         largest=whole,
         block=max(of_blocks),
         blocks=sum(of_blocks),
