@@ -85,7 +85,7 @@ lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own
 
 .PHONY: faults
 faults: $(VENV)/.dev ## what happens to machines in a cupboard, on real hosts: the whole matrix, with times; needs root
-	@TRAINYARD_INSTALL=1 TRAINYARD_FULL=1 $(BIN)/python -m pytest -q -s tests/distributed/test_recovery.py tests/faults
+	@TRAINYARD_INSTALL=1 TRAINYARD_FULL=1 TRAINYARD_LAB_WEIGHT=2 $(BIN)/python -m pytest -q -s tests/distributed/test_recovery.py tests/faults
 
 .PHONY: docs
 docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/preflight.md anew, from the specs and the code
@@ -100,6 +100,12 @@ bench: $(BENCH_VENV)/.complete ## the trainer beside its peers, and its strategi
 
 bench-cluster: $(VENV)/.dev ## mismatched hosts and slow links, on three hosts of a lab: TABLES="balance slowed wire"; QUICK=1; needs root
 	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
+
+# ---- what watches ----
+
+.PHONY: dashboard
+dashboard: $(VENV)/.controller ## the page of the group monitoring, through SSH: INVENTORY=inventory/home; Ctrl-C ends it
+	@$(BIN)/python scripts/dashboard.py $(if $(INVENTORY),-i $(INVENTORY)) $(if $(PORT),--port $(PORT))
 
 # ---- the lab ----
 

@@ -40,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="[NODE=]IFACE",
         help="interface name (default: eth0)",
     )
+    up.add_argument("--vms", action="store_true", help="virtual machines, with kernels of their own")
+    up.add_argument("--memory", type=int, default=1024, metavar="MIB", help="of each of them (default: 1024)")
+    up.add_argument(
+        "--second", default="", metavar="IFACE", help="a second interface, on a switch of its own"
+    )
     up.add_argument("--unpinned", action="store_true", help="leave known_hosts empty: first contact is real")
     up.add_argument("--replace", action="store_true", help="take a running lab of this name down first")
     up.add_argument("--install", action="store_true", help="let apt install what this machine lacks")
@@ -107,6 +112,9 @@ def options(given: argparse.Namespace) -> Options:
         hostnames=[name for name in given.hostnames.split(",") if name],
         interfaces=interfaces | pairs(given.interfaces, "interfaces"),
         unpinned=given.unpinned,
+        vms=given.vms,
+        memory=given.memory,
+        second=given.second,
     )
 
 
@@ -158,7 +166,7 @@ def act(given: argparse.Namespace) -> int:
         case "status":
             status()
         case "shell":
-            return subprocess.call(lab.host(given.node).enter("bash", "-l"))
+            return subprocess.call(lab.host(given.node).shell())
         case "exec":
             return subprocess.call(lab.host(given.node).enter(*given.argv))
         case "stranger":

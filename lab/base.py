@@ -45,8 +45,11 @@ rm -f var/lib/dbus/machine-id
 """
 
 
-def ready(suite: str) -> Path:
-    """The cached root for SUITE; built now if it is not there, or if apt's sources or certificates have changed."""
+def ready(suite: str, *more: str) -> Path:
+    """The cached root for SUITE, with MORE packages; built now if it is not there, or if apt's sources or certificates
+    have changed.
+    """
+    packages = (*PACKAGES, *more)
     stanzas = machine.distribution_sources(suite)
     files = {
         "machine.sources": machine.sources_text(stanzas),
@@ -54,7 +57,7 @@ def ready(suite: str) -> Path:
         "ca.crt": _local_certificates(),
     }
     key = hashlib.sha256(
-        repr((PACKAGES, CUSTOMIZE, suite, os.uname().machine, sorted(files.items()))).encode()
+        repr((packages, CUSTOMIZE, suite, os.uname().machine, sorted(files.items()))).encode()
     ).hexdigest()
     root = CACHE / f"{suite}-{key[:12]}"
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ def ready(suite: str) -> Path:
             for broken in CACHE.glob(".building-*"):  # nobody builds now: its builder was killed
                 shutil.rmtree(broken)
             if not root.exists():
-                _build(root, suite, stanzas, files)
+                _build(root, suite, packages, stanzas, files)
     return root
 
 
@@ -85,7 +88,9 @@ def _certificates(file: Path) -> list[str]:
     ]
 
 
-def _build(root: Path, suite: str, stanzas: list[dict[str, str]], files: dict[str, str]) -> None:
+def _build(
+    root: Path, suite: str, packages: tuple[str, ...], stanzas: list[dict[str, str]], files: dict[str, str]
+) -> None:
     """Under a temporary name, in mount and process namespaces that die with this process; the name comes last."""
     print(f"Building a stock {suite} root, once (about a minute) …", flush=True)
     work = CACHE / f".building-{root.name}"
@@ -103,7 +108,7 @@ def _build(root: Path, suite: str, stanzas: list[dict[str, str]], files: dict[st
                 "--quiet",
                 "--mode=root",
                 "--variant=minbase",
-                f"--include={','.join(PACKAGES)}",
+                f"--include={','.join(packages)}",
                 *options,
             ],
             *[f'--customize-hook=sh {work}/customize "$1"', suite, work / "root", work / "machine.sources"],

@@ -63,6 +63,8 @@ class Host:
     disk: Path
     interface: str = "eth0"
 
+    BOOT_SECONDS = 120
+
     @property
     def address(self) -> str:
         return self.network.address(self.number)
@@ -86,7 +88,7 @@ class Host:
         self.state.mkdir(parents=True)
 
         def write(path: str, text: str, mode: int = 0o644) -> Path:
-            return _write(base, upper, path, text, mode)
+            return self._write(base, path, text, mode)
 
         write("etc/hostname", f"{hostname}\n")
         write("etc/hosts", f"127.0.0.1\tlocalhost\n127.0.1.1\t{hostname}\n")
@@ -108,6 +110,22 @@ class Host:
         shadow_file = write("etc/shadow", "\n".join(shadow) + "\n", 0o640)
         os.chown(shadow_file, 0, (base / "etc/shadow").stat().st_gid)
         return self._host_keys(upper / "etc/ssh")
+
+    def _write(self, base: Path, path: str, text: str, mode: int = 0o644) -> Path:
+        """Write PATH in its layer; directories get the mode and owner they have below, for the upper one's count."""
+        upper = self.disk / "upper"
+        file = upper / path
+        missing = [parent for parent in Path(path).parents if not (upper / parent).exists()]
+        for parent in reversed(missing):
+            (upper / parent).mkdir()
+            below = base / parent
+            if below.is_dir():
+                shutil.copystat(below, upper / parent)
+                os.chown(upper / parent, below.stat().st_uid, below.stat().st_gid)
+        file.touch(mode=0o600)
+        file.write_text(text)
+        file.chmod(mode)
+        return file
 
     def _host_keys(self, folder: Path) -> str:
         folder.mkdir(mode=0o755, parents=True)
@@ -141,7 +159,6 @@ class Host:
             *("--", "/bin/sh", "-c", INIT),
         ]
         environment = {
-            "PATH": os.environ.get("PATH", os.defpath),
             "BASE": str(base),
             "DISK": str(self.disk),
             "PORT": port,
@@ -150,14 +167,17 @@ class Host:
             "RUN_PROCS": " ".join(map(str, group.procs_files("run"))),
         }
         own_mounts = ["unshare", "--mount", "--propagation", "private"]
-        keeper = self.network.enter(*own_mounts, "sh", "-c", KEEPER, "keeper", *nspawn)
+        self._launch(self.network.enter(*own_mounts, "sh", "-c", KEEPER, "keeper", *nspawn), environment)
+
+    def _launch(self, command: list[str], environment: dict[str, str]) -> None:
+        """Start what runs the host, in a session of its own; what it writes goes to the host's log."""
         with (self.state / "log").open("ab") as log:
             done = subprocess.run(
-                ["setsid", "--fork", *keeper],
+                ["setsid", "--fork", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={"PATH": os.environ.get("PATH", os.defpath), **environment},
             )
         if done.returncode != 0 or not wait_until(self.running, 10):
             raise LabError(f"{self.name} did not start. The end of its log:\n{self.log_tail()}")
@@ -169,13 +189,14 @@ class Host:
 
     def complaints(self) -> str:
         """What it says about its own state, where it can still be asked: for an error message."""
-        if self.leader() is None:
-            return ""
         ask = (
             "ip -brief address; networkctl --no-pager; "
             "systemctl list-jobs --no-pager; journalctl -b -p notice -n 30 --no-pager"
         )
-        return subprocess.run(self.enter("sh", "-c", ask), capture_output=True, text=True).stdout
+        try:
+            return subprocess.run(self.enter("sh", "-c", ask), capture_output=True, text=True).stdout
+        except LabError:  # it is off
+            return ""
 
     def power_off(self) -> None:
         """A power cut: the wire goes dead first, so that nobody hears a farewell."""
@@ -201,9 +222,7 @@ class Host:
         """The command line that runs ARGV inside as root, counted against the host's own share of CPU."""
         leader = self.leader()
         if leader is None:
-            raise LabError(
-                f"{self.name} is off: `python3 -m lab power --name {self.lab} {self.name} on` starts it"
-            )
+            raise self.is_off()
         join = 'for file in $1; do echo $$ > "$file"; done; shift; exec "$@"'
         clean = [
             "env",
@@ -237,23 +256,17 @@ class Host:
             *argv,
         ]
 
+    def shell(self) -> list[str]:
+        """The command line of a root shell inside, for a terminal."""
+        return self.enter("bash", "-l")
+
+    def is_off(self) -> LabError:
+        """What to say to whoever wants to get in."""
+        return LabError(
+            f"{self.name} is off: `python3 -m lab power --name {self.lab} {self.name} on` starts it"
+        )
+
     def erase(self) -> None:
         """Its layer of the file system and its log."""
         shutil.rmtree(self.disk, ignore_errors=True)
         shutil.rmtree(self.state, ignore_errors=True)
-
-
-def _write(base: Path, upper: Path, path: str, text: str, mode: int) -> Path:
-    """Write UPPER/PATH; directories get the mode and owner that they have below, for the upper one's count."""
-    file = upper / path
-    missing = [parent for parent in Path(path).parents if not (upper / parent).exists()]
-    for parent in reversed(missing):
-        (upper / parent).mkdir()
-        below = base / parent
-        if below.is_dir():
-            shutil.copystat(below, upper / parent)
-            os.chown(upper / parent, below.stat().st_uid, below.stat().st_gid)
-    file.touch(mode=0o600)
-    file.write_text(text)
-    file.chmod(mode)
-    return file

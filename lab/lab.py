@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lab import base, machine
+from lab import base, machine, vm
 from lab.cgroup import Group
 from lab.host import Host
 from lab.network import Network, exists
@@ -27,7 +27,6 @@ STATE = Path("/run/trainyard-lab")
 DISK = Path("/var/lib/trainyard-lab")
 CHECKOUT = Path(__file__).resolve().parent.parent
 MAX_HOSTS = 32
-BOOT_SECONDS = 120
 
 # A host takes about ten of root's inotify instances, which all hosts share with the machine; its default is 128 in all.
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
@@ -49,7 +48,10 @@ TOOLS = {
 
 @dataclass
 class Options:
-    """What `up` builds. Mappings are by host name; `quota` is in CPUs, `rate` in tc's words (20mbit)."""
+    """What `up` builds. Mappings are by host name; `quota` is in CPUs, `rate` in tc's words (20mbit).
+
+    `vms`: virtual machines instead of containers, each of `memory` MiB, with a `second` interface of that name, if any.
+    """
 
     name: str = "lab"
     hosts: int = 3
@@ -60,6 +62,9 @@ class Options:
     hostnames: list[str] = field(default_factory=list)
     interfaces: dict[str, str] = field(default_factory=dict)
     unpinned: bool = False
+    vms: bool = False
+    memory: int = 1024
+    second: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,11}", self.name) or self.name.endswith(("-", "-stranger")):
@@ -79,9 +84,20 @@ class Options:
         for name, rate in self.rate.items():
             if not re.fullmatch(r"\d+(\.\d+)?[kmg]?bit", rate):
                 raise LabError(f"--rate {name}={rate}: a number and kbit, mbit or gbit, such as 20mbit")
-        for name, interface in self.interfaces.items():
+        named = {f"--interfaces {name}={interface}": interface for name, interface in self.interfaces.items()}
+        if self.second:
+            named[f"--second {self.second}"] = self.second
+        for option, interface in named.items():
             if not re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", interface):
-                raise LabError(f"--interfaces {name}={interface}: 1 to 15 letters, digits, dots, hyphens")
+                raise LabError(f"{option}: 1 to 15 letters, digits, dots, hyphens")
+        if self.second and not self.vms:
+            raise LabError(
+                f"--second {self.second}: only virtual machines have a second interface: add --vms"
+            )
+        if self.second in [self.interfaces.get(name, "eth0") for name in names]:
+            raise LabError(f"--second {self.second}: the first interface has that name")
+        if self.memory < 512:
+            raise LabError(f"--memory {self.memory}: MiB for each virtual machine, 512 or more")
         if len(self.hostnames) > self.hosts:
             raise LabError(f"--hostnames names {len(self.hostnames)} hosts, but --hosts is {self.hosts}")
         self.suite = self.suite or machine.os_release().get("VERSION_CODENAME", "bookworm")
@@ -145,8 +161,11 @@ class Lab:
         return {host.name: host for host in self._hosts(self.options, self.network)}
 
     def _hosts(self, options: Options, network: Network) -> list[Host]:
+        kind, more = Host, {}
+        if options.vms:
+            kind, more = vm.VirtualMachine, {"memory": options.memory, "second": options.second}
         return [
-            Host(
+            kind(
                 self.name,
                 name,
                 i,
@@ -154,6 +173,7 @@ class Lab:
                 self.state / name,
                 self.disk / name,
                 options.interfaces.get(name, "eth0"),
+                **more,
             )
             for i, name in enumerate(options.host_names(), start=1)
         ]
@@ -173,8 +193,8 @@ class Lab:
         REPLACE takes a running lab of the name down first; INSTALL lets apt install what this machine lacks.
         """
         if install:
-            install_missing_tools()
-        reasons = obstacles()
+            install_missing_tools(options.vms)
+        reasons = obstacles(options.vms)
         if reasons:
             raise LabError("; ".join(reasons))
         with self._locked():
@@ -199,7 +219,13 @@ class Lab:
 
     def _build(self, options: Options) -> None:
         started = time.monotonic()
-        root = base.ready(options.suite)
+        root = base.ready(options.suite, *([vm.KERNEL] if options.vms else []))
+        kind = "hosts"
+        if options.vms:
+            accelerator = vm.accelerator(vm.image(root))
+            kind = f"virtual machines ({accelerator})"
+            if accelerator == "tcg":
+                print("KVM does not work here: the machines are emulated, and boot in minutes …", flush=True)
         pip, endpoints, binds, servers = machine.Pip(), [], [], []
         if not options.offline:
             pip = machine.pip_configuration()
@@ -219,7 +245,7 @@ class Lab:
         self._claim_index(record)
         network = Network(self.name, record["index"])
         _set_on_machine({INOTIFY: str(INOTIFY_INSTANCES)}, at_least=True)
-        network.create(options.hosts)
+        network.create(options.hosts, second=bool(options.second))
         if not options.offline:
             network.connect(endpoints)
             _set_on_machine({_forwarding(interface): "1" for interface in machine.uplinks()})
@@ -236,7 +262,7 @@ class Lab:
         record["ready"] = True
         self._save(record)
         print(
-            f"Lab {self.name!r} is up after {time.monotonic() - started:.0f} s: {options.hosts} hosts, "
+            f"Lab {self.name!r} is up after {time.monotonic() - started:.0f} s: {options.hosts} {kind}, "
             f"{network.subnet}, inventory {self.inventory}"
         )
         shown = os.path.relpath(self.inventory)
@@ -266,7 +292,7 @@ class Lab:
     def _wait_for(self, hosts: list[Host]) -> None:
         """Until each of HOSTS answers on its SSH port and systemd has finished starting."""
         for host in hosts:
-            seconds = BOOT_SECONDS + 10 * len(hosts)
+            seconds = host.BOOT_SECONDS + 10 * len(hosts)
             answered = wait_until(lambda host=host: self._answers(host) or not host.running(), seconds)
             if not answered or not host.running():
                 said = f"did not answer SSH within {seconds} s" if host.running() else "ended while it booted"
@@ -277,7 +303,7 @@ class Lab:
             subprocess.run(
                 host.enter("systemctl", "is-system-running", "--wait"),
                 capture_output=True,
-                timeout=BOOT_SECONDS,
+                timeout=host.BOOT_SECONDS,
             )
 
     @staticmethod
@@ -432,15 +458,16 @@ def require_root(command: str) -> None:
         )
 
 
-def _missing_packages() -> dict[str, str]:
-    return {tool: package for tool, package in TOOLS.items() if not shutil.which(tool)}
+def _missing_packages(vms: bool) -> dict[str, str]:
+    tools = {**TOOLS, **(vm.TOOLS if vms else {})}
+    return {tool: package for tool, package in tools.items() if not shutil.which(tool)}
 
 
-def obstacles() -> list[str]:
-    """Why this machine cannot have a lab as it is, each with its cure; empty where it can."""
+def obstacles(vms: bool = False) -> list[str]:
+    """Why this machine cannot have a lab (of virtual machines) as it is, each with its cure; empty where it can."""
     if os.geteuid() != 0:
         return ["the lab makes network namespaces and boots hosts, which needs root"]
-    missing = _missing_packages()
+    missing = _missing_packages(vms)
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         return [f"this machine lacks {', '.join(missing)}. Type: sudo apt-get install {packages}"]
@@ -453,12 +480,12 @@ def obstacles() -> list[str]:
         found.append("this kernel has no overlayfs. Type: sudo modprobe overlay")
     if not any(line.split()[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
         found.append("this machine mounts no cgroup v2 tree, neither alone nor beside v1")
-    return found
+    return found + (vm.obstacles() if vms else [])
 
 
-def install_missing_tools() -> None:
+def install_missing_tools(vms: bool = False) -> None:
     """Let apt install what the lab needs here, saying so first."""
-    missing = _missing_packages()
+    missing = _missing_packages(vms)
     if missing:
         packages = sorted(set(missing.values()))
         print(

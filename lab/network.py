@@ -52,8 +52,11 @@ class Network:
         """Run ip(8) in the lab's namespace."""
         return run(*self.enter("ip", *argv))
 
-    def create(self, hosts: int) -> None:
-        """The switch, one wire a host, and the stranger: a client on the switch that is nobody's peer."""
+    def create(self, hosts: int, second: bool = False) -> None:
+        """The switch, one wire a host, and the stranger: a client on the switch that is nobody's peer.
+
+        SECOND: another switch beside it, from which no way leads anywhere, for the hosts' second interfaces.
+        """
         run("ip", "netns", "add", self.netns)
         run("ip", "netns", "add", self.stranger_netns)
         batch = [
@@ -70,6 +73,8 @@ class Network:
                 f"link set d{i} master b{i} up",
                 f"link set b{i} up",
             ]
+        if second:
+            batch += ["link add br1 type bridge", "link set br1 up"]
         batch += [
             f"link add s0 type veth peer name eth0 netns {self.stranger_netns}",
             "link set s0 master br0 up",

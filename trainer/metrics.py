@@ -19,7 +19,8 @@ compute_seconds: of every rank in the last step; slowest: {rank, host, seconds};
 attempt was made; shares: of the last step; speed_up: {expected, got}, where they are not even; parts: where the last
 steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as TREND means at most; advice:
 what else would be faster (ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that has ended so, null before.
-stalled: the host waits for others, as reason says. What is not known yet is null.
+stalled: the host waits for others, as reason says; ending: its ranks have ended, and its launcher has yet to say how.
+What is not known yet is null.
 """
 
 import json
@@ -30,7 +31,7 @@ from pathlib import Path
 from trainer import disk
 
 STATES = (
-    *("queued", "starting", "running", "saving", "evaluating", "restarting", "stalled"),
+    *("queued", "starting", "running", "saving", "evaluating", "ending", "restarting", "stalled"),
     *("stopped", "failed", "finished"),
 )
 FINAL = ("stopped", "failed", "finished")

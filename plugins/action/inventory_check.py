@@ -34,6 +34,10 @@ LIMITS = {
     "etcd_peer_port": (1024, 65535),
     "etcd_port": (1024, 65535),
     "guard_timeout": (20, 600),  # seconds; a new connection takes a few of them
+    "monitoring_days": (1, 10**4),
+    "monitoring_exporter_port": (1024, 65535),
+    "monitoring_gb": (1, 10**6),
+    "monitoring_port": (1024, 65535),
     "nproc_per_node": (1, 1024),
     "packages_cache_valid_time": (0, 10**9),
     "packages_lock_timeout": (0, 10**6),
@@ -50,6 +54,8 @@ LIMITS = {
     "preflight_rdma_fail_percent": (0, 100),
     "preflight_rdma_warn_percent": (0, 100),
     "preflight_steps": (0, 10**6),
+    "roce_qos_dscp": (1, 63),
+    "roce_qos_priority": (1, 5),  # 0 is everybody's, 6 congestion notifications', 7 the switches' own
     "trainer_log_seconds": (0, 10**6),
     "trainer_min_free_gb": (0, 10**9),
     "trainer_port": (1024, 65535),  # below, root alone may listen
@@ -68,6 +74,7 @@ PATTERNS = {
     "nvidia_branch": (r"(\d{3})?", "the first number of a driver's version, such as 580"),
     "nvidia_repository": (r"https?://[^\s/]+(/\S*)?", "an address that begins with https:// or http://"),
     "identity_service_user": USER_NAME,
+    "time_sync_servers": (r"[A-Za-z0-9][A-Za-z0-9.:-]*", "names or addresses, without options"),
     "trainer_user": USER_NAME,
     "trainer_stop_timeout": (
         r"(\d+ ?(ms|s|sec|seconds?|min|minutes?|h|hours?)? ?)+",
@@ -85,6 +92,12 @@ OF_THE_SYSTEM = re.compile(
     "/(bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var"
     "|usr/(lib|local|share)|var/(cache|lib|log|tmp))"
 )
+# Directories that are not to be shared: the machine's own, and those in which its own lie.
+NOT_SHARED = re.compile(
+    "/|/(media|mnt|opt|srv|var|var/lib)"
+    "|/(bin|boot|dev|etc|lib|lib32|lib64|libx32|proc|run|sbin|sys|usr|var/(cache|lock|log|mail|run|spool))(/.*)?"
+)
+UNSEEN = re.compile("/(home|root|tmp|var/tmp)(/|$)")
 READ_AS_WORDS = ("accept_new_host_keys",)  # typed after -e as key=value; its one reader converts it
 
 
@@ -155,6 +168,9 @@ def check(inventory: Inventory) -> list[Problem]:
         check_known_variables,
         check_types,
         check_network_options,
+        check_rdma,
+        check_storage,
+        check_monitoring,
     )
     problems = [problem for each in checks for problem in each(inventory)]
     return list(dict.fromkeys(problems))
@@ -491,8 +507,11 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
         least, most = LIMITS[key]
         if not (math.isfinite(number := float(value)) and least <= number <= most):
             return str(value), f"{least} or more" if number < least else f"{least} to {most}", "Correct it"
-    if key in PATTERNS and not re.fullmatch(PATTERNS[key][0], str(value)):
-        return f"{value!r:.100}", PATTERNS[key][1], "Correct it"
+    if key in PATTERNS:
+        pattern, words = PATTERNS[key]
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        if odd := [part for part in parts if not re.fullmatch(pattern, str(part))]:
+            return f"{odd[0]!r:.100}", words, "Correct it"
     if option.get("type") == "path":
         return path_fault(key, str(value), local)
     return None
@@ -576,6 +595,111 @@ def check_network_options(inventory: Inventory) -> Iterable[Problem]:
                         expected,
                         f"Write {cure}",
                     )
+
+
+def check_rdma(inventory: Inventory) -> Iterable[Problem]:
+    """RDMA's groups are the cluster's hosts, at most two manage InfiniBand, a lossless class is the switch's, too."""
+    group, managers = (list(inventory.groups.get(name, [])) for name in ("rdma", "opensm"))
+    for name, hosts, of in (("rdma", group, inventory.members()), ("opensm", managers, group)):
+        whole = "cluster" if name == "rdma" else "rdma"
+        for host in [host for host in hosts if host not in of]:
+            yield Problem(
+                inventory.where(host),
+                name,
+                f"the host in {name}, but not in {whole}",
+                f"hosts of {whole} alone",
+                f"Put it into {whole}, too, or take it out of {name}",
+            )
+    if len(managers) > 2:
+        yield Problem(
+            inventory.source,
+            "opensm",
+            f"{len(managers)} hosts ({', '.join(managers)})",
+            "one, or two: a master and its standby",
+            "Take the others out of the group",
+        )
+    for host in group:
+        values = inventory.hosts.get(host, {})
+        confirmed = str(values.get("roce_qos_switch_confirmed", False)).lower() in ("true", "yes")
+        if values.get("roce_qos_mode") == "lossless" and not confirmed:
+            yield Problem(
+                inventory.where(host, "roce_qos_mode"),
+                "roce_qos_mode",
+                "lossless, without roce_qos_switch_confirmed",
+                "a switch that pauses the same class: without that, packets are lost where nobody looks",
+                "Run playbooks/switch.yml, apply what it writes, and set roce_qos_switch_confirmed: true",
+            )
+
+
+def check_storage(inventory: Inventory) -> Iterable[Problem]:
+    """At most one host shares a directory, one of the cluster's; it lies at one path, where nothing else does."""
+    servers = list(inventory.groups.get("storage_server", []))
+    if len(servers) > 1:
+        yield Problem(
+            inventory.source,
+            "storage_server",
+            f"{len(servers)} hosts ({', '.join(servers)})",
+            "at most one: the host whose directory the others mount",
+            "Leave one of them in the group",
+        )
+    for host in [host for host in servers if host not in inventory.members()]:
+        yield Problem(
+            inventory.where(host),
+            "storage_server",
+            "a host that is not in cluster",
+            "one of the cluster's hosts",
+            "Put it into workers, too; or, if it is a file server that trains nothing, leave the group empty, and "
+            "mount it on every host at the same path yourself",
+        )
+    default = inventory.specs["storage_path"]["default"]
+    found: dict[str, list[str]] = {}
+    for host in inventory.members():
+        found.setdefault(str(inventory.hosts[host].get("storage_path", default)), []).append(host)
+    if servers and len(found) > 1:
+        listed = "; ".join(f"{path} ({', '.join(hosts)})" for path, hosts in found.items())
+        yield Problem(
+            inventory.source,
+            "storage_path",
+            f"several values: {listed}",
+            "one for the whole cluster: a run's model lies at one path on all hosts",
+            "Set it once, under all: vars:",
+        )
+    for path, hosts in found.items():
+        if fault := storage_fault(path, inventory.hosts[hosts[0]], inventory.specs):
+            yield Problem(
+                inventory.where(hosts[0], "storage_path"),
+                "storage_path",
+                f"{path}, {fault}",
+                "a directory of its own, such as /srv/trainyard/shared",
+                "Choose another",
+            )
+
+
+def storage_fault(path: str, variables: Mapping[str, Any], specs: Mapping[str, Mapping]) -> str:
+    """Why `path` cannot be shared; "" if it can, or is none at all, which the check of types tells."""
+    if not path.startswith("/"):
+        return ""
+    if NOT_SHARED.fullmatch(path):
+        return "which is the system's"
+    if UNSEEN.match(path):
+        return "where runs see nothing (their unit has ProtectHome and PrivateTmp)"
+    for key in ("trainer_state_dir", "trainer_opt_dir", "trainer_etc_dir", "python_env_dir"):
+        own = str(variables.get(key) or specs[key].get("default", ""))
+        if own.startswith("/") and (f"{path}/".startswith(f"{own}/") or f"{own}/".startswith(f"{path}/")):
+            return f"which overlaps {own} ({key})"
+    return ""
+
+
+def check_monitoring(inventory: Inventory) -> Iterable[Problem]:
+    """Prometheus runs on hosts of the cluster: to the others their firewalls let nobody else."""
+    for host in [host for host in inventory.groups.get("monitoring", []) if host not in inventory.members()]:
+        yield Problem(
+            inventory.where(host),
+            "monitoring",
+            "a host that is not in cluster",
+            "hosts of the cluster, mostly the head alone",
+            "Put the head into the group instead; the metrics of a machine that trains nothing are not collected",
+        )
 
 
 def is_anything(_: Any) -> bool:

@@ -169,6 +169,11 @@ def data_paths(value: str) -> dict[str, str]:
     return {name: path for name, path in paths.items() if os.path.exists(path)}
 
 
+def is_shared(value: str, directory: str) -> bool:
+    """Whether `value` is a path in the `directory` that all hosts share (the role storage); "" is none."""
+    return bool(directory) and os.path.normpath(value).startswith(f"{directory}/")
+
+
 def file_hashes(path: str) -> dict[str, str]:
     """SHA-256 (hex) of a file, under the name "", or of each file below a directory, by its path there."""
     if os.path.isfile(path):
@@ -251,9 +256,14 @@ def commands(run: str) -> dict[str, str]:
 
 
 def build(
-    extra: Mapping, inventory_keys: Mapping, base: Mapping | None, variables: Iterable[str], local: bool
+    extra: Mapping,
+    inventory_keys: Mapping,
+    base: Mapping | None,
+    variables: Iterable[str],
+    local: bool,
+    shared: str = "",
 ) -> dict:
-    """The whole answer of the plugin; raises BadInput."""
+    """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read."""
     words, keys, problems = sort_words(extra, variables)
     flags = dict.fromkeys(("beside", "follow", "queue", "resume", "smoke"), False)
     for name in flags.keys() & words.keys():
@@ -294,12 +304,15 @@ def build(
     if not flags["follow"] and not (flags["resume"] and base is None):
         kept = base or {}
         # What a resumed run stored is a path on the hosts, where it was brought when the run began.
-        if config["model"] != kept.get("model") and (path := model_directory(config["model"])):
-            uploads.append(("model", config["model"], path))
+        model = config["model"]
+        if model != kept.get("model") and not is_shared(model, shared) and (path := model_directory(model)):
+            uploads.append(("model", model, path))
         new = [key for key in DATA if config[key] and config[key] != kept.get(key)]
-        trainer_data.check(merged, new, controller=True)
+        there = {name for key in new for name in trainer_data.names(config[key]) if is_shared(name, shared)}
+        trainer_data.check(merged, new, controller=True, shared=there)
         for key in new:
-            uploads += [(key, name, path) for name, path in data_paths(config[key]).items()]
+            found = data_paths(config[key]).items()
+            uploads += [(key, name, path) for name, path in found if name not in there]
         if local:  # the hosts are this machine: they read the files where they lie
             places = [{"key": key, "name": name, "place": path} for key, name, path in uploads]
             config = trainer_data.placed(config, places)
@@ -324,7 +337,7 @@ def enough_forks(forks: int, hosts: int) -> None:
 
 
 class ActionModule(ActionBase):
-    """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), roles (path)."""
+    """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), shared (path or nothing)."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -344,6 +357,7 @@ class ActionModule(ActionBase):
                 args.get("base") or None,
                 role_variables(os.path.join(CHECKOUT, "roles")),
                 bool(args.get("local")),
+                str(args.get("shared") or ""),
             )
         except BadInput as error:
             return {**result, "failed": True, "changed": False, "msg": f"{error}\nNothing was started."}

@@ -100,7 +100,7 @@ def run_brought(config: dict, uploads: list[dict[str, str]], state_dir: str) -> 
 
 
 def run_kept_paths(config: dict, uploads: list[dict[str, str]]) -> list[str]:
-    """The paths of a resumed run's model and data that must lie on the hosts already."""
+    """The paths of a run's model and data that must lie on the hosts already."""
     brought = {(one["key"], one["name"]) for one in uploads}
     return [
         name
@@ -219,6 +219,9 @@ def run_problems(
         for path in fact["missing_paths"]:
             problems.append(
                 f"{host}: {path} of the run is not there any more; start a new run with the file given anew"
+                if resume
+                else f"{host}: {path}: found nothing there; expected it in the directory that all hosts share. "
+                "Copy it there, on any of them"
             )
     return problems
 

@@ -300,7 +300,7 @@ def clock(cluster: Cluster) -> Iterable[Said]:
     middle = clock_middle(cluster, offsets)
     far = [host for host, offset in offsets.items() if abs(offset - middle) > spread / 2] or list(offsets)
     told = ", ".join(f"{host} {offsets[host] - middle:+.3f} s" for host in far)
-    yield Said(result, far, f"{text}: {told}", cluster.on(far, "timedatectl set-ntp true"))
+    yield Said(result, far, f"{text}: {told}", cluster.site("time_sync"))
 
 
 def clock_offsets(cluster: Cluster) -> tuple[dict[str, float], float]:

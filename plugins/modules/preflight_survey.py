@@ -55,6 +55,7 @@ import urllib.request
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import UNIT, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
+from ansible.module_utils.rdma_ports import rdma_ports
 
 GPU_FIELDS = (
     "index",
@@ -340,27 +341,6 @@ def gpu_survey(run_command, root: str = "") -> dict:
         "xids": xids(out),
         "driver": True,
     }
-
-
-# ---- RDMA ----
-
-
-def rdma_ports(root: str = "") -> list[dict]:
-    """{device, port, state (ACTIVE, …), gbit, layer (InfiniBand, Ethernet), managed (a subnet manager is known)}."""
-    found = []
-    for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
-        rate = re.match(r"[\d.]+", read(f"{path}/rate"))
-        found.append(
-            {
-                "device": path.split("/")[-3],
-                "port": int(os.path.basename(path)),
-                "state": read(f"{path}/state").partition(":")[2].strip(),
-                "gbit": float(rate[0]) if rate else 0.0,
-                "layer": read(f"{path}/link_layer"),
-                "managed": read(f"{path}/sm_lid") not in ("", "0x0", "0"),
-            }
-        )
-    return found
 
 
 # ---- all ----

@@ -131,6 +131,38 @@ def test_a_queued_run_is_stopped(launch, tmp_path):
     )
 
 
+def test_a_stop_between_two_attempts_is_not_lost(launch):
+    """The ranks have ended to take a host in, and the launcher has not seen it yet: the run is no ended one."""
+    run = launch(1)
+    wait(lambda: step(run, 0) > 5)
+    run_dir, launcher = run.root / "node0", run.nodes[0].pid
+    os.kill(launcher, signal.SIGSTOP)
+    try:
+        (run_dir / "yield").touch()
+        wait(lambda: state(run, 0)["reason"])
+        assert state(run, 0)["state"] == "ending"
+        assert cli.main(["stop", str(run_dir)]) == 0
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+    assert run.nodes[0].wait(timeout=60) == 75
+    assert state(run, 0)["state"] == "stopped"
+
+
+def test_a_stop_while_the_launcher_comes_up_is_not_lost(launch):
+    """At boot it waits for its address; what is asked meanwhile holds."""
+    run = launch(1)
+    wait(lambda: step(run, 0) > 5)
+    power_cut(run, 0)
+    run_dir = run.root / "node0"
+    (run_dir / "stop").touch()  # left over from before
+    run.environment["CLUSTER_ADDRESS"] = "192.0.2.1"  # documentation's, and nobody's: it does not come
+    run.nodes[0] = run.start(0)
+    wait(lambda: not (run_dir / "stop").exists())
+    assert cli.main(["stop", str(run_dir)]) == 0
+    time.sleep(3)
+    assert (run_dir / "stop").exists()
+
+
 def test_a_killed_rank(launch, curve):
     run = launch(2)
     wait(lambda: step(run, 0) > 12)

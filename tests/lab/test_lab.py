@@ -366,10 +366,10 @@ def lab_suite():
     return Options().suite
 
 
-def up_in_background(name):
+def up_in_background(name, *options):
     """`python3 -m lab up`, its own process group."""
     return subprocess.Popen(
-        [sys.executable, "-m", "lab", "up", "--name", name, "--hosts", "2"],
+        [sys.executable, "-m", "lab", "up", "--name", name, "--hosts", "2", *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -207,6 +207,8 @@ def busy(controller, cluster):
         kill_all(process)
     for host in HOSTS:
         cluster.exec(host, "systemd-run", "--quiet", "--unit=left-open", "python3", "-c", OPEN)
+    for host in HOSTS:  # beside a run Python takes its time to come so far
+        wait_for(lambda host=host: ":9100 " in cluster.exec(host, "ss", "-Htln"), 60)
     yield
     for host in HOSTS:
         cluster.exec(host, "systemctl", "stop", "left-open", "trainyard@busy")

@@ -39,8 +39,8 @@ def door():
     door.server.close()
 
 
-def inventory(door, head=("node1",), workers=("node2", "node3"), **variables):
-    """An inventory whose hosts are reached at the door: good, but for `variables` of all hosts."""
+def inventory(door, head=("node1",), workers=("node2", "node3"), groups=None, **variables):
+    """An inventory whose hosts are reached at the door: good, but for `variables` of all hosts, and more `groups`."""
 
     def hosts(names):
         return {
@@ -50,11 +50,12 @@ def inventory(door, head=("node1",), workers=("node2", "node3"), **variables):
 
     shared = {"cluster_network": "192.168.1.0/24", "ansible_host": "127.0.0.1"}
     # One door for all: they are told apart by what is a no-op for ssh.
-    groups = {"head": {"hosts": hosts(head)}, "workers": {"hosts": hosts(workers)}}
-    for group in groups.values():
+    parts = {"head": {"hosts": hosts(head)}, "workers": {"hosts": hosts(workers)}}
+    for group in parts.values():
         for name, host in group["hosts"].items():
             host["ansible_ssh_common_args"] = f"-o ConnectTimeout=3 -o SetEnv=NAME={name}"
-    return {"all": {"vars": {**shared, **variables}, "children": {"cluster": {"children": groups}}}}
+    more = {name: {"hosts": {host: {} for host in names}} for name, names in (groups or {}).items()}
+    return {"all": {"vars": {**shared, **variables}, "children": {"cluster": {"children": parts}, **more}}}
 
 
 def play(tmp_path, text, arguments=""):
@@ -97,6 +98,17 @@ BAD = {
         {"cluster_network": "192.168.1.7/24"},
         "Write cluster_network: 192.168.1.0/24",
     ),
+    "two storage servers": (
+        {"groups": {"storage_server": ("node1", "node2")}},
+        "storage_server: found 2 hosts (node1, node2)",
+    ),
+    "a shared directory that is relative": ({"storage_path": "srv/shared"}, "Write it out from / on"),
+    "the root shared": ({"storage_path": "/"}, "found /, which is the system's"),
+    "a home shared": ({"storage_path": "/home"}, "found /home, where runs see nothing"),
+    "a system directory shared": (
+        {"storage_path": "/etc/models"},
+        "found /etc/models, which is the system's",
+    ),
 }
 
 
@@ -109,7 +121,7 @@ def test_bad_inventories_are_refused_before_any_host_is_contacted(tmp_path, door
     run, output = play(tmp_path, inventory(door, **changes), arguments)
     assert run.rc != 0
     ((_, message),) = failures(run)
-    assert words in message
+    assert words in message, message
     assert "no host was contacted" in message
     assert str(tmp_path / "hosts.yml") in message
     assert "Traceback" not in output

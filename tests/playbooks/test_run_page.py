@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import time
 
 import browser as browsers
@@ -15,17 +13,7 @@ STEPS = 100_000
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    if browsers.program() is None:
-        if os.geteuid() != 0 or os.environ.get("TRAINYARD_INSTALL") != "1":
-            pytest.skip("no chromium here: apt install chromium, or make test as root")
-        apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=600"]
-        subprocess.run([*apt, "update"], check=True)
-        subprocess.run(
-            [*apt, "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core"],
-            check=True,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            stdout=subprocess.DEVNULL,
-        )
+    browsers.have()
     with browsers.Browser(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 

@@ -1,5 +1,6 @@
 """The inventory's rules, without any host: each kind of bad input, and that good inventories have no problem."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -345,6 +346,12 @@ BAD = {
         "trainer_user",
         ["anna smith", "lower case letters"],
     ),
+    "a time server with an option": (
+        inventory(node2={"time_sync_servers": ["ntp.example.org", "10.0.0.1 trust"]}),
+        "node2",
+        "time_sync_servers",
+        ["found '10.0.0.1 trust'", "names or addresses"],
+    ),
     "a time span that is none": (
         inventory(node2={"trainer_stop_timeout": "a while"}),
         "node2",
@@ -576,3 +583,119 @@ def test_every_scenario_has_its_example():
     assert names == {"home-lan", "single-gpu", "two-by-eight", "rdma-pair"}
     text = yaml.safe_load((ROOT / "inventory/examples/rdma-pair/hosts.yml").read_text())
     assert text["all"]["vars"]["cluster_network"] == "192.168.250.0/24"
+
+
+# ---- RDMA's groups ----
+
+
+def with_groups(made, **groups):
+    return dataclasses.replace(made, groups={**made.groups, **groups})
+
+
+LOSSLESS = everywhere(roce_qos_mode="lossless")
+
+
+@pytest.mark.parametrize(
+    ("made", "where", "key", "words"),
+    [
+        (with_groups(inventory(), rdma=["node4"]), "node4", "rdma", ["in rdma, but not in cluster"]),
+        (with_groups(inventory(), opensm=["node1"]), "node1", "opensm", ["not in rdma", "Put it into rdma"]),
+        (
+            with_groups(inventory(), rdma=list(GOOD), opensm=list(GOOD)),
+            "hosts.yml",
+            "opensm",
+            ["3 hosts", "a master and its standby"],
+        ),
+        (
+            with_groups(inventory(node1={"roce_qos_mode": "lossless"}), rdma=["node1"]),
+            "node1",
+            "roce_qos_mode",
+            ["without roce_qos_switch_confirmed", "playbooks/switch.yml"],
+        ),
+        (
+            with_groups(inventory(node1={"roce_qos_priority": 6}), rdma=["node1"]),
+            "node1",
+            "roce_qos_priority",
+            ["6"],
+        ),
+    ],
+)
+def test_what_rdma_needs(made, where, key, words):
+    (problem,) = ic.check(made)
+    assert (problem.where, problem.key) == (where, key)
+    assert all(word in str(problem) for word in words), problem
+
+
+def test_prometheus_runs_on_hosts_of_the_cluster():
+    (problem,) = ic.check(with_groups(inventory(), monitoring=["node1", "nas"]))
+    assert (problem.where, problem.key) == (
+        "nas",
+        "monitoring",
+    ) and "Put the head into the group" in problem.cure
+    assert ic.check(with_groups(inventory(), monitoring=["node1", "node3"])) == []
+    (problem,) = ic.check(inventory(node1={"monitoring_port": 80}))
+    assert problem.key == "monitoring_port" and problem.expected == "1024 or more"
+
+
+def test_rdma_with_its_managers_and_a_confirmed_switch_is_well():
+    confirmed = {"roce_qos_mode": "lossless", "roce_qos_switch_confirmed": True}
+    assert ic.check(with_groups(inventory(node1=confirmed), rdma=list(GOOD), opensm=["node1", "node2"])) == []
+    assert ic.check(inventory(**LOSSLESS)) == []  # without RDMA it says nothing
+
+
+# ---- the shared directory ----
+
+
+@pytest.mark.parametrize(
+    ("made", "where", "key", "words"),
+    [
+        (
+            with_groups(inventory(), storage_server=["node1", "node3"]),
+            "hosts.yml",
+            "storage_server",
+            ["2 hosts (node1, node3)", "at most one", "Leave one of them"],
+        ),
+        (
+            with_groups(inventory(), storage_server=["nas"]),
+            "nas",
+            "storage_server",
+            ["not in cluster", "leave the group empty"],
+        ),
+        (
+            with_groups(inventory(node2={"storage_path": "/data"}), storage_server=["node1"]),
+            "hosts.yml",
+            "storage_path",
+            ["/srv/trainyard/shared (node1, node3); /data (node2)", "Set it once"],
+        ),
+        *(
+            (inventory(**everywhere(storage_path=path)), "node1", "storage_path", [f"found {path}, {words}"])
+            for path, words in {
+                "/srv": "which is the system's",
+                "/usr/share/models": "which is the system's",
+                "/home": "where runs see nothing",
+                "/home/me/models": "where runs see nothing",
+                "/tmp/shared": "where runs see nothing",
+                "/var/lib/trainyard/shared": "which overlaps /var/lib/trainyard (trainer_state_dir)",
+                "/opt/trainyard": "which overlaps /opt/trainyard (trainer_opt_dir)",
+            }.items()
+        ),
+    ],
+)
+def test_what_is_not_shared(made, where, key, words):
+    (problem,) = ic.check(made)
+    assert (problem.where, problem.key) == (where, key)
+    assert all(word in str(problem) for word in words), problem
+
+
+def test_the_root_and_a_relative_path_are_not_shared_either():
+    said = " ".join(map(str, ic.check(inventory(**everywhere(storage_path="/")))))
+    assert "found /, which is the system's" in said
+    (problem, *_) = ic.check(inventory(**everywhere(storage_path="srv/shared")))
+    assert "an absolute path" in str(problem)
+
+
+@pytest.mark.parametrize("path", ["/srv/trainyard/shared", "/data", "/mnt/big", "/var/lib/models"])
+def test_a_directory_of_its_own_is_shared_by_one_host(path):
+    made = inventory(**everywhere(storage_path=path))
+    assert ic.check(with_groups(made, storage_server=["node2"])) == []
+    assert ic.check(with_groups(made, storage_server=[])) == []

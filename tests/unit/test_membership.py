@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
+from trainer import config, environment
 from trainer.cluster import membership, store
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
+from trainer.commands import launch
 
 
 def host(node, done=0, code=None, reason="", saved=0, ended=0.0):
@@ -235,3 +238,22 @@ def test_records_hold_what_a_host_says():
     record = host(1, 3, -9, "killed", 40, 12.5)
     assert Host(**json.loads(json.dumps(membership.pack(record)))) == record
     assert dataclasses.replace(record, done=4).done == 4
+
+
+def test_a_signal_in_the_middle_of_a_look_is_not_lost(monkeypatch, tmp_path):
+    """One that comes just when the launcher has found no stop file; it would go on waiting for the others."""
+    for name in ("TRAINYARD_STORE", "TRAINYARD_LAUNCH", "TRAINYARD_AFTER", "NNODES", "CLUSTER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
+    launcher = launch.Launcher(config.load(), environment.read("a"), [])
+    there = Path.exists
+
+    def exists(path):
+        if path.name == "stop":
+            launcher.ask_to_stop()
+        return there(path)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    assert launcher.look() is None
+    assert launcher.asked
+    assert launcher.look() == STOPPED

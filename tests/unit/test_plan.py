@@ -221,6 +221,11 @@ TABLE = {
         {"resume": True},
         ["node1: /var/lib/trainyard/data/x"],
     ),
+    "nothing in the shared directory": (
+        [{}, {"missing_paths": ["/srv/trainyard/shared/glm"]}],
+        {},
+        ["node2: /srv/trainyard/shared/glm: found nothing there", "Copy it there, on any of them"],
+    ),
 }
 
 

@@ -193,7 +193,9 @@ def test_it_says_what_it_would_do_and_does_it_once(run_module, tmp_path):
 
 
 def test_every_role_of_site_yml_that_makes_something_can_undo_it():
-    called = set(re.findall(r"import_role: \{name: (\w+)", (ROOT / "playbooks/site.yml").read_text()))
+    called = set(
+        re.findall(r"(?:import|include)_role: \{name: (\w+)", (ROOT / "playbooks/site.yml").read_text())
+    )
     undone = {path.parts[-3] for path in (ROOT / "roles").glob("*/tasks/remove.yml")}
     # The static addresses stay (docs/operations.md); the guard comes with the first change that needs it.
     assert called - {"network"} == undone - {"guard"}
@@ -205,7 +207,7 @@ def test_every_role_of_site_yml_that_makes_something_can_undo_it():
 def test_what_a_role_writes_stands_in_its_list():
     """A destination of a role's tasks that reset.yml would leave behind."""
     stays = {"/etc/modprobe.d/trainyard-nvidia.conf", "/etc/modules-load.d/trainyard-nvidia-peermem.conf"}
-    for role in ("identity", "tuning", "etcd", "nvidia", "firewall"):
+    for role in ("identity", "time_sync", "tuning", "etcd", "nvidia", "firewall", "monitoring"):
         files = [*(ROOT / "roles" / role / "vars").rglob("*.yml")]
         known = "".join(file.read_text() for file in files)
         for tasks in (ROOT / "roles" / role / "tasks").glob("*.yml"):

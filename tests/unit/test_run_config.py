@@ -250,6 +250,32 @@ def test_refused(case, tmp_path):
         assert word in str(refusal.value)
 
 
+# ---- the directory that all hosts share ----
+
+
+def test_what_lies_in_the_shared_directory_is_the_hosts_to_read(tmp_path, jsonl):
+    """It need not be on the controller; and where it is, it is not brought."""
+    shared = tmp_path / "shared"
+    words = {
+        "model": f"{shared}/glm",
+        "dataset": f"{shared}/a.jsonl,{jsonl}",
+        "validation": f"{shared}/b.jsonl",
+    }
+    for _ in range(2):
+        answer = run_config.build(words, {}, None, VARIABLES, False, str(shared))
+        assert [(one["key"], one["name"]) for one in answer["uploads"]] == [("dataset", str(jsonl))]
+        assert {key: answer["config"][key] for key in words} == words
+        (shared / "glm").mkdir(parents=True, exist_ok=True)
+        (shared / "a.jsonl").write_text("no json")
+
+
+@pytest.mark.parametrize("directory", ["", "/srv/shar", "/srv/shared/glm"])
+def test_a_path_elsewhere_must_lie_on_the_controller(directory):
+    for path in ("/srv/shared/glm", "/srv/shared/glm/../../etc"):
+        with pytest.raises(BadInput, match="expected a directory on this controller, found nothing"):
+            run_config.build({"model": path}, {}, None, VARIABLES, False, directory)
+
+
 def test_a_fault_in_the_inventory_is_told_as_such():
     with pytest.raises(
         BadInput, match=re.escape("trainer_config in the inventory: unknown key 'sed'; did you mean 'seed'?")

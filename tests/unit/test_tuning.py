@@ -3,8 +3,10 @@
 import errno
 import os
 import resource
+from pathlib import Path
 
 import pytest
+import yaml
 
 from plugins.filter.sysctl import sysctl_settings
 
@@ -108,3 +110,13 @@ def test_a_limit_that_cannot_be_granted_never_reaches_pam(run_module, tmp_path):
         assert "nofile 64" in text
     else:
         assert "cannot grant nofile" in result["msg"]
+
+
+def test_what_keeps_a_host_awake_goes_with_the_rest():
+    role = Path(__file__).resolve().parents[2] / "roles/tuning"
+    values = yaml.safe_load((role / "vars/main.yml").read_text())
+    gone = {item["path"] for item in values["_tuning_made_awake"]}
+    assert gone >= set(values["_tuning_awake"])
+    unit = (role / "files/trainyard-awake.service").read_text()
+    wanted = next(line.split("=")[1] for line in unit.splitlines() if line.startswith("WantedBy="))
+    assert f"/etc/systemd/system/{wanted}.wants" in gone  # what enabling it makes

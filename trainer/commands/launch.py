@@ -39,14 +39,15 @@ BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a r
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
     """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
+    # First of all, since what is asked from now on is meant for this launcher, which may wait a minute for its address.
+    for file in (environment.stop_file, environment.yield_file, environment.leave_file):
+        file.unlink(missing_ok=True)
     (environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     launcher = Launcher(config, environment, arguments)
     if (code := launcher.ended_before()) is not None:
         return code
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, launcher.ask_to_stop)
-    for file in (environment.stop_file, environment.yield_file, environment.leave_file):
-        file.unlink(missing_ok=True)
     prepare()
     launcher.begin = launcher.touched = time.monotonic()  # on a busy machine torch takes its time to load
     try:
@@ -113,8 +114,11 @@ class Launcher:
 
     def look(self) -> int | None:
         """One turn."""
-        self.asked = self.asked or self.environment.stop_file.exists()
-        self.leaving = self.leaving or self.environment.leave_file.exists()
+        # Only ever set: a signal that came between reading and writing a mark would be lost.
+        if self.environment.stop_file.exists():
+            self.asked = True
+        if self.environment.leave_file.exists():
+            self.leaving = True
         if self.leaving and not self.attempt:
             self._say("restarting", f"{self.me.name} shuts down; it takes part again when it is back")
             return STOPPED

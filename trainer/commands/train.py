@@ -63,8 +63,8 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
     word = "stopped" if failure.code == Stopped.code else "failed"
     with contextlib.suppress(OSError):
         if status:
-            status.update(state=word, reason=str(failure))
-        if "TRAINYARD_LAUNCHER" not in os.environ:  # a launcher has to see it, too, and removes it
+            status.update(state=_last_state(word), reason=str(failure))
+        if not _launched():  # a launcher has to see it, too, and removes it
             environment.stop_file.unlink(missing_ok=True)
     print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
     if environment.world_size > 1:
@@ -144,10 +144,20 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         _summarise(run, begin)
     results = environment.run_dir / "model"
     _export(strategy, source.tokenizer, results)
-    observer.show(state="finished", reason=None, eta_seconds=0)
+    observer.show(state=_last_state("finished"), reason=None, eta_seconds=0)
     if world.first:
         log(f"finished: model in {results}")
     world.close()
+
+
+def _launched() -> bool:
+    """Whether a launcher watches over these ranks."""
+    return "TRAINYARD_LAUNCHER" in os.environ
+
+
+def _last_state(state: str) -> str:
+    """What ranks that end so write down. Under a launcher it is that one's to say: the run may go on without them."""
+    return "ending" if _launched() else state
 
 
 def _balance(config: Config, world: World) -> Balance:

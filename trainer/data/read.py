@@ -136,11 +136,14 @@ def placed(config: dict, places: list[dict]) -> dict:
 
 
 def check(
-    config: Config, keys: Collection[str] = ("dataset", "validation"), controller: bool = False
+    config: Config,
+    keys: Collection[str] = ("dataset", "validation"),
+    controller: bool = False,
+    shared: Collection[str] = (),
 ) -> tuple[int, int]:
     """Read the data of `keys` to its end: (samples, characters). Raises BadInput with the first fault of each set.
 
-    The controller leaves names of the hub to the hosts, and parquet files where it has no pyarrow.
+    The controller leaves names of the hub to the hosts, `shared` ones, and parquet files where it has no pyarrow.
     """
     weights(config)
     asked = [("dataset", name, config.max_samples) for name in names(config.dataset)]
@@ -151,7 +154,8 @@ def check(
         if key not in keys:
             continue
         try:
-            dataset = None if controller and is_remote(name) else _dataset(key, name, limit)
+            there = controller and (name in shared or is_remote(name))
+            dataset = None if there else _dataset(key, name, limit)
             if not dataset or (controller and not _readable(dataset)):
                 whole = False
                 continue

@@ -1,0 +1,149 @@
+"""What a host's RDMA ports (module rdma_survey) are good for, and what their subnet managers and QoS shall be.
+
+Pure functions: nothing here reads a file or talks to a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
+ROCE_V2 = "RoCE v2"
+LARGEST = 4096  # bytes that RDMA sends at a time, at most
+JUMBO = 4200  # bytes of an interface's MTU that hold them with their headers
+
+
+def rdma_faults(survey: Mapping[str, Any], host: str) -> list[str]:
+    """Why no port of a host can carry RDMA, with the cure; empty where one can.
+
+    A port that is down beside one that is up is none: cards with two ports often have one cable.
+    """
+    ports = survey["ports"]
+    if not ports:
+        return [
+            f"{host}: found no RDMA device; expected at least one, since the host is in the group rdma. See there "
+            "`lspci -nn | grep -iE 'mellanox|infiniband|ethernet'` and `dmesg | grep -iE 'mlx|bnxt|irdma'`; or take "
+            "the host out of the group"
+        ]
+    faults = [_fault(port, host) for port in ports]
+    return [] if "" in faults else faults
+
+
+def rdma_told(survey: Mapping[str, Any]) -> list[str]:
+    """A line for each port that carries RDMA, and what would make it faster."""
+    return [_told(port) for port in survey["ports"] if not _fault(port, "")]
+
+
+def _name(port: Mapping[str, Any]) -> str:
+    return f"{port['device']}/{port['port']}"
+
+
+def _fault(port: Mapping[str, Any], host: str) -> str:
+    """Why a port cannot carry RDMA; empty if it can."""
+    where = f"{host}: {_name(port)}"
+    if port["layer"] == INFINIBAND and port["state"] in ("INIT", "ARMED"):
+        return (
+            f"{where}: found {port['state']}, no subnet manager; expected ACTIVE. A switch runs one, or a host of the "
+            "group opensm: put one or two hosts that have InfiniBand ports there"
+        )
+    if port["state"] != "ACTIVE":
+        on = f" of {port['interface']}" if port["interface"] else ""
+        state = port["state"] or "no state"
+        return f"{where}: found {state}; expected ACTIVE. Look at the cable{on} and the switch's port"
+    if port["layer"] == INFINIBAND and not port["sm_lid"]:
+        return f"{where}: found sm_lid 0; expected that of a subnet manager. See there `sminfo -C {port['device']}`"
+    if port["layer"] == ETHERNET and not _roce(port):
+        return (
+            f"{where}: found no GID of type RoCE v2 with an IPv4 address; expected one, which comes with the address "
+            f"of {port['interface'] or 'its interface'}. Give it one by network_interfaces"
+        )
+    return ""
+
+
+def _roce(port: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The GID by which RoCE v2 is routed: the one of an IPv4 address."""
+    return next((gid for gid in port["gids"] if gid["type"] == ROCE_V2 and gid["address"]), None)
+
+
+def _told(port: Mapping[str, Any]) -> str:
+    if port["layer"] == INFINIBAND:
+        return f"{_name(port)}: InfiniBand, ACTIVE at {port['gbit']:g} Gbit/s"
+    gid = _roce(port)
+    where = f"{port['interface']} ({gid['address']}, GID {gid['index']})"
+    text = f"{_name(port)}: RoCE v2 over {where}, {port['gbit']:g} Gbit/s"
+    if port["mtu"] and port["mtu"] < JUMBO:
+        text += (
+            f"; with its MTU of {port['mtu']} it sends less than {LARGEST} bytes at a time: mtu: 9000 in "
+            "network_interfaces, and on the switch, makes it faster"
+        )
+    return text
+
+
+# ---- opensm ----
+
+
+def opensm_plan(
+    surveys: Mapping[str, Mapping[str, Any]], hosts: list[str], group: list[str]
+) -> dict[str, dict]:
+    """What each of `hosts` does about subnet managers: {guids: [of its ports, to manage], priority, skip, problem}.
+
+    surveys: rdma_survey's of all hosts of the group, with managers. hosts: those whose plans are asked for. group: the
+    group opensm in the inventory's order; its first host is the master, its second the standby. Where somebody else's
+    manager reigns, a switch's say, ours stays away: two that do not know each other set up the fabric in turn.
+    """
+    own = {port["guid"] for survey in surveys.values() for port in survey["ports"]}
+    foreign = {
+        port["manager"]["guid"]
+        for survey in surveys.values()
+        for port in survey["ports"]
+        if port.get("manager") and port["manager"]["guid"] not in own
+    }
+    return {host: _opensm(host, surveys[host], group.index(host), foreign) for host in hosts}
+
+
+def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str]) -> dict:
+    plan: dict[str, Any] = {"guids": [], "priority": 10 - place, "skip": "", "problem": ""}
+    ports = [port for port in survey["ports"] if port["layer"] == INFINIBAND]
+    if not ports:
+        found = ", ".join(f"{_name(port)} is {port['layer']}" for port in survey["ports"]) or "no RDMA device"
+        plan["problem"] = (
+            f"{host}: opensm: found {found}; expected an InfiniBand port. OpenSM manages InfiniBand; RoCE has no "
+            "subnet manager, and needs none. Take the host out of the group opensm"
+        )
+    elif foreign:
+        plan["skip"] = (
+            f"a subnet manager reigns here already (GUID {', '.join(sorted(foreign))}): OpenSM is left out"
+        )
+    else:
+        plan["guids"] = [port["guid"] for port in ports]
+    return plan
+
+
+# ---- roce_qos ----
+
+
+def roce_ports(survey: Mapping[str, Any]) -> list[dict]:
+    """The ports on Ethernet, as the program roce-qos takes them: {device, port, interface}."""
+    return [
+        {"device": port["device"], "port": port["port"], "interface": port["interface"]}
+        for port in survey["ports"]
+        if port["layer"] == ETHERNET and port["interface"]
+    ]
+
+
+def traffic_class(dscp: int) -> int:
+    """The IP header's byte for a DSCP, with the bit that says that ECN is understood (RFC 3168: ECT(0))."""
+    return dscp * 4 + 2
+
+
+class FilterModule:
+    def filters(self) -> dict:
+        """The filters, by name."""
+        return {
+            "rdma_faults": rdma_faults,
+            "rdma_told": rdma_told,
+            "opensm_plan": opensm_plan,
+            "roce_ports": roce_ports,
+            "traffic_class": traffic_class,
+        }

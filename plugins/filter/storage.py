@@ -1,0 +1,102 @@
+"""The shared directory: its units' names, who may mount it, and why a host cannot have it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def storage_unit(path: str) -> str:
+    """What systemd calls the units of a mount at `path`, without their kind; as systemd-escape --path has it."""
+    name = path.strip("/").replace("/", "\0")
+    # A name cannot begin with a dot. "\0" is what was a slash; a hyphen of the path's own is written out.
+    escaped = re.sub(r"^\.|[^\0A-Za-z0-9:_.]", lambda found: f"\\x{ord(found[0]):02x}", name)
+    return escaped.replace("\0", "-")
+
+
+def storage_exports(path: str, peers: Iterable[Mapping[str, Any]], account: Mapping[str, int] | None) -> str:
+    """The text of the server's exports: `path` for the addresses of `peers`, as the service user `account`.
+
+    `account` is None in check mode on a host that was never touched, where there is no such user yet.
+    """
+    ids = account or {"uid": "?", "gid": "?"}
+    # sync: what a client was told is written lies on the disk. all_squash: everybody there, root too, is the service
+    # user here, whatever its number is there.
+    options = f"rw,sync,no_subtree_check,all_squash,anonuid={ids['uid']},anongid={ids['gid']}"
+    clients = [f"{peer['address']}({options})" for peer in peers]
+    # A path without clients would be everybody's.
+    line = f"{path} {' '.join(clients)}\n" if clients else ""
+    return f"# Written by Trainyard (the role storage): the other hosts of the cluster.\n{line}"
+
+
+def storage_fault(survey: Mapping[str, Any], part: str, path: str, server: str) -> str:
+    """Why a host cannot be the `server` or a `client` of the shared directory; "" where it can.
+
+    `survey`: what the module storage_survey found there.
+    """
+    module = "nfsd" if part == "server" else "nfs"
+    if not survey["kernel"][module]:
+        return (
+            f"storage_server: found a kernel ({survey['kernel']['release']}) that has no {module}; expected one that "
+            f"can be {'the server' if part == 'server' else 'a client'} of NFS, as the distribution's can. Boot that "
+            "one (a container has its machine's); or leave the group storage_server empty, and nothing is shared."
+        )
+    return _server_fault(survey, path) if part == "server" else _client_fault(survey, path, server)
+
+
+def _server_fault(survey: Mapping[str, Any], path: str) -> str:
+    top = survey["mounts"][-1] if survey["place"] == "mount" else {"type": ""}
+    if top["type"].startswith(("nfs", "autofs")):
+        return (
+            f"storage_path: found {path} mounted from {top['source']}; expected a directory of this host's own disks, "
+            "for it is in the group storage_server. Choose another storage_path; or leave the group empty, if all "
+            "hosts have that mount anyway."
+        )
+    if survey["place"] in ("link", "file"):
+        return (
+            f"storage_path: found {path} to be a {survey['place']}; expected a directory, or nothing. "
+            "Give the directory itself, or move what lies there."
+        )
+    if survey["closed"]:
+        return (
+            f"storage_path: found {survey['closed']}, through which not everybody passes; expected that of every "
+            f"directory above {path}, for NFS 4 goes down from /, and is nobody until it is there. Type chmod o+x "
+            f"{survey['closed']}, or choose another storage_path."
+        )
+    if survey["others"]:
+        return (
+            f"storage_path: found {path} exported by {', '.join(survey['others'])}, too; expected this role's export "
+            "alone, for the cluster's hosts. Remove it there, or choose another storage_path."
+        )
+    return ""
+
+
+def _client_fault(survey: Mapping[str, Any], path: str, server: str) -> str:
+    expected = f"nothing, for {server}'s directory is mounted there"
+    if survey["place"] == "mount":
+        top = survey["mounts"][-1]
+        return (
+            f"storage_path: found {top['source']} ({top['type']}) mounted at {path}; expected {expected}. "
+            "Unmount it, at boot, too (/etc/fstab); or choose another storage_path."
+        )
+    if survey["place"] == "full":
+        return (
+            f"storage_path: found files in {path}; expected {expected}. They would be hidden. Move them to {server}, "
+            "or elsewhere; or choose another storage_path."
+        )
+    if survey["place"] in ("link", "file"):
+        return (
+            f"storage_path: found {path} to be a {survey['place']}; expected {expected}. "
+            "Move it, or choose another storage_path."
+        )
+    return ""
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "storage_exports": storage_exports,
+            "storage_fault": storage_fault,
+            "storage_unit": storage_unit,
+        }

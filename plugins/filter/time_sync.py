@@ -1,0 +1,33 @@
+"""What the role time_sync says of a clock, from chronyc's words."""
+
+from __future__ import annotations
+
+import re
+
+OWN_CLOCK = "7F7F0101"  # the reference of a chronyd that no source answers, and that serves all the same
+
+
+def time_sync_fault(rc: int, words: str) -> str:
+    """What is to be said after `chronyc waitsync` ended with `rc` and `words`; empty if the clock is right."""
+    tries = re.findall(r"refid: (\w+), correction: ([\d.]+)", words)
+    if rc == 0:
+        return ""
+    if not tries:
+        return f"chronyd does not answer ({words.strip()}). `systemctl status chrony` on the host says why."
+    refid, correction = tries[-1]
+    if refid == OWN_CLOCK:
+        return (
+            "no time source answers it, so that the others follow its own clock: the hosts agree with each other, and "
+            "perhaps with nobody else. Let UDP port 123 out, or name a server that it reaches in time_sync_servers."
+        )
+    if int(refid, 16) == 0:
+        return "no time source answers it yet. `chronyc sources` on the host shows whom it asks."
+    return (
+        f"its clock is {float(correction):.1f} s off, and chrony mends that slowly, so as to break nothing that runs. "
+        "`sudo chronyc makestep` on the host does it at once."
+    )
+
+
+class FilterModule:
+    def filters(self):
+        return {"time_sync_fault": time_sync_fault}

@@ -1,0 +1,67 @@
+"""What /sys says of a host's RDMA ports: InfiniBand's, and those of network cards that speak RoCE."""
+
+from __future__ import annotations
+
+import glob
+import ipaddress
+import os
+import re
+
+INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
+RATE = re.compile(r"[\d.]+")
+
+
+def rdma_ports(root: str = "") -> list[dict]:
+    """Every RDMA port below `root`/sys, by device and number.
+
+    {device, port, state (ACTIVE, INIT, DOWN, …), gbit, layer (InfiniBand, Ethernet), guid (of the port, 16 hexadecimal
+    digits), sm_lid (of the subnet manager that set it up; 0: none, and none is needed on Ethernet), interface (whose
+    port it is on Ethernet, or ""), mtu (that interface's, bytes, or None), gids: [{index, type (RoCE v2, …), address
+    (IPv4 or "")}]}
+    """
+    found = []
+    for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
+        rate, lid = RATE.match(_read(f"{path}/rate")), _read(f"{path}/sm_lid")
+        gids, interface = _gids(path)
+        first = _read(f"{path}/gids/0").replace(":", "")
+        found.append(
+            {
+                "device": path.split("/")[-3],
+                "port": int(os.path.basename(path)),
+                "state": _read(f"{path}/state").partition(":")[2].strip(),
+                "gbit": float(rate[0]) if rate else 0.0,
+                "layer": _read(f"{path}/link_layer"),
+                "guid": first[16:],
+                "sm_lid": int(lid, 0) if lid else 0,
+                "interface": interface,
+                "mtu": int(_read(f"{root}/sys/class/net/{interface}/mtu") or 0) or None
+                if interface
+                else None,
+                "gids": gids,
+            }
+        )
+    return found
+
+
+def _gids(port: str) -> tuple[list[dict], str]:
+    """The addresses of a port that are in use, and the interface that the first of them belongs to."""
+    found, interface = [], ""
+    for path in sorted(glob.glob(f"{port}/gids/*"), key=lambda path: int(os.path.basename(path))):
+        text = _read(path)
+        if not text.replace(":", "").strip("0"):
+            continue
+        index = os.path.basename(path)
+        mapped = ipaddress.IPv6Address(text).ipv4_mapped
+        interface = interface or _read(f"{port}/gid_attrs/ndevs/{index}")
+        kind = _read(f"{port}/gid_attrs/types/{index}")
+        found.append({"index": int(index), "type": kind, "address": str(mapped or "")})
+    return found, interface
+
+
+def _read(path: str) -> str:
+    """The text of a file, stripped; empty if it cannot be read, as the attributes of unused GIDs cannot."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

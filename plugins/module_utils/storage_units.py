@@ -1,0 +1,51 @@
+"""The role storage's units on a host, and what is mounted by them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+FOLDER = "/etc/systemd/system"
+MARK = "# Written by Trainyard (the role storage)"  # the first words of each of its units
+
+
+def mounts_at(path: str, table: str = "/proc/self/mountinfo") -> list[dict]:
+    """What is mounted at just `path`, the last one on top; nothing is asked of what is mounted."""
+    found = []
+    with open(table, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            where = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
+            if where == path:
+                kind, source = right.split()[:2]
+                found.append({"type": kind, "source": source})
+    return found
+
+
+def our_units(folder: str = FOLDER) -> dict[str, str]:
+    """The mount and automount units that the role has written, whatever their path: name to text."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if name.endswith((".automount", ".mount")) and os.path.isfile(path) and not os.path.islink(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            if text.startswith(MARK):
+                found[name] = text
+    return found
+
+
+def is_roles(directory: str, gid: int | None) -> bool:
+    """Whether the role made the directory around the shared one: root's, with the service group `gid`."""
+    try:
+        found = os.lstat(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISDIR(found.st_mode) and (found.st_uid, found.st_gid) == (0, gid)
+
+
+def where(text: str) -> str:
+    """The mount point that a unit names."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return next((value.strip() for key, _, value in lines if key == "Where"), "")

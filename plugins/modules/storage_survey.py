@@ -1,0 +1,180 @@
+#!/usr/bin/python
+"""What the role storage wants to know of a host, by one look."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: storage_survey
+short_description: What lies and is mounted at a path, what the role storage has made, and what the kernel has of NFS
+description:
+  - Changes nothing, and mounts nothing. Where something is mounted at the path, it is not looked into, since the
+    server may be dead.
+options:
+  path:
+    description: The shared directory.
+    type: path
+    required: true
+  user:
+    description: The service user's name.
+    type: str
+    required: true
+  exports:
+    description: The file of exports that the role writes.
+    type: path
+    required: true
+  v4_file:
+    description: The file by which the role has NFS 4 alone.
+    type: path
+    required: true
+"""
+
+EXAMPLES = """
+- name: See what the host has
+  storage_survey:
+    path: /srv/trainyard/shared
+    user: trainyard
+    exports: /etc/exports.d/trainyard.exports
+    v4_file: /etc/nfs.conf.d/trainyard.conf
+  register: __storage_survey
+"""
+
+RETURN = """
+survey:
+  description: What was found.
+  returned: always
+  type: dict
+  contains:
+    account: {description: "The service user's uid and gid; null without one.", type: dict}
+    place:
+      description: >-
+        What lies at the path: nothing, directory (empty), full (a directory), link, file, mount, or ours: a mount by
+        the role's units.
+      type: str
+    parent: {description: Whether its parent directory is there and not the role's., type: bool}
+    closed: {description: "The first directory above it that not everybody passes through, if any.", type: str}
+    mounts: {description: "What is mounted there, as type and source; the last one is seen.", type: list}
+    units: {description: "The role's mount points, whether mounted or not.", type: list}
+    exports: {description: Whether the role's exports are there., type: bool}
+    others: {description: "Other exports of the path, as file:line.", type: list}
+    foreign: {description: Whether the host exports anything else., type: bool}
+    v4_alone: {description: Whether the role has NFS 4 alone here., type: bool}
+    rpcbind: {description: "Whether rpcbind runs, or will after a boot.", type: bool}
+    programs: {description: Those of rpcbind and exportfs that are installed., type: list}
+    kernel: {description: "Its release, and whether it has, or can load, nfs and nfsd.", type: dict}
+"""
+
+import glob
+import os
+import pwd
+import stat
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.storage_units import is_roles, mounts_at, our_units, where
+
+NETWORK = ("autofs", "nfs", "nfs4")
+
+
+def place(path: str, mounts: list[dict], units: list[str]) -> str:
+    """What lies at `path`, in a word."""
+    if mounts:
+        ours = path in units and all(mount["type"] in NETWORK for mount in mounts)
+        return "ours" if ours else "mount"
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return "nothing"
+    if stat.S_ISLNK(found.st_mode):
+        return "link"
+    if not stat.S_ISDIR(found.st_mode):
+        return "file"
+    return "full" if os.listdir(path) else "directory"
+
+
+def closed(path: str, gid: int | None) -> str:
+    """The first directory above `path` that not everybody passes through, but for the role's own; "" without one."""
+    parts = path.split("/")
+    for above in ("/".join(parts[:count]) for count in range(2, len(parts))):
+        if os.path.isdir(above) and not os.stat(above).st_mode & stat.S_IXOTH and not is_roles(above, gid):
+            return above
+    return ""
+
+
+def account(user: str) -> dict | None:
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        return None
+    return {"uid": found.pw_uid, "gid": found.pw_gid}
+
+
+def exported(files: list[str]) -> list[tuple[str, str]]:
+    """(path, "file:line") of every export in `files`, as exports(5) has it but for quoted and escaped paths."""
+    found = []
+    for name in files:
+        with open(name, encoding="utf-8", errors="replace") as file:
+            lines = enumerate(file.read().splitlines(), 1)
+        found += [
+            (words[0].rstrip("/") or "/", f"{name}:{number}")
+            for number, line in lines
+            if (words := line.partition("#")[0].split())
+        ]
+    return found
+
+
+def kernel_has(module: AnsibleModule, name: str, filesystems: str = "/proc/filesystems") -> bool:
+    """Whether the running kernel has the file system `name`, or a module for it."""
+    with open(filesystems, encoding="ascii") as file:
+        if name in file.read().split():
+            return True
+    modprobe = module.get_bin_path("modprobe", opt_dirs=["/sbin", "/usr/sbin"])
+    return bool(modprobe) and module.run_command([modprobe, "--dry-run", "--quiet", name])[0] == 0
+
+
+def main() -> None:
+    options = {name: {"type": "path", "required": True} for name in ("path", "exports", "v4_file")}
+    options["user"] = {"type": "str", "required": True}
+    module = AnsibleModule(argument_spec=options, supports_check_mode=True)
+    path, ours = module.params["path"], module.params["exports"]
+    user = account(module.params["user"])
+    gid = user["gid"] if user else None
+    mounts = mounts_at(path)
+    files = [
+        name for name in ("/etc/exports", *sorted(glob.glob("/etc/exports.d/*.exports"))) if name != ours
+    ]
+    exports = exported([name for name in files if os.path.exists(name)])
+    units = sorted({where(text) for text in our_units().values()})
+    rpcbind = any(
+        module.run_command(["systemctl", verb, "--quiet", f"rpcbind.{kind}"])[0] == 0
+        for verb in ("is-active", "is-enabled")
+        for kind in ("socket", "service")
+    )
+    module.exit_json(
+        changed=False,
+        survey={
+            "account": user,
+            "place": place(path, mounts, units),
+            "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
+            "closed": closed(path, gid),
+            "mounts": mounts,
+            "units": units,
+            "exports": os.path.exists(ours),
+            "others": [where for name, where in exports if name == path],
+            "foreign": bool(exports),
+            "v4_alone": os.path.exists(module.params["v4_file"]),
+            "rpcbind": rpcbind,
+            "programs": [
+                name
+                for name in ("rpcbind", "exportfs")
+                if module.get_bin_path(name, opt_dirs=["/sbin", "/usr/sbin"])
+            ],
+            "kernel": {
+                "release": os.uname().release,
+                "nfs": kernel_has(module, "nfs"),
+                "nfsd": kernel_has(module, "nfsd"),
+            },
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+#!/usr/bin/python
+"""Who keeps a host's time: the input of the role time_sync."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: time_sync_survey
+short_description: Read which time daemon a host has
+description: Reads only.
+options:
+  conf:
+    description: The file of chrony's that the role writes.
+    type: path
+    required: true
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: See who keeps the time
+  time_sync_survey:
+    conf: /etc/chrony/conf.d/trainyard.conf
+  register: __time_sync
+"""
+
+RETURN = r"""
+survey:
+  description: What was found.
+  returned: always
+  type: dict
+  contains:
+    container: {description: "Whether the clock is another machine's.", type: bool}
+    rival: {description: Another time daemon's package that somebody has chosen; empty without one., type: str}
+    chrony: {description: Whether chrony is installed., type: bool}
+    timesyncd: {description: Whether systemd-timesyncd is installed., type: bool}
+    running: {description: Whether chronyd runs., type: bool}
+    stale: {description: Whether chronyd runs since before the file was written., type: bool}
+"""
+
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import in_container
+
+OURS, DEFAULT = "chrony", "systemd-timesyncd"
+RIVALS = ("ntpsec", "ntp", "openntpd")  # of Debian and Ubuntu; each conflicts with chrony
+
+
+def installed(run_command) -> set[str]:
+    """The time daemons' packages that dpkg has installed."""
+    form = "--showformat=${Package} ${db:Status-Status}\n"
+    _, out, _ = run_command(["dpkg-query", "--show", form, OURS, DEFAULT, *RIVALS])
+    return {line.split()[0] for line in out.splitlines() if line.endswith(" installed")}
+
+
+def chronyd(run_command) -> float | None:
+    """When chronyd was started (s since boot); None where it does not run."""
+    show = ["systemctl", "show", "chrony.service", "--property=ActiveState,ActiveEnterTimestampMonotonic"]
+    _, out, _ = run_command(show)
+    unit = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    return int(unit["ActiveEnterTimestampMonotonic"]) / 1e6 if unit.get("ActiveState") == "active" else None
+
+
+def stale(started: float | None, conf: str) -> bool:
+    """Whether chronyd was started before `conf` was written, as a run that was killed in between leaves it."""
+    if started is None or not os.path.exists(conf):
+        return False
+    # Not later than now: a file of the future was written while the clock was wrong, before chronyd set it.
+    return time.time() - time.monotonic() + started < os.stat(conf).st_mtime <= time.time()
+
+
+def survey(run_command, conf: str) -> dict:
+    there, started = installed(run_command), chronyd(run_command)
+    return {
+        "container": in_container(),
+        "rival": next((name for name in RIVALS if name in there), ""),
+        "chrony": OURS in there,
+        "timesyncd": DEFAULT in there,
+        "running": started is not None,
+        "stale": stale(started, conf),
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"conf": {"type": "path", "required": True}}, supports_check_mode=True
+    )
+    module.exit_json(changed=False, survey=survey(module.run_command, module.params["conf"]))
+
+
+if __name__ == "__main__":
+    main()

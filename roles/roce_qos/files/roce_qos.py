@@ -1,0 +1,148 @@
+#!/usr/bin/python3
+"""Give RoCE's packets a class of their own on this host, as the switch gives them one. Written by Trainyard.
+
+    roce-qos apply|check|clear FILE
+
+FILE is JSON: dscp, priority (that it maps to), pfc (whether that priority is paused instead of dropped), tos (for
+connections by RDMA-CM), ports: [{device, port, interface}]. check ends with 1, and says so, where a setting is not as
+FILE has it. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+ROOT = os.environ.get("ROOT", "")
+CNP = {"dscp": 48, "priority": 6}  # congestion notifications: mlx5's defaults
+
+
+class Fault(Exception):
+    """What could not be done, for a person."""
+
+
+def main():
+    try:
+        what, path = sys.argv[1:]
+        with open(path) as file:
+            wanted = json.load(file)
+        differs = [
+            line
+            for port in wanted["ports"]
+            for line in {"apply": apply, "check": check, "clear": clear}[what](wanted, port)
+        ]
+    except (ValueError, KeyError):
+        sys.exit(__doc__)
+    except (OSError, Fault) as fault:
+        sys.exit(f"error: {fault}")
+    print("\n".join(differs), end="\n" if differs else "")
+    return 1 if differs else 0
+
+
+def apply(wanted, port):
+    interface = port["interface"]
+    classes = [f"{one['dscp']}:{one['priority']}" for one in (wanted, CNP)]
+    # A card that has such an entry trusts the DSCP of all packets, instead of their VLAN's priority.
+    dcb("app", "replace", "dev", interface, "dscp-prio", *classes)
+    paused = [f"{wanted['priority']}:on"] if wanted["pfc"] else []
+    dcb("pfc", "set", "dev", interface, "prio-pfc", "all:off", *paused)
+    for path in ecn(wanted, port):
+        write(path, "1")
+    write(tos(port), str(wanted["tos"]))
+    return []
+
+
+def check(wanted, port):
+    interface = port["interface"]
+    classes = {
+        int(dscp): int(priority)
+        for dscp, priority in dcb("app", "show", "dev", interface, "dscp-prio").get("dscp_prio", [])
+    }
+    for one in (wanted, CNP):
+        found = classes.get(one["dscp"])
+        if found != one["priority"]:
+            yield f"{interface}: DSCP {one['dscp']} has priority {found}; expected {one['priority']}"
+    paused = {
+        number
+        for number, on in enumerate(dcb("pfc", "show", "dev", interface).get("prio_pfc", []))
+        if on not in (False, 0, "off")
+    }
+    expected = {wanted["priority"]} if wanted["pfc"] else set()
+    if paused != expected:
+        yield f"{interface}: PFC is on for priorities {sorted(paused)}; expected {sorted(expected)}"
+    for path in ecn(wanted, port):
+        if read(path) != "1":
+            yield f"{path}: found {read(path) or 'nothing'}; expected 1"
+    found = read(tos(port))
+    if found != str(wanted["tos"]):
+        where = f"{port['device']}/{port['port']}"
+        yield f"{where}: RDMA-CM's type of service is {found or 'not set'}; expected {wanted['tos']}"
+
+
+def clear(wanted, port):
+    interface = port["interface"]
+    dcb(
+        "app",
+        "del",
+        "dev",
+        interface,
+        "dscp-prio",
+        *(f"{one['dscp']}:{one['priority']}" for one in (wanted, CNP)),
+    )
+    dcb("pfc", "set", "dev", interface, "prio-pfc", "all:off")
+    write(tos(port), "0")
+    return []
+
+
+def dcb(area, verb, *words):
+    """What `dcb` says, read; {} where it says nothing."""
+    command = ["dcb", "-j", area, verb, *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise Fault(f"dcb of the package iproute2 cannot be run: {error.strerror}") from None
+    if done.returncode:
+        interface = words[words.index("dev") + 1]
+        raise Fault(
+            f"`{' '.join(command)}`: {done.stderr.strip()}. If {interface}'s driver knows no DCB, the card is none "
+            "for RoCE with quality of service: set roce_qos_mode: none for this host"
+        )
+    return json.loads(done.stdout) if done.stdout.strip() else {}
+
+
+def tos(port):
+    """The file that marks the connections of RDMA-CM (NCCL marks its own: NCCL_IB_TC)."""
+    folder = f"{ROOT}/sys/kernel/config/rdma_cm/{port['device']}"
+    if not os.path.isdir(os.path.dirname(folder)):
+        raise Fault(
+            f"there is no {os.path.dirname(folder)}: `modprobe rdma_cm` and `mount -t configfs none /sys/kernel/config`"
+        )
+    if sys.argv[1] != "check":
+        os.makedirs(folder, exist_ok=True)  # configfs makes the files in it
+    return f"{folder}/ports/{port['port']}/default_roce_tos"
+
+
+def ecn(wanted, port):
+    """The switches of congestion control, where the driver has any; a card without them has it on in its firmware."""
+    places = [
+        f"{ROOT}/sys/class/net/{port['interface']}/ecn/roce_{end}/enable/{wanted['priority']}"
+        for end in ("np", "rp")
+    ]
+    return [path for path in places if os.path.exists(path)]
+
+
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Opens the way to the page of the role monitoring: scripts/dashboard.py [-i INVENTORY] [--port PORT]
+
+Prometheus listens on the loopback of its host alone. This is an SSH tunnel there, with the address, user, key and
+options that the inventory has for that host; SSH asks for what it needs beyond that. It lasts until Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PORT = 9090  # roles/monitoring/defaults/main.yml
+LOOPBACK = "127.0.0.1"
+# What Ansible would log in with, templates and vaults resolved by itself.
+ASKED = {
+    "address": "ansible_host | default(inventory_hostname)",
+    "connection": "ansible_connection | default('ssh')",
+    "port": "ansible_port | default('')",
+    "user": "ansible_user | default('')",
+    "key": "ansible_ssh_private_key_file | default('')",
+    "options": "ansible_ssh_common_args | default('') ~ ' ' ~ ansible_ssh_extra_args | default('')",
+    "there": f"monitoring_port | default({PORT})",
+}
+
+
+class Fault(Exception):
+    """Why there is no page, and the cure."""
+
+
+def ask(inventory: str | None) -> dict[str, str]:
+    """ASKED of the first host of the group monitoring, and its `name`."""
+    template = ", ".join(
+        f"'{name}': {value}" for name, value in {**ASKED, "name": "inventory_hostname"}.items()
+    )
+    command = [str(Path(sys.executable).with_name("ansible")), *(["-i", inventory] if inventory else [])]
+    command += ["-o", "monitoring[0]", "-m", "ansible.builtin.debug", "-a", f"msg={{{{ {{{template}}} }}}}"]
+    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **os.environ, "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(
+        command, cwd=os.getcwd(), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    answer = next((line for line in done.stdout.splitlines() if " | SUCCESS => " in line), "")
+    if not answer:
+        what = done.stderr.strip().splitlines()
+        raise Fault(
+            f"{inventory or 'the inventory'}: found no host in the group monitoring; expected one, mostly the head. "
+            "Write monitoring: {hosts: {HEAD: {}}} beside cluster, and run site.yml"
+            + (f"\nAnsible said: {what[-1]}" if what and done.returncode else "")
+        )
+    return {name: str(value) for name, value in json.loads(answer.partition(" => ")[2])["msg"].items()}
+
+
+def tunnel(host: dict[str, str], port: int) -> list[str]:
+    """The command that leads `port` of this machine to Prometheus."""
+    return [
+        *("ssh", "-N", "-L", f"{LOOPBACK}:{port}:{LOOPBACK}:{host['there']}"),
+        # A connection of its own, which ends with it.
+        *("-o", "ExitOnForwardFailure=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
+        *("-o", "ServerAliveInterval=15"),
+        *shlex.split(host["options"]),
+        *(["-p", host["port"]] if host["port"] else []),
+        *(["-l", host["user"]] if host["user"] else []),
+        *(["-i", host["key"]] if host["key"] else []),
+        host["address"],
+    ]
+
+
+def free(wanted: int) -> int:
+    """`wanted` if nobody has it here, else any port that nobody has."""
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)) as door:
+            return door.getsockname()[1]
+    raise Fault(f"no port is free on {LOOPBACK}")
+
+
+def listens(port: int) -> bool:
+    """Whether SSH has logged in, and lets in what comes to `port`."""
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1):
+        return True
+    return False
+
+
+def ready(port: int) -> bool:
+    """Whether Prometheus answers at `port`; no proxy that this machine may have is asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with contextlib.suppress(OSError), opener.open(f"http://{LOOPBACK}:{port}/-/ready", timeout=10) as answer:
+        return answer.status == 200
+    return False
+
+
+def lead(host: dict[str, str], port: int) -> None:
+    """Hold the tunnel until it ends."""
+    process = subprocess.Popen(tunnel(host, port))
+    try:
+        while process.poll() is None and not listens(port):
+            time.sleep(0.2)
+        if process.poll() is None:
+            if not ready(port):
+                raise Fault(
+                    f"{host['name']}: Prometheus does not answer at its port {host['there']}; expected what site.yml "
+                    "sets up. Run site.yml --tags monitoring, or there: systemctl status trainyard-prometheus"
+                )
+            print(
+                f"http://{LOOPBACK}:{port}/user/ shows the cluster, from {host['name']}, until Ctrl-C.",
+                flush=True,
+            )
+        if process.wait():
+            raise Fault(f"{host['name']} ({host['address']}): SSH ended, as it says above")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-i", "--inventory", help="as ansible-playbook takes it")
+    parser.add_argument(
+        "--port", type=int, default=PORT, help=f"on this machine (default: {PORT}, or a free one)"
+    )
+    asked = parser.parse_args(arguments)
+    try:
+        host = ask(asked.inventory)
+        if host["connection"].rpartition(".")[2] == "local":
+            print(
+                f"http://{LOOPBACK}:{host['there']}/user/ shows the cluster: it is this machine that serves it."
+            )
+        else:
+            lead(host, free(asked.port))
+    except Fault as fault:
+        print(fault, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

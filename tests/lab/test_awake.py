@@ -1,0 +1,68 @@
+"""What the role tuning does for a run at night: no suspend, no lid, no unattended reboot, as logind and apt see it."""
+
+import pytest
+from plays import playground, wait_for
+
+RUN = """
+printf '[Service]\\nExecStart=/bin/sleep 900\\n' > /etc/systemd/system/trainyard@.service
+systemctl daemon-reload
+"""
+REBOOTS = """echo 'Unattended-Upgrade::Automatic-Reboot "true";' > /etc/apt/apt.conf.d/99mine"""
+UNIT = "/etc/systemd/system/trainyard-awake.service"
+WANTS = "/etc/systemd/system/trainyard@.service.wants"
+OURS = f"ls -d {UNIT} {WANTS} /etc/apt/apt.conf.d/zz-trainyard-* 2>/dev/null || true"
+
+
+@pytest.fixture(scope="module")
+def plays(able, tmp_path_factory):
+    """A host whose owner has unattended-upgrades reboot it, with a run's unit that does nothing."""
+    with playground("t-awake", 1, tmp_path_factory.mktemp("awake")) as plays:
+        plays.sh("node1", RUN + REBOOTS)
+        yield plays
+
+
+def kept_from(plays):
+    """What logind keeps from happening."""
+    manager = "org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
+    found = plays.sh("node1", f"busctl get-property {manager} BlockInhibited").split('"')[1]
+    return set(filter(None, found.split(":")))
+
+
+def reboots(plays):
+    return plays.sh("node1", "apt-config dump Unattended-Upgrade::Automatic-Reboot").split('"')[1]
+
+
+def test_an_untouched_host_sleeps_and_reboots_as_its_owner_has_it(plays):
+    play = plays.run("tuning", "cluster", None, "--check", "--diff")
+    assert play.rc == 0 and play.changed["node1"] > 0, play.text
+    plays.sh("node1", "systemctl start trainyard@first; sleep 1; systemctl stop trainyard@first")
+    assert (kept_from(plays), reboots(plays), plays.sh("node1", OURS)) == (set(), "true", "")
+
+
+def test_a_run_keeps_its_host_awake_until_a_while_after_its_end(plays):
+    play = plays.run("tuning")
+    assert play.rc == 0, play.text
+    assert plays.run("tuning").changed == {"node1": 0}
+    assert (kept_from(plays), reboots(plays)) == (set(), "false")
+    plays.sh("node1", f"sed -i 's/sleep 30/sleep 0.3/' {UNIT}; systemctl daemon-reload")
+    plays.sh("node1", "systemctl start trainyard@first")
+    # Not shutdown: root may.
+    wait_for(lambda: kept_from(plays) == {"sleep", "idle", "handle-lid-switch"}, 10)
+    asked = plays.sh("node1", "systemctl suspend --check-inhibitors=yes 2>&1 || true")
+    assert 'Operation inhibited by "Trainyard"' in asked and "A run trains here" in asked
+    plays.sh("node1", "sleep 5")  # longer than it would stay without a run
+    assert "sleep" in kept_from(plays)
+    plays.sh("node1", "systemctl stop trainyard@first")
+    assert "sleep" in kept_from(plays)
+    wait_for(lambda: not kept_from(plays), 10)
+    assert plays.sh("node1", "systemctl is-active trainyard-awake || true").strip() == "inactive"
+
+
+def test_an_owner_may_have_it_otherwise(plays):
+    plays.sh("node1", "systemctl start trainyard@first")
+    wait_for(lambda: kept_from(plays), 10)
+    play = plays.run("tuning", "cluster", {"tuning_stay_awake": False})
+    assert play.rc == 0 and play.changed["node1"] > 0, play.text
+    assert (kept_from(plays), reboots(plays), plays.sh("node1", OURS)) == (set(), "true", "")
+    assert plays.run("tuning", "cluster", {"tuning_stay_awake": False}).changed == {"node1": 0}
+    assert plays.sh("node1", "systemctl is-active trainyard@first").strip() == "active"

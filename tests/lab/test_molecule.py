@@ -1,0 +1,49 @@
+"""Each scenario of molecule/: check, converge, idempotence and verify on fresh hosts. Then verify fails once break.yml
+has broken what it looks at."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIOS = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+IN_SHORT = "tuning"  # the one that is tried without FULL=1, for the machinery
+BIN = Path(sys.executable).parent
+
+
+def molecule(*words, ok=True):
+    done = subprocess.run(
+        [str(BIN / "molecule"), *words],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert (done.returncode == 0) == ok, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == IN_SHORT else pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS]
+)
+def test_a_scenario(able, name):
+    molecule("destroy", "-s", name)  # it remembers hosts that a killed run has left
+    try:
+        said = molecule("test", "--destroy", "never", "-s", name)
+        for step in ("create", "check", "converge", "idempotence", "verify"):
+            assert f"{name} > {step}: Executed: Successful" in said, said
+        inventory = ROOT / ".trainyard/labs/molecule/inventory"
+        subprocess.run(
+            [str(BIN / "ansible-playbook"), "-i", str(inventory), f"molecule/{name}/break.yml"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        )
+        molecule("verify", "-s", name, ok=False)
+    finally:
+        molecule("destroy", "-s", name)

@@ -1,0 +1,189 @@
+"""RDMA's roles on real hosts: OpenSM against a simulated fabric (ibsim), with its master and standby; refusals."""
+
+import re
+
+import pytest
+import yaml
+from plays import playground, wait_for
+
+pytestmark = pytest.mark.full  # eight minutes; tests/unit/test_rdma.py has the decisions
+HOSTS = ("node1", "node2")
+PRELOAD = "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so"
+# Two hosts at one switch, as ibnetdiscover writes it.
+FABRIC = """
+Switch 8 "switch"
+[1] "node1"[1]
+[2] "node2"[1]
+
+Hca 2 "node1"
+[1] "switch"[1]
+
+Hca 2 "node2"
+[1] "switch"[2]
+"""
+
+# The kernel would show the port below /sys. The simulation shows it to its own programs alone: this writes down what
+# they see.
+MIRROR = """
+import pathlib, re, subprocess, time
+port = pathlib.Path("/opt/simulated/sys/class/infiniband/ibsim0/ports/1")
+(port / "gids").mkdir(parents=True, exist_ok=True)
+names = {"Initializing": "2: INIT", "Armed": "3: ARMED", "Active": "4: ACTIVE", "Down": "1: DOWN"}
+while True:
+    said = subprocess.run(["ibstat"], capture_output=True, text=True).stdout
+    seen = dict(re.findall(r"(State|SM lid|Port GUID|Rate): *(\\S+)", said))
+    if "State" in seen:
+        guid = seen["Port GUID"][2:].zfill(16)
+        for name, text in {
+            "state": names[seen["State"]],
+            "sm_lid": hex(int(seen["SM lid"])),
+            "rate": seen["Rate"] + " Gb/sec",
+            "link_layer": "InfiniBand",
+            "gids/0": "fe80:0000:0000:0000:" + ":".join(guid[at : at + 4] for at in range(0, 16, 4)),
+        }.items():
+            (port / "new").write_text(text)
+            (port / "new").rename(port / name)
+    time.sleep(0.3)
+"""
+
+
+@pytest.fixture(scope="module")
+def plays(able, tmp_path_factory):
+    with playground("t-rdma", 2, tmp_path_factory.mktemp("rdma")) as plays:
+        for host in HOSTS:
+            plays.sh(
+                host,
+                "apt-get -qq update; apt-get -qq install -y infiniband-diags ibsim-utils >/dev/null 2>&1",
+            )
+        yield plays
+
+
+@pytest.fixture(scope="module")
+def fabric(plays):
+    """The simulated fabric, on node1; what opensm and sminfo need to see it."""
+    server = plays.lab.host("node1").address
+    plays.sh(
+        "node1",
+        f"printf '%s' '{FABRIC}' > /root/net; "
+        "systemd-run --quiet --unit=fabric sh -c 'sleep infinity | ibsim -r -s /root/net'",
+    )
+    for host in HOSTS:
+        seen = f"LD_PRELOAD={PRELOAD} SIM_HOST={host} IBSIM_SERVER_NAME={server}"
+        plays.sh(
+            host,
+            "mkdir -p '/etc/systemd/system/trainyard-opensm@.service.d'; "
+            "printf '[Service]\\nEnvironment=%s\\nRestrictAddressFamilies=AF_INET\\nWorkingDirectory=/tmp\\n' "
+            f"'{seen}' > '/etc/systemd/system/trainyard-opensm@.service.d/fabric.conf'",
+        )
+        plays.sh(
+            host,
+            f"mkdir -p /opt/simulated; printf '%s' '{MIRROR}' > /root/mirror; "
+            f"cd /tmp; systemd-run --quiet --unit=mirror env {seen} python3 /root/mirror",
+        )
+    return {
+        "LD_PRELOAD": PRELOAD,
+        "SIM_HOST": "{{ inventory_hostname }}",
+        "IBSIM_SERVER_NAME": server,
+    }
+
+
+def groups(plays, **members):
+    """An inventory beside the lab's: its groups."""
+    path = plays.directory / f"groups-{len(list(plays.directory.iterdir()))}.yml"
+    path.write_text(
+        yaml.safe_dump({name: {"hosts": {host: {} for host in hosts}} for name, hosts in members.items()})
+    )
+    return "-i", str(path)
+
+
+def sminfo(plays, fabric, host):
+    words = " ".join(f"{name}={value}" for name, value in fabric.items() if name != "SIM_HOST")
+    return plays.sh(host, f"cd /tmp; {words} SIM_HOST={host} sminfo || true")
+
+
+def master(plays, fabric):
+    """The GUID of the port whose subnet manager reigns."""
+    found = re.search(r"sm guid 0x([0-9a-f]+),.* SMINFO_MASTER", sminfo(plays, fabric, "node2"))
+    return int(found[1], 16) if found else None
+
+
+def site(plays, fabric, beside, *arguments):
+    """site.yml's part for RDMA."""
+    given = {"_rdma_sys_root": "/opt/simulated", "_opensm_environment": fabric}
+    return plays.finish(plays.command("rdma", "cluster", given, *beside, *arguments))
+
+
+def test_check_mode_on_untouched_hosts(plays, fabric):
+    beside = groups(plays, rdma=HOSTS, opensm=HOSTS)
+    before = plays.sh("node1", "find /etc | sort")
+    play = site(plays, fabric, beside, "--check", "--diff")
+    assert play.rc == 0, play.text
+    assert play.changed["node1"] > 0 and plays.sh("node1", "find /etc | sort") == before
+
+
+def test_a_host_whose_ports_nobody_manages_is_refused(plays, fabric):
+    play = site(plays, fabric, groups(plays, rdma=HOSTS))
+    assert play.rc != 0
+    assert "node1: ibsim0/1: found INIT, no subnet manager; expected ACTIVE" in play.words
+
+
+def test_opensm_sets_the_fabric_up_and_its_standby_takes_over(plays, fabric):
+    beside = groups(plays, rdma=HOSTS, opensm=HOSTS)
+    play = site(plays, fabric, beside)
+    assert play.rc == 0, play.text
+    assert "ibsim0/1: InfiniBand, ACTIVE at 10 Gbit/s" in play.words
+    assert site(plays, fabric, beside).changed == {"node1": 0, "node2": 0}
+
+    assert plays.sh("node1", "systemctl is-enabled opensm || true").strip() == "masked"
+    owner = {}
+    for host in HOSTS:
+        (unit,) = plays.sh(host, "ls /etc/systemd/system | grep trainyard-opensm@.*.service$").split()
+        owner[int(unit[len("trainyard-opensm@") :].removesuffix(".service"), 16)] = host, unit
+    first = master(plays, fabric)
+    host, unit = owner.pop(first)
+    plays.sh(host, f"systemctl stop {unit}")
+    wait_for(lambda: master(plays, fabric) in owner, 90)
+    plays.sh(host, f"systemctl start {unit}")
+
+
+def test_the_group_moves_to_another_host_in_one_run(plays, fabric):
+    play = site(plays, fabric, groups(plays, rdma=HOSTS, opensm=["node2"]))
+    assert play.rc == 0, play.text
+    assert plays.sh("node1", "ls /etc/systemd/system | grep -c trainyard-opensm@0 || true").strip() == "0"
+    assert plays.sh("node2", "systemctl is-active 'trainyard-opensm@*'").strip() == "active"
+
+
+def test_none_is_started_where_a_strange_one_reigns(plays, fabric):
+    """One that somebody started by hand on a host that is not of the group."""
+    assert site(plays, fabric, groups(plays, rdma=HOSTS, opensm=[])).rc == 0
+    seen = " ".join(f"{name}={value}" for name, value in fabric.items() if name != "SIM_HOST")
+    plays.sh(
+        "node1",
+        f"cd /tmp; systemd-run --quiet --unit=strange env {seen} SIM_HOST=node1 OSM_CACHE_DIR=/tmp opensm -f stdout",
+    )
+    wait_for(lambda: "SMINFO_MASTER" in sminfo(plays, fabric, "node2"), 60)
+    play = site(plays, fabric, groups(plays, rdma=HOSTS, opensm=["node2"]))
+    plays.sh("node1", "systemctl stop strange")
+    assert play.rc == 0, play.text
+    assert "node2: a subnet manager reigns here already (GUID 0" in play.words
+    assert plays.sh("node2", "ls /etc/systemd/system | grep -c trainyard-opensm@0 || true").strip() == "0"
+
+
+def test_roce_has_no_subnet_manager(plays, fabric):
+    port = "/opt/roce/sys/class/infiniband/rocep1s0/ports/1"
+    plays.sh(
+        "node1", f"mkdir -p {port}/gids; echo '4: ACTIVE' > {port}/state; echo Ethernet > {port}/link_layer"
+    )
+    beside = groups(plays, rdma=["node1"], opensm=["node1"])
+    command = plays.command("opensm", "cluster", {"_rdma_sys_root": "/opt/roce"}, *beside)
+    play = plays.finish(command)
+    assert play.rc != 0 and play.changed.get("node1") == 0
+    assert "rocep1s0/1 is Ethernet; expected an InfiniBand port" in play.words
+
+
+def test_empty_groups_take_it_away_again(plays, fabric):
+    play = site(plays, fabric, groups(plays, rdma=[], opensm=[]))
+    assert play.rc == 0, play.text
+    left = plays.sh("node2", "find /etc /var/cache -path '*trainyard-opensm*' -o -name '*trainyard-rdma*'")
+    assert [line for line in left.split() if "fabric" not in line and not line.endswith(".d")] == []
+    assert site(plays, fabric, groups(plays, rdma=[], opensm=[])).changed == {"node1": 0, "node2": 0}

@@ -1,0 +1,451 @@
+"""What a host tells Prometheus, without Prometheus: runs, cards, RDMA ports; rules and page; the way to the page."""
+
+import importlib.util
+import json
+import math
+import os
+import re
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from plugins.module_utils.preflight_gpus import THROTTLES
+from trainer import metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "roles/monitoring/files"
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hm = load(FILES / "host_metrics.py")
+dashboard = load(ROOT / "scripts/dashboard.py")
+
+
+class Nothing:
+    """No card, and no log."""
+
+    counts, last = Counter(), {}
+
+    def rows(self):
+        return []
+
+    def look(self):
+        pass
+
+
+def told(text):
+    """{(name, labels as sorted pairs): value}, read as Prometheus reads it."""
+    return {
+        (sample.name.removeprefix("trainyard_"), *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of(run, name, **labels):
+    return (f"run_{name}", *sorted({"run": run, **labels}.items()))
+
+
+@pytest.fixture
+def look(tmp_path, monkeypatch):
+    """`look()`: what is told of the state directory tmp_path, with tmp_path/root for /sys, of a host without cards."""
+    monkeypatch.setattr(hm.shutil, "which", lambda name: None)
+    return lambda: told(hm.collect(tmp_path, Nothing(), Nothing(), str(tmp_path / "root")))
+
+
+# ---- runs ----
+
+
+def step(number):
+    return {
+        "step_seconds": 2.0,
+        "compute_seconds": 0.5,
+        "comm_seconds": 1.2,
+        "rank_seconds": [0.5, 1.0],
+        "loss": 2.0,
+    }
+
+
+def test_what_the_trainer_writes_is_told(tmp_path, look):
+    """By the trainer's own writer, so that a key of another name is found out here."""
+    directory = tmp_path / "runs/first"
+    directory.mkdir(parents=True)
+    metrics.Status(directory, run="first").update(
+        state="running",
+        step=7,
+        steps=100,
+        loss=2.5,
+        tokens_per_second=1234.5,
+        eta_seconds=60,
+        attempt=2,
+        world_size=2,
+        warning='a "full"\ndisk',
+        parts={**metrics.parts([step(1), step(2)]), "ranks": ["node1", "node2"]},
+    )
+    found = look()
+    assert found[of("first", "state", state="running")] == 1
+    assert found[of("first", "warning", warning='a "full" disk')] == 1
+    figures = {
+        "step": 7,
+        "steps": 100,
+        "loss": 2.5,
+        "tokens_per_second": 1234.5,
+        "attempt": 2,
+        "world_size": 2,
+    }
+    for name, value in figures.items():
+        assert found[of("first", name)] == value
+    assert abs(found[of("first", "updated_timestamp_seconds")] - time.time()) < 60
+    assert found[of("first", "step_seconds")] == pytest.approx(2.0)
+    assert found[of("first", "network_seconds")] == pytest.approx(0.7)
+    assert found[of("first", "rank_compute_seconds", rank="1", host="node2")] == 1.0
+    assert found[of("first", "rank_waiting_seconds", rank="0", host="node1")] == 0.5
+    assert not [key for key in found if key[0] in ("run_reason", "run_eval_loss")]
+
+
+def write(directory, **status):
+    directory.mkdir(parents=True)
+    (directory / "status.json").write_text(json.dumps({"state": "running", "updated": time.time(), **status}))
+
+
+def test_a_run_that_has_long_been_silent_is_told_of_no_more(tmp_path, look):
+    write(tmp_path / "runs/old", updated=time.time() - hm.A_DAY - 60)
+    write(tmp_path / "runs/new", loss=math.nan, reason="diverged at step 3")
+    found = look()
+    assert {dict(key[1:])["run"] for key in found} == {"new"}
+    assert math.isnan(found[of("new", "loss")])
+    assert found[of("new", "reason", reason="diverged at step 3")] == 1
+
+
+def test_nothing_that_training_code_may_write_stops_it(tmp_path, look):
+    """The runs' directories are the service user's: it may put there what it wants."""
+    runs = tmp_path / "runs"
+    write(runs / "good", loss=1)
+    for name in ("pipe", "link", "large", "list", "text", "deep"):
+        (runs / name).mkdir()
+    os.mkfifo(runs / "pipe/status.json")
+    (runs / "link/status.json").symlink_to(runs / "good/status.json")
+    (runs / "large/status.json").write_text(
+        '{"state": "running", "updated": 9e9, "x": "' + "x" * (1 << 20) + '"}'
+    )
+    (runs / "list/status.json").write_text("[1]")
+    (runs / "text/status.json").write_text("{")
+    (runs / "deep/status.json").write_text("[" * 100_000)
+    write(
+        runs / "odd",
+        step=10**400,
+        loss="low",
+        parts={"compute": [], "waiting": 3},
+        reason="\ud800",
+        steps=True,
+    )
+    write(runs / "word", updated="soon")
+    write(runs / "ranks", parts={"compute": [1] * 5000, "waiting": [0], "wire": 0, "rest": 0, "ranks": "x"})
+    text = hm.collect(tmp_path, Nothing(), Nothing(), str(tmp_path))
+    hm.write(tmp_path / "a.prom", text)
+    found = told((tmp_path / "a.prom").read_text())
+    assert {dict(key[1:])["run"] for key in found} == {"good", "odd", "ranks"}
+    assert not [key for key in found if key[0] in ("run_step", "run_steps") and ("run", "odd") in key]
+    assert sum(key[0] == "run_rank_compute_seconds" for key in found) == hm.RANKS
+
+
+# ---- cards ----
+
+# As two drivers answered, of a data centre's card and of two GeForces.
+H100 = (
+    "0, 00000000:1B:00.0, NVIDIA H100 80GB HBM3, GPU-6c, 570.86.15, 0x0000000000000004, "
+    "45, 118.32, 700.00, 3, 1024, 81559, 1980, 0, 2"
+)
+RTX = (
+    "1, 00000000:41:00.0, NVIDIA GeForce RTX 3070 Ti, GPU-7d, 570.86.15, 0x0000000000000068, "
+    "86, 241.07, 290.00, 98, 7011, 8192, 1290, [N/A], [N/A]"
+)
+LAPTOP = (
+    "2, 00000000:01:00.0, NVIDIA GeForce RTX 4070 Laptop GPU, GPU-8e, 570.86.15, 0x0000000000000001, "
+    "41, 9.81, [N/A], 0, 12, 8188, 210, [Not Supported], [N/A]"
+)
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """`smi(script)`: nvidia-smi is that shell script; it notes each call in tmp_path/calls."""
+
+    def have(script):
+        program = tmp_path / "bin/nvidia-smi"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\n{script}\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return hm.Smi()
+
+    return have
+
+
+def cards(tmp_path, *places):
+    for place in places:
+        path = tmp_path / "root/sys/bus/pci/devices" / place
+        path.mkdir(parents=True)
+        (path / "vendor").write_text("0x10de\n")
+        (path / "class").write_text("0x030000\n")
+    sound = tmp_path / "root/sys/bus/pci/devices/0000:41:00.1"
+    sound.mkdir(parents=True)
+    (sound / "vendor").write_text("0x10de\n")
+    (sound / "class").write_text("0x040300\n")
+
+
+def test_cards_tell_what_they_know(tmp_path, smi):
+    cards(tmp_path, "0000:1b:00.0", "0000:41:00.0", "0000:01:00.0")
+    reader = smi("cat <<'X'\n" + "\n".join((H100, RTX, LAPTOP)) + "\nX")
+    found = told(hm.collect(tmp_path, reader, Nothing(), str(tmp_path / "root")))
+
+    def card(fact, gpu, bus, **labels):
+        return found.get((f"gpu_{fact}", *sorted({"gpu": gpu, "bus": bus, **labels}.items())))
+
+    h100, rtx, laptop = ("0", "0000:1b:00"), ("1", "0000:41:00"), ("2", "0000:01:00")
+    assert found[("nvidia_smi_up",)] == 1
+    assert card("info", *h100, name="NVIDIA H100 80GB HBM3", uuid="GPU-6c", driver="570.86.15") == 1
+    assert card("temperature_celsius", *rtx) == 86 and card("utilization_ratio", *rtx) == pytest.approx(0.98)
+    assert card("memory_total_bytes", *rtx) == 8192 * 2**20 and card("sm_clock_hertz", *rtx) == 1290e6
+    assert card("power_limit_watts", *laptop) is None and card("power_watts", *laptop) == 9.81
+    assert card("ecc_errors_total", *h100, kind="uncorrected") == 2
+    assert card("ecc_errors_total", *rtx, kind="uncorrected") is None
+    slowed = {reason for reason in hm.THROTTLES.values() if card("throttled", *rtx, reason=reason)}
+    assert slowed == {"hardware", "heat", "heat, by hardware"}
+    assert card("throttled", *h100, reason="power limit") == 1
+    for bus in ("0000:1b:00", "0000:41:00", "0000:01:00"):
+        assert found[("gpu_xid_errors_total", ("bus", bus))] == 0
+    assert sum(key[0] == "gpu_xid_errors_total" for key in found) == 3
+
+
+def test_a_field_that_the_driver_does_not_know_is_left_out(tmp_path, smi):
+    reader = smi("""
+case "$1" in *power.limit*) echo 'Field "power.limit" is not a valid field to query.'; exit 2;; esac
+echo '0, 00000000:01:00.0, GeForce, GPU-1, 470.1, 0x0, 50, 99.5, 10, 1, 2, 300, [N/A], [N/A]'""")
+    for _ in range(2):
+        found = told(hm.collect(tmp_path, reader, Nothing(), str(tmp_path)))
+        assert found[("gpu_power_watts", ("bus", "0000:01:00"), ("gpu", "0"))] == 99.5
+    # Only the first question was one too many.
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3
+
+
+def test_an_nvidia_smi_that_hangs_is_not_started_twice(tmp_path, smi, monkeypatch):
+    monkeypatch.setattr(hm, "PATIENCE", 0.3)
+    monkeypatch.setattr(
+        hm.subprocess.Popen, "kill", lambda process: None
+    )  # as in a call that the kernel does not end
+    reader = smi("exec sleep 60")
+    try:
+        for _ in range(3):
+            found = told(hm.collect(tmp_path, reader, Nothing(), str(tmp_path)))
+            assert found == {("nvidia_smi_up",): 0}
+        assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    finally:
+        reader._hanging.terminate()
+        reader._hanging.wait()
+
+
+@pytest.mark.parametrize("script", ["echo 'Unable to determine the device handle'; exit 15", "exit 9"])
+def test_an_nvidia_smi_that_fails_is_told(tmp_path, smi, script):
+    assert told(hm.collect(tmp_path, smi(script), Nothing(), str(tmp_path))) == {("nvidia_smi_up",): 0}
+
+
+def test_xids_are_counted_once_by_card(tmp_path, smi):
+    cards(tmp_path, "0000:41:00.0", "0000:1b:00.0")
+    log = tmp_path / "kmsg"
+    log.write_text(
+        "6,1,1,-;Linux version\n"
+        "3,2,9,-;NVRM: Xid (PCI:0000:41:00): 31, pid=1, name=python, Ch 00000008\n"
+        "3,3,9,-;NVRM: Xid (PCI:0000:41:00.0): 79, GPU has fallen off the bus.\n"
+    )
+    xids, reader = hm.Xids(str(log)), smi(f"echo '{RTX}'")
+    for _ in range(2):
+        found = told(hm.collect(tmp_path, reader, xids, str(tmp_path / "root")))
+        assert found[("gpu_xid_errors_total", ("bus", "0000:41:00"))] == 2
+        assert found[("gpu_xid_last", ("bus", "0000:41:00"))] == 79
+        assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 0
+    with log.open("a") as file:
+        file.write("3,4,9,-;NVRM: Xid (PCI:0000:1b:00): 48, pid=2\n")
+    found = told(hm.collect(tmp_path, reader, xids, str(tmp_path / "root")))
+    assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 1
+
+
+def test_a_log_that_is_not_ours_to_read_is_no_fault(tmp_path, smi):
+    found = told(hm.collect(tmp_path, smi(f"echo '{RTX}'"), hm.Xids(str(tmp_path / "none")), str(tmp_path)))
+    assert not [key for key in found if key[0].startswith("gpu_xid")] and found[("nvidia_smi_up",)] == 1
+
+
+def test_throttling_is_what_preflight_calls_so():
+    assert set(THROTTLES) == set(hm.THROTTLES) - {0x4}
+
+
+# ---- RDMA, PFC ----
+
+
+def test_the_ports_counters_are_told(tmp_path, look):
+    port = tmp_path / "root/sys/class/infiniband/mlx5_0/ports/1/hw_counters"
+    port.mkdir(parents=True)
+    for name, text in {
+        "np_cnp_sent": "12\n",
+        "out_of_sequence": "3\n",
+        "lifespan": "10\n",
+        "odd": "N/A\n",
+    }.items():
+        (port / name).write_text(text)
+    (tmp_path / "root/sys/class/infiniband/mlx5_0/ports/2").mkdir()
+    labels = (("device", "mlx5_0"), ("port", "1"))
+    assert look() == {
+        ("rdma_hw_counter_total", ("counter", "np_cnp_sent"), *labels): 12,
+        ("rdma_hw_counter_total", ("counter", "out_of_sequence"), *labels): 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "pause"),
+    [
+        ("rx_prio3_pause", ("rx", "3")),
+        ("tx_prio0_pause", ("tx", "0")),
+        ("rx_priority_3_xoff", ("rx", "3")),
+        ("tx_priority_3_xoff.nic", ("tx", "3")),
+        ("rx_pfc_ena_frames_pri3", ("rx", "3")),
+        ("rx_prio3_pause_duration", None),
+        ("rx_prio3_pause_transition", None),
+        ("rx_prio3_bytes", None),
+        ("rx_prio3", None),
+        ("rx_priority_3_xon", None),
+        ("rx_prio3_discards", None),
+        ("rx_pause", None),
+    ],
+)
+def test_pauses_are_known_by_their_drivers_names(tmp_path, look, monkeypatch, name, pause):
+    (tmp_path / "root/sys/class/net/eth7/device").mkdir(parents=True)
+    (tmp_path / "root/sys/class/net/lo").mkdir()
+    monkeypatch.setattr(hm, "ethtool_counters", lambda device: {name: 5, "rx_bytes": 9})
+    found = look()
+    if pause is None:
+        assert found == {}
+    else:
+        labels = (("device", "eth7"), ("direction", pause[0]), ("priority", pause[1]))
+        assert found == {("nic_pause_total", *labels): 5}
+
+
+def test_a_card_without_counters_is_no_fault():
+    with pytest.raises(OSError):
+        hm.ethtool_counters("lo")
+
+
+# ---- rules and page ----
+
+RULES = [
+    rule for group in yaml.safe_load((FILES / "rules.yml").read_text())["groups"] for rule in group["rules"]
+]
+PAGE = (FILES / "page.html").read_text()
+
+
+def test_rules_and_page_ask_for_metrics_that_there_are():
+    for text in ((FILES / "rules.yml").read_text(), PAGE):
+        asked = set(re.findall(r"\btrainyard_((?:run|gpu|rdma|nic|nvidia)_\w+)", text)) - {"run_", "gpu_"}
+        assert asked and asked <= set(hm.HELP) | {name for name in asked if name.startswith("run_$")}
+    states = set(
+        re.findall(r"\w+", " ".join(re.findall(r'state=~?"([\w|]+)"', (FILES / "rules.yml").read_text())))
+    )
+    active = json.loads(re.search(r"const ACTIVE = (\[.*\]);", PAGE)[1])
+    assert states <= set(metrics.STATES)
+    assert set(active) == set(metrics.STATES) - set(metrics.FINAL)
+
+
+def test_each_alert_says_what_is_and_what_to_do():
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("warning", "critical"), rule
+        assert set(rule["annotations"]) == {"summary", "cure"}, rule
+        for playbook in re.findall(
+            r"playbooks/(\w+\.yml)|(\bdiagnose\.yml|\blogs\.yml)", str(rule["annotations"])
+        ):
+            assert (ROOT / "playbooks" / "".join(playbook)).exists()
+
+
+def test_what_diverged_says_so_first():
+    """RunDiverged goes by that word."""
+    text = (ROOT / "trainer/recorder.py").read_text()
+    assert set(re.findall(r'raise Diverged\(\s*f?"(\w+)', text)) == {"diverged"}
+
+
+def test_the_page_takes_nothing_from_elsewhere():
+    assert "http" not in PAGE.replace("http://www.w3.org/2000/svg", "")
+
+
+# ---- the way to the page ----
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    """A file of an inventory whose head has `variables`, with or without the group monitoring."""
+
+    def make(group=True, **variables):
+        head = {"hosts": {"node1": {"ansible_host": "{{ net }}.7", "net": "192.0.2", **variables}}}
+        children = {
+            "cluster": {"children": {"head": head}},
+            "monitoring": {"hosts": {"node1": {}} if group else {}},
+        }
+        file = tmp_path / "hosts.yml"
+        file.write_text(yaml.safe_dump({"all": {"children": children}}))
+        return str(file)
+
+    return make
+
+
+def test_the_tunnel_goes_as_ansible_logs_in(inventory):
+    host = dashboard.ask(
+        inventory(
+            ansible_user="anna",
+            ansible_port=2222,
+            ansible_ssh_private_key_file="/keys/a",
+            ansible_ssh_common_args="-o 'ProxyCommand=relay %h %p' -J jump",
+            monitoring_port=9191,
+        )
+    )
+    words = dashboard.tunnel(host, 9090)
+    assert words[:4] == ["ssh", "-N", "-L", "127.0.0.1:9090:127.0.0.1:9191"]
+    assert words[-11:] == [
+        *("-o", "ProxyCommand=relay %h %p", "-J", "jump"),
+        *("-p", "2222", "-l", "anna", "-i", "/keys/a", "192.0.2.7"),
+    ]
+    assert not [word for word in words if "HostKeyChecking" in word]
+
+
+def test_without_the_group_the_cure_is_named(inventory, capsys):
+    assert dashboard.main(["-i", inventory(group=False)]) == 2
+    assert "monitoring: {hosts: {HEAD: {}}}" in capsys.readouterr().err
+
+
+def test_on_the_host_itself_no_tunnel_is_needed(inventory, capsys):
+    assert dashboard.main(["-i", inventory(ansible_connection="local")]) == 0
+    assert "http://127.0.0.1:9090/user/" in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_not_insisted_on():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert dashboard.free(port) != port
+    assert dashboard.free(port) == port
+
+
+def test_an_ssh_that_ends_is_told(inventory, capfd, monkeypatch, tmp_path):
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\necho 'no route' >&2\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert dashboard.main(["-i", inventory()]) == 2
+    said = capfd.readouterr().err
+    assert "no route" in said and "node1 (192.0.2.7): SSH ended" in said

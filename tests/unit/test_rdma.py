@@ -1,0 +1,262 @@
+"""RDMA: what /sys says, what is made of it, and who manages InfiniBand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plugins.filter import rdma as rdma_filter
+from plugins.filter import roce_switch as switch_filter
+from plugins.module_utils import rdma_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def make_port(root, device, layer="Ethernet", state="4: ACTIVE", guid="0002:c903:0002:fce9", **more):
+    """A port below `root`/sys as the kernel shows it."""
+    port = root / f"sys/class/infiniband/{device}/ports/1"
+    write(port / "state", state)
+    write(port / "rate", more.get("rate", "100 Gb/sec (4X EDR)"))
+    write(port / "link_layer", layer)
+    write(port / "sm_lid", more.get("sm_lid", "0x0"))
+    gids = more.get("gids", [(f"fe80:0000:0000:0000:{guid}", "IB/RoCE v1", "")])
+    for index, (gid, kind, interface) in enumerate(gids):
+        write(port / f"gids/{index}", gid)
+        write(port / f"gid_attrs/types/{index}", kind)
+        write(port / f"gid_attrs/ndevs/{index}", interface)
+    write(port / "gids/9", "0000:0000:0000:0000:0000:0000:0000:0000")
+
+
+ROCE = [
+    ("fe80:0000:0000:0000:0250:56ff:fe00:0001", "IB/RoCE v1", "ens192"),
+    ("0000:0000:0000:0000:0000:ffff:c0a8:fac9", "RoCE v2", "ens192"),
+]
+
+
+def survey(root, managers=()):
+    ports = rdma_ports.rdma_ports(str(root))
+    for port in ports:
+        port["manager"] = (
+            dict(zip(("guid", "state"), (managers[0], "MASTER"), strict=True)) if managers else None
+        )
+    return {"ports": ports, "missing": [], "container": False}
+
+
+def test_a_roce_port_is_read_and_told(tmp_path):
+    make_port(tmp_path, "rocep11s0", gids=ROCE)
+    write(tmp_path / "sys/class/net/ens192/mtu", "1500")
+    found = survey(tmp_path)
+    (port,) = found["ports"]
+    assert (port["device"], port["interface"], port["mtu"], port["gbit"]) == (
+        "rocep11s0",
+        "ens192",
+        1500,
+        100.0,
+    )
+    assert [gid["address"] for gid in port["gids"]] == ["", "192.168.250.201"]
+    assert rdma_filter.rdma_faults(found, "node1") == []
+    (line,) = rdma_filter.rdma_told(found)
+    assert "RoCE v2 over ens192 (192.168.250.201, GID 1), 100 Gbit/s" in line and "mtu: 9000" in line
+    assert rdma_filter.roce_ports(found) == [{"device": "rocep11s0", "port": 1, "interface": "ens192"}]
+
+
+def test_a_card_without_a_cable_or_an_address_is_refused(tmp_path):
+    assert "no RDMA device" in rdma_filter.rdma_faults(survey(tmp_path), "node1")[0]
+    make_port(tmp_path, "mlx5_0", state="1: DOWN", gids=ROCE)
+    assert (
+        "found DOWN; expected ACTIVE. Look at the cable of ens192"
+        in rdma_filter.rdma_faults(survey(tmp_path), "n")[0]
+    )
+    make_port(tmp_path, "mlx5_1", gids=ROCE[:1])
+    assert "no GID of type RoCE v2" in rdma_filter.rdma_faults(survey(tmp_path), "n")[1]
+    make_port(tmp_path, "mlx5_2", gids=ROCE)  # one that is well is enough
+    assert rdma_filter.rdma_faults(survey(tmp_path), "n") == []
+    assert len(rdma_filter.rdma_told(survey(tmp_path))) == 1
+
+
+def test_infiniband_wants_a_subnet_manager(tmp_path):
+    make_port(tmp_path, "ibp1s0", "InfiniBand", "2: INIT")
+    assert "no subnet manager" in rdma_filter.rdma_faults(survey(tmp_path), "n")[0]
+    make_port(tmp_path, "ibp1s0", "InfiniBand")
+    assert "sm_lid 0" in rdma_filter.rdma_faults(survey(tmp_path), "n")[0]
+    make_port(tmp_path, "ibp1s0", "InfiniBand", sm_lid="0x1")
+    assert rdma_filter.rdma_faults(survey(tmp_path), "n") == []
+
+
+def test_who_manages_infiniband(tmp_path):
+    """The first of the group, its standby; nobody on RoCE, nor beside a manager that is not ours."""
+    make_port(tmp_path / "a", "ibp1s0", "InfiniBand", guid="0002:c903:0000:00aa")
+    make_port(tmp_path / "b", "ibp1s0", "InfiniBand", guid="0002:c903:0000:00bb")
+    make_port(tmp_path / "c", "rocep1s0", gids=ROCE)
+    hosts = {name: survey(tmp_path / name) for name in "ab"}
+    plans = rdma_filter.opensm_plan(hosts, ["a", "b"], ["a", "b"])
+    assert [plans[name]["guids"] for name in "ab"] == [["0002c903000000aa"], ["0002c903000000bb"]]
+    assert plans["a"]["priority"] > plans["b"]["priority"]
+
+    with_own = {"a": survey(tmp_path / "a", ["0002c903000000aa"]), "b": hosts["b"]}
+    assert not rdma_filter.opensm_plan(with_own, ["b"], ["a", "b"])["b"]["skip"]
+    with_strange = {"a": survey(tmp_path / "a", ["0002c903000000ff"]), "b": hosts["b"]}
+    plan = rdma_filter.opensm_plan(with_strange, ["b"], ["a", "b"])["b"]
+    assert "0002c903000000ff" in plan["skip"] and not plan["guids"]
+
+    roce = rdma_filter.opensm_plan({"c": survey(tmp_path / "c")}, ["c"], ["c"])["c"]
+    assert "rocep1s0/1 is Ethernet; expected an InfiniBand port" in roce["problem"] and not roce["guids"]
+
+
+# ---- roce_qos ----
+
+DCB = """#!/usr/bin/python3
+# Stands in for iproute2's dcb: it notes what it is told, and answers by it as the kernel would.
+import json, os, sys
+state, words = os.environ["DCB_STATE"], sys.argv[2:]
+known = json.load(open(state)) if os.path.exists(state) else {"app": {}, "pfc": [], "told": []}
+known["told"].append(" ".join(words))
+area, verb, _, interface, what = [*words, ""][:5]
+if interface != "ens192":
+    sys.exit("RTNETLINK answers: Operation not supported")
+pairs = dict(word.split(":") for word in words[5:])
+if (area, verb) == ("app", "replace"):
+    known["app"].update(pairs)
+elif (area, verb) == ("app", "del"):
+    for mark in pairs:
+        del known["app"][mark]
+elif (area, verb) == ("pfc", "set"):
+    known["pfc"] = [pairs.get(str(number), pairs["all"]) == "on" for number in range(8)]
+elif area == "app":
+    print(json.dumps({"dscp_prio": [[int(mark), int(one)] for mark, one in known["app"].items()]}))
+elif area == "pfc":
+    print(json.dumps({"pfc_cap": 8, "prio_pfc": known["pfc"] or [False] * 8}))
+json.dump(known, open(state, "w"))
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Calls the program on a host that is made up; `.told` is what `dcb` was told."""
+    (tmp_path / "bin").mkdir()
+    dcb = tmp_path / "bin/dcb"
+    dcb.write_text(DCB)
+    dcb.chmod(0o755)
+    (tmp_path / "sys/kernel/config/rdma_cm").mkdir(parents=True)
+    for end in ("np", "rp"):
+        write(tmp_path / f"sys/class/net/ens192/ecn/roce_{end}/enable/3", "0")
+
+    class Host:
+        root = tmp_path
+        tos = tmp_path / "sys/kernel/config/rdma_cm/rocep11s0/ports/1/default_roce_tos"
+
+        def __call__(self, what, pfc, interface="ens192"):
+            port = {"device": "rocep11s0", "port": 1, "interface": interface}
+            wanted = {"dscp": 26, "priority": 3, "pfc": pfc, "tos": 106, "ports": [port]}
+            (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+            self.tos.parent.mkdir(
+                parents=True, exist_ok=True
+            )  # as configfs does when the device's folder is made
+            return subprocess.run(
+                [sys.executable, ROOT / "roles/roce_qos/files/roce_qos.py", what, tmp_path / "wanted.json"],
+                env={
+                    "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+                    "ROOT": str(tmp_path),
+                    "DCB_STATE": str(tmp_path / "dcb"),
+                },
+                capture_output=True,
+                text=True,
+            )
+
+        def told(self):
+            return [
+                line for line in json.loads((tmp_path / "dcb").read_text())["told"] if " show " not in line
+            ]
+
+    return Host()
+
+
+@pytest.mark.parametrize("pfc", [False, True])
+def test_the_class_is_set_and_checked(host, pfc):
+    before = host("check", pfc)
+    assert before.returncode == 1 and "DSCP 26 has priority None; expected 3" in before.stdout
+    assert host("apply", pfc).returncode == 0, host("apply", pfc).stderr
+    assert host.told()[:2] == [
+        "app replace dev ens192 dscp-prio 26:3 48:6",
+        "pfc set dev ens192 prio-pfc all:off" + (" 3:on" if pfc else ""),
+    ]
+    assert host.tos.read_text() == "106"
+    assert (host.root / "sys/class/net/ens192/ecn/roce_np/enable/3").read_text() == "1"
+    assert host("check", pfc).returncode == 0, host("check", pfc).stdout
+    wrong = host("check", not pfc)
+    assert wrong.returncode == 1 and "PFC is on for priorities" in wrong.stdout
+    assert host("clear", pfc).returncode == 0
+    assert host("check", pfc).returncode == 1
+
+
+def test_a_card_that_knows_no_classes_is_told(host):
+    done = host("apply", True, "eth9")
+    assert done.returncode == 1 and "Operation not supported. If eth9's driver knows no DCB" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_mark_is_that_of_the_scenario():
+    assert rdma_filter.traffic_class(26) == 106
+
+
+# ---- the switch ----
+
+
+HOSTS = {"a": {"roce_qos_switch_port": "Ethernet1/1"}, "b": {"roce_qos_switch_port": "Ethernet1/2"}}
+
+
+def wanted(pfc):
+    return {"dscp": 26, "priority": 3, "pfc": pfc}
+
+
+@pytest.mark.parametrize("pfc", [False, True])
+def test_nx_os_is_read_by_a_parser_of_such_configurations(pfc):
+    from hier_config import Platform, get_hconfig
+
+    text = switch_filter.roce_switch(["a", "b"], HOSTS, "cisco-nxos", wanted(pfc))
+    tree = get_hconfig(Platform.CISCO_NXOS, text)
+
+    def below(*path):
+        node = tree
+        for words in path:
+            node = node.get_child(equals=words)
+            assert node is not None, (path, text)
+        return [child.text for child in node.children]
+
+    assert below("class-map type qos match-all TRAINYARD-ROCE") == ["match dscp 26"]
+    assert below("policy-map type qos TRAINYARD-MARK", "class TRAINYARD-ROCE") == ["set qos-group 3"]
+    paused = below("policy-map type network-qos TRAINYARD-NETWORK", "class type network-qos c-8q-nq3")
+    assert ("pause pfc-cos 3" in paused) == pfc
+    queue = below("policy-map type queuing TRAINYARD-QUEUES", "class type queuing c-out-8q-q3")
+    assert any(line.startswith("random-detect ") and line.endswith(" ecn") for line in queue)
+    for port in ("Ethernet1/1", "Ethernet1/2"):
+        told = below(f"interface {port}")
+        assert "service-policy type qos input TRAINYARD-MARK" in told
+        assert ("priority-flow-control mode on" in told) == pfc
+    # Each policy that is applied is one that is there.
+    named = {line.split()[-1] for line in text.splitlines() if line.strip().startswith("service-policy")}
+    assert named == {line.split()[-1] for line in text.splitlines() if line.startswith("policy-map")}
+
+
+@pytest.mark.parametrize("pfc", [False, True])
+def test_sonic_s_tables_name_only_what_is_there(pfc):
+    hosts = {"a": {"roce_qos_switch_port": "Ethernet0"}}
+    tables = json.loads(switch_filter.roce_switch(["a"], hosts, "sonic", wanted(pfc)))
+    assert tables["DSCP_TO_TC_MAP"]["TRAINYARD"]["26"] == "3"
+    assert tables["PORT_QOS_MAP"]["Ethernet0"].get("pfc_enable") == ("3" if pfc else None)
+    assert ("PFC_WD" in tables) == pfc
+    for queue in tables["QUEUE"].values():
+        assert queue["scheduler"] in tables["SCHEDULER"]
+        assert queue.get("wred_profile", "TRAINYARD") in tables["WRED_PROFILE"]
+
+
+def test_a_host_without_its_port_is_named():
+    with pytest.raises(Exception, match="found none for b; expected the switch's port"):
+        switch_filter.roce_switch(["a", "b"], {**HOSTS, "b": {}}, "cisco-nxos", wanted(True))

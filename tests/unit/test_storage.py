@@ -1,0 +1,304 @@
+"""The shared directory: names, exports, refusals, and the modules on files. Its mounts need a kernel with NFS."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+
+from plugins.filter.storage import storage_exports, storage_fault, storage_unit
+from plugins.module_utils import storage_units
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = "/srv/trainyard/shared"
+PATHS = {
+    PATH: "srv-trainyard-shared",
+    "/data": "data",
+    "/mnt/big-disk/a_b": r"mnt-big\x2ddisk-a_b",
+    "/srv/.hidden/.x": "srv-.hidden-.x",
+    "/.top": r"\x2etop",
+    "/srv/c++@1.2": r"srv-c\x2b\x2b\x401.2",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_unit_bears_the_name_that_systemd_wants(path):
+    assert storage_unit(path) == PATHS[path]
+    if tool := shutil.which("systemd-escape"):
+        done = subprocess.run([tool, "--path", path], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == PATHS[path]
+
+
+def test_the_peers_alone_may_mount_it_and_all_are_the_service_user():
+    peers = [{"address": "10.77.0.12"}, {"address": "10.77.0.13"}]
+    comment, line = storage_exports(PATH, peers, {"uid": 998, "gid": 997}).splitlines()
+    options = "(rw,sync,no_subtree_check,all_squash,anonuid=998,anongid=997)"
+    assert comment.startswith("# Written by Trainyard")
+    assert line == f"{PATH} 10.77.0.12{options} 10.77.0.13{options}"
+
+
+def test_a_cluster_of_one_exports_to_nobody():
+    """A line with a path alone would export it to the world."""
+    assert PATH not in storage_exports(PATH, [], {"uid": 998, "gid": 997})
+
+
+# ---- who is refused ----
+
+GOOD = {
+    "account": {"uid": 998, "gid": 998},
+    "place": "nothing",
+    "parent": False,
+    "closed": "",
+    "mounts": [],
+    "units": [],
+    "exports": False,
+    "others": [],
+    "foreign": False,
+    "v4_alone": False,
+    "rpcbind": False,
+    "programs": [],
+    "kernel": {"release": "6.1.0-31-amd64", "nfs": True, "nfsd": True},
+}
+NFS = [{"type": "autofs", "source": "systemd-1"}, {"type": "nfs4", "source": f"10.77.0.11:{PATH}"}]
+DISK = [{"type": "ext4", "source": "/dev/sdb1"}]
+NAS = [{"type": "nfs4", "source": "nas:/export"}]
+NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("server", {}, ()),
+        ("client", {}, ()),
+        ("server", {"place": "full"}, ()),  # what is there is shared
+        ("server", {"place": "mount", "mounts": DISK}, ()),
+        ("server", {"place": "ours", "mounts": NFS, "units": [PATH]}, ()),  # it was a client before
+        ("client", {"place": "ours", "mounts": NFS, "units": [PATH]}, ()),
+        ("client", {"place": "directory"}, ()),
+        ("client", {"others": ["/etc/exports:1"]}, ()),
+        ("server", {"place": "mount", "mounts": NAS}, ("mounted from nas:/export", "leave the group empty")),
+        ("server", {"place": "link"}, ("to be a link", "Give the directory itself")),
+        ("server", {"others": ["/etc/exports:3"]}, ("exported by /etc/exports:3, too", "Remove it there")),
+        ("client", {"closed": "/srv"}, ()),
+        ("server", {"closed": "/data"}, ("found /data, through which not everybody", "chmod o+x /data")),
+        ("server", {"kernel": NO_KERNEL}, ("a kernel (6.18.44) that has no nfsd", "Boot that one")),
+        ("client", {"kernel": NO_KERNEL}, ("a kernel (6.18.44) that has no nfs;", "leave the group")),
+        ("client", {"place": "full"}, ("found files in", "Move them to node1")),
+        ("client", {"place": "mount", "mounts": DISK}, ("/dev/sdb1 (ext4) mounted", "Unmount it")),
+        ("client", {"place": "mount", "mounts": NAS}, ("nas:/export (nfs4) mounted", "Unmount it")),
+        ("client", {"place": "file"}, ("to be a file", "Move it")),
+    ],
+)
+def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
+    fault = storage_fault(GOOD | changes, part, PATH, "node1")
+    assert bool(fault) == bool(words), fault
+    for word in words:
+        assert word in fault
+    if fault:
+        assert re.match(r"storage_(path|server): found .*; expected .*\. ", fault)
+
+
+# ---- what is looked at ----
+
+
+@pytest.fixture(scope="module")
+def survey(load_module):
+    return load_module("storage_survey")
+
+
+def test_what_lies_at_the_path_is_a_word(survey, tmp_path):
+    assert survey.place(str(tmp_path / "none" / "x"), [], []) == "nothing"
+    assert survey.place(str(tmp_path), [], []) == "directory"
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert survey.place(str(tmp_path), [], []) == "full"
+    assert survey.place(str(tmp_path / "file"), [], []) == "file"
+    assert survey.place(str(tmp_path / "link"), [], []) == "link"
+
+
+def test_a_mount_is_ours_by_its_unit_and_its_kind(survey):
+    assert survey.place(PATH, NFS, [PATH]) == "ours"
+    assert survey.place(PATH, NFS, []) == "mount"
+    assert survey.place(PATH, NFS, ["/srv/else"]) == "mount"
+    assert survey.place(PATH, [*NFS, *DISK], [PATH]) == "mount"  # somebody's over it
+
+
+def test_the_mount_table_is_read_without_a_look_at_the_mounts(tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        f"2 1 0:41 / {PATH} rw,relatime shared:1 - autofs systemd-1 rw,fd=51\n"
+        f"3 2 0:52 / {PATH} rw,relatime shared:2 - nfs4 10.77.0.11:{PATH} rw,vers=4.2\n"
+        f"4 1 8:2 / {PATH}2 rw - ext4 /dev/sdb1 rw\n"
+        "5 1 8:2 / /with\\040space rw master:7 propagate_from:2 - ext4 /dev/sdc1 rw\n"
+    )
+    assert storage_units.mounts_at(PATH, str(table)) == NFS
+    assert storage_units.mounts_at("/with space", str(table)) == [{"type": "ext4", "source": "/dev/sdc1"}]
+    assert storage_units.mounts_at("/srv", str(table)) == []
+
+
+def test_exports_of_others_are_found_with_their_line(survey, tmp_path):
+    file = tmp_path / "exports"
+    file.write_text(f"# {PATH} *\n\n/home 10.0.0.0/8(rw)\n{PATH}/ *(ro) # mine\n")
+    assert survey.exported([str(file)]) == [("/home", f"{file}:3"), (PATH, f"{file}:4")]
+
+
+def test_a_kernel_without_it_and_without_a_module_for_it_has_it_not(survey, tmp_path):
+    class Module:
+        def __init__(self, program, rc=0):
+            self.program, self.rc = program, rc
+
+        def get_bin_path(self, name, opt_dirs):
+            return self.program
+
+        def run_command(self, command):
+            return self.rc, "", ""
+
+    table = tmp_path / "filesystems"
+    table.write_text("nodev\tproc\n\text4\nnodev\tnfsd\n")
+    assert survey.kernel_has(Module(None), "nfsd", str(table))
+    assert not survey.kernel_has(Module(None), "nfs", str(table))
+    assert not survey.kernel_has(Module("/sbin/modprobe", rc=1), "nfs", str(table))
+    assert survey.kernel_has(Module("/sbin/modprobe"), "nfs", str(table))
+
+
+# ---- units ----
+
+
+def rendered(name, **variables):
+    folder = ROOT / "roles/storage/templates"
+    template = jinja2.Template((folder / name).read_text(), undefined=jinja2.StrictUndefined)
+    values = {"storage_path": PATH, "_storage_server": "node1", "_storage_address": "10.77.0.11"}
+    return template.render(**values | variables) + "\n"
+
+
+def test_the_roles_units_are_known_by_their_first_line(tmp_path):
+    mount = rendered("shared.mount.j2")
+    (tmp_path / "srv-trainyard-shared.mount").write_text(mount)
+    (tmp_path / "srv-trainyard-shared.automount").write_text(rendered("shared.automount.j2"))
+    (tmp_path / "data.mount").write_text("[Mount]\nWhere=/data\n")
+    (tmp_path / "masked.mount").symlink_to("/dev/null")
+    (tmp_path / "trainyard.service").write_text(mount)
+    found = storage_units.our_units(str(tmp_path))
+    assert list(found) == ["srv-trainyard-shared.automount", "srv-trainyard-shared.mount"]
+    assert {storage_units.where(text) for text in found.values()} == {PATH}
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+@pytest.mark.parametrize("path", PATHS)
+def test_systemd_takes_the_units(tmp_path, path):
+    files = []
+    for kind in ("mount", "automount"):
+        files.append(tmp_path / f"{PATHS[path]}.{kind}")
+        files[-1].write_text(rendered(f"shared.{kind}.j2", storage_path=path))
+    done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if tmp_path.name in line or PATHS[path] in line]
+    assert said == [] and done.returncode == 0, done.stderr
+    files[0].write_text(files[0].read_text().replace(f"Where={path}", "Where=/elsewhere"))
+    broken = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True)
+    assert broken.returncode != 0 or "doesn't match unit name" in broken.stderr
+
+
+def test_who_uses_the_directory_is_named(load_module, tmp_path):
+    users_of = load_module("storage_mount").users_of
+    assert users_of(str(tmp_path)) == []
+    with open(tmp_path / "open", "w"):
+        (user,) = users_of(str(tmp_path))
+    assert user.endswith(f"({os.getpid()})")
+    assert users_of(str(tmp_path / "ope")) == []
+
+
+def test_what_nobody_passes_through_above_the_directory_is_found(survey):
+    with tempfile.TemporaryDirectory() as folder:  # all of pytest's are closed
+        os.chmod(folder, 0o751)
+        os.makedirs(f"{folder}/a/b")
+        assert survey.closed(f"{folder}/a/b/c", None) == ""
+        os.chmod(f"{folder}/a", 0o750)
+        assert survey.closed(f"{folder}/a/b/c", None) == f"{folder}/a"
+        assert survey.closed(f"{folder}/a", None) == ""  # itself does not count
+        if os.geteuid() == 0:
+            assert survey.closed(f"{folder}/a/b/c", 0) == ""  # the role's own
+
+
+def test_a_directory_is_the_roles_by_owner_and_group(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, whose directory it must be")
+    assert storage_units.is_roles(str(tmp_path), 0)
+    assert not storage_units.is_roles(str(tmp_path), 1)
+    assert not storage_units.is_roles(str(tmp_path), None)
+    assert not storage_units.is_roles(str(tmp_path / "none"), 0)
+
+
+# ---- the word ----
+
+
+@pytest.fixture(scope="module")
+def probe(load_module):
+    return load_module("storage_probe")
+
+
+def test_the_word_is_written_read_and_gone(probe, tmp_path):
+    place = str(tmp_path)
+    probe.written(place, "old")
+    assert probe.written(place, "word") == ""
+    assert os.listdir(place) == [".trainyard-probe-word"]  # what was left of an earlier one is gone
+    assert probe.readable(place, "word") == ""
+    assert os.listdir(place) == [".trainyard-probe-word"]
+    (tmp_path / ".trainyard-probe-word").write_text("other")
+    assert probe.readable(place, "word") == "'other' in it"
+    probe.removed(place, "word")
+    assert os.listdir(place) == []
+
+
+def test_what_hangs_or_fails_in_the_process_aside_is_told(probe, tmp_path):
+    me = __import__("pwd").getpwuid(os.geteuid()).pw_name
+    started = time.monotonic()
+    said = probe.aside(lambda *_: time.sleep(60), me, str(tmp_path), "w", 0.3)
+    assert said == "no answer within 0 s" and time.monotonic() - started < 10
+    said = probe.aside(probe.readable, me, str(tmp_path), "w", 10)
+    assert said == f"No such file or directory ({tmp_path}/.trainyard-probe-w)"
+    assert probe.aside(lambda *_: 1 / 0, me, str(tmp_path), "w", 10) == "a fault of this module"
+    assert probe.aside(probe.written, "no-such-user", str(tmp_path), "w", 10) == "no user no-such-user"
+    assert probe.aside(probe.written, me, str(tmp_path), "w", 10) == ""
+
+
+def test_the_servers_port_is_asked_first(probe, monkeypatch):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(probe, "PORT", server.getsockname()[1])
+        thread = threading.Thread(target=server.accept)
+        thread.start()
+        assert probe.knock("127.0.0.1") == ("127.0.0.1", "")
+        thread.join()
+    assert probe.knock("127.0.0.1") == ("", "refused")
+
+
+def test_a_fault_names_host_address_and_cure(probe):
+    said = probe.unreachable("refused", "node1", "10.77.0.11")
+    assert "found no way to node1 (10.77.0.11), port 2049: refused" in said
+    assert "On node1, `systemctl status nfs-server`" in said
+    assert "playbooks/preflight.yml" in probe.unreachable("no answer", "node1", "10.77.0.11")
+    where = ("10.99.0.12", "node1", "10.77.0.11", PATH)
+    said = probe.unreadable("No such device", *where, "mount.nfs: access denied by server")
+    assert "This host comes from 10.99.0.12" in said and "cluster_address" in said
+    said = probe.unreadable("'x' in it", *where, "")
+    assert f"expected to read in {PATH} what node1 (10.77.0.11) has written" in said and "exportfs -v" in said
+
+
+# ---- the role ----
+
+
+def test_the_roles_words_agree_with_its_modules():
+    """Marks and names that stand in two places."""
+    for template in (ROOT / "roles/storage/templates").glob("*.j2"):
+        assert template.read_text().startswith(f"{storage_units.MARK}.\n")
+    variables = yaml.safe_load((ROOT / "roles/storage/vars/main.yml").read_text())
+    assert variables["_storage_made"][-1]["path"] == "{{ _storage_v4_file }}"  # the last to go

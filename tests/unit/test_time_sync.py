@@ -1,0 +1,111 @@
+"""One time for all hosts: what chrony is told, who keeps the time, and what is said where it is not kept."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from jinja2 import Environment, FileSystemLoader
+
+from plugins.filter.time_sync import time_sync_fault
+
+ROLE = Path(__file__).resolve().parents[2] / "roles/time_sync"
+
+
+def told(host, servers=()):
+    """The lines of chrony's file on `host`, without comments."""
+    jinja = Environment(loader=FileSystemLoader(ROLE / "templates"), trim_blocks=True)
+    text = jinja.get_template("trainyard.conf.j2").render(
+        inventory_hostname=host,
+        _time_sync_head="node1",
+        _time_sync_head_address="10.0.0.1",
+        cluster_network="10.0.0.0/24",
+        time_sync_servers=servers,
+    )
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_the_head_serves_and_the_others_prefer_it():
+    assert told("node1") == ["allow 10.0.0.0/24", "local stratum 10 orphan"]
+    assert told("node2") == ["server 10.0.0.1 iburst prefer"]
+
+
+def test_servers_of_ones_own_come_after_the_head():
+    assert told("node1", ["a", "b"])[:2] == ["server a iburst prefer", "server b iburst prefer"]
+    assert told("node2", ["a"]) == ["server 10.0.0.1 iburst prefer", "server a iburst"]
+
+
+@pytest.fixture(scope="module")
+def survey(load_module):
+    return load_module("time_sync_survey")
+
+
+class Host:
+    """Answers the survey's commands: `packages` as dpkg has them, the unit's state and start (s after boot)."""
+
+    def __init__(self, packages=(), state="inactive", started=0.0):
+        self.packages, self.state, self.started = packages, state, started
+
+    def __call__(self, command):
+        if command[0] == "dpkg-query":
+            return 1, "".join(f"{name} {state}\n" for name, state in self.packages), "no packages found"
+        return 0, f"ActiveState={self.state}\nActiveEnterTimestampMonotonic={self.started * 1e6:.0f}\n", ""
+
+
+@pytest.mark.parametrize(
+    ("packages", "rival", "chrony", "timesyncd"),
+    [
+        ([], "", False, False),
+        ([("systemd-timesyncd", "installed")], "", False, True),
+        ([("chrony", "installed"), ("systemd-timesyncd", "config-files")], "", True, False),
+        ([("ntp", "installed"), ("ntpsec", "installed")], "ntpsec", False, False),  # Debian's ntp is ntpsec
+        ([("openntpd", "installed")], "openntpd", False, False),
+        ([("ntpsec", "config-files"), ("chrony", "installed")], "", True, False),
+    ],
+)
+def test_who_keeps_the_time(survey, tmp_path, packages, rival, chrony, timesyncd):
+    found = survey.survey(Host(packages), str(tmp_path / "none"))
+    assert (found["rival"], found["chrony"], found["timesyncd"]) == (rival, chrony, timesyncd)
+
+
+@pytest.mark.parametrize(
+    ("state", "started", "written", "stale"),
+    [
+        ("active", 100, 90, False),
+        ("active", 100, 110, True),  # killed before the restart
+        ("inactive", 100, 110, False),
+        ("active", 100, 10**9, False),  # written while the clock was wrong
+    ],
+)
+def test_a_daemon_older_than_its_file_is_found(survey, tmp_path, monkeypatch, state, started, written, stale):
+    booted = 1_700_000_000
+    conf = tmp_path / "trainyard.conf"
+    conf.write_text("")
+    survey.os.utime(conf, (booted + written, booted + written))
+    monkeypatch.setattr(survey.time, "time", lambda: booted + 200.0)
+    monkeypatch.setattr(survey.time, "monotonic", lambda: 200.0)
+    found = survey.survey(Host(state=state, started=started), str(conf))
+    assert (found["running"], found["stale"]) == (state == "active", stale)
+
+
+WAITED = "try: 1, refid: 00000000, correction: 0.000000000, skew: 0.000\ntry: 2, refid: {}, correction: {}, skew: 0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("rc", "words", "said"),
+    [
+        (0, WAITED.format("0A4D000B", "0.000007663"), ""),
+        (1, WAITED.format("00000000", "0.000000000"), "no time source answers it yet"),
+        (1, WAITED.format("7F7F0101", "0.000000000"), "follow its own clock"),
+        (1, WAITED.format("0A4D000B", "41.250000000"), "is 41.2 s off"),
+        (1, "506 Cannot talk to daemon\n", "506 Cannot talk to daemon"),
+    ],
+)
+def test_what_is_said_of_a_clock(rc, words, said):
+    fault = time_sync_fault(rc, words)
+    assert said in fault and bool(fault) is bool(said)
+
+
+def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
+    values = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+    assert values["_time_sync_file"].endswith(".conf")
+    assert not values["_time_sync_before"].endswith(".conf")
