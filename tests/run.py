@@ -3,7 +3,7 @@
     tests/run.py [LAYER …]        all layers, or the named ones; `make test` calls this
 
 Two layers, which mostly wait, run beside others: the playbooks' beside those before it, and the lab's tests of a single
-host's network and firewall (`guards`) beside those of a whole cluster. What they print is shown in their turn.
+host's network, firewall and sleep (`guards`) beside those of a whole cluster. What they print is shown in their turn.
 A layer that fails does not hide the later ones. One that passes its time limit is stopped and counts as failed.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only where nothing failed.
 """
@@ -31,7 +31,7 @@ STAGES = (
     ("lint", "unit", "distributed", "playbooks"),
     ("lab", "guards"),
 )  # the last runs beside those before it
-GUARDS = [f"tests/lab/test_{name}.py" for name in ("firewall", "guard", "lab", "network")]
+GUARDS = [f"tests/lab/test_{name}.py" for name in ("awake", "firewall", "guard", "lab", "molecule", "network")]
 RUNNING = set()  # processes under way
 
 

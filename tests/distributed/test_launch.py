@@ -71,8 +71,9 @@ def test_a_stop_that_the_ranks_see_before_the_launcher(material, tmp_path):
     try:
         assert cli.main(["stop", str(tmp_path / "node0")]) == 0
         end = time.monotonic() + 60
-        while ranks.status(tmp_path / "node0")["state"] != "stopped" and time.monotonic() < end:
+        while ranks.status(tmp_path / "node0")["state"] != "ending" and time.monotonic() < end:
             time.sleep(0.1)
+        assert ranks.status(tmp_path / "node0")["state"] == "ending"
     finally:
         launcher.send_signal(signal.SIGCONT)
     assert [code for code, _ in attempt.ended(60)] == [75]

@@ -149,6 +149,7 @@ def test_one_host_alone(controller):
     assert changed(text) == {"node2": 0}, text
 
 
+@pytest.mark.full
 def test_a_model_comes_back_from_a_path_with_spaces(controller, checkout):
     status, text, _ = controller.run("train.yml", *train_arguments(**SETTINGS, run="spaces"))
     assert status == 0, text
