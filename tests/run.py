@@ -31,7 +31,9 @@ STAGES = (
     ("lint", "unit", "distributed", "playbooks"),
     ("lab", "guards"),
 )  # the last runs beside those before it
-GUARDS = [f"tests/lab/test_{name}.py" for name in ("awake", "firewall", "guard", "lab", "molecule", "network")]
+GUARDS = [
+    f"tests/lab/test_{name}.py" for name in ("awake", "firewall", "guard", "lab", "molecule", "network")
+]
 RUNNING = set()  # processes under way
 
 
