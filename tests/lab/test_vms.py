@@ -1,6 +1,7 @@
 """A lab of virtual machines: their kernels are their own, and the harness gets in without their network."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 
 import pytest
+from plays import Plays
 from test_lab import traces, up_in_background
 
 from lab import door, machine, playbook, vm
@@ -256,6 +258,22 @@ def test_its_clock_is_its_own(pair):
     assert pair.exec("node2", "date", "+%Y").strip() == "2001"
     assert time.gmtime().tm_year > 2001 and pair.exec("node1", "date", "+%Y").strip() != "2001"
     pair.exec("node2", "date", "-s", f"@{time.time():.0f}")
+
+
+@pytest.mark.full
+def test_preflight_names_the_host_whose_clock_is_off(pair, tmp_path):
+    """The fault that no container can have: test_preflight.py plants the others."""
+    clocks = []
+    for ahead in (30, 0):
+        pair.exec("node2", "date", "-s", f"@{time.time() + ahead:.3f}")
+        options = {"preflight_steps": 0, "trainer_results_dir": tmp_path}
+        Plays(pair, tmp_path).book("playbooks/preflight.yml", **options)
+        result = json.loads((tmp_path / "preflight/last.json").read_text())
+        clocks.append([one for one in result["checks"] if one["check"] == "clock"])
+    (found,), (mended,) = clocks
+    assert (found["result"], found["hosts"]) == ("fail", ["node2"]), found
+    assert "--tags time_sync" in found["cure"], found
+    assert mended["result"] != "fail", mended  # a command through the way in takes its time
 
 
 @pytest.mark.full
