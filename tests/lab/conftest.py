@@ -18,6 +18,16 @@ def able():
 
 
 @pytest.fixture(scope="session")
+def able_to_emulate(able):
+    """As `able`, of virtual machines."""
+    if os.environ.get("TRAINYARD_INSTALL") == "1":
+        install_missing_tools(vms=True)
+    reasons = obstacles(vms=True)
+    if reasons:
+        pytest.skip(f"no virtual machines here: {'; '.join(reasons)}")
+
+
+@pytest.fixture(scope="session")
 def make_lab(able):
     """`make_lab(name, **options)`: a running lab with lab.lab.Options; down at the end of the session at the latest."""
     labs = []

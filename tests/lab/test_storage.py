@@ -5,14 +5,13 @@ order.
 """
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import yaml
 from plays import Plays, playground, wait_for
 
-from lab.lab import Lab, Options, install_missing_tools, obstacles
+from lab.lab import Lab, Options
 
 SHARED = "/srv/trainyard/shared"
 UNIT = "srv-trainyard-shared"
@@ -67,11 +66,7 @@ def test_a_kernel_without_nfs_is_refused_and_nothing_is_changed(containers, argu
 
 
 @pytest.fixture(scope="module")
-def plays(tmp_path_factory):
-    if os.geteuid() == 0 and os.environ.get("TRAINYARD_INSTALL") == "1":
-        install_missing_tools(vms=True)
-    if reasons := obstacles(vms=True):
-        pytest.skip(f"no virtual machines here: {'; '.join(reasons)}")
+def plays(able_to_emulate, tmp_path_factory):
     lab = Lab("t-storevm")
     try:
         lab.up(Options(name="t-storevm", hosts=2, vms=True), replace=True)

@@ -16,7 +16,7 @@ from plays import Plays
 from test_lab import traces, up_in_background
 
 from lab import door, machine, playbook, vm
-from lab.lab import LabError, Options, install_missing_tools, obstacles
+from lab.lab import LabError, Options
 from lab.network import Network
 from lab.shell import wait_until
 
@@ -209,15 +209,6 @@ def test_other_systems_than_debian_are_told_so(monkeypatch):
 
 
 # --- real machines ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def able_to_emulate(able):
-    if os.environ.get("TRAINYARD_INSTALL") == "1":
-        install_missing_tools(vms=True)
-    reasons = obstacles(vms=True)
-    if reasons:
-        pytest.skip(f"no virtual machines here: {'; '.join(reasons)}")
 
 
 @pytest.fixture(scope="module")
