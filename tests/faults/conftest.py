@@ -1,6 +1,7 @@
 """Three provisioned hosts."""
 
 import pytest
+from cupboard import HOSTS
 from plays import Plays
 from test_train import book
 
@@ -20,3 +21,11 @@ def plays(tmp_path_factory):
         yield plays
     finally:
         lab.down()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(plays):
+    """However a test ends: its run does not go on beside the next one's."""
+    yield
+    for host in HOSTS:
+        plays.sh(host, "systemctl stop 'trainyard@*'")
