@@ -4,6 +4,7 @@
 the fault has one, plus three times what importing torch took here, since machines are slow at that in their own way.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -154,6 +155,26 @@ def test_the_head_is_gone_for_good(plays, curve):
         plays.lab.power("node1", True)
         run.wait(lambda: run.status("node1"))
         stop(plays, run.name)
+
+
+def test_the_playbooks_answer_while_a_host_is_dead(plays):
+    """In ten seconds, on a controller that has a core for itself; here the ranks compete with it."""
+    run = Run(plays)
+    plays.lab.power("node2", False)
+    try:
+        run.wait(lambda: run.goes_on(2, "node1", "node3"))
+        for name in ("status", "diagnose", "stop"):
+            busy = max(1.0, os.getloadavg()[0] / os.cpu_count())
+            begin = time.monotonic()
+            done = book(plays, f"playbooks/{name}.yml", run=run.name)
+            seconds = time.monotonic() - begin
+            TABLE.append((f"{name}.yml while a host is dead", seconds, "10 s", f"load {busy:.1f} a core"))
+            assert "node2" in done.stdout, done.stdout
+            assert seconds < 10 * busy, done.stdout
+        assert {run.status(host)["state"] for host in ("node1", "node3")} == {"stopped"}
+    finally:
+        plays.lab.power("node2", True)
+        run.wait(lambda: run.status("node2").get("state") == "stopped")
 
 
 def test_a_full_disk_during_a_checkpoint(plays, curve):
