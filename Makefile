@@ -94,12 +94,15 @@ docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/pref
 
 # ---- the benchmarks ----
 
-.PHONY: bench bench-cluster
+.PHONY: bench bench-cluster bench-site
 bench: $(BENCH_VENV)/.complete ## the trainer beside its peers, and its strategies: a quarter of an hour, or TABLES="equal"; QUICK=1: does it run?
 	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
 
 bench-cluster: $(VENV)/.dev ## mismatched hosts and slow links, on three hosts of a lab: TABLES="balance slowed wire"; QUICK=1; needs root
 	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
+
+bench-site: $(VENV)/.dev ## site.yml's seconds, first and second run, beside a bare shell script: on 3 and 16 lab hosts, or HOSTS=3; needs root
+	@$(BIN)/python -m bench.site $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
 
 # ---- what watches ----
 
