@@ -1,7 +1,8 @@
-"""Control groups of a host: its share of CPU, freezing it, and killing all of it at once.
+"""Control groups of a host: its share of CPU, its memory, freezing it, and killing all of it at once.
 
-A machine with cgroup v2 alone has one tree. A hybrid one (v1 controllers beside a v2 tree) has three that matter here:
-v2 for freezing and killing, `cpu` for the quota, and `name=systemd`, in which systemd inside the host keeps its units.
+A machine with cgroup v2 alone has one tree. A hybrid one (v1 controllers beside a v2 tree) has four that matter here:
+v2 for freezing and killing, `cpu` and `memory` for limits, and `name=systemd`, in which systemd inside the host keeps
+its units.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ WEIGHT = int(os.environ.get("TRAINYARD_LAB_WEIGHT", "16"))
 
 
 def _trees() -> dict[str, Path]:
-    """Mount points by role: v2, cpu and systemd (the last two only where v1 has them)."""
+    """Mount points by role: v2, cpu, memory and systemd (the last three only where v1 has them)."""
     found = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
@@ -27,6 +28,8 @@ def _trees() -> dict[str, Path]:
             found.setdefault("v2", Path(where))
         elif kind == "cgroup" and "cpu" in options.split(","):
             found["cpu"] = Path(where)
+        elif kind == "cgroup" and "memory" in options.split(","):
+            found["memory"] = Path(where)
         elif kind == "cgroup" and "name=systemd" in options.split(","):
             found["systemd"] = Path(where)
     if "v2" not in found:
@@ -50,9 +53,10 @@ class Group:
         for group in self.trees.values():
             for part in ("keep", "run", "exec"):
                 (group / part).mkdir(parents=True, exist_ok=True)
-        if "cpu" not in self.trees:  # v2 alone: hand the controller down, level by level
+        # What v1 does not have is v2's: hand it down, level by level.
+        for controller in {"cpu", "memory"} - set(self.trees):
             for parent in list(self.trees["v2"].parents)[2::-1]:
-                (parent / "cgroup.subtree_control").write_text("+cpu")
+                (parent / "cgroup.subtree_control").write_text(f"+{controller}")
         trees = _trees()
         if "cpu" in trees:
             (trees["cpu"] / TOP / "cpu.shares").write_text(str(1024 * WEIGHT))
@@ -79,6 +83,22 @@ class Group:
             (self.trees["cpu"] / "cpu.cfs_quota_us").write_text(str(quota or -1))
         else:
             (self.trees["v2"] / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
+
+    def set_memory(self, more: int | None) -> None:
+        """At most `more` bytes beyond what its processes have now, caches of files apart; None lifts the limit.
+
+        The kernel kills what is largest inside where that is not enough.
+        """
+        v1 = "memory" in self.trees
+        group = self.trees["memory" if v1 else "v2"]
+        limit = group / ("memory.limit_in_bytes" if v1 else "memory.max")
+        if more is None:
+            limit.write_text("-1" if v1 else "max")
+            return
+        usage = group / ("memory.usage_in_bytes" if v1 else "memory.current")
+        with contextlib.suppress(OSError):  # not all of it can be given back
+            (group / ("memory.force_empty" if v1 else "memory.reclaim")).write_text(usage.read_text())
+        limit.write_text(str(int(usage.read_text()) + more))
 
     def freeze(self, frozen: bool) -> None:
         """Stop every process dead, or let them go on; returns once it is so."""

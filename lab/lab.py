@@ -444,6 +444,10 @@ class Lab:
         """Change a host's share of CPU; None lifts the limit."""
         self.host(name).group.set_cpus(cpus)
 
+    def set_memory(self, name: str, more: int | None) -> None:
+        """Leave a host so many more bytes than it has in use now; None lifts the limit."""
+        self.host(name).group.set_memory(more)
+
 
 def all_labs() -> list[Lab]:
     """Every lab that has left a state on this machine."""

@@ -192,12 +192,17 @@ def test_a_full_disk_during_a_checkpoint(plays, curve):
 
 
 def test_memory_runs_out_on_one_host(plays, curve, importing):
-    """The kernel kills a rank there."""
+    """Somebody's program eats it; the kernel kills what is largest, a rank."""
     run = Run(plays)
-    unit = f"trainyard@{run.name}"
-    plays.sh("node2", f"systemctl set-property --runtime {unit} MemoryMax=60M MemorySwapMax=0")
-    run.wait(lambda: (run.status("node1").get("attempt") or 0) > 1)
-    plays.sh("node2", f"systemctl set-property --runtime {unit} MemoryMax=infinity")
+    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
+    plays.lab.set_memory("node2", 50 << 20)
+    try:
+        glutton = "systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c"
+        plays.sh("node2", f"{glutton} '{eat}'")
+        run.wait(lambda: (run.status("node1").get("attempt") or 0) > 1)
+    finally:
+        plays.lab.set_memory("node2", None)
+        plays.sh("node2", "systemctl stop glutton")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("memory runs out on a host, and is given back", seconds, None, importing)
     run.end(curve, *HOSTS)
