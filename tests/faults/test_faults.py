@@ -101,7 +101,8 @@ def test_a_wire_is_out_for_good(plays, curve, importing):
     try:
         seconds = run.wait(lambda: run.goes_on(2, "node1", "node2"))
         held("a wire is out for good", seconds, 20, importing)
-        assert run.status("node3")["state"] == "stalled"
+        assert not plays.sh("node3", "pgrep -f 'trainer [t]rain' || true")
+        run.wait(lambda: run.status("node3").get("state") == "stalled", 30)
         assert "etcd" in run.status("node3")["reason"]
     finally:
         plays.lab.join("node3")

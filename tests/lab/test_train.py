@@ -187,7 +187,8 @@ def wait_for_attempt(plays, run, attempt, hosts, host, seconds=240):
     while True:
         with contextlib.suppress(LabError, ValueError):  # it boots
             known = status(plays, run, host)
-            if (known.get("attempt"), known.get("world_size")) == (attempt, hosts) and known.get("slowest"):
+            wanted = ("running", attempt, hosts)  # the state apart, ranks of the attempt before have said it
+            if tuple(map(known.get, ("state", "attempt", "world_size"))) == wanted and known.get("slowest"):
                 return
         assert time.monotonic() < deadline, f"attempt {attempt} of {run} made no step: {known}"
         time.sleep(1)
