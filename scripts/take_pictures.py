@@ -4,7 +4,7 @@
 
 demo.svg is that terminal, played back twelve times as fast; the others show the run's report in a headless Chromium.
 docs/pictures/made-from.json keeps what each was made from, by SHA-256: tests/unit/test_pictures.py fails where that has
-changed since. With --again no run is made: the newest recording in runs/ is drawn anew.
+changed since. With --again no run is made: the last recording (runs/demo.cast) and its run's report are drawn anew.
 """
 
 import argparse
@@ -24,6 +24,11 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT / "tests/playbooks"), str(ROOT / "plugins/module_utils")]
+
+import browser as browsers  # noqa: E402
+import run_page  # noqa: E402
+
 PICTURES = ROOT / "docs/pictures"
 COLUMNS, ROWS = 112, 30
 
@@ -49,6 +54,11 @@ def digest(source):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def sources(name):
+    """What a picture is made from, as it is now: {source: SHA-256}."""
+    return {source: digest(source) for source in MADE_FROM[name]}
+
+
 # ---- the recording, in the format of asciinema: a header, then [seconds, "o", text] a line ----
 
 
@@ -62,7 +72,8 @@ def record(command, path):
         os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
         os.execvp(command[0], command)
     with path.open("w", encoding="utf-8") as cast:
-        print(json.dumps({"version": 2, "width": COLUMNS, "height": ROWS}), file=cast)
+        header = {"version": 2, "width": COLUMNS, "height": ROWS, "made_from": sources("demo.svg")}
+        print(json.dumps(header), file=cast)
         rest = b""
         while True:
             try:
@@ -219,11 +230,7 @@ text{{font:14px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-s
 
 def report(run):
     """The pictures of a run's report: on a desktop, light and dark, and on a phone."""
-    sys.path.append(str(ROOT / "tests/playbooks"))
-    import browser as browsers
-
-    if not browsers.program():
-        raise SystemExit("no chromium here: apt install chromium")
+    page = run_page.write(run)
     with tempfile.TemporaryDirectory() as profile, browsers.Browser(profile) as browser:
         browser.ask("Emulation.setScrollbarsHidden", hidden=True)
         for name, width, height, dark in (
@@ -231,13 +238,15 @@ def report(run):
             ("dark", 1200, 800, True),
             ("phone", 390, 780, False),
         ):
-            browser.open((run / "report.html").as_uri(), width=width, height=height, dark=dark)
+            browser.open(page.resolve().as_uri(), width=width, height=height, dark=dark)
             browser.picture(PICTURES / f"report-{name}.png", whole=False)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--again", action="store_true", help="draw the last recording anew, without a run")
+    if not browsers.program():
+        raise SystemExit("no chromium here: apt install chromium")
     cast = ROOT / "runs/demo.cast"
     if not parser.parse_args(arguments).again:
         cast.parent.mkdir(exist_ok=True)
@@ -248,7 +257,9 @@ def main(arguments=None):
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "demo.svg").write_text(moving(recording), encoding="utf-8")
     report(ROOT / "runs" / re.search(r"(demo-[\d-]+)\S*: loss by step", recording)[1])
-    made_from = {name: {source: digest(source) for source in sources} for name, sources in MADE_FROM.items()}
+    # A recording that is drawn anew is as old as before.
+    made_from = {name: sources(name) for name in MADE_FROM}
+    made_from["demo.svg"] = json.loads(recording.splitlines()[0])["made_from"]
     (PICTURES / "made-from.json").write_text(json.dumps(made_from, indent=1) + "\n")
     for name in MADE_FROM:
         print(f"{(PICTURES / name).stat().st_size:>9,} bytes  docs/pictures/{name}")

@@ -18,7 +18,7 @@ MADE_FROM = json.loads((take_pictures.PICTURES / "made-from.json").read_text())
 
 @pytest.mark.parametrize("name", take_pictures.MADE_FROM)
 def test_a_picture_shows_what_there_is_today(name):
-    today = {source: take_pictures.digest(source) for source in take_pictures.MADE_FROM[name]}
+    today = take_pictures.sources(name)
     changed = [source for source in today if MADE_FROM.get(name, {}).get(source) != today[source]]
     assert not changed, (
         f"docs/pictures/{name} is older than {', '.join(changed)}. Take it anew: make pictures"
