@@ -7,6 +7,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
+DOCS_VENV := .venv-docs
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named, so that it holds in a directory that others may write to, too, where Ansible would pass ansible.cfg over.
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -45,8 +46,16 @@ $(BENCH_VENV)/.complete: requirements/bench.txt requirements/torch.txt
 	@$(BENCH_VENV)/bin/python -m pip install -qq --disable-pip-version-check -r requirements/torch.txt
 	@touch $@
 
+# Apart, too: who trains needs none of it.
+$(DOCS_VENV)/.complete: requirements/docs.txt
+	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	  echo "Making $(DOCS_VENV) for the site with $$python (once; less than a minute)"; \
+	  "$$python" -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/docs.txt
+	@touch $@
+
 lock: $(VENV)/.dev ## resolve requirements/*.in anew, for Python 3.11 to 3.13, with hashes
-	for name in controller trainer dev bench; do \
+	for name in controller trainer dev bench docs; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --no-header --override requirements/apart.txt --no-emit-package torch -c requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt; \
 	done
@@ -87,10 +96,18 @@ lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own
 faults: $(VENV)/.dev ## what happens to machines in a cupboard, on real hosts: the whole matrix, with times; needs root
 	@TRAINYARD_INSTALL=1 TRAINYARD_FULL=1 TRAINYARD_LAB_WEIGHT=2 $(BIN)/python -m pytest -q -s tests/distributed/test_recovery.py tests/faults
 
-.PHONY: docs
+.PHONY: docs docs-site pictures
 docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/preflight.md anew, from the specs and the code
 	@$(BIN)/python scripts/write_variables.py
 	@$(BIN)/python scripts/write_checks.py
+
+docs-site: $(DOCS_VENV)/.complete ## the documents as a site, in build/site; a link that leads nowhere fails
+	@rm -rf build/site
+	@$(DOCS_VENV)/bin/python -m sphinx -q -E --fail-on-warning --keep-going -b html -c docs -d build/site.cache . build/site
+	@echo "Site        build/site/index.html"
+
+pictures: $(VENV)/.dev ## take the documents' pictures anew, from a real make demo: some minutes; needs chromium
+	@$(BIN)/python scripts/take_pictures.py
 
 # ---- the benchmarks ----
 
@@ -129,6 +146,6 @@ lab-down: ## take them down; nothing of them stays
 
 .PHONY: clean
 clean: ## remove what was generated here; runs/ and labs stay
-	rm -rf $(VENV) $(BENCH_VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
 	[[ ! -d .trainyard ]] || find .trainyard -mindepth 1 -maxdepth 1 ! -name labs -exec rm -rf {} +
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -130,7 +130,7 @@ class Browser:
         """The mouse, in CSS pixels of the window."""
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
-    def picture(self, path):
-        """The whole page as PNG."""
-        found = self.ask("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+    def picture(self, path, whole=True):
+        """The whole page as PNG, or what of it the window shows."""
+        found = self.ask("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
         path.write_bytes(base64.b64decode(found["data"]))

@@ -32,10 +32,3 @@ def test_an_inventory_that_is_copied_is_there(path):
     used = set(re.findall(r"-i (inventory/\w+)", path.read_text()))
     assert len(copied) == 1 and (ROOT / copied[0][0] / "hosts.yml").is_file()
     assert used == {copied[0][1]}
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
-def test_what_follows_e_is_known(path):
-    """Each `-e key=` of a guide is a key of the trainer, or a word of a playbook."""
-    words = {"config", "smoke", "follow", "resume", "run", "prompt"} | set(config.FIELDS)
-    assert set(re.findall(r"-e (\w+)=", path.read_text())) <= words

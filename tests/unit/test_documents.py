@@ -1,0 +1,312 @@
+"""What the documents name is there: links, anchors, files, commands with options and words."""
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+from ansible.cli.playbook import PlaybookCLI
+
+from lab.__main__ import parser as lab_parser
+from plugins.action.run_config import SWITCHES, role_variables
+from trainer import config
+from trainer.cli import _parser as trainer_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PATTERNS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/**/*.md",
+    "roles/*/README.md",
+    "trainer/data/texts/README.md",
+)
+DOCUMENTS = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def prose(text):
+    """A document without its fenced blocks and code spans."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+
+
+# ---- links ----
+
+
+def anchors(text):
+    """The anchors of a document's headings, as code hosts and the site make them."""
+    found = []
+    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return found
+
+
+def broken_links(path, text):
+    """The targets of `text`, the document at `path`, that lead nowhere."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        if not there.exists():
+            yield f"{target}: there is no {file}"
+        elif anchor and anchor not in anchors(text if there == path else there.read_text()):
+            yield f"{target}: {there.name} has no heading of that anchor"
+
+
+@every_document
+def test_links_lead_somewhere(path):
+    assert list(broken_links(path, path.read_text())) == []
+
+
+def test_each_document_can_be_reached_from_readme():
+    seen, ahead = set(), [DOCUMENTS[0]]
+    while ahead:
+        path = ahead.pop()
+        if path not in seen:
+            seen.add(path)
+            links = re.findall(r"\]\(([^)#\s]+\.md)", prose(path.read_text()))
+            ahead += [(path.parent / link).resolve() for link in links if "://" not in link]
+    assert set(DOCUMENTS) <= seen
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "[a](docs/lab.md) [b](#two-words) [c](docs/lab.md#virtual-machines) [d](https://example.org/x)",
+            None,
+        ),
+        ("[a](docs/labs.md)", "there is no docs/labs.md"),
+        ("[a](#two-word)", "README.md has no heading of that anchor"),
+        ("[a](docs/lab.md#virtual-machine)", "lab.md has no heading of that anchor"),
+        ("```\n[a](nothing.md)\n```\nand `[b](nothing.md)`", None),
+    ],
+)
+def test_a_broken_link_is_found(text, fault):
+    found = list(broken_links(ROOT / "README.md", f"# One\n\n## Two `words`\n\n{text}\n"))
+    assert [one.partition(": ")[2] for one in found] == ([fault] if fault else [])
+
+
+# ---- commands ----
+
+PLAYBOOKS = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "playbooks").glob("*.yml")}
+PLAYBOOKS |= {name: PLAYBOOKS[f"playbooks/{name}"] for name in ("site.yml", "train.yml")}
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = {
+    name for line in re.findall(r"^([a-z-]+(?: [a-z-]+)*):(?!=)", MAKEFILE, re.M) for name in line.split()
+}
+BEGINS = re.compile(
+    r"(?:\$ |sudo |[A-Z_]+=\S+ )*(?:\.venv/bin/)?"
+    r"((?:ansible-playbook|make|trainer|python3? -m (?:lab|trainer))(?: |$)|(?:playbooks/)?\w+\.yml(?: |$)|-e )"
+)
+
+
+LAYERS = runpy.run_path(str(ROOT / "tests/run.py"))["LIMITS"]
+# Those of the checkout, and those that a document says to copy or that a command writes.
+INVENTORIES = {str(path.relative_to(ROOT)) for path in (ROOT / "inventory").glob("*")} | {
+    "inventory/lab",
+    "inventory/NAME",
+}
+INVENTORIES |= {
+    copy for path in DOCUMENTS for copy in re.findall(r"cp -r \S+ (inventory/\w+)", path.read_text())
+}
+
+
+class Odd(Exception):
+    """What is wrong with a command of a document."""
+
+
+def commands(text):
+    """Every command in code blocks and code spans, one a string, without what is said about it beside."""
+    fenced = re.findall(r"^```(?:text|shell|sh|bash|console)?\n(.*?)^```", text, re.S | re.M)
+    lines = [line for block in fenced for line in block.splitlines()]
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    lines += [line[4:] for line in plain.splitlines() if line.startswith("    ")]
+    pieces = [piece for line in lines for piece in re.split(r"\s{2,}|\s# ", line)]
+    for piece in pieces + re.findall(r"`([^`\n]+)`", plain):
+        if BEGINS.match(piece.strip()):
+            yield piece.strip()
+
+
+@functools.cache
+def words_of(playbook):
+    """What may follow -e: the words that the playbook's own head names, and the roles' variables."""
+    head = "\n".join(line for line in PLAYBOOKS[playbook].splitlines() if line.startswith("#"))
+    words = set(re.findall(r"-e (\w+)=", head)) | role_variables(str(ROOT / "roles"))
+    return words | set(SWITCHES) | set(config.FIELDS) if playbook.endswith("train.yml") else words
+
+
+def tags_of(playbook):
+    found = re.findall(r"tags: (?:\[([\w, ]+)\]|(\w+))", PLAYBOOKS[f"playbooks/{Path(playbook).name}"])
+    return {tag for several, one in found for tag in (several or one).split(", ")}
+
+
+def known(words, expected, what):
+    for word in words:
+        if word not in expected:
+            raise Odd(f"{word} is no {what}")
+
+
+def parsed(parser, words):
+    """What an argparse parser makes of them."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            return parser.parse_args(words)
+        except SystemExit:
+            raise Odd(f"{parser.prog} does not take: {shlex.join(words)}") from None
+
+
+def keys_of(extra):
+    """The keys of what follows -e: key=value, or a mapping; without placeholders and the tests' own."""
+    keys = json.loads(extra) if extra.startswith("{") else [extra.split("=")[0]]
+    return [key for key in keys if key.lower() != "key" and not key.startswith("_")]
+
+
+def check_playbook(words):
+    cli = PlaybookCLI(["ansible-playbook", *words])
+    cli.init_parser()
+    given = parsed(cli.parser, words)
+    known(given.args, PLAYBOOKS, "playbook")
+    known([one for one in given.inventory or [] if one], INVENTORIES, "inventory")
+    for playbook in given.args:
+        keys = [key for extra in given.extra_vars for key in keys_of(extra)]
+        known(keys, words_of(playbook), f"word of {playbook}")
+        known(
+            [tag for tags in given.tags for tag in tags.split(",")], tags_of(playbook), f"tag of {playbook}"
+        )
+
+
+def check_word(words):
+    """-e and what follows it, of whatever playbook."""
+    known(keys_of(words[0]), set().union(*map(words_of, PLAYBOOKS)), "word of any playbook")
+
+
+def check_make(words):
+    known([word for word in words if "=" not in word], TARGETS, "target of the Makefile")
+    for name, value in (word.split("=", 1) for word in words if "=" in word):
+        if f"$({name})" not in MAKEFILE:
+            raise Odd(f"{name} is no variable of the Makefile")
+        if name == "LAYERS":
+            known(value.split(), LAYERS, "layer of tests")
+        if name == "LAB":
+            parsed(lab_parser(), ["up", *shlex.split(value)])
+        if name == "INVENTORY":
+            known([value], INVENTORIES, "inventory")
+
+
+def check_trainer(words):
+    if len(words) == 1:  # it is spoken of
+        words += {"generate": ["D"], "export": ["D", "O"], "fetch": ["model", "N", "D"], "bench": []}.get(
+            *words, ["C"]
+        )
+    given = parsed(trainer_parser(), words)
+    keys = [key for word in getattr(given, "overrides", []) for key in keys_of(word)]
+    known(keys, config.FIELDS, "key of the trainer")
+
+
+def check_lab(words):
+    parsed(lab_parser(), words)
+
+
+CHECKS = {
+    "ansible-playbook": check_playbook,
+    "make": check_make,
+    "trainer": check_trainer,
+    "lab": check_lab,
+    "-e": check_word,
+}
+
+
+def check(command):
+    """Raise Odd if a command of a document is none."""
+    command = re.sub(r"(--[\w-]+) …", r"\1 X", command)
+    first, *words = shlex.split(re.sub(r"[\[\]…]", " ", command))  # [what may be left out], and so on
+    while first in ("$", "sudo") or re.match(r"[A-Z_]+=", first):
+        first, *words = words
+    first = first.removeprefix(".venv/bin/")
+    if first.startswith("python"):
+        _, first, *words = words
+    if first.endswith(".yml"):  # a playbook, for short
+        name = first if first in PLAYBOOKS else f"playbooks/{first}"
+        if name not in PLAYBOOKS and "/" not in first:
+            return  # a file of another kind
+        first, words = "ansible-playbook", [name, *words]
+    if words:
+        # off|on is two commands.
+        for choice in itertools.product(*([word] if "=" in word else word.split("|") for word in words)):
+            CHECKS[first](list(choice))
+
+
+@every_document
+def test_commands_are_what_there_is(path):
+    faults = []
+    for command in commands(path.read_text()):
+        try:
+            check(command)
+        except Odd as fault:
+            faults.append(f"{command}: {fault}")
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("ansible-playbook -i inventory/home trian.yml", "trian.yml is no playbook"),
+        ("ansible-playbook playbooks/staus.yml", "playbooks/staus.yml is no playbook"),
+        ("playbooks/staus.yml", "playbooks/staus.yml is no playbook"),
+        ("ansible-playbook -i inventory/hom site.yml", "inventory/hom is no inventory"),
+        ("ansible-playbook train.yml -e run=a -e stpes=3", "stpes is no word of train.yml"),
+        ("ansible-playbook playbooks/logs.yml -e steps=3", "steps is no word of playbooks/logs.yml"),
+        ("train.yml -e '{\"firewal_manage\": true}'", "firewal_manage is no word of train.yml"),
+        ("site.yml --tags tiem_sync", "tiem_sync is no tag of site.yml"),
+        ("ansible-playbook --chekc site.yml", "does not take: --chekc site.yml"),
+        ("-e resmue=true", "resmue is no word of any playbook"),
+        ("make dmo", "dmo is no target of the Makefile"),
+        ("sudo make lab HOST=3", "HOST is no variable of the Makefile"),
+        ('make lab LAB="--ofline"', "does not take: up --ofline"),
+        ('make test LAYERS="units"', "units is no layer of tests"),
+        ("trainer exprot DIR OUT", "trainer does not take: exprot"),
+        ("WORLD_SIZE=2 trainer plan run.yaml stratgy=fsdp", "stratgy is no key of the trainer"),
+        ("trainer plan run.yaml --links 1gbit", "trainer does not take: plan run.yaml --links 1gbit"),
+        ("python3 -m lab powr node2 off|on", "does not take: powr node2 off"),
+    ],
+)
+def test_a_typo_in_a_command_is_found(command, fault):
+    (found,) = commands(f"    {command}     what it does\n")
+    assert (found,) == tuple(commands(f"By `{command}` it is done."))
+    with pytest.raises(Odd, match=re.escape(fault)):
+        check(found)
+
+
+# ---- files ----
+
+NAMED = re.compile(
+    r"(?:^|(?<=[ =]))(?:bench|docs|inventory/local|inventory/examples|lab|molecule|playbooks|plugins|requirements|roles"
+    r"|scripts|tests|trainer)/[\w./*-]+[\w/](?= |$)"
+)
+
+
+def missing_files(text):
+    """The files of the checkout that code spans and commands name, and that are not there."""
+    for span in re.findall(r"`([^`\n]+)`", text) + list(commands(text)):
+        for name in NAMED.findall(span):
+            if not list(ROOT.glob(name.rstrip("/"))):
+                yield name
+
+
+@every_document
+def test_files_that_are_named_are_there(path):
+    assert list(missing_files(path.read_text())) == []
+
+
+def test_a_file_that_is_gone_is_found():
+    text = "`tests/unit/test_gone.py`, `trainer/loop.py`, `.venv/bin/pytest tests/unit/test_gon.py`"
+    assert list(missing_files(text)) == ["tests/unit/test_gone.py", "tests/unit/test_gon.py"]
