@@ -135,9 +135,18 @@ SUITE ?=
 LAB ?=
 PYTHON3 := $(or $(PYTHON),python3)
 
-.PHONY: lab lab-down
+.PHONY: lab lab-demo lab-down
 lab: ## real systemd hosts here: HOSTS=3 SUITE=trixie LAB="--offline …"; needs root
 	@LAB_TYPED="make lab HOSTS=$(HOSTS)" $(PYTHON3) -m lab up --install --hosts $(HOSTS) $(if $(SUITE),--suite $(SUITE)) $(LAB)
+
+# A run of some hours, so that there is one to look at; lab-down ends it.
+lab-demo: INVENTORY := $(or $(INVENTORY),inventory/lab)
+lab-demo: $(VENV)/.controller ## from make lab to a run that the dashboard shows: site.yml with the group monitoring, and a run left to itself
+	@[[ -d "$(INVENTORY)" ]] || { echo "$(INVENTORY): no such directory; expected a lab's inventory. Build one: make lab"; exit 2; }
+	@echo 'monitoring: {hosts: {node1: {}}}' > "$(INVENTORY)/monitoring.yml"
+	$(ANSIBLE) -i "$(INVENTORY)" site.yml
+	$(ANSIBLE) -i "$(INVENTORY)" train.yml $(DEMO) -e steps=50000 -e checkpoint_every=500 -e run=demo -e detach=true
+	@echo "Look at it: make dashboard INVENTORY=$(INVENTORY)"
 
 lab-down: ## take them down; nothing of them stays
 	@LAB_TYPED="make lab-down" $(PYTHON3) -m lab down

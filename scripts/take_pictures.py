@@ -2,7 +2,8 @@
 
     scripts/take_pictures.py [--again]
 
-demo.svg is that terminal, played back twelve times as fast; the others show the run's report in a headless Chromium.
+demo.svg is that terminal, played back twelve times as fast; report-*.png show the run's report in a headless Chromium.
+dashboard.png is taken by tests/lab/test_dashboard.py, of a lab in which a run goes on (TRAINYARD_PICTURES=1).
 docs/pictures/made-from.json keeps what each was made from, by SHA-256: tests/unit/test_pictures.py fails where that has
 changed since. With --again no run is made: the last recording (runs/demo.cast) and its run's report are drawn anew.
 """
@@ -39,6 +40,7 @@ MADE_FROM = {
     "report-light.png": REPORT,
     "report-dark.png": REPORT,
     "report-phone.png": REPORT,
+    "dashboard.png": ("roles/monitoring/files/page.html",),
 }
 
 
@@ -242,6 +244,13 @@ def report(run):
             browser.picture(PICTURES / f"report-{name}.png", whole=False)
 
 
+def write_down(made_from):
+    """Add {picture: {source: SHA-256}} to what the pictures were made from."""
+    path = PICTURES / "made-from.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **made_from}, indent=1) + "\n")
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--again", action="store_true", help="draw the last recording anew, without a run")
@@ -258,10 +267,10 @@ def main(arguments=None):
     (PICTURES / "demo.svg").write_text(moving(recording), encoding="utf-8")
     report(ROOT / "runs" / re.search(r"(demo-[\d-]+)\S*: loss by step", recording)[1])
     # A recording that is drawn anew is as old as before.
-    made_from = {name: sources(name) for name in MADE_FROM}
+    made_from = {name: sources(name) for name in MADE_FROM if name.startswith("report-")}
     made_from["demo.svg"] = json.loads(recording.splitlines()[0])["made_from"]
-    (PICTURES / "made-from.json").write_text(json.dumps(made_from, indent=1) + "\n")
-    for name in MADE_FROM:
+    write_down(made_from)
+    for name in made_from:
         print(f"{(PICTURES / name).stat().st_size:>9,} bytes  docs/pictures/{name}")
 
 

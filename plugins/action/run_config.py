@@ -40,11 +40,13 @@ from trainer.model import files as trainer_model
 SWITCHES = {
     "beside": "start although other runs are active on these hosts",
     "config": "a YAML file of trainer keys",
+    "detach": "come back once the run trains, or waits in the queue; it goes on",
     "follow": "only follow a run that is active",
     "queue": "start when the runs that are active on these hosts have ended",
     "resume": "go on with a run that was stopped or failed",
     "smoke": "try a few steps on each host alone, then on all together, before the run",
 }
+FLAGS = tuple(name for name in SWITCHES if name != "config")  # what is true or false
 TRIAL = "smoke-"  # how the names of the trials of -e smoke=true begin
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
 DATA = ("dataset", "validation")
@@ -265,7 +267,7 @@ def build(
 ) -> dict:
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read."""
     words, keys, problems = sort_words(extra, variables)
-    flags = dict.fromkeys(("beside", "follow", "queue", "resume", "smoke"), False)
+    flags = dict.fromkeys(FLAGS, False)
     for name in flags.keys() & words.keys():
         try:
             flags[name] = switch(name, words[name])

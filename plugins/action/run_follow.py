@@ -240,6 +240,15 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
 
 
+def under_way(views: list[View]) -> bool:
+    """Whether a run that was started has made a step on a host, or waits for the runs before it."""
+    return any(
+        view.status.get("state") == "queued"
+        or (view.status.get("state") == "running" and view.status.get("step"))
+        for view in views
+    )
+
+
 def blamed(failed: list[View], silent: list[View]) -> View:
     """The host that failed first: a failure of its own outranks lost peers, and a host that fell silent
     explains those.
@@ -336,8 +345,10 @@ def meaning(view: View) -> tuple[str, str]:
 
 
 def explain(run: str, outcome: str, view: View | None, views: list[View], commands: dict[str, str]) -> str:
-    """The message for a run that did not finish: where, why, the rank's last lines, what to do."""
+    """The message for a run that has not finished: where, why, the rank's last lines, what to do."""
     step = max((v.last.get("step") or v.status.get("step") or 0 for v in views), default=0)
+    if outcome == "running":
+        return f"Run {run} goes on. Watch it: {commands.get('follow')}\nStop it: {commands.get('stop')}"
     if outcome == "stopped":
         return f"Run {run} was stopped at step {step}; it is saved. Resume it: {commands.get('resume')}"
     if outcome == "unreachable" and view.denied:
@@ -416,7 +427,7 @@ class Spool:
 
 
 class ActionModule(ActionBase):
-    """Arguments: run, run_dir, keeper, hosts (of the run, in order), apart, commands, refresh, log_every,
+    """Arguments: run, run_dir, keeper, hosts (of the run, in order), apart, detach, commands, refresh, log_every,
     unreachable.
     """
 
@@ -435,6 +446,7 @@ class ActionModule(ActionBase):
         self.limits = Limits(unreachable=float(args.get("unreachable", 300)))
         if args.get("apart"):
             self.limits.settle = float("inf")  # each host is a run of its own: every result counts
+        self.detach = bool(args.get("detach"))
         self.commands = {k: str(v) for k, v in args["commands"].items()}
         self.spool = Spool(self._task._uuid)
         self.view = View(host)
@@ -496,14 +508,15 @@ class ActionModule(ActionBase):
             views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
             now = time.time()
             what, culprit = verdict(views, now, self.limits)
+            over = what != "running" or (self.detach and under_way(views))
             attempt, line = news(self.run_name, views, attempt)
             if line:
                 screen.tell(line)
             warning, line = warned(self.run_name, views, warning)
             if line:
                 screen.tell(line)
-            screen.draw(progress_line(self.run_name, views, now), now, last=what != "running")
-            if what != "running":
+            screen.draw(progress_line(self.run_name, views, now), now, last=over)
+            if over:
                 break
         message = "" if what == "finished" else explain(self.run_name, what, culprit, views, self.commands)
         outcome = {"result": what, "host": culprit.host if culprit else "", "message": message}

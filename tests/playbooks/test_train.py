@@ -61,6 +61,20 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert changed(again) == 0
 
 
+def test_detached_it_comes_back_when_the_run_trains_and_the_run_goes_on(yard):
+    run = yard.play(
+        run="first", detach="true", smoke="true", trainer_smoke_steps=1, **{**SMALL, "steps": 100_000}
+    )
+    assert run.rc == 0, said(run)
+    status = yard.status("first", "node1")
+    assert status["state"] == "running" and 1 <= status["step"] < 100_000
+    assert not (yard.results / "first").exists()
+    text = said(run)
+    assert "Run first goes on. Watch it: " in text and "train.yml -e run=first -e follow=true" in text
+    assert "stop.yml -e run=first" in text
+    wait_for(lambda: yard.status("first", "node1")["step"] > status["step"])
+
+
 def test_check_mode_changes_nothing_and_starts_nothing(yard):
     run = yard.play(run="first", arguments="--check", **SMALL)
     assert run.rc == 0, said(run)

@@ -326,3 +326,22 @@ def test_a_terminal_gets_one_line_that_is_redrawn(monkeypatch):
         ("\r\x1b[Kdone", True),
     ]
     assert all(len(text) <= 30 + 4 for text, _ in shown)
+
+
+def test_a_run_is_left_to_itself_once_it_has_made_a_step_or_waits_for_others():
+    """The status of an earlier attempt, which a run that is resumed still has, is not taken for this one's."""
+    view = follow.View("node1")
+    for status, expected in (
+        ({}, False),
+        ({"state": "starting", "step": 7}, False),
+        ({"state": "running", "step": 0}, False),
+        ({"state": "running", "step": 1}, True),
+        ({"state": "stopped", "step": 9}, False),
+        ({"state": "queued"}, True),
+    ):
+        view.status = status
+        assert follow.under_way([follow.View("node2"), view]) is expected
+    view.state = "ended"
+    assert follow.explain("first", "running", None, [view], COMMANDS).startswith(
+        "Run first goes on. Watch it: "
+    )

@@ -1,0 +1,120 @@
+"""From `make lab` to a page with a live run in it by two more commands.
+
+TRAINYARD_PICTURES=1 keeps the picture of it for the documents.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import browser as browsers
+import pytest
+from plays import ROOT, wait_for
+
+from lab.lab import Lab
+
+sys.path.append(str(ROOT / "scripts"))
+import take_pictures
+
+pytestmark = pytest.mark.full  # minutes
+NAME = "t-dash"
+TIMES = re.compile(r"^\d\d:\d\d$", re.MULTILINE)  # at an axis
+# Nanoseconds of CPU that the processes of each unit of a host have had.
+USED = """
+for unit in trainyard-exporter trainyard-metrics trainyard-prometheus trainyard@demo; do
+  sum=0
+  for pid in $(cat $(find /sys/fs/cgroup -path "*/$unit.service*" -name cgroup.procs) /dev/null | sort -u); do
+    for thread in $(cut -d ' ' -f 1 /proc/$pid/task/*/schedstat 2>/dev/null); do sum=$((sum + thread)); done
+  done
+  echo $unit $sum
+done
+"""
+
+
+@pytest.fixture
+def lab(able):
+    lab = Lab(NAME)
+    try:
+        yield lab
+    finally:
+        lab.down()
+
+
+def used(lab, host):
+    lines = lab.exec(host, "sh", "-c", USED).split("\n")
+    return {unit: int(sum) / 1e9 for unit, sum in map(str.split, filter(None, lines))}
+
+
+def what_watching_costs(lab, seconds=90):
+    """What a host's exporters use of CPU beside the training in the same time; on the head Prometheus, too."""
+    before = {host: used(lab, host) for host in ("node1", "node3")}
+    time.sleep(seconds)
+    for host, first in before.items():
+        took = {unit: value - first[unit] for unit, value in used(lab, host).items()}
+        print(host, *(f"{unit} {value:.3f} s" for unit, value in took.items()))
+        assert took["trainyard@demo"] > seconds / 10
+        assert took["trainyard-exporter"] > 0 and took["trainyard-metrics"] > 0
+        assert took["trainyard-exporter"] + took["trainyard-metrics"] < 0.01 * took["trainyard@demo"]
+
+
+def test_two_commands_after_make_lab(lab, tmp_path):
+    browsers.have()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
+        "SSH_ASKPASS_REQUIRE": "force",  # the dashboard's SSH asks for the lab's password, as Ansible does not
+        "SSH_ASKPASS": str(tmp_path / "askpass"),
+    }
+    inventory = f"INVENTORY={lab.inventory}"
+    for words in (("lab", "HOSTS=3", f"LAB=--name {NAME} --replace"), ("lab-demo", inventory)):
+        done = subprocess.run(
+            ["make", *words],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert f"make dashboard {inventory}" in done.stdout.splitlines()[-1]
+    asked = tmp_path / "askpass"
+    asked.write_text(f"#!/bin/sh\necho '{lab.password}'\n")
+    asked.chmod(0o700)
+    process = subprocess.Popen(
+        ["make", "dashboard", inventory],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        page = process.stdout.readline().split()[0]
+        with browsers.Browser(tmp_path / "profile") as browser:
+            browser.open(page, width=1280)
+            text = "document.body.innerText"
+            wait_for(lambda: "Run demo" in browser.value(text), 60)
+            wait_for(lambda: browser.value("document.querySelectorAll('.plot svg').length") >= 4, 180)
+            said = browser.value(text)
+            assert "3 of 3 hosts up" in said and "Run demo running" in said
+            assert all(f"{rank} node{rank + 1}" in said for rank in range(3))
+            what_watching_costs(lab)  # and there is more to be seen afterwards
+            before = set(TIMES.findall(browser.value(text)))
+            browser.value(
+                "[...document.querySelectorAll('button')].find((one) => one.innerText === '15 min').click()"
+            )
+            # Its plots have other times then.
+            wait_for(lambda: set(TIMES.findall(browser.value(text))) != before, 60)
+            assert browser.errors == []
+            picture = tmp_path / "dashboard.png"
+            if os.environ.get("TRAINYARD_PICTURES"):
+                picture = take_pictures.PICTURES / picture.name
+                take_pictures.write_down({picture.name: take_pictures.sources(picture.name)})
+            browser.picture(picture, whole=False)
+            assert picture.stat().st_size < 150_000  # tests/unit/test_pictures.py
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(20)
