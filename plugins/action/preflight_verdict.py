@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from ansible import constants as C
 from ansible import context
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -24,6 +25,7 @@ from preflight_report import (
     text,
     write_result,
 )
+from telling import same_hosts
 
 CHECKOUT = Path(__file__).parents[2]
 CHECKPOINTS = 3
@@ -97,12 +99,7 @@ def fact_of(variables, host: dict, rdma: bool) -> dict:
 
 def commands() -> dict[str, str]:
     """How ansible, site.yml and train.yml are called with this inventory."""
-    words = []
-    for inventory in context.CLIARGS.get("inventory") or ():
-        words += ["-i", inventory.rstrip(",") + "," if inventory.endswith(",") else inventory]
-    for flag, given in (("-K", "become_ask_pass"), ("-k", "ask_pass")):
-        if context.CLIARGS.get(given):
-            words.append(flag)
+    words = same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)
     place = {name: os.path.relpath(CHECKOUT / name) for name in ("site.yml", "train.yml")}
     return {
         "ansible": shlex.join(["ansible", *words]),
