@@ -118,7 +118,7 @@ def rows_of(cast):
     width, rows, at, colour, runs = header["width"], [[]], 0, 0, []
 
     def note(seconds):
-        if runs or rows[at]:
+        if (runs or rows[at]) and (not rows[at] or rows[at][-1][1] != runs):
             rows[at].append((seconds, [*runs]))
 
     for seconds, _, text in events:

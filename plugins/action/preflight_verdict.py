@@ -15,8 +15,9 @@ from ansible.utils.display import Display
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from preflight_base import FAIL, SKIP, WARN, Cluster, Limits, findings
+from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Limits, findings
 from preflight_report import (
+    MARKS,
     baseline_name,
     is_good,
     read_result,
@@ -31,6 +32,8 @@ CHECKOUT = Path(__file__).parents[2]
 CHECKPOINTS = 3
 # Of a model's file in 16 bits: 4 bytes of weights and 8 of AdamW's moments a parameter, over the file's 2.
 CHECKPOINT_SHARE = 6
+
+COLOURS = {MARKS[FAIL]: C.COLOR_ERROR, MARKS[WARN]: C.COLOR_WARN, MARKS[PASS]: C.COLOR_OK}
 
 display = Display()
 
@@ -146,7 +149,8 @@ class ActionModule(ActionBase):
                 write_result(path, renewed(found, before))
         except OSError as error:
             display.warning(f"{error.filename}: {error.strerror}; the result was not written")
-        display.display(f"\n{text(found)}\n")
+        for line in f"\n{text(found)}".split("\n"):
+            display.display(line, color=COLOURS.get(line.partition(" ")[0]))
         counts = found["counts"]
         answer = {**result, "changed": False, "exit_status": found["exit_status"], "counts": counts}
         if found["result"] == FAIL:

@@ -9,6 +9,7 @@ One place writes to the terminal: Ansible's Display, which all plugins of all wo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -55,6 +56,8 @@ def shielded(method):
                 self.plain = True
                 if self.region:
                     self.region.end()
+                with contextlib.suppress(Exception):  # what the last task did
+                    self.flush()
                 self._display.warning(f"the callback live stops, and Ansible's own goes on: {error!r}")
         return getattr(super(CallbackModule, self), method.__name__)(*args, **kwargs)
 
@@ -108,12 +111,13 @@ class CallbackModule(Default):
         busy = set() if all_of_it else {one.uuid for one in self.board.doing.values()}
         for key in [key for key in self.pending if key[0] not in busy]:
             (task, outcome, words), hosts = key, self.pending.pop(key)
-            color = {"changed": C.COLOR_CHANGED, "failed": C.COLOR_ERROR}.get(outcome)
-            if outcome == "failed":
-                words = "the same"
-            about = words if outcome == "says" else f"{self.names.get(task, '')}{words and ': ' + words}"
-            lead = "" if outcome == "says" else f"{outcome:<8} "
-            self.say(f"{lead}{live_frame.folded(self.board.sorted(hosts))}: {about}", color)
+            named = live_frame.folded(self.board.sorted(hosts))
+            if outcome == "says":
+                self.say(f"{named}: {words}")
+            elif outcome == "changed":
+                self.say(f"changed  {named}: {self.names[task]}", C.COLOR_CHANGED)
+            else:
+                self.say(f"{outcome:<8} {named}: {self.names[task]}: the same", C.COLOR_ERROR)
 
     def settle(self, result, outcome: str, words: str = "") -> None:
         self.names.setdefault(result.task._uuid, self.name(result.task))
@@ -127,7 +131,7 @@ class CallbackModule(Default):
         host = live_frame.folded([result.host.get_name()])
         text = "\n".join(live_frame.failures(result.result))
         if (result.task._uuid, text) in self.told:
-            self.settle(result, "failed", text)
+            self.settle(result, outcome, text)
             return
         self.told.add((result.task._uuid, text))
         head = f"{outcome:<8} {host}: {self.name(result.task)}"

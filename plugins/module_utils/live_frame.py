@@ -137,7 +137,7 @@ class Board:
         found = counted(text)
         doing = found and self.doing.get(found[0])
         if not newline:
-            self.note = text
+            self.note = clean(text).strip()
         elif doing:
             doing.tell(found[1], now)
         elif text.startswith("\r"):  # the last word of such a line stays

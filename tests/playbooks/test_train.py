@@ -169,7 +169,9 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
         "-e resume=true",
     ):
         assert words in text
-    assert "\r\x1b[K" in text  # one line, redrawn
+    assert re.search(
+        r"\r(\x1b\[1A)?\[#*-+\]\x1b\[K\r\nfirst  step [1-9]\d*/", text
+    )  # a bar and a line, redrawn
     step = yard.status("first")["step"]
     wait_for(lambda: yard.status("first")["step"] > step)
 

@@ -162,7 +162,7 @@ def test_bytes_that_come_to_a_host_are_a_bar_with_the_time_left_at_the_rate_so_f
 def test_a_line_that_is_written_over_takes_the_boards_place_until_its_last():
     shown = board(("node1", "Follow", 1))
     assert shown.takes("\r\x1b[Kfirst  step 12/24 (50 %)  3 s left", False, NOW)
-    assert shown.lines((80, 24), NOW) == ["[##########----------]", " first  step 12/24 (50 %)  3 s left"]
+    assert shown.lines((80, 24), NOW) == ["[##########----------]", "first  step 12/24 (50 %)  3 s left"]
     assert all(live.columns_of(line) < 20 for line in shown.lines((20, 24), NOW))
     assert not shown.takes("something else is told", True, NOW)
     assert shown.note
