@@ -136,7 +136,7 @@ def leave(yard, how, **extra):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
-        os.execvpe("ansible-playbook", yard.command(**extra), yard.environment())
+        os.execvpe("ansible-playbook", yard.command(**extra), yard.environment() | {"TERM": "xterm-256color"})
     text, left, deadline = b"", False, time.monotonic() + 180
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.5)[0]:
