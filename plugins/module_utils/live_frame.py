@@ -162,7 +162,8 @@ class Board:
             shown = sorted(doing, key=lambda host: doing[host].since)[: rows - 2]
         names = {host: cut(host, max(8, columns // 3)) for host in shown}
         wide = max(map(columns_of, names.values()), default=0)
-        lines = [f"{far}{self.play}  {span(now - self.began)}"]
+        spent = span(now - self.began)
+        lines = [f"{far}{cut(self.play, max(8, columns - len(far) - len(spent) - 2))}  {spent}"]
         for host in shown:
             name = names[host] + " " * (wide - columns_of(names[host]))
             spent, note = span(now - doing[host].since), doing[host].words(now)

@@ -115,6 +115,11 @@ def test_a_name_can_write_no_line_of_its_own():
     assert line == "  evil fatal  task x  1 s"
 
 
+def test_a_long_name_of_a_play_leaves_room_for_the_time():
+    (line, _) = board(("a", "x", 1), play="A long name of a play, and on").lines((60, 24), NOW)
+    assert line == "[######--------------] task 4 of 10  A long na…  1 min 30 s"
+
+
 def test_a_play_without_known_tasks_has_no_bar():
     assert board(("a", "x", 1), tasks=0, at=0).lines((80, 24), NOW)[0] == "Every host  1 min 30 s"
 
