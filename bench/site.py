@@ -35,7 +35,11 @@ def site(lab: Lab) -> tuple[float, int, int]:
     program = Path(sys.executable).with_name("ansible-playbook")
     begin = time.monotonic()
     done = subprocess.run(
-        [str(program), "-i", str(lab.inventory), "site.yml"], cwd=ROOT, capture_output=True, text=True
+        [str(program), "-i", str(lab.inventory), "site.yml"],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "default"},  # for its recap
+        capture_output=True,
+        text=True,
     )
     seconds = time.monotonic() - begin
     if done.returncode:

@@ -113,35 +113,51 @@ def rows_of(cast):
 
     cast: the lines of a recording. A row that was written over has a version for each time; runs are (colour, text)
     pairs, colour being the terminal's number for it, 1 for bold and 0 for none. Knows what Ansible and this checkout
-    use: colours, the start of the row, erasing it. Raises ValueError at any other control sequence.
+    use: colours, the start of the row, erasing it and all below, rows further up. Raises ValueError at any other
+    control sequence.
     """
     header, *events = map(json.loads, cast.splitlines())
-    width, rows, colour, runs = header["width"], [[]], 0, []
+    width, rows, at, colour, runs = header["width"], [[]], 0, 0, []
+
+    def note(seconds):
+        if (runs or rows[at]) and (not rows[at] or rows[at][-1][1] != runs):
+            rows[at].append((seconds, [*runs]))
+
     for seconds, _, text in events:
         for piece, numbers, letter in WRITTEN.findall(text):
             if letter == "m":
                 colour = max(map(int, (numbers or "0").split(";")))
+            elif letter == "A" and not runs and int(numbers) <= at:
+                at -= int(numbers)
+            elif letter == "J" and not numbers:
+                for row in rows[at + 1 :]:
+                    row.append((seconds, []))
+                note(seconds)
             elif letter:
-                if letter != "K" or runs:
+                if letter != "K" or numbers:
                     raise ValueError(f"at {seconds} s: a control sequence that is not known, {piece!r}")
             elif piece == "\r":
                 runs = []
             elif piece == "\r\n":
-                rows[-1].append((seconds, runs))
-                rows.append([])
-                runs = []
+                rows[at].append((seconds, runs))
+                at, runs = at + 1, []
+                if at == len(rows):
+                    rows.append([])
             else:
                 while piece:
                     room = width - sum(len(words) for _, words in runs)
                     if not room:  # the terminal goes on in the next row
-                        rows[-1].append((seconds, runs))
-                        rows.append([])
-                        runs, room = [], width
+                        rows[at].append((seconds, runs))
+                        at, runs, room = at + 1, [], width
+                        if at == len(rows):
+                            rows.append([])
                     runs.append((colour, piece[:room]))
                     piece = piece[room:]
         if runs:
-            rows[-1].append((seconds, [*runs]))
-    return rows if rows[-1] else rows[:-1], width, header["height"]
+            note(seconds)
+    while rows and not (rows[-1] and rows[-1][-1][1]):
+        rows.pop()
+    return rows, width, header["height"]
 
 
 # ---- the terminal as a moving picture ----

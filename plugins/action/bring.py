@@ -8,11 +8,17 @@ something breaks off, and is not sent again. The module bring_host is a host's p
 from __future__ import annotations
 
 import shlex
+import sys
 import time
+from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from telling import brought
 
 display = Display()
 
@@ -79,4 +85,4 @@ class ActionModule(ActionBase):
                     sent += len(piece)
                     if time.monotonic() - told > TOLD:
                         told = time.monotonic()
-                        display.display(f"{host}: {sent / 1e6:,.0f} of {total / 1e6:,.0f} MB have come")
+                        display.display(brought(host, sent, total))

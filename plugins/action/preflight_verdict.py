@@ -8,14 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+from ansible import constants as C
 from ansible import context
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from preflight_base import FAIL, SKIP, WARN, Cluster, Limits, findings
+from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Limits, findings
 from preflight_report import (
+    MARKS,
     baseline_name,
     is_good,
     read_result,
@@ -24,11 +26,14 @@ from preflight_report import (
     text,
     write_result,
 )
+from telling import same_hosts
 
 CHECKOUT = Path(__file__).parents[2]
 CHECKPOINTS = 3
 # Of a model's file in 16 bits: 4 bytes of weights and 8 of AdamW's moments a parameter, over the file's 2.
 CHECKPOINT_SHARE = 6
+
+COLOURS = {MARKS[FAIL]: C.COLOR_ERROR, MARKS[WARN]: C.COLOR_WARN, MARKS[PASS]: C.COLOR_OK}
 
 display = Display()
 
@@ -97,12 +102,7 @@ def fact_of(variables, host: dict, rdma: bool) -> dict:
 
 def commands() -> dict[str, str]:
     """How ansible, site.yml and train.yml are called with this inventory."""
-    words = []
-    for inventory in context.CLIARGS.get("inventory") or ():
-        words += ["-i", inventory.rstrip(",") + "," if inventory.endswith(",") else inventory]
-    for flag, given in (("-K", "become_ask_pass"), ("-k", "ask_pass")):
-        if context.CLIARGS.get(given):
-            words.append(flag)
+    words = same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)
     place = {name: os.path.relpath(CHECKOUT / name) for name in ("site.yml", "train.yml")}
     return {
         "ansible": shlex.join(["ansible", *words]),
@@ -149,7 +149,8 @@ class ActionModule(ActionBase):
                 write_result(path, renewed(found, before))
         except OSError as error:
             display.warning(f"{error.filename}: {error.strerror}; the result was not written")
-        display.display(f"\n{text(found)}\n")
+        for line in f"\n{text(found)}".split("\n"):
+            display.display(line, color=COLOURS.get(line.partition(" ")[0]))
         counts = found["counts"]
         answer = {**result, "changed": False, "exit_status": found["exit_status"], "counts": counts}
         if found["result"] == FAIL:

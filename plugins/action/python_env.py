@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "plugins" / "module_utils"))
 
 from offline_ship import in_batches, shipped
 from offline_wheels import Failure, wheelhouse
+from telling import brought
 
 BATCH_BYTES = 512 * 2**20
 QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
@@ -56,9 +57,13 @@ class ActionModule(ActionBase):
         lacking = [directory / name for name in wheels if result["staged"].get(name) != wheels[name]]
         size = sum(path.stat().st_size for path in lacking)
         say(f"reaches no package index; bringing {len(lacking)} wheels, {size / 1e6:,.0f} MB")
+        sent = 0
         for batch in in_batches(lacking, BATCH_BYTES):
             with shipped(self, batch, directory) as archive:
                 received = module(wheels=wheels, archive=archive, receive_only=True)
             if received.get("failed"):
                 return received
+            sent += sum(path.stat().st_size for path in batch)
+            if sent < size:
+                display.display(brought(host, sent, size))
         return module(wheels=wheels)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
+from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE, BOOLEANS_TRUE
 from ansible.plugins.action import ActionBase
@@ -29,6 +30,9 @@ from ansible.utils.vars import load_extra_vars
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
+sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
+
+from telling import same_hosts
 
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
@@ -235,18 +239,10 @@ def size(path: str) -> int:
 
 def commands(run: str) -> dict[str, str]:
     """The commands that go on with the run, as the operator can paste them into this shell."""
-    words = ["ansible-playbook"]
-    for inventory in context.CLIARGS.get("inventory") or ():
-        words += ["-i", inventory.rstrip(",") + "," if inventory.endswith(",") else inventory]
-    if context.CLIARGS.get("subset"):
-        words += ["-l", context.CLIARGS["subset"]]
-    for flag, given in (("-K", "become_ask_pass"), ("-k", "ask_pass")):
-        if context.CLIARGS.get(given):
-            words.append(flag)
     train = os.path.relpath(os.path.join(CHECKOUT, "train.yml"))
     playbooks = os.path.relpath(os.path.join(CHECKOUT, "playbooks"))
     results = os.path.relpath(os.path.join(CHECKOUT, "runs", run))
-    ansible = shlex.join(words)
+    ansible = shlex.join(["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST)])
     return {
         "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true",
         "resume": f"{ansible} {shlex.quote(train)} -e run={run} -e resume=true",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 SHOWN_HOSTS = 8
 
 
@@ -23,3 +25,27 @@ def names(hosts) -> str:
     hosts = list(hosts)
     rest = len(hosts) - SHOWN_HOSTS
     return ", ".join(hosts[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def brought(host: str, done: float, total: float) -> str:
+    """How many of the bytes that go to a host are there. The callback live reads it, too (live_frame.counted)."""
+    return f"{host}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB have come"
+
+
+def same_hosts(cli, default=(), subset: bool = True) -> list[str]:
+    """The options by which another ansible-playbook, called from here, means the same hosts.
+
+    cli: context.CLIARGS, in which Ansible has made all paths absolute. default: the inventories that need no -i.
+    subset: -l as well.
+    """
+    words = []
+    given = list(cli.get("inventory") or ())
+    for inventory in given if given != list(default) else ():
+        if inventory.endswith(","):
+            words += ["-i", inventory.rstrip(",") + ","]
+        else:
+            near = os.path.relpath(inventory)
+            words += ["-i", inventory if near.startswith("..") else near]
+    if subset and cli.get("subset"):
+        words += ["-l", cli["subset"]]
+    return words + [flag for flag, asked in (("-K", "become_ask_pass"), ("-k", "ask_pass")) if cli.get(asked)]

@@ -63,7 +63,9 @@ class Plays:
 
     def environment(self):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-        return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        # What a user sees is tested in tests/playbooks; here Ansible's own lines are read (RECAP).
+        settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_STDOUT_CALLBACK": "default"}
+        return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **settings}
 
     def book(self, playbook, *arguments, seconds=900, **extra):
         """Run one of the checkout's playbooks, with `extra` after -e; returns what subprocess.run does."""

@@ -60,6 +60,7 @@ class Controller:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         # As `make` would: the virtual environment's programs are found first.
         kept["PATH"] = f"{PROGRAM.parent}{os.pathsep}{kept['PATH']}"
+        kept["ANSIBLE_STDOUT_CALLBACK"] = "default"  # whose lines are read here
         with output.open("w") as file:
             process = subprocess.Popen(
                 [str(PROGRAM), "-i", str(self.lab.inventory), playbook, *arguments],

@@ -150,7 +150,7 @@ def leave(yard, how, **extra):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
-        os.execvpe("ansible-playbook", yard.command(**extra), yard.environment())
+        os.execvpe("ansible-playbook", yard.command(**extra), yard.environment() | {"TERM": "xterm-256color"})
     text, left, deadline = b"", False, time.monotonic() + 180
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.5)[0]:
@@ -183,7 +183,9 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
         "-e resume=true",
     ):
         assert words in text
-    assert "\r\x1b[K" in text  # one line, redrawn
+    assert re.search(
+        r"\r(\x1b\[1A)?\[#*-+\]\x1b\[K\r\nfirst  step [1-9]\d*/", text
+    )  # a bar and a line, redrawn
     step = yard.status("first")["step"]
     wait_for(lambda: yard.status("first")["step"] > step)
 

@@ -90,6 +90,22 @@ def test_rows_are_written_over_and_go_on_where_the_width_ends():
         take_pictures.rows_of(cast([0, "o", "\x1b[2J"]))
 
 
+def test_rows_further_up_are_written_over_and_those_below_erased():
+    rows, *_ = take_pictures.rows_of(
+        cast(
+            [0, "o", "a\x1b[K\r\nb\x1b[K\r\nc\x1b[K\x1b[J"],
+            [1, "o", "\r\x1b[2A\x1b[Jdone\r\n"],
+            [2, "o", "d"],
+        )
+    )
+    assert rows == [
+        [(0, [(0, "a")]), (1, []), (1, [(0, "done")])],
+        [(0, [(0, "b")]), (1, []), (2, [(0, "d")])],
+    ]
+    with pytest.raises(ValueError, match="a control sequence that is not known"):
+        take_pictures.rows_of(cast([0, "o", "one\r\n\x1b[2A"]))  # above the screen
+
+
 def test_the_moving_picture_has_each_row_and_each_version_at_its_time():
     events = [0, "o", "a <b>\r\n1"], [12, "o", "\r2"], [24, "o", "\r3\r\n\x1b[32m  ok\r\nx\r\ny\r\n"]
     text = take_pictures.moving(cast(*events))

@@ -1,0 +1,291 @@
+"""What a user sees of a playbook: at a terminal, through a pipe, in a log; and how it ends."""
+
+import importlib.util
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("take_pictures", ROOT / "scripts/take_pictures.py")
+take_pictures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(take_pictures)
+
+PROGRAM = str(Path(sys.executable).with_name("ansible-playbook"))
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+SECRET, REFUSAL = "hunter2", "node9: found nothing; expected a host.\n  Write one."
+TASKS = [
+    {"name": "Begin", "ansible.builtin.command": "true"},
+    {"name": "Nothing to do", "ansible.builtin.command": "true", "changed_when": False},
+    {"name": "Left out", "ansible.builtin.command": "true", "when": False},
+    {"name": "Ignored", "ansible.builtin.command": "false", "ignore_errors": True},
+    {
+        "name": "Tried",
+        "block": [{"name": "Rescued", "ansible.builtin.fail": {"msg": "it was rescued"}}],
+        "rescue": [{"name": "Come to the rescue", "ansible.builtin.debug": {"msg": "saved"}}],
+    },
+    {"name": "A table", "tell": {"text": "a  b\n1  2"}, "run_once": True},
+    {"name": "A secret", "ansible.builtin.command": f"echo {SECRET}", "no_log": True},
+    {
+        "name": "On one alone",
+        "ansible.builtin.command": "sleep {{ pause }}",
+        "when": "inventory_hostname == 'node2'",
+    },
+    {
+        "name": "A loop",
+        "ansible.builtin.command": "{{ item }}",
+        "loop": ["true", "false"],
+        "when": "inventory_hostname == 'node3'",
+    },
+    {"name": "Refuse", "ansible.builtin.fail": {"msg": REFUSAL}},
+]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory with three hosts, which are this machine, in `hosts`, and TASKS in `play.yml`."""
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    variables["pause"] = 0
+    hosts = {"all": {"hosts": {f"node{n}": {} for n in (1, 2, 3)}, "vars": variables}}
+    (tmp_path / "hosts").write_text(yaml.safe_dump(hosts))
+    (tmp_path / "made").mkdir()
+    write(tmp_path, TASKS)
+    return tmp_path
+
+
+def write(place, tasks):
+    play = {"name": "A play", "hosts": "all", "gather_facts": False, "tasks": tasks}
+    (place / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False))
+
+
+def environment(place, **more):
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ANSIBLE_") and name != "NO_COLOR"
+    }
+    settings = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(place / "ansible"),
+        "LANG": "C.UTF-8",
+    }
+    return {**kept, **settings, "TERM": "xterm-256color", **more}
+
+
+def command(place, *arguments):
+    return [PROGRAM, "-i", str(place / "hosts"), str(place / "play.yml"), *arguments]
+
+
+def piped(place, *arguments, **more):
+    return subprocess.run(
+        command(place, *arguments),
+        cwd=place,
+        env=environment(place, **more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def at_a_terminal(place, *arguments, when=None, type_=b"", silent=False, **more):
+    """(exit status, text) at a terminal of 80 x 24; `type_` is typed once it has shown `when`.
+
+    silent: after each two seconds in which it shows nothing more, which is how long it may take until it listens.
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.chdir(place)
+        os.execvpe(PROGRAM, command(place, *arguments), environment(place, **more))
+    text, deadline, typed = b"", time.monotonic() + 400, False
+    while True:
+        assert time.monotonic() < deadline, text.decode()
+        if select.select([terminal], [], [], 2.0)[0]:
+            try:
+                text += os.read(terminal, 65536)
+            except OSError:  # the terminal's other end is closed
+                break
+            quiet = False
+        else:
+            quiet = True
+        if when and when in text and (quiet if silent else not typed):
+            os.write(terminal, type_)
+            typed = True
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text.decode()
+
+
+def screen(text):
+    """The rows that are left at such a terminal, in the end."""
+    cast = [{"version": 2, "width": 80, "height": 24}, [0, "o", text]]
+    rows, *_ = take_pictures.rows_of("\n".join(map(json.dumps, cast)))
+    return ["".join(words for _, words in row[-1][1]) for row in rows]
+
+
+EXPECTED = """
+== A play
+changed  node1 node2 node3: Begin
+node1 node2 node3: saved
+
+a  b
+1  2
+changed  node1 node2 node3: A secret
+changed  node2: On one alone
+failed   node3: A loop
+    false: non-zero return code
+failed   node1: Refuse
+    node9: found nothing; expected a host.
+      Write one.
+failed   node2: Refuse: the same
+
+node1  6 ok, 3 changed, 1 failed
+node2  6 ok, 4 changed, 1 failed
+node3  5 ok, 3 changed, 1 failed
+Failed after TIME
+More words: the same command with -v
+"""
+
+
+def settled(rows):
+    """Rows without what differs from one run to the next: which host comes first to a task, and the time it took."""
+    text = re.sub(r"(failed   )node\d(: Refuse\n)", r"\1node1\2", "\n".join(rows))
+    text = re.sub(r"(failed   )node\d(: Refuse: the same)", r"\1node2\2", text)
+    return re.sub(r"Failed after .*", "Failed after TIME", text)
+
+
+def test_through_a_pipe_it_is_plain_lines_and_each_once(place):
+    log = place / "log"
+    done = piped(place, ANSIBLE_LOG_PATH=str(log))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert settled(done.stdout.split("\n")) == EXPECTED
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout), "control characters in a pipe"
+    assert done.stderr == "" and SECRET not in done.stdout
+    logged = log.read_text()
+    assert "| changed  node1 node2 node3: Begin\n" in logged and "\x1b" not in logged
+    assert logged.count("found nothing; expected a host.") == 1 and SECRET not in logged
+
+
+def test_at_a_terminal_the_same_stays_and_the_region_leaves_nothing(place):
+    code, text = at_a_terminal(place, "-e", "pause=3")
+    assert code == 2
+    assert settled([*screen(text), ""]) == EXPECTED
+    frames = COLOUR.sub("", text)
+    assert re.search(
+        r"\[#+-+\] task \d+ of 10  A play  \d+ s\x1b\[K\r\n  node2  On one alone  [2-9] s", frames
+    )
+    assert "\x1b[0;33mchanged  node1" in text and "\x1b[0;31mfailed " in text
+    assert set(re.findall(r"\x1b\[[^A-Za-z]*([A-Za-z])", text)) <= set("mKJA"), (
+        "something that must be restored"
+    )
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "coloured"),
+    [
+        ({"NO_COLOR": "1"}, False),
+        ({"ANSIBLE_NOCOLOR": "1"}, False),
+        ({"TERM": "dumb", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_without_colour_there_is_none(place, setting, coloured):
+    write(place, TASKS[:1])
+    code, text = at_a_terminal(place, **setting)
+    assert code == 0 and bool(COLOUR.search(text)) == coloured
+    assert ("\x1b" in text) == ("TERM" not in setting)  # a dumb terminal gets lines
+    assert "changed  node1 node2 node3: Begin" in screen(text)
+
+
+def test_colour_can_be_forced_into_a_pipe(place):
+    write(place, TASKS[:1])
+    done = piped(place, ANSIBLE_FORCE_COLOR="1")
+    assert "\x1b[0;33mchanged  node1 node2 node3: Begin\x1b[0m" in done.stdout and "\x1b[K" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"), [(["-v"], {}), ([], {"ANSIBLE_STDOUT_CALLBACK": "default"})]
+)
+def test_ansibles_own_output_is_one_setting_away(place, arguments, setting):
+    write(place, TASKS[:1])
+    code, text = at_a_terminal(place, *arguments, **setting)
+    text = COLOUR.sub("", text)
+    assert code == 0 and "PLAY RECAP" in text and "changed: [node1]" in text and "\x1b" not in text
+
+
+def test_ctrl_c_wipes_the_region_and_ends_as_ansible_does(place):
+    code, text = at_a_terminal(place, "-e", "pause=300", when=b"On one alone  3 s", type_=b"\x03")
+    assert code == 99
+    rows = screen(text)
+    assert "changed  node1 node2 node3: A secret" in rows and "User interrupted execution" in rows[-1]
+    assert not any("task " in row or "On one alone" in row for row in rows)
+
+
+def test_a_question_stands_alone_until_it_is_answered(place):
+    """Nothing is drawn meanwhile: else there would be no silence."""
+    ask = {"name": "Ask", "reset_consent": {"hosts": ["a"]}, "run_once": True}
+    write(place, [ask, {"name": "Wait", "ansible.builtin.command": "sleep 2"}])
+    code, text = at_a_terminal(place, when=b"type the names of the hosts (a): ", type_=b"a\r", silent=True)
+    assert code == 0, text
+    assert "task 2 of 2" in text
+
+
+def test_a_fault_in_it_brings_ansibles_own_and_the_playbook_goes_on(place):
+    broken = place / "plugins/callback"
+    broken.mkdir(parents=True)
+    (place / "plugins/module_utils").symlink_to(ROOT / "plugins/module_utils")
+    (place / "trainer").symlink_to(ROOT / "trainer")
+    text = (ROOT / "plugins/callback/live.py").read_text()
+    head = "def spoken(self, result) -> None:\n"
+    assert head in text
+    (broken / "live.py").write_text(text.replace(head, f"{head}        raise KeyError('x')\n"))
+    shutil.copy(ROOT / "plugins/callback/exit_status.py", broken)
+    done = piped(place, ANSIBLE_CALLBACK_PLUGINS=str(broken))
+    assert done.returncode == 2
+    assert "changed  node1 node2 node3: Begin" in done.stdout
+    assert "the callback live stops" in done.stderr and "KeyError" in done.stderr
+    assert "changed: [node2]" in done.stdout and "PLAY RECAP" in done.stdout
+
+
+def test_check_mode_handlers_retries_and_the_free_strategy(place):
+    tasks = [
+        {"name": "Notify", "ansible.builtin.command": "true", "notify": "Handle"},
+        {"name": "Retry", "ansible.builtin.command": "false", "register": "r", "until": "r.rc == 0", "retries": 1,
+         "delay": 0, "failed_when": False},
+        {"name": "In the background", "ansible.builtin.command": "true", "async": 30, "poll": 1},
+        {"name": "Included", "ansible.builtin.include_tasks": str(place / "more.yml")},
+        {"ansible.builtin.meta": "flush_handlers"},
+        {"name": "Write", "diff": True, "ansible.builtin.copy":
+            {"content": "new\x1b[2J\n", "dest": str(place / "made/{{ inventory_hostname }}")}},
+    ]  # fmt: skip
+    (place / "more.yml").write_text(
+        yaml.safe_dump([{"name": "More", "ansible.builtin.debug": {"msg": "more"}}])
+    )
+    play = {"name": "A play", "hosts": "all", "gather_facts": False, "strategy": "free", "tasks": tasks}
+    play["handlers"] = [{"name": "Handle", "ansible.builtin.command": "true"}]
+    (place / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False))
+    done = piped(place)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    for what in ("changed  {}: Notify", "changed  {}: In the background", "changed  {}: Handle", "{}: more"):
+        told = re.findall("^" + re.escape(what).replace(r"\{\}", "([^:]*)") + "$", done.stdout, re.M)
+        assert sorted(" ".join(told).split()) == ["node1", "node2", "node3"], (what, done.stdout)
+    assert not re.search("RETRYING|ASYNC|included:|skipping|\x1b", done.stdout)
+    for node in ("node1", "node2", "node3"):
+        head = f"differs  {node}: Write\n--- before\n+++ after: {place}/made/{node}\n"
+        assert f"{head}@@ -0,0 +1 @@\n+new\n" in done.stdout
+    checked = piped(place, "--check")
+    assert "Check mode: it says what would change" in checked.stdout and checked.returncode == 0
+    listed = piped(place, "--list-tasks")
+    assert listed.returncode == 0 and "Retry" in listed.stdout and "== A play" not in listed.stdout
