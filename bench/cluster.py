@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.measure import markdown
+from bench.measure import WAYS, markdown
 from lab.lab import Lab, Options, obstacles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,13 +38,6 @@ COMMON = {
     "lr": 0.001,
 }
 LEARNT = 24  # steps in which shares are learnt, and which do not count
-WAYS = {
-    "exact": {},
-    "16bit": {"comm": "16bit"},
-    "8bit": {"comm": "8bit"},
-    "powersgd": {"comm": "powersgd"},
-    "diloco": {"comm": "diloco", "sync_every": 50},
-}
 
 
 class Group:
