@@ -1,4 +1,4 @@
-"""`python -m bench.slow [WAY …]`: what each lossy way costs in validation loss, over seeds. Takes hours, goes on by itself.
+"""`python -m bench.slow [WAY …]`: what each lossy way costs in validation loss, over seeds: hours, resumable.
 
 Two ranks of this machine train the same model by each way, for as many tokens. A run that is interrupted goes on from
 its checkpoint when the command is given again; one that has ended is a line of results.jsonl and not run again.
@@ -27,6 +27,7 @@ from bench.measure import ROOT, WAYS, markdown, metrics, tell
 FOLDER = ROOT / "runs" / "bench-slow"
 RANKS = 2
 TOLD_EVERY = 600  # seconds between two lines on how far it is
+LONGEST = 50_000  # letters of a module: what is held out should be of many
 NO_TEXT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 TARGETS = {"16bit": 0.5, "8bit": 0.5, "powersgd": 1.0, "diloco": 2.0}  # % of exact's validation loss
 
@@ -55,7 +56,9 @@ def text(sizes: Sizes) -> list[str]:
     files.sort(key=lambda path: hashlib.sha256(str(path).encode()).digest())
     texts, left = [], sizes.letters
     for path in files:
-        texts.append((library / path).read_text(encoding="utf-8", errors="replace")[: max(0, left)])
+        texts.append(
+            (library / path).read_text(encoding="utf-8", errors="replace")[: max(0, min(left, LONGEST))]
+        )
         left -= len(texts[-1])
     return [one for one in texts if one.strip()]
 
@@ -221,9 +224,7 @@ def table(found: list[dict]) -> str:
             continue
         losses = statistics.mean(one["loss"] for one in seeds.values())
         a_token = sum(one["bytes"] for one in seeds.values()) / sum(one["tokens"] for one in seeds.values())
-        far = [
-            100 * (one["loss"] / exact[seed]["loss"] - 1) for seed, one in seeds.items() if seed in exact
-        ]
+        far = [100 * (one["loss"] / exact[seed]["loss"] - 1) for seed, one in seeds.items() if seed in exact]
         compared = way in TARGETS and far
         rows.append(
             (
@@ -279,7 +280,9 @@ def main() -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.exit(f"{folder}: another bench.slow is at work there, or the run that it left; wait, or end it")
+            sys.exit(
+                f"{folder}: another bench.slow is at work there, or the run that it left; wait, or end it"
+            )
         os.nice(19)
         prepare(folder, sizes)
         done = {(one["way"], one["seed"]) for one in results(folder)}

@@ -1,13 +1,11 @@
 """bench.slow: two ways of a tiny model, interrupted and gone on with, and what it makes of them."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 
-import pytest
 from ranks import ROOT, records
 
 from bench import slow
