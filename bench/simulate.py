@@ -90,19 +90,21 @@ class Step:
 
 
 @functools.lru_cache
-def split(hosts: tuple[Host, ...], batch_size: int, shares: str) -> tuple[int, ...]:
-    """Each host's sequences, as the trainer's balance ends up with them."""
+def split(seconds: tuple[float, ...], batch_size: int, shares: str) -> tuple[int, ...]:
+    """Each host's sequences, as the trainer's balance ends up with them; `seconds`: of a token, in any unit."""
     if listed := balance.given(shares):
         return tuple(listed)
     if shares == "even":
-        return tuple(balance.shares(batch_size, len(hosts)))
-    return tuple(balance.solve(batch_size, [1 / host.speed for host in hosts]))
+        return tuple(balance.shares(batch_size, len(seconds)))
+    return tuple(balance.solve(batch_size, list(seconds)))
 
 
 def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
     """What a step of `work` takes on `hosts`."""
     ranks = len(hosts)
-    shares = split(tuple(hosts), work.batch_size, work.shares)
+    fastest = max(host.speed for host in hosts)
+    # Rounded, so that the same cards with another model are found again.
+    shares = split(tuple(round(fastest / host.speed, 9) for host in hosts), work.batch_size, work.shares)
     compute = [share * work.sequence_length / host.speed for share, host in zip(shares, hosts, strict=True)]
     busy = [host.rest + own for host, own in zip(hosts, compute, strict=True)]
     sent = ways.sent(work.gradients, work.factors, ranks, work.sync_every)[work.comm]

@@ -161,7 +161,7 @@ def test_a_measurement_as_the_model_says_is_within():
     assert good and text.count("| +0.0 | yes |") == 2
 
 
-def test_a_measurement_that_differs_is_told(tmp_path, repository):
+def test_a_measurement_that_differs_is_told():
     text, good = simulate.check(recorded(off=1.25), coding={})
     assert not good and text.count("| +25.0 | no |") == 2
     with pytest.raises(SystemExit, match="no run by exact"):
