@@ -295,7 +295,7 @@ def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
             )
         )
     head = ("comm", "GB of a card", "shares", "MB sent a step", "s a step", "tokens/s", f"of a {best.name}",
-            "% waiting", *(f"{count:,}" for count in SIZES))  # fmt: skip
+            "% waiting", *(f"of the sum, {count:,} hosts" for count in SIZES))  # fmt: skip
     speeds = ", ".join(f"{host.name} {host.speed:,.0f}" for host in hosts)
     return (
         f"**{title}**, {A_HOST} x {config.sequence_length:,} tokens a host and step; tokens/s alone, assumed: "
