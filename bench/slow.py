@@ -23,6 +23,8 @@ from pathlib import Path
 import yaml
 
 from bench.measure import ROOT, WAYS, markdown, metrics, tell
+from trainer import config as configuration
+from trainer.data import tokenizer as own_tokenizer
 
 FOLDER = ROOT / "runs" / "bench-slow"
 RANKS = 2
@@ -76,34 +78,33 @@ def prepare(folder: Path, sizes: Sizes) -> None:
                 f"{folder} was begun with {differ}: give those again, another --folder, or remove this one"
             )
         return
-    from transformers import LlamaConfig
-
-    from trainer import config as configuration
-    from trainer.data import tokenizer as own_tokenizer
-
     texts = text(sizes)
     held = next(n for n in range(1, len(texts)) if sum(map(len, texts[:n])) >= sizes.held_out)
     for name, part in (("held_out", texts[:held]), ("train", texts[held:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in part))
     settings = {"dataset": str(folder / "train.jsonl"), "vocab_size": sizes.vocabulary}
-    tokenizer = own_tokenizer.wrap(own_tokenizer.train(configuration.from_mapping(settings)))
-    tokenizer.save_pretrained(folder / "model")
-    # No weights: each seed has its own.
-    LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.width,
-        intermediate_size=sizes.width * 11 // 4,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=max(1, sizes.width // 64),
-        max_position_embeddings=sizes.sequence_length,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-        use_cache=False,
-    ).save_pretrained(folder / "model")
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "tokenizer.json").write_text(own_tokenizer.train(configuration.from_mapping(settings)))
+    end = {"eos_token": own_tokenizer.END_OF_TEXT, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (model / "tokenizer_config.json").write_text(json.dumps(end))
+    # As transformers would write it, which this process, there for hours, need not load. No weights: each seed has its
+    # own.
+    llama = {
+        "model_type": "llama",
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.width,
+        "intermediate_size": sizes.width * 11 // 4,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": max(1, sizes.width // 64),
+        "max_position_embeddings": sizes.sequence_length,
+        "tie_word_embeddings": True,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+        "use_cache": False,
+    }
+    (model / "config.json").write_text(json.dumps(llama))
     run = {
-        "model": str(folder / "model"),
+        "model": str(model),
         "dataset": str(folder / "train.jsonl"),
         "validation": str(folder / "held_out.jsonl"),
         "sequence_length": sizes.sequence_length,
