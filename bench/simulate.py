@@ -124,7 +124,7 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
             ]
             end = 0.0
             for left in range(buckets - 1, -1, -1):
-                ready = max(all_ - own * left / buckets for all_, own in zip(busy, last, strict=True))
+                ready = max(done - own * left / buckets for done, own in zip(busy, last, strict=True))
                 end = max(end, ready) + wire / buckets + sums * network.latency
         elif work.comm == "powersgd":
             end = max(busy) + coding + wire + 2 * sums * network.latency
