@@ -79,7 +79,12 @@ def prepare(folder: Path, sizes: Sizes) -> None:
             )
         return
     texts = text(sizes)
-    held = next(n for n in range(1, len(texts)) if sum(map(len, texts[:n])) >= sizes.held_out)
+    held = next((n for n in range(1, len(texts)) if sum(map(len, texts[:n])) >= sizes.held_out), None)
+    if held is None:
+        there = sum(map(len, texts))
+        sys.exit(
+            f"--held-out {sizes.held_out} leaves nothing of the text's {there} letters; give less, or more --letters"
+        )
     for name, part in (("held_out", texts[:held]), ("train", texts[held:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in part))
     settings = {"dataset": str(folder / "train.jsonl"), "vocab_size": sizes.vocabulary}
@@ -285,13 +290,13 @@ def main() -> None:
                 f"{folder}: another bench.slow is at work there, or the run that it left; wait, or end it"
             )
         os.nice(19)
-        prepare(folder, sizes)
+        signal.signal(signal.SIGTERM, _interrupted)
+        signal.signal(signal.SIGINT, _interrupted)  # where a shell has it ignored in the background, too
         done = {(one["way"], one["seed"]) for one in results(folder)}
         pairs = [(way, seed) for seed in range(options.seeds) for way in options.ways or WAYS]
         ahead = [pair for pair in pairs if pair not in done]
-        signal.signal(signal.SIGTERM, _interrupted)
-        signal.signal(signal.SIGINT, _interrupted)
         try:
+            prepare(folder, sizes)
             for number, (way, seed) in enumerate(ahead):
                 one = train(folder, way, seed, lock.fileno(), len(ahead) - number)
                 with (folder / "results.jsonl").open("a") as file:
