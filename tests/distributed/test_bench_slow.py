@@ -12,7 +12,7 @@ from ranks import ROOT, records
 from bench import slow
 
 TINY = {
-    **{"width": 64, "layers": 1, "vocabulary": 300, "sequence_length": 16, "steps": 60, "sync_every": 6},
+    **{"width": 64, "layers": 1, "vocabulary": 300, "sequence_length": 16, "steps": 300, "sync_every": 30},
     **{"letters": 40_000, "held_out": 2_000},
 }
 
@@ -46,9 +46,9 @@ def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
     assert 3 <= reached < TINY["steps"]
     assert [one["way"] for one in slow.results(tmp_path)] == ["exact"]
 
-    changed = bench(tmp_path, steps=61)
+    changed = bench(tmp_path, steps=301)
     assert (
-        "was begun with steps 60, now 61" in changed.communicate(timeout=120)[1] and changed.returncode == 1
+        "was begun with steps 300, now 301" in changed.communicate(timeout=120)[1] and changed.returncode == 1
     )
 
     before = (tmp_path / "exact-0/metrics.jsonl").stat().st_mtime_ns
