@@ -111,7 +111,7 @@ pictures: $(VENV)/.dev ## take the documents' pictures anew, from a real make de
 
 # ---- the benchmarks ----
 
-.PHONY: bench bench-cluster bench-site
+.PHONY: bench bench-cluster bench-site bench-slow bench-simulate
 bench: $(BENCH_VENV)/.complete ## the trainer beside its peers, and its strategies: a quarter of an hour, or TABLES="equal"; QUICK=1: does it run?
 	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
 
@@ -120,6 +120,12 @@ bench-cluster: $(VENV)/.dev ## mismatched hosts and slow links, on three hosts o
 
 bench-site: $(VENV)/.dev ## site.yml's seconds, first and second run, beside a bare shell script: on 3 and 16 lab hosts, or HOSTS=3; needs root
 	@$(BIN)/python -m bench.site $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
+
+bench-slow: $(VENV)/.dev ## what lossy ways cost in validation loss, over seeds: hours, goes on where Ctrl-C ended it; TABLE=1: what has ended so far
+	@$(BIN)/python -m bench.slow $(if $(filter-out 0,$(TABLE)),--table)
+
+bench-simulate: $(VENV)/.dev ## three unlike machines on gigabit Ethernet, and 1,000 of them, by every way; CHECK=runs/bench-cluster.json: beside what was measured
+	@$(BIN)/python -m bench.simulate $(if $(CHECK),--check $(CHECK))
 
 # ---- what watches ----
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.measure import markdown
+from bench.measure import WAYS, markdown
 from lab.lab import Lab, Options, obstacles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,14 +37,8 @@ COMMON = {
     "threads": 1,
     "lr": 0.001,
 }
+RECORDED: list[dict] = []  # what was measured, as `python -m bench.simulate --check` takes it
 LEARNT = 24  # steps in which shares are learnt, and which do not count
-WAYS = {
-    "exact": {},
-    "16bit": {"comm": "16bit"},
-    "8bit": {"comm": "8bit"},
-    "powersgd": {"comm": "powersgd"},
-    "diloco": {"comm": "diloco", "sync_every": 50},
-}
 
 
 class Group:
@@ -101,15 +95,50 @@ def speed(rows: list[dict]) -> float:
     return sum(row["tokens"] for row in rows) / sum(row["step_seconds"] for row in rows)
 
 
-def apart(lab: Lab, name: str, steps: dict[str, int]) -> dict[str, float]:
-    """Tokens a second of each host for itself, all at the same time, while all of them compute."""
+def paces(rows: list[dict]) -> list[dict[str, float]]:
+    """By rank: tokens a second of forward and backward alone, and the other seconds of rank 0's steps."""
+    rest = statistics.mean(row["step_seconds"] - row["compute_seconds"] - row["comm_seconds"] for row in rows)
+    ranks = range(rows[0]["world_size"])
+    return [
+        {
+            "speed": sum(row["tokens"] * row["shares"][rank] / sum(row["shares"]) for row in rows)
+            / sum(row["rank_seconds"][rank] for row in rows),
+            "rest": rest,
+        }
+        for rank in ranks
+    ]
+
+
+def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | None = None, **config) -> None:
+    """Note a run's steps, beside what its hosts do for themselves. rate: bits a second of their wires."""
+    RECORDED.append(
+        {
+            "name": name,
+            "hosts": [
+                {"name": host, **own, "cpus": share, "rate": rate}
+                for host, own, share in zip(HOSTS, alone, cpus, strict=True)
+            ],
+            "comm": config.get("comm", "exact"),
+            "sync_every": 50,
+            "shares": config.get("balance", "auto"),
+            "sequence_length": COMMON["sequence_length"],
+            "batch_size": config["batch_size"],
+            "micro_batch_size": config.get("micro_batch_size", COMMON["micro_batch_size"]),
+            "wire_bytes": statistics.mean(row["wire_bytes"] for row in rows),
+            "tokens_a_second": speed(rows),
+        }
+    )
+
+
+def apart(lab: Lab, name: str, steps: dict[str, int]) -> dict[str, list[dict]]:
+    """The steps of each host for itself, all at the same time, while all of them compute."""
     groups = {
         host: Group(lab, f"{name}-{host}", [host], batch_size=4, steps=count) for host, count in steps.items()
     }
     rows = {host: group.ended().rows() for host, group in groups.items()}
     begin = max(found[2]["time"] for found in rows.values())
     end = min(found[-1]["time"] for found in rows.values())
-    return {host: speed([row for row in found if begin < row["time"] <= end]) for host, found in rows.items()}
+    return {host: [row for row in found if begin < row["time"] <= end] for host, found in rows.items()}
 
 
 @contextlib.contextmanager
@@ -131,7 +160,7 @@ def balance(lab: Lab, quick: bool) -> str:
         name = ":".join(f"{share / min(shares):.0f}" for share in shares)
         label = name.replace(":", "")
         with cpus(lab, shares):
-            alone = apart(
+            alone_rows = apart(
                 lab, f"apart{label}", {h: round(steps * s / 0.4) for h, s in zip(HOSTS, shares, strict=True)}
             )
             even = Group(
@@ -140,6 +169,10 @@ def balance(lab: Lab, quick: bool) -> str:
             even_rows = even.ended().rows()
             auto = Group(lab, f"auto{label}", HOSTS, batch_size=48, steps=LEARNT + steps)
             auto_rows = auto.ended().rows()
+        alone = {host: speed(found) for host, found in alone_rows.items()}
+        own = [paces(alone_rows[host])[0] for host in HOSTS]
+        record(f"{name}, even", even_rows[3:], own, shares, batch_size=48, balance="even")
+        record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=48)
         total, before, after = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
         far = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(auto_rows, even_rows, strict=False))
         rows.append(
@@ -165,7 +198,7 @@ def slowed(lab: Lab, quick: bool) -> str:
     """A host that loses half of its speed in mid-run, and how soon the run is where it can be."""
     shares, later = (0.8, 0.4, 0.4), (0.4, 0.4, 0.4)
     with cpus(lab, later):
-        new = sum(apart(lab, "apartslow", dict.fromkeys(HOSTS, 15 if quick else 40)).values())
+        new = sum(map(speed, apart(lab, "apartslow", dict.fromkeys(HOSTS, 15 if quick else 40)).values()))
     with cpus(lab, shares):
         group = Group(lab, "slowed", HOSTS, batch_size=48, steps=LEARNT + (30 if quick else 80))
         while not _step(group) >= LEARNT:
@@ -194,11 +227,13 @@ def _step(group: Group) -> int:
 
 def wire(lab: Lab, quick: bool) -> str:
     """Bytes at the interfaces and tokens a second, by what crosses the wire, where plain ddp mostly waits."""
-    steps, rate = (20, "20mbit") if quick else (100, "20mbit")
+    steps, megabits = 20 if quick else 100, 20
+    rate, quotas = f"{megabits}mbit", (0.5, 0.5, 0.5)
     settings = {"batch_size": 24, "steps": steps, "balance": "even", "micro_batch_size": 4}
-    with cpus(lab, (0.5, 0.5, 0.5)):
+    with cpus(lab, quotas):
         fast = Group(lab, "fast", HOSTS, **settings).ended().rows()
-        best = speed(fast[3:])
+        best, alone = speed(fast[3:]), paces(fast[3:])
+        record("no limit, exact", fast[3:], alone, quotas, **settings)
         for host in HOSTS:
             lab.set_rate(host, rate)
         found = {}
@@ -207,6 +242,7 @@ def wire(lab: Lab, quick: bool) -> str:
                 # The meeting before the first step costs, too, and is no part of training.
                 short, _ = _counted(lab, f"{name}-2", {**settings, **keys, "steps": 2})
                 whole, rows = _counted(lab, f"{name}-all", {**settings, **keys})
+                record(f"{rate}, {name}", rows[3:], alone, quotas, megabits * 1e6, **settings, **keys)
                 found[name] = ((whole - short) / sum(row["tokens"] for row in rows[2:]), rows)
         finally:
             for host in HOSTS:
@@ -252,6 +288,9 @@ def main() -> None:
     listing = ", ".join(TABLES)
     parser.add_argument("tables", metavar="TABLE", nargs="*", help=f"of {listing}; default: all")
     parser.add_argument("--quick", action="store_true", help="few steps: shows that it runs, no more")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "runs" / "bench-cluster.json", help="where figures go, too"
+    )
     options = parser.parse_args()
     if unknown := set(options.tables) - set(TABLES):
         parser.error(f"no table is named {', '.join(sorted(unknown))}; there are {listing}")
@@ -270,6 +309,8 @@ def main() -> None:
             sys.exit(done.stdout[-3000:] + done.stderr)
         for name in options.tables or TABLES:
             print(TABLES[name](lab, options.quick), end="\n\n", flush=True)
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(RECORDED, indent=1))
     finally:
         lab.down()
 

@@ -12,6 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# The ways of gradients that are compared (trainer/ways.py): keys of a run's configuration.
+WAYS = {
+    "exact": {"comm": "exact"},
+    "16bit": {"comm": "16bit"},
+    "8bit": {"comm": "8bit"},
+    "powersgd": {"comm": "powersgd"},
+    "diloco": {"comm": "diloco"},
+}
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from bench.measure import Case, Options, markdown, metrics, prepared, process, tell
+from trainer.ways import USED
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
 THREADS = max(1, len(os.sched_getaffinity(0)) // 2)
 CASE = Case("text", 8192, 4, 128, steps=7, untimed=2, width=512, layers=8, threads=THREADS)
 QUICK = Case("text", 2048, 4, 64, steps=3, untimed=1, threads=1)
-USED = 0.94  # of a link's bits, as `trainer plan` counts
 GIGABIT = 1e9
 
 

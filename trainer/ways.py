@@ -3,6 +3,8 @@
 No torch here.
 """
 
+USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
+BUCKET_BYTES = 25 << 20  # of gradients that travel together, and a little more
 SLOW = 0.5  # of the time to compute, which sending may take before another way is worth its price
 BLOCK = 1024  # values of `8bit` that share a scale of 4 bytes
 PRICE = {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import measure
+from bench import measure, slow
 from bench.measure import Case, Measured, Options
 
 CASE = Case("text", vocabulary=300, batch_size=2, sequence_length=8, steps=2, untimed=1, threads=1)
@@ -68,3 +68,34 @@ def test_the_tables_are_made(repository):
         "infinity",
     ):
         assert re.search(rf"^\| {name} \| [\d,]+ \|", done.stdout, re.M), name
+
+
+def ended(way, seed, loss, sent=100):
+    return {"way": way, "seed": seed, "loss": loss, "tokens": 10, "bytes": sent}
+
+
+def test_lossy_ways_are_compared_with_the_same_seed():
+    """Seeds differ by more than ways do; a seed that exact has not ended says nothing yet."""
+    found = [
+        ended("exact", 0, 4.0),
+        ended("exact", 1, 5.0),
+        ended("8bit", 0, 4.04, 25),
+        ended("8bit", 1, 4.9, 25),
+    ]
+    found += [ended("diloco", 2, 9.0, 1)]
+    rows = slow.table(found).splitlines()[2:]
+    assert rows[0] == "| exact | 0, 1 | 4.5000 |  |  |  | 10.0 |"
+    assert rows[1] == "| 8bit | 0, 1 | 4.4700 | -0.50 | -2.00 | 0.5 | 2.5 |"
+    assert rows[2] == "| diloco | 2 | 9.0000 |  |  | 2 | 0.1 |"
+
+
+def test_the_text_of_bench_slow_is_the_same_again_and_of_many_modules():
+    sizes = slow.Sizes(letters=300_000)
+    texts = slow.text(sizes)
+    assert texts == slow.text(sizes) and sum(map(len, texts)) == 300_000
+    assert len(texts) > 6 and max(map(len, texts)) <= slow.LONGEST
+
+
+def test_a_text_too_short_to_hold_any_out_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="--held-out 5000 leaves nothing of the text's 4000 letters"):
+        slow.prepare(tmp_path, slow.Sizes(letters=4000, held_out=5000))

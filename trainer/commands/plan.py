@@ -20,7 +20,6 @@ from trainer.errors import BadInput
 from trainer.model.footprint import Footprint
 from trainer.model.loss import HALF
 
-USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
 REACHED = 0.6  # of the speed of large matrix products: what a training step makes of it
 KERNELS = 40 << 20  # bytes of code that the first step loads
 SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's heap, which keeps what is freed
@@ -142,7 +141,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
 
 def _seconds(sent: int, place: Place) -> float:
     """That a rank's bytes take on its way to another host."""
-    return sent * 8 / (place.link * USED) if place.nodes > 1 else 0.0
+    return sent * 8 / (place.link * ways.USED) if place.nodes > 1 else 0.0
 
 
 def optimizer_bytes(config: Config, found: Footprint) -> int:

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy, clipping
+from trainer.ways import BUCKET_BYTES
 from trainer.world import World, translated
-
-BUCKET_BYTES = 25 << 20
 
 
 class Bucket:

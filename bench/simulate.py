@@ -1,0 +1,436 @@
+"""`python -m bench.simulate`: what unlike machines on a slow network would do, by each way for gradients to travel.
+
+The model of a step, which docs/slow-networks.md states for readers. A host computes its share of the sequences, at its
+own speed, and its optimizer's step. Under exact, a bucket of gradients travels once every host has it ready, and after
+the one before it; under the other ways all is coded, and travels, once the last host is done; under diloco that is once
+in sync_every steps. Bytes are the trainer's own count (trainer/ways.py). They go around a ring at the pace of its
+slowest link, and each hop costs the network's latency. The switch is never the limit.
+
+Speeds of the cards of home-lan are ASSUMED from their makers' figures: none has been measured.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.measure import WAYS, markdown
+from trainer import balance, ways
+from trainer import config as configuration
+from trainer.ways import BUCKET_BYTES, USED
+
+BACKWARD = 2 / 3  # of a micro-batch's time
+# How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
+PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
+ADAMW = 7  # as often, for each trained weight's 4 bytes: two moments and the weight both ways, the gradient
+WITHIN = 0.10  # of the measured speed
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with one rank."""
+
+    name: str
+    speed: float  # tokens a second of forward and backward, alone
+    link: float  # bytes a second, in the slower direction
+    memory: int = 0  # bytes, where it computes
+    rest: float = 0.0  # seconds of a step that no share makes shorter: the optimizer
+    coding: Mapping[str, float] = field(default_factory=dict)  # seconds a byte of gradients, by way
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, and how."""
+
+    gradients: int  # bytes, in float32
+    factors: int  # bytes, as powersgd sends them
+    sequence_length: int
+    batch_size: int  # sequences of a step, of all ranks
+    micro_batch_size: int = 1
+    shares: str = "auto"  # auto, even, or listed
+    comm: str = "exact"
+    sync_every: int = 50
+    overlap: bool = (
+        False  # diloco's meetings travel while the next round computes; the trainer cannot do that yet
+    )
+
+
+@dataclass(frozen=True)
+class Network:
+    latency: float = 1e-4  # seconds of a hop
+    backend: str = "gloo"  # or nccl, whose sums take a tree's way where that has fewer hops
+
+    def sum_hops(self, ranks: int) -> int:
+        """Of a sum over all ranks."""
+        ring = 2 * (ranks - 1)
+        return min(ring, 2 * math.ceil(math.log2(ranks))) if self.backend == "nccl" else ring
+
+
+@dataclass(frozen=True)
+class Step:
+    """The mean step."""
+
+    seconds: float
+    tokens: int
+    sent: int  # bytes that leave each host
+    split: tuple[int, ...]  # sequences, by host
+    waiting: tuple[float, ...]  # the share of the step in which a host computes nothing
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@functools.lru_cache
+def split(seconds: tuple[float, ...], batch_size: int, shares: str) -> tuple[int, ...]:
+    """Each host's sequences, as the trainer's balance ends up with them; `seconds`: of a token, in any unit."""
+    if listed := balance.given(shares):
+        return tuple(listed)
+    if shares == "even":
+        return tuple(balance.shares(batch_size, len(seconds)))
+    return tuple(balance.solve(batch_size, list(seconds)))
+
+
+def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
+    """What a step of `work` takes on `hosts`."""
+    ranks = len(hosts)
+    fastest = max(host.speed for host in hosts)
+    # Rounded, so that the same cards with another model are found again.
+    shares = split(tuple(round(fastest / host.speed, 9) for host in hosts), work.batch_size, work.shares)
+    compute = [share * work.sequence_length / host.speed for share, host in zip(shares, hosts, strict=True)]
+    busy = [host.rest + own for host, own in zip(hosts, compute, strict=True)]
+    sent = ways.sent(work.gradients, work.factors, ranks, work.sync_every)[work.comm]
+    if ranks == 1:
+        seconds = busy[0]
+    else:
+        buckets = max(1, math.ceil(work.gradients / BUCKET_BYTES))
+        coding = max(host.coding.get(work.comm, 0.0) for host in hosts) * work.gradients
+        wire = sent / min(host.link for host in hosts)
+        sums, small = network.sum_hops(ranks), network.sum_hops(ranks) * network.latency
+        # Coded: everybody's part at once to each, and one ring of the sums.
+        coded = buckets * (1 + (ranks - 1)) * network.latency
+        if work.comm == "exact":
+            last = [  # of the last micro-batch's backward, whose buckets travel one by one
+                BACKWARD * own / math.ceil(share / work.micro_batch_size)
+                for own, share in zip(compute, shares, strict=True)
+            ]
+            end = 0.0
+            for left in range(buckets - 1, -1, -1):
+                ready = max(done - own * left / buckets for done, own in zip(busy, last, strict=True))
+                end = max(end, ready) + wire / buckets + sums * network.latency
+        elif work.comm == "powersgd":
+            end = max(busy) + coding + wire + 2 * sums * network.latency
+        elif work.comm == "diloco":
+            meeting = wire * work.sync_every + coded + small
+            if work.overlap:
+                meeting = max(0.0, meeting - (work.sync_every - 1) * (max(busy) + small))
+            end = max(busy) + (meeting + coding) / work.sync_every
+        else:
+            end = max(busy) + coding + wire + coded
+        seconds = end + small  # the loop's own exchange of losses and times
+    return Step(
+        seconds=seconds,
+        tokens=work.batch_size * work.sequence_length,
+        sent=sent if ranks > 1 else 0,
+        split=shares,
+        waiting=tuple(1 - own / seconds for own in busy),
+    )
+
+
+# ---- home-lan ----
+
+
+@dataclass(frozen=True)
+class Card:
+    """What its maker says of it: dense bfloat16 with sums in float32, TFLOP/s; GB; GB/s."""
+
+    tflops: float
+    memory: int
+    bandwidth: float
+
+
+CARDS = {
+    "5070 Ti": Card(87.9, 16, 896),
+    "4070 laptop": Card(40.1, 8, 256),  # at its highest clock, which a laptop rarely keeps
+    "3070 Ti": Card(43.5, 8, 608),
+}
+MFU = 0.35  # assumed of all of them, by the convention of trainer/model/flops.py
+A_HOST = 8  # sequences of a step
+SIZES = (3, 8, 64, 1000)
+COMMON = {
+    **{"dtype": "bfloat16", "device": "cpu", "micro_batch_size": 1, "batch_size": 24},
+    **{"gradient_checkpointing": True, "checkpoint_async": False},
+}
+LORA = {
+    **{"adapter": "lora", "lora_rank": 16, "lora_targets": "q_proj,v_proj", "quantize": "4bit"},
+    **{"optimizer": "paged_adamw_8bit", "sequence_length": 2048},
+}
+WORKLOADS = {
+    "TinyLlama (1.1 B), LoRA of rank 16": ("tinyllama", LORA),
+    "Llama 2 (7 B), LoRA of rank 16": ("llama2", LORA),
+    "GPT-2 (124 M), all weights": ("gpt2", {"sequence_length": 1024}),
+}
+
+
+def architecture(name: str):
+    """transformers' configuration of a model that WORKLOADS names."""
+    from transformers import GPT2Config, LlamaConfig
+
+    if name == "gpt2":
+        return GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    if name == "llama2":
+        return LlamaConfig(vocab_size=32000)
+    return LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+    )
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the command line may say otherwise."""
+
+    link: float  # bits a second
+    latency: float
+    mfu: float
+    speeds: Mapping[str, float]  # tokens a second of a card, where it was measured
+
+
+@functools.lru_cache
+def footprint_of(title: str):
+    """(configuration, trainer.model.footprint.Footprint) of a workload."""
+    from trainer.model import footprint
+
+    name, settings = WORKLOADS[title]
+    config = configuration.from_mapping({**COMMON, **settings})
+    return config, footprint.measure(config, architecture(name))
+
+
+def home_lan(count: int, found, assumed: Assumed) -> list[Host]:
+    """The three cards, again and again, until there are `count` hosts."""
+    hosts = []
+    for number in range(count):
+        name = list(CARDS)[number % len(CARDS)]
+        card = CARDS[name]
+        hosts.append(
+            Host(
+                name=name,
+                speed=assumed.speeds.get(name) or assumed.mfu * card.tflops * 1e12 / found.flops,
+                link=assumed.link / 8 * USED,
+                memory=card.memory * 10**9,
+                rest=ADAMW * 4 * found.trainable / (card.bandwidth * 1e9),
+                coding={way: passes / (card.bandwidth * 1e9) for way, passes in PASSES.items()},
+            )
+        )
+    return hosts
+
+
+def needs(config: configuration.Config, found, comm: str) -> int:
+    """Bytes of a GPU that a rank needs, as `trainer plan` counts them."""
+    import torch
+
+    from trainer.commands import plan
+
+    place = plan.Place(3, 3, 1, torch.device("cuda"), 0, 0, 1e9)
+    budget = plan.budget("ddp", dataclasses.replace(config, comm=comm), found, place, 0)
+    return sum(budget.device.values())
+
+
+def tables(assumed: Assumed) -> str:
+    """The scenario by every way, and the same cards up to 1,000 hosts; Markdown."""
+    network = Network(assumed.latency, "nccl")
+    parts = []
+    for title in WORKLOADS:
+        config, found = footprint_of(title)
+        parts.append(_workload(title, config, found, assumed, network))
+    return "\n\n".join(parts)
+
+
+def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
+    base = Work(found.gradients, found.factors, config.sequence_length, 0, config.micro_batch_size)
+    variants = {
+        "exact, even shares": {"shares": "even"},
+        **{way: {"comm": way} for way in WAYS},
+        "diloco, hidden*": {"comm": "diloco", "overlap": True},
+    }
+    found_steps, sums = {}, {}
+    for count in SIZES:
+        hosts = home_lan(count, found, assumed)
+        sums[count] = sum(host.speed for host in hosts)
+        for name, keys in variants.items():
+            work = dataclasses.replace(base, batch_size=A_HOST * count, **keys)
+            found_steps[name, count] = step(hosts, work, network)
+    hosts = home_lan(3, found, assumed)
+    best = max(hosts, key=lambda host: host.speed)
+    alone = step([best], dataclasses.replace(base, batch_size=A_HOST), network).speed
+    rows = []
+    for name, keys in variants.items():
+        three = found_steps[name, 3]
+        memory = needs(config, found, keys.get("comm", "exact"))
+        fits = min(host.memory for host in hosts)
+        rows.append(
+            (
+                name,
+                f"{memory / 1e9:.1f}{'' if memory <= fits else ', too much'}",
+                ":".join(map(str, three.split)),
+                f"{three.sent / 1e6:,.1f}",
+                f"{three.seconds:.2f}",
+                f"{three.speed:,.0f}",
+                f"{three.speed / alone:.2f}",
+                " ".join(f"{100 * own:.0f}" for own in three.waiting),
+                *(f"{found_steps[name, count].speed / sums[count]:.2f}" for count in SIZES),
+            )
+        )
+    head = ("comm", "GB of a card", "shares", "MB sent a step", "s a step", "tokens/s", f"of a {best.name}",
+            "% waiting", *(f"of the sum, {count:,} hosts" for count in SIZES))  # fmt: skip
+    speeds = ", ".join(f"{host.name} {host.speed:,.0f}" for host in hosts)
+    return (
+        f"**{title}**, {A_HOST} x {config.sequence_length:,} tokens a host and step; tokens/s alone, assumed: "
+        f"{speeds}.\n\n{markdown(head, rows)}"
+    )
+
+
+# ---- against what was measured ----
+
+
+def of_run(run: dict, gradients: int, factors: int, coding: Mapping[str, float], network: Network) -> Step:
+    """The simulated step of a run that bench.cluster has recorded."""
+    hosts = [
+        Host(
+            name=host["name"],
+            speed=host["speed"],
+            link=host["rate"] / 8 * USED if host["rate"] else math.inf,
+            rest=host["rest"],
+            coding={way: seconds / host["cpus"] for way, seconds in coding.items()},
+        )
+        for host in run["hosts"]
+    ]
+    names = ("sequence_length", "batch_size", "micro_batch_size", "shares", "comm", "sync_every")
+    return step(hosts, Work(gradients, factors, **{name: run[name] for name in names}), network)
+
+
+def check(runs: list[dict], coding: Mapping[str, float] | None = None) -> tuple[str, bool]:
+    """A table of measured and simulated tokens/s, and whether all differ by WITHIN at most.
+
+    coding: seconds a byte of gradients on one core, by way; measured here where not given.
+    """
+    gradients = _inverse([run for run in runs if run["comm"] == "exact"])
+    if not gradients:
+        sys.exit("no run by exact is among the results: give those of `python -m bench.cluster wire`")
+    factors = _inverse([run for run in runs if run["comm"] == "powersgd"]) or gradients
+    coding = coding if coding is not None else {way: coding_seconds(way, gradients) for way in WAYS}
+    rows, good = [], True
+    for run in runs:
+        found = of_run(run, gradients, factors, coding, Network())
+        off = found.speed / run["tokens_a_second"] - 1
+        good &= abs(off) <= WITHIN
+        measured, simulated = f"{run['tokens_a_second']:,.0f}", f"{found.speed:,.0f}"
+        rows.append(
+            (run["name"], measured, simulated, f"{100 * off:+.1f}", "yes" if abs(off) <= WITHIN else "no")
+        )
+    head = ("run", "tokens/s measured", "simulated", "off by, %", f"within {WITHIN:.0%}")
+    return markdown(head, rows), good
+
+
+def _inverse(runs: list[dict]) -> int:
+    """What `ways.sent` must have been given for what these runs' ranks have sent a step; 0 without runs."""
+    found = [run["wire_bytes"] * len(run["hosts"]) / (2 * (len(run["hosts"]) - 1)) for run in runs]
+    return round(statistics.median(found)) if found else 0
+
+
+def coding_seconds(way: str, gradients: int) -> float:
+    """Seconds a byte of gradients that coding and decoding take one core of this machine."""
+    if way == "exact":
+        return 0.0
+    if way == "diloco":
+        return coding_seconds("8bit", gradients) * PASSES["diloco"] / PASSES["8bit"]
+    import torch
+    import torch.distributed as dist
+
+    from trainer import compress
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _timed(compress, _Alone(torch.device("cpu")), way, gradients)
+    finally:
+        torch.set_num_threads(threads)
+        dist.destroy_process_group()
+
+
+def _timed(compress, alone, way: str, gradients: int) -> float:
+    import torch
+
+    if way == "powersgd":
+        one = [torch.randn(256, 256) for _ in range(max(1, gradients // (4 * 256 * 256)))]
+        code, count = compress.Factors(one, 4, alone), 256 * 256 * len(one)
+    else:
+        count = gradients // 4
+        one, code = torch.randn(count), compress.CodedSum(count, compress.CODES[way](), alone)
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        code(one)
+        times.append(time.perf_counter() - begin)
+    return min(times) / (4 * count)
+
+
+@dataclass
+class _Alone:
+    """As much of a World as trainer/compress.py asks for: one rank."""
+
+    device: object
+    size = 1
+    rank = 0
+    training = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.split(": ", 1)[1])
+    parser.add_argument("--link", default="1gbit", help="of every host, each way")
+    parser.add_argument("--latency", type=float, default=1e-4, help="of a hop, in seconds")
+    parser.add_argument(
+        "--mfu", type=float, default=MFU, help="share of their peaks that the cards are taken to reach"
+    )
+    parser.add_argument(
+        "--speed",
+        metavar="CARD=TOKENS",
+        action="append",
+        default=[],
+        help=f"tokens/s of a card alone, measured: {', '.join(CARDS)}",
+    )
+    parser.add_argument(
+        "--check", type=Path, metavar="FILE", help="compare with what bench.cluster has measured"
+    )
+    options = parser.parse_args()
+    if options.check:
+        text, good = check(json.loads(options.check.read_text()))
+        print(text)
+        sys.exit(0 if good else 1)
+    from trainer.commands import plan
+
+    speeds = {}
+    for one in options.speed:
+        name, _, number = one.partition("=")
+        if name not in CARDS or not number.replace(".", "", 1).isdigit():
+            parser.error(f"--speed {one}: expected CARD=TOKENS a second, with a card of {', '.join(CARDS)}")
+        speeds[name] = float(number)
+    print(tables(Assumed(plan.bits(options.link), options.latency, options.mfu, speeds)))
+
+
+if __name__ == "__main__":
+    main()
