@@ -93,6 +93,7 @@ class CodedSum:
         Where that is not finite, it is as if nothing had been tried.
         """
         mates, group = self.within.ranks, self.within.group
+        self.sent = 2 * (len(mates) - 1) * 4 * self.count // len(mates) if self.between.size == 1 else 0
         if len(mates) > 1:
             with translated(self.world):
                 dist.reduce(flat, mates[0], group=group)
@@ -106,15 +107,13 @@ class CodedSum:
 
     def _add_error(self, flat: torch.Tensor) -> None:
         """There is no other host: what an attempt with others has left over is all that is to be added."""
-        size = self.within.size
-        self.sent = 2 * (size - 1) * 4 * self.count // size
         flat += self.error
         if torch.isfinite(flat).all():
             self.error = torch.zeros_like(self.error)
 
     def _sum_between(self, flat: torch.Tensor) -> None:
         """`flat` plus the error becomes the sum over hosts."""
-        group, size, part, rank = self.between.group, self.between.size, self.part, self.between.rank
+        size, part, rank, group = self.between.size, self.part, self.between.rank, self.between.group
         padded = torch.zeros(size * part, device=flat.device)
         padded[: self.count] = flat
         padded[: self.count] += self.error
