@@ -440,7 +440,7 @@ def _time(config: Config, estimate: dict) -> list[str]:
     return [
         f"time: about {_duration(estimate['seconds'])} for {estimate['steps']:,} steps of "
         f"{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute and "
-        f"{estimate['waiting_seconds']:.2f} s to send, each",
+        f"{estimate['waiting_seconds']:.2f} s{' more' if config.diloco_overlap else ''} to send, each",
         f"  ({counted}, {estimate['flops_a_token'] / 1e9:.3g} GFLOP a token in all; matrix products reach "
         f"{estimate['matrix_flops_per_second'] / 1e12:.3g} TFLOP/s here, a step {REACHED:.0%} of that)",
     ]
