@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.ways import BLOCK
-from trainer.world import World, translated
+from trainer.world import Circle, World, translated
 
 LEVELS = 127  # of an int8, either side of zero
 FACTOR = 2  # by which a matrix must be larger than its two factors, for powersgd to send those
@@ -67,31 +67,57 @@ CODES: dict[str, type[Code]] = {"16bit": Bits16, "8bit": Bits8}
 
 
 class CodedSum:
-    """Sums a flat float32 tensor over all ranks by coded messages.
+    """Sums a flat float32 tensor over all ranks: as it is within a host, by coded messages between hosts.
 
-    Each rank receives everybody's code of its own part, adds these up in the ranks' order, and sends the code of
-    that sum to all: each value is coded twice, whatever the number of ranks, and 2(n-1)/n of a coded tensor leaves a
-    rank. `error` (float32, as long as what is summed) is what has not travelled yet.
+    A host's first rank has the host's sum. Each of these ranks receives everybody's code of its own part, adds these
+    up in the ranks' order, and sends the code of that sum to all: each value is coded twice, whatever the number of
+    hosts, and 2(n-1)/n of a coded tensor leaves each of n hosts. `error` (float32, as long as what is summed) is what
+    has not travelled yet; of ranks that send nothing to other hosts it stays zero.
     """
 
-    def __init__(self, count: int, code: Code, world: World):
+    def __init__(self, count: int, code: Code, world: World, circles: tuple[Circle, Circle] | None = None):
+        """circles: as `World.circles` gives them; without them each rank is a host of its own."""
         self.count, self.code, self.world = count, code, world
+        self.within, self.between = circles or (
+            Circle([world.rank], 0, None, world.device),
+            Circle(list(range(world.size)), world.rank, world.training, world.device),
+        )
         # The same whole number of blocks for every rank; the tail of zeros costs a block at most.
-        self.part = -(-count // (world.size * code.block)) * code.block
-        self.error = torch.zeros(count, device=world.device)
-        self.sent = 0  # bytes, in the last sum
+        self.part = -(-count // (self.between.size * code.block)) * code.block
+        self.error = torch.zeros(count, device=self.between.device)
+        self.sent = 0  # bytes to other hosts in the last sum; of a host alone, between its ranks
 
     def __call__(self, flat: torch.Tensor) -> None:
         """`flat` plus what has not travelled becomes the sum of all ranks' such, in place; all ranks must call.
 
         Where that is not finite, it is as if nothing had been tried.
         """
-        world, group = self.world, self.world.training
-        size, part, rank = world.size, self.part, world.rank
+        mates, group = self.within.ranks, self.within.group
+        self.sent = 2 * (len(mates) - 1) * 4 * self.count // len(mates) if self.between.size == 1 else 0
+        if len(mates) > 1:
+            with translated(self.world):
+                dist.reduce(flat, mates[0], group=group)
+        if self.between.rank is not None and self.between.size > 1:
+            self._sum_between(flat)
+        elif self.between.rank is not None:
+            self._add_error(flat)
+        if len(mates) > 1:
+            with translated(self.world):
+                dist.broadcast(flat, mates[0], group=group)
+
+    def _add_error(self, flat: torch.Tensor) -> None:
+        """There is no other host: what an attempt with others has left over is all that is to be added."""
+        flat += self.error
+        if torch.isfinite(flat).all():
+            self.error = torch.zeros_like(self.error)
+
+    def _sum_between(self, flat: torch.Tensor) -> None:
+        """`flat` plus the error becomes the sum over hosts."""
+        size, part, rank, group = self.between.size, self.part, self.between.rank, self.between.group
         padded = torch.zeros(size * part, device=flat.device)
         padded[: self.count] = flat
         padded[: self.count] += self.error
-        with translated(world):
+        with translated(self.world):
             codes = torch.stack([self.code.encode(one) for one in padded.view(size, part)])
             came = torch.empty_like(codes)
             dist.all_to_all_single(came, codes, group=group)

@@ -196,6 +196,20 @@ class Config:
         0.7, "comm diloco: what part of their mean way all go at a meeting", above=0, most=10
     )
     outer_momentum: float = key(0.9, "comm diloco: Nesterov's momentum of those ways", least=0, most=0.999)
+    diloco_fragments: int = key(
+        1,
+        "comm diloco: parts of the weights, of neighbouring layers, that meet one after the other, each once in "
+        "sync_every steps, so that less travels at a time; 1: all at once",
+        least=1,
+        most=1_000_000,
+    )
+    diloco_overlap: int = key(
+        0,
+        "comm diloco: steps that go on while a part's way travels; it is taken after so many, however fast the network "
+        "is, and the weights are then half those that all have and half a rank's own; 0: all wait for it",
+        least=0,
+        most=1_000_000,
+    )
 
     strategy: str = key(
         "ddp",
@@ -361,11 +375,36 @@ def check_together(config: Config) -> Config:
                 "comm: diloco has no global batch to balance routers over; set router_aux_loss_coef to 0, or comm to "
                 "exact"
             )
+    problems += _check_fragments(config)
     if config.validation and config.validation_split:
         problems.append("validation, validation_split: both say what is held out; give one of them")
     if problems:
         raise BadInput("\n".join(problems))
     return config
+
+
+def _check_fragments(config: Config) -> list[str]:
+    """What is wrong with the keys of diloco's schedule, a line each."""
+    parts, overlap, every = config.diloco_fragments, config.diloco_overlap, config.sync_every
+    if config.comm != "diloco":
+        return [
+            f"{name}: found {found} with comm {config.comm}; expected {none}, for diloco alone has meetings; "
+            f"set {name} to {none}, or comm to diloco"
+            for name, found, none in (("diloco_fragments", parts, 1), ("diloco_overlap", overlap, 0))
+            if found != none
+        ]
+    if parts > every:
+        return [
+            f"diloco_fragments: found {parts}; expected no more than sync_every, {every}, for each meets in a step "
+            f"of its own; set diloco_fragments to {every} or less, or sync_every to {parts} or more"
+        ]
+    if overlap and overlap * parts >= every:
+        return [
+            f"diloco_overlap: found {overlap}; expected less than sync_every / diloco_fragments, {every} / {parts}, "
+            f"for one travels at a time; set diloco_overlap to {(every - 1) // parts} or less, diloco_fragments to "
+            f"fewer, or sync_every to {overlap * parts + 1} or more"
+        ]
+    return []
 
 
 def _read_yaml(path: Path, problems: list[str]):

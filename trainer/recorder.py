@@ -268,7 +268,9 @@ class Recorder:
                 factor_bytes(trained, run.config.powersgd_rank),
                 run.world.size,
                 run.config.sync_every,
+                len(run.world.firsts),
             ),
+            run.config.sync_every,
         )
         self.show(advice=text)
         if text:

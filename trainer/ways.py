@@ -3,9 +3,14 @@
 No torch here.
 """
 
+import math
+
+from trainer.errors import BadInput
+
 USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
 BUCKET_BYTES = 25 << 20  # of gradients that travel together, and a little more
 SLOW = 0.5  # of the time to compute, which sending may take before another way is worth its price
+FRAGMENTS = 4  # of diloco, in a proposal
 BLOCK = 1024  # values of `8bit` that share a scale of 4 bytes
 PRICE = {
     "16bit": "next to none",
@@ -19,23 +24,66 @@ EXACT = (
 )  # values of the key comm with which nothing is lost; auto proposes another where that pays
 
 
-def sent(gradients: int, factors: int, ranks: int, sync_every: int) -> dict[str, int]:
+def sent(
+    gradients: int, factors: int, ranks: int, sync_every: int, hosts: int | None = None
+) -> dict[str, int]:
     """Bytes that a rank sends in a step, on average, by way (trainer/compress.py).
 
-    gradients: bytes of all of them, float32; factors: as powersgd sends them.
+    gradients: bytes of all of them, float32; factors: as powersgd sends them. hosts: of the ranks, as many unless
+    given. Between hosts a coded way's bytes are those of a host's first rank; a host alone codes nothing.
     """
+    hosts = hosts or ranks
     exact = 2 * gradients * (ranks - 1) // ranks
-    eighth = int(exact * (BLOCK + 4) / (4 * BLOCK))
+    half = quarter = exact
+    if hosts > 1:
+        between = 2 * gradients * (hosts - 1) // hosts
+        half, quarter = between // 2, int(between * (BLOCK + 4) / (4 * BLOCK))
     return {
         "exact": exact,
-        "16bit": exact // 2,
-        "8bit": eighth,
+        "16bit": half,
+        "8bit": quarter,
         "powersgd": 2 * factors * (ranks - 1) // ranks,
-        "diloco": eighth // sync_every,
+        "diloco": quarter // sync_every,
     }
 
 
-def proposal(parts: dict, by_way: dict[str, int]) -> str | None:
+def fragments(sizes: list[int], count: int) -> list[slice]:
+    """`count` neighbouring pieces of parameters of these `sizes`, each piece about as large; raises BadInput.
+
+    A parameter goes where the larger part of it would lie if they could be cut, but no piece is empty.
+    """
+    if count > len(sizes):
+        raise BadInput(
+            f"diloco_fragments: found {count}; expected no more than the {len(sizes)} parameters that are trained, for "
+            f"each goes whole; set diloco_fragments to {len(sizes)} or less"
+        )
+    pieces, begin, left = [], 0, sum(sizes)
+    for others in reversed(range(count)):
+        end, piece = begin + 1, sizes[begin]
+        while len(sizes) - end > others and (not others or piece + sizes[end] / 2 <= left / (others + 1)):
+            piece += sizes[end]
+            end += 1
+        pieces.append(slice(begin, end))
+        begin, left = end, left - piece
+    return pieces
+
+
+def waiting(seconds: float, compute: float, fragments: int, overlap: int, sync_every: int) -> float:
+    """Seconds of a step, on average, that diloco waits for its meetings.
+
+    seconds: of a meeting of everything at once; compute: of a step. A fragment's takes its part, and the steps that it
+    overlaps with hide that.
+    """
+    return fragments * max(0.0, seconds / fragments - overlap * compute) / sync_every
+
+
+def hidden(seconds: float, compute: float, sync_every: int) -> tuple[int, int] | None:
+    """diloco_fragments and diloco_overlap with which no step waits, as for `waiting`; None where that cannot be."""
+    overlap = math.ceil(seconds / FRAGMENTS / compute) if compute else sync_every
+    return (FRAGMENTS, overlap) if FRAGMENTS * overlap < sync_every else None
+
+
+def proposal(parts: dict, by_way: dict[str, int], sync_every: int) -> str | None:
     """What to say of exact steps whose time went as `parts` tells (trainer/metrics.py); None where they are as they
     should be. by_way: as `sent` gives it.
     """
@@ -46,9 +94,15 @@ def proposal(parts: dict, by_way: dict[str, int]) -> str | None:
     takes = {way: wire * by_way[way] / by_way["exact"] for way in PRICE}
     way = next((way for way, seconds in takes.items() if seconds <= SLOW * compute), "diloco")
     step = compute + wire
+    meeting = takes["diloco"] * sync_every
+    found = hidden(meeting, compute, sync_every) if way == "diloco" else None
+    hides = found and (
+        f". Each of its meetings takes {meeting:.2g} s; with -e diloco_fragments={found[0]} "
+        f"-e diloco_overlap={found[1]}, too, a part at a time travels while the next steps are computed"
+    )
     return (
         f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s). A larger batch_size makes that "
         f"less at no price; comm: {way} sends {by_way[way] / by_way['exact']:.1%} of the bytes, for steps "
         f"{step / (compute + takes[way]):.1f} times as fast. Its price: {PRICE[way]}. "
-        f"A run goes on with it after stop.yml, by -e resume=true -e comm={way} (docs/slow-networks.md)"
+        f"A run goes on with it after stop.yml, by -e resume=true -e comm={way} (docs/slow-networks.md){hides or ''}"
     )

@@ -25,6 +25,20 @@ PATIENCE = datetime.timedelta(hours=2)
 OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_dir")
 
 
+@dataclasses.dataclass(frozen=True)
+class Circle:
+    """Some of the ranks, who sum among themselves."""
+
+    ranks: list[int]
+    rank: int | None  # this one's place among them; None: it is none of them
+    group: dist.ProcessGroup | None  # None where there is nobody to talk to
+    device: torch.device  # where what is summed has to be
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
 class World:
     """All ranks of the run, and this one's place among them.
 
@@ -38,7 +52,7 @@ class World:
         self.device = torch.device("cpu")  # until all have met
         self.control = self.training = None
         self.hosts = [environment.host]
-        timeout = datetime.timedelta(seconds=config.timeout_seconds)
+        self._timeout = timeout = datetime.timedelta(seconds=config.timeout_seconds)
         if self.size > 1:
             with translated(self):
                 dist.init_process_group("gloo", timeout=timeout)
@@ -84,6 +98,27 @@ class World:
             return None
         with translated(self):
             return dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def circles(self, apart: bool = False) -> tuple[Circle, Circle]:
+        """The ranks of this one's host, and the first ranks of all hosts; all ranks must call.
+
+        apart: over groups of their own (gloo, on the CPU), for another thread.
+        """
+        hosts = [[rank for rank, node in enumerate(self.nodes) if node == one] for one in set(self.nodes)]
+        within = [self._circle(ranks, apart) for ranks in sorted(hosts)]
+        mine = next(one for one in within if one.rank is not None)
+        return mine, self._circle(sorted(self.firsts), apart)
+
+    def _circle(self, ranks: list[int], apart: bool) -> Circle:
+        device = torch.device("cpu") if apart else self.device
+        group = None
+        if len(ranks) == self.size and not apart:
+            group = self.training
+        elif len(ranks) > 1:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            with translated(self):
+                group = dist.new_group(ranks, backend=backend, timeout=self._timeout)
+        return Circle(ranks, ranks.index(self.rank) if self.rank in ranks else None, group, device)
 
     def gather(self, message, group=None) -> list:
         """Every rank's `message` (anything that JSON holds), by rank; all ranks must call.

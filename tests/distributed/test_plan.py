@@ -1,5 +1,6 @@
 """trainer plan against what runs measure: memory on the CPU within 15 %, and bytes on the wire within 5 %."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from trainer.commands import plan
 from trainer.config import from_mapping
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
+from trainer.model.footprint import Footprint
 
 BASE = """
 dataset: austen
@@ -118,6 +120,47 @@ def test_bytes_of_each_way_are_those_that_are_sent(small, tmp_path, comm):
     sent = sum(row["wire_bytes"] for row in rows) / len(rows)
     assert answer["ways"][comm]["wire_bytes"] == pytest.approx(sent, rel=0.05)
     assert answer["strategies"]["ddp"]["wire_bytes"] == answer["ways"][comm]["wire_bytes"]
+
+
+def test_bytes_of_a_fragment_are_those_of_the_step_in_which_it_meets(small, tmp_path):
+    overrides = [
+        "micro_batch_size=1",
+        "sequence_length=32",
+        "comm=diloco",
+        "sync_every=6",
+        "diloco_fragments=3",
+    ]
+    way = planned(small, *overrides, ranks=2)["ways"]["diloco"]
+    *rows, last = [row["wire_bytes"] for row in measured(tmp_path, small, *overrides, "steps=7", ranks=2)]
+    assert [bool(sent) for sent in rows] == [False, True] * 3 and last > max(
+        rows
+    )  # in the last step all meet
+    assert way["most_bytes"] == pytest.approx(max(rows), rel=0.05)
+    assert way["wire_bytes"] == pytest.approx(sum(rows) / len(rows), rel=0.05)
+
+
+def diloco(**keys):
+    """What is planned of 4 hosts with a rank each at 1 Gbit/s, a step of 0.5 s, and 1 GB to meet with."""
+    config = from_mapping({"comm": "diloco", "sync_every": 50, **keys})
+    found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)})
+    found = dataclasses.replace(found, gradients=4_000_000_000, fragment=1_000_000_000, weights=1 << 20)
+    there = place(1 << 40, nodes=4)
+    return (
+        plan.at_once(config, found, there)["diloco"],
+        plan._waiting(config, found, there, 0.5)["diloco"],
+        plan.budget("ddp", config, found, there, 0).device,
+    )
+
+
+def test_fragments_send_less_at_once_and_overlap_hides_the_waiting():
+    """A meeting sends 1.5 GB, which takes 12.8 s; of a quarter, 3.2 s, four steps hide 2 s, and eight all of it."""
+    most, waiting, memory = diloco(diloco_fragments=4)
+    assert most == pytest.approx(1.5e9 / 4, rel=0.01)
+    assert waiting == pytest.approx(12.8 / 50, rel=0.01) == diloco()[1]
+    assert diloco(diloco_fragments=4, diloco_overlap=4)[1] == pytest.approx(4 * 1.2 / 50, rel=0.02)
+    _, waiting, more = diloco(diloco_fragments=4, diloco_overlap=8)
+    assert waiting == 0
+    assert more == memory | {"under way": 1_000_000_000}
 
 
 def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 
 from trainer import ways
+from trainer.errors import BadInput
 
 SENT = ways.sent(4_000_000, 200_000, 3, 50)
 
@@ -23,15 +24,62 @@ def test_what_each_way_sends():
     [(0.9, "16bit", "1.3"), (1.9, "8bit", "2.0"), (5.0, "powersgd", "4.8"), (40.0, "diloco", "34.1")],
 )
 def test_the_cheapest_way_that_is_enough_is_proposed(wire, way, faster):
-    text = ways.proposal(parts(wire), SENT)
+    text = ways.proposal(parts(wire), SENT, 50)
     assert f"comm: {way} sends" in text and f"{faster} times as fast" in text and ways.PRICE[way] in text
     assert f"-e resume=true -e comm={way}" in text
 
 
 def test_where_the_network_takes_little_nothing_is_said():
-    assert ways.proposal(parts(0.5), SENT) is None and ways.proposal(parts(0.0), SENT) is None
+    assert ways.proposal(parts(0.5), SENT, 50) is None and ways.proposal(parts(0.0), SENT, 50) is None
 
 
 def test_a_model_without_matrices_gains_nothing_by_powersgd():
     flat = {**SENT, "powersgd": SENT["exact"]}
-    assert "comm: diloco" in ways.proposal(parts(5.0), flat)
+    assert "comm: diloco" in ways.proposal(parts(5.0), flat, 50)
+
+
+def test_what_goes_by_host():
+    """Four ranks on two hosts: coded ways send what two ranks would; on one host nothing is coded."""
+    four, two = ways.sent(4_000_000, 200_000, 4, 50, hosts=2), ways.sent(4_000_000, 200_000, 2, 50)
+    assert four["exact"] == 6_000_000 and four["powersgd"] == 300_000
+    assert all(four[way] == two[way] for way in ("16bit", "8bit", "diloco"))
+    alone = ways.sent(4_000_000, 200_000, 4, 50, hosts=1)
+    assert alone["16bit"] == alone["8bit"] == alone["exact"] == 6_000_000 and alone["diloco"] == 120_000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "ends"),
+    [
+        ([5, 5, 5, 5], 1, [4]),
+        ([5, 5, 5, 5], 2, [2, 4]),
+        ([5, 5, 5, 5], 4, [1, 2, 3, 4]),
+        ([100, 1, 1, 1], 3, [1, 3, 4]),
+        ([1, 1, 1, 100], 3, [2, 3, 4]),
+        ([9, 30, 15, 15, 20], 3, [2, 4, 5]),
+    ],
+)
+def test_fragments_are_neighbours_and_about_as_large(sizes, count, ends):
+    found = ways.fragments(sizes, count)
+    assert [one.start for one in found] == [0, *ends[:-1]] and [one.stop for one in found] == ends
+
+
+def test_more_fragments_than_parameters():
+    with pytest.raises(BadInput, match="diloco_fragments: found 3; expected no more than the 2 parameters"):
+        ways.fragments([1, 1], 3)
+
+
+def test_what_diloco_waits_for():
+    """A meeting of 8 s each 50 steps of 1 s; a quarter of it takes 2 s, which two steps hide."""
+    assert ways.waiting(8.0, 1.0, 1, 0, 50) == ways.waiting(8.0, 1.0, 4, 0, 50) == pytest.approx(8 / 50)
+    assert ways.waiting(8.0, 1.0, 4, 1, 50) == pytest.approx(4 / 50)
+    assert ways.waiting(8.0, 1.0, 4, 2, 50) == ways.waiting(8.0, 1.0, 1, 9, 50) == 0
+
+
+def test_the_advice_hides_meetings_where_that_can_be():
+    """40 s of exact sending are 10 s of a meeting: a quarter of it takes three steps of a second."""
+    assert ways.hidden(10.0, 1.0, 50) == (4, 3)
+    text = ways.proposal(parts(40.0), SENT, 50)
+    assert "takes 10 s" in text and "-e diloco_fragments=4 -e diloco_overlap=3" in text
+    assert ways.hidden(60.0, 1.0, 50) is None  # more than the steps between two meetings
+    assert "diloco_fragments" not in ways.proposal(parts(240.0), SENT, 50)
+    assert "diloco_fragments" not in ways.proposal(parts(5.0), SENT, 50)  # powersgd is enough

@@ -136,6 +136,11 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     if name == "ddp" and ranks > 1 and config.comm not in ways.EXACT:
         sent = by_way(config, found, place)[config.comm]
         lines["left over"] = {"diloco": 3}.get(config.comm, 1) * trained
+        if config.diloco_overlap:  # what travels meanwhile does so from the CPU's memory
+            lines["left over"] -= trained
+            where = lines if on_cpu else host
+            where["left over"] = where.get("left over", 0) + trained
+            where["under way"] = found.fragment
     return Budget(kind, lines, host, sent, _seconds(sent, place))
 
 
@@ -170,7 +175,23 @@ def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, 
 
 def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
     """Bytes that a rank sends in a step of ddp, by way."""
-    return ways.sent(found.gradients, found.factors, place.ranks, config.sync_every)
+    return ways.sent(found.gradients, found.factors, place.ranks, config.sync_every, place.nodes)
+
+
+def at_once(config: Config, found: Footprint, place: Place) -> dict[str, int]:
+    """Bytes that a rank sends in the step of ddp that sends most, by way."""
+    fragment = ways.sent(found.fragment, found.factors, place.ranks, 1, place.nodes)
+    return by_way(config, found, place) | {"diloco": fragment["diloco"]}
+
+
+def _waiting(config: Config, found: Footprint, place: Place, compute: float) -> dict[str, float]:
+    """Seconds of a step, on average, that ddp's ranks wait for what is sent, by way; compute: seconds of a step."""
+    meeting = ways.sent(found.gradients, found.factors, place.ranks, 1, place.nodes)["diloco"]
+    diloco = ways.waiting(
+        _seconds(meeting, place), compute, config.diloco_fragments, config.diloco_overlap, config.sync_every
+    )
+    seconds = {way: _seconds(sent, place) for way, sent in by_way(config, found, place).items()}
+    return seconds | {"diloco": diloco}
 
 
 def _place(config: Config, device: torch.device, link: str | None) -> Place:
@@ -275,7 +296,10 @@ def propose(budgets: dict[str, Budget], place: Place) -> str | None:
 def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estimate: dict) -> dict:
     """The plan as `--json` prints it; bytes and seconds."""
     mine = budgets[_known(config.strategy)]
-    step = estimate["compute_seconds"] + mine.wire_seconds
+    most = at_once(config, found, place)
+    waiting = _waiting(config, found, place, estimate["compute_seconds"])
+    waits = waiting[_travels(config.comm)] if mine.strategy == "ddp" else mine.wire_seconds
+    step = estimate["compute_seconds"] + waits
     return {
         "run": config.run,
         "model": config.model,
@@ -300,14 +324,24 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
             for name, one in budgets.items()
         },
         "ways": {
-            name: {"wire_bytes": sent, "wire_seconds": _seconds(sent, place)}
+            name: {
+                "wire_bytes": sent,
+                "wire_seconds": _seconds(sent, place),
+                "most_bytes": most[name],
+                "waiting_seconds": waiting[name],
+            }
             for name, sent in by_way(config, found, place).items()
         },
         "comm": config.comm,
         "strategy": _known(config.strategy),
         "fits": mine.fits(place),
         "proposed": propose(budgets, place),
-        "estimate": {**estimate, "step_seconds": step, "seconds": step * estimate["steps"]},
+        "estimate": {
+            **estimate,
+            "waiting_seconds": waits,
+            "step_seconds": step,
+            "seconds": step * estimate["steps"],
+        },
     }
 
 
@@ -339,7 +373,7 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
         sent = f"{one.wire_bytes / MIB:>10,.1f} MiB {one.wire_seconds:>10.2f} s"
         verdict = "fits" if one.fits(place) else "does not fit"
         lines.append(f"{name:10} {size / MIB:>10,.0f} MiB {sent}   {verdict}")
-    lines += ["", _proposal(config, answer), *_time(config, estimate, mine), *_less(answer)]
+    lines += ["", _proposal(config, answer), *_time(config, estimate), *_less(answer)]
     return "\n".join(lines)
 
 
@@ -381,23 +415,31 @@ def _less(answer: dict) -> list[str]:
         "sending takes long; less can travel, and the loss curve is then another one (invariant 1 of the design):",
     ]
     for name, one in answer["ways"].items():
-        share = compute / (compute + one["wire_seconds"])
+        share = compute / (compute + one["waiting_seconds"])
         mark = " (as configured)" if name == _travels(answer["comm"]) else ""
         lines.append(
-            f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step: "
+            f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step"
+            f"{_all_at_once(one)}: "
             f"{share:.0%} of the step computes; {ways.PRICE.get(name, 'the curve as it is')}{mark}"
         )
     return lines
 
 
-def _time(config: Config, estimate: dict, mine: Budget) -> list[str]:
+def _all_at_once(way: dict) -> str:
+    """What a way sends in one step, where that is not what it sends in each."""
+    if way["most_bytes"] == way["wire_bytes"]:
+        return ""
+    return f" ({way['most_bytes'] / MIB:,.2f} MiB at once)"
+
+
+def _time(config: Config, estimate: dict) -> list[str]:
     counted = (
         "4 FLOPs a frozen weight and token" if config.adapter != "none" else "6 FLOPs a weight and token"
     )
     return [
         f"time: about {_duration(estimate['seconds'])} for {estimate['steps']:,} steps of "
         f"{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute and "
-        f"{mine.wire_seconds:.2f} s to send, each",
+        f"{estimate['waiting_seconds']:.2f} s{' more' if config.diloco_overlap else ''} to send, each",
         f"  ({counted}, {estimate['flops_a_token'] / 1e9:.3g} GFLOP a token in all; matrix products reach "
         f"{estimate['matrix_flops_per_second'] / 1e12:.3g} TFLOP/s here, a step {REACHED:.0%} of that)",
     ]

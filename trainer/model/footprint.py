@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trainer import ways
 from trainer.compress import factor_bytes
 from trainer.config import Config
 from trainer.errors import BadInput
@@ -40,6 +41,7 @@ class Footprint:
     adapter: int
     gradients: int
     factors: int  # bytes of the gradients as powersgd sends them
+    fragment: int  # bytes of the gradients of diloco's largest fragment
     largest: (
         int  # bytes of the largest frozen matrix that is made whole for its use; 0 where none is quantised
     )
@@ -209,6 +211,7 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
     floats = [one for one in parameters if id(one) not in quantised]
     buffers = sum(one.numel() * one.element_size() for one in model.buffers())
     of_blocks = [sum(size(one) for one in block.parameters()) for block in blocks(model)] or [0]
+    sizes = [4 * one.numel() for one in trained]
     whole = max((one.numel() * frozen_width for one in parameters if id(one) in quantised), default=0)
     return Footprint(
         parameters=sum(one.numel() for one in parameters),
@@ -218,6 +221,7 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
         adapter=sum(size(one) for one in trained) if own else 0,
         gradients=4 * sum(one.numel() for one in trained),
         factors=factor_bytes(trained, config.powersgd_rank),
+        fragment=max(sum(sizes[piece]) for piece in ways.fragments(sizes, config.diloco_fragments)),
         largest=whole,
         block=max(of_blocks),
         blocks=sum(of_blocks),

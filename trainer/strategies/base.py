@@ -75,7 +75,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def wire_bytes(self) -> int:
-        """Bytes of gradients and weights that each rank sent in the last step."""
+        """Bytes of gradients and weights that this rank sent in the last step; in fewer bits: to other hosts."""
 
     @property
     def waited_seconds(self) -> float:

@@ -28,7 +28,8 @@ class AfterBackward(DDP):
 
     def _summed(self, kind: str, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of `own`, as `kept` names them, each the sum over ranks; all ranks must call."""
-        found = {f"{kind}.{name}": one.clone() for name, one in own.items()}
+        device = self.world.device
+        found = {f"{kind}.{name}": one.to(device, copy=True) for name, one in own.items()}
         with translated(self.world):
             for one in found.values():
                 dist.all_reduce(one, group=self.world.training)
@@ -40,6 +41,13 @@ class AfterBackward(DDP):
         for name, one in own.items():
             found = kept.get(f"{kind}.{name}")
             one.copy_(found.view_as(one) / ranks if found is not None else torch.zeros_like(one))
+
+    def _take_errors(self, sums: list[CodedSum], kept: dict[str, torch.Tensor]) -> None:
+        """Fill the errors of `sums`, one a bucket, with equal parts for all who send to other hosts."""
+        between = sums[0].between
+        sends = between.rank is not None
+        own = self._by_name([one.error for one in sums])
+        self._take("left", own, kept if sends else {}, between.size)
 
 
 class Compressed(AfterBackward):
@@ -54,9 +62,8 @@ class Compressed(AfterBackward):
             self._sums = []
         else:
             self._factors = None
-            self._sums = [
-                CodedSum(bucket.flat.numel(), CODES[config.comm](), world) for bucket in self.buckets
-            ]
+            code, circles = CODES[config.comm](), world.circles()
+            self._sums = [CodedSum(bucket.flat.numel(), code, world, circles) for bucket in self.buckets]
 
     def _ordered(self) -> list[torch.nn.Parameter]:
         return [parameter for bucket in self.buckets for parameter in bucket.parameters]
@@ -77,8 +84,11 @@ class Compressed(AfterBackward):
         return self._summed("left", self._left())
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:
-        """Each rank takes an equal part of what all had left over, however many they were."""
-        self._take("left", self._left(), kept, self.world.size)
+        """Each rank that codes takes an equal part of what all had left over, however many they were."""
+        if self._factors:
+            self._take("left", self._left(), kept, self.world.size)
+        else:
+            self._take_errors(self._sums, kept)
 
     def _left(self) -> dict[str, torch.Tensor]:
         """Views of this rank's, by parameter, shaped like it."""

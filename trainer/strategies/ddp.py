@@ -38,7 +38,9 @@ class DDP(Strategy):
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world = module.to(world.device), world
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.buckets = [Bucket(parameters) for parameters in _split(reversed(self.trainable.values()))]
+        self.buckets = [
+            Bucket(parameters) for group in self._groups(config) for parameters in _split(reversed(group))
+        ]
         self._sending = False
         self._next = 0  # buckets travel in order, on every rank
         self._works: list = []
@@ -46,6 +48,10 @@ class DDP(Strategy):
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._ready(bucket))
+
+    def _groups(self, config: Config) -> list[list[torch.nn.Parameter]]:
+        """What is trained, in the model's order, by what may share a bucket."""
+        return [list(self.trainable.values())]
 
     def zero_grad(self) -> None:
         for bucket in self.buckets:

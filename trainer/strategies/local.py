@@ -4,20 +4,74 @@ Inside a round every rank steps by the gradient of its own share, and nothing bu
 how far each has come is averaged, by the tokens that each has seen, and taken as a gradient by Nesterov's SGD on the
 weights that all had at the round's begin. What travels is int8 with error feedback (trainer/compress.py).
 With one step a round, an outer rate of 1 and no momentum this is averaging of weights (local SGD).
+
+The weights may meet in fragments, one after the other, and a fragment's message may travel while the next steps are
+computed (Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512). It is taken after a number of steps that does not
+depend on the network. A rank has moved on meanwhile: its weights are then mixed with those that all have.
 """
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from trainer import ways
 from trainer.compress import Bits8, CodedSum
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.compressed import AfterBackward
-from trainer.world import World, translated
+from trainer.strategies.ddp import Bucket
+from trainer.world import Circle, World, translated
+
+OWN = 0.5  # of a rank's weights that stay its own where it has moved on meanwhile: the paper's alpha
+
+
+class Part:
+    """A bucket, and what all ranks had of its weights when they last met."""
+
+    def __init__(self, bucket: Bucket, world: World, circles: tuple[Circle, Circle]):
+        self.bucket = bucket
+        self.outer = self.weights()
+        self.velocity = torch.zeros_like(self.outer)
+        self.sum = CodedSum(self.outer.numel(), Bits8(), world, circles)
+
+    def weights(self) -> torch.Tensor:
+        """This rank's, as one flat float32 tensor."""
+        return torch.cat([parameter.detach().flatten() for parameter in self.bucket.parameters]).float()
+
+    def take(self, gone: torch.Tensor, momentum: float, rate: float, own: float) -> None:
+        """Take the mean way `gone` as a gradient of the outer weights, and these but for the share `own`."""
+        self.velocity.mul_(momentum).add_(gone)
+        self.outer.sub_(gone + momentum * self.velocity, alpha=rate)
+        flat = self.outer.lerp(self.weights(), own) if own else self.outer
+        parts = flat.split([parameter.numel() for parameter in self.bucket.parameters])
+        for parameter, part in zip(self.bucket.parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+
+@dataclass
+class Fragment:
+    """Neighbouring layers, which meet together."""
+
+    parts: list[Part]
+    phase: int  # it meets after so many steps of a round
+    tokens: float = 0.0  # of this rank, since it last set out
+    steps: int = 0
+
+
+@dataclass
+class Message:
+    """A fragment's way, which becomes the mean of all ranks' in a thread."""
+
+    fragment: Fragment
+    ways: list[torch.Tensor]  # one a part
+    due: int  # the step of the schedule after which it is taken
+    sum: Future
 
 
 class DiLoCo(AfterBackward):
-    """See the module. A checkpoint or an evaluation ends a round early, so that there are weights to keep."""
+    """See the module. A checkpoint or an evaluation ends all rounds early, so that there are weights to keep."""
 
     independent = True
     keeps = ("left", "velocity")
@@ -25,72 +79,132 @@ class DiLoCo(AfterBackward):
     def __init__(self, module: TokenLoss, world: World, config: Config):
         super().__init__(module, world, config)
         self.every, self.rate, self.momentum = config.sync_every, config.outer_lr, config.outer_momentum
-        self._tokens = 0.0  # of this rank, in the round
-        self._steps = 0  # of the round
-        self._outer = [self._weights(bucket) for bucket in self.buckets]
-        self._velocity = [torch.zeros_like(one) for one in self._outer]
-        self._sums = [CodedSum(one.numel(), Bits8(), world) for one in self._outer]
+        self.overlap = config.diloco_overlap
+        self._streams = config.diloco_fragments > 1 or self.overlap > 0
+        self._thread = ThreadPoolExecutor(1) if self.overlap else None
+        self._under_way: Message | None = None
+        self._step = 0  # of the schedule, which begins anew where all meet
+        circles = world.circles(apart=self._thread is not None)
+        self._parts = [Part(bucket, world, circles) for bucket in self.buckets]
+        groups = self._groups(config)
+        self.fragments = [
+            Fragment(
+                [one for one in self._parts if any(one.bucket.parameters[0] is own for own in group)],
+                phase=number * self.every // len(groups),
+            )
+            for number, group in enumerate(groups, 1)
+        ]
         self._sent = 0
+
+    def _groups(self, config: Config) -> list[list[torch.nn.Parameter]]:
+        """What meets together, in the model's order."""
+        parameters = list(self.trainable.values())
+        sizes = [one.numel() * one.element_size() for one in parameters]
+        return [parameters[piece] for piece in ways.fragments(sizes, config.diloco_fragments)]
 
     def finish(self) -> None:
         """The gradients are this rank's own."""
 
     def stepped(self, tokens: int, last: bool) -> None:
-        self._tokens += tokens
-        self._steps += 1
         self._sent = 0
-        if self._steps >= self.every or last:
+        self._step += 1
+        for fragment in self.fragments:
+            fragment.tokens += tokens
+            fragment.steps += 1
+        if last:
             self.settle()
+            return
+        if self._under_way and self._step >= self._under_way.due:
+            self._arrive()
+        for fragment in self.fragments:
+            if (self._step - fragment.phase) % self.every == 0:
+                self._meet(fragment)
+
+    def settle(self) -> None:
+        """Have all fragments meet, without overlap: all ranks have the same weights afterwards."""
+        self._arrive()
+        for fragment in self.fragments:
+            if fragment.steps:
+                self._meet(fragment)
+                self._arrive()
+        self._step = 0
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """End the round: all ranks have the same weights afterwards."""
-        if not self._steps:
+    def _meet(self, fragment: Fragment) -> None:
+        """Send how far this rank has come; take the mean of all ranks, or leave that to `_arrive`; all must call."""
+        seen = torch.tensor([fragment.tokens], dtype=torch.float64, device=self.world.device)
+        share = fragment.tokens / max(self.sum(seen).item(), 1.0)
+        fragment.tokens, fragment.steps = 0.0, 0
+        if self._thread is None:
+            for part in fragment.parts:
+                gone = (part.outer - part.weights()) * share
+                part.sum(gone)
+                part.take(gone, self.momentum, self.rate, own=0)
+                self._sent += part.sum.sent
             return
-        total = self.sum(torch.tensor([self._tokens], dtype=torch.float64, device=self.world.device)).item()
-        share = self._tokens / max(total, 1.0)
-        for bucket, outer, velocity, one in zip(
-            self.buckets, self._outer, self._velocity, self._sums, strict=True
-        ):
-            gone = (outer - self._weights(bucket)) * share
-            one(gone)  # the mean of how far all have come
-            velocity.mul_(self.momentum).add_(gone)
-            outer.sub_(gone + self.momentum * velocity, alpha=self.rate)
-            self._set_weights(bucket, outer)
-            self._sent += one.sent
-        self._tokens, self._steps = 0.0, 0
+        gone = [((part.outer - part.weights()) * share).cpu() for part in fragment.parts]
+        done = self._thread.submit(_sum, fragment.parts, gone)
+        self._under_way = Message(fragment, gone, self._step + self.overlap, done)
+
+    @torch.no_grad()
+    def _arrive(self) -> None:
+        """Wait for the message that is under way, if one is, and take it; all ranks must call."""
+        message, self._under_way = self._under_way, None
+        if message is None:
+            return
+        message.sum.result()
+        own = OWN if message.fragment.steps else 0
+        for part, gone in zip(message.fragment.parts, message.ways, strict=True):
+            part.take(gone.to(self.world.device), self.momentum, self.rate, own)
+            self._sent += part.sum.sent
 
     @property
     def wire_bytes(self) -> int:
         return self._sent
 
-    @staticmethod
-    def _weights(bucket) -> torch.Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in bucket.parameters]).float()
-
-    @staticmethod
-    def _set_weights(bucket, flat: torch.Tensor) -> None:
-        parts = flat.split([parameter.numel() for parameter in bucket.parameters])
-        for parameter, part in zip(bucket.parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
-
     # ---- in a checkpoint ----
 
     def whole(self, name, parts, ranks):
-        """The weights, which are all ranks' own after `settle`, and the mean of their moments."""
+        """The weights, which are all ranks' own after `settle`, and the mean of their moments.
+
+        With fragments or overlap the run itself goes on from that mean, as one that is resumed from it.
+        """
         weight, *moments = (part.clone() for part in parts)
         with translated(self.world):
             for one in moments:
                 dist.all_reduce(one, group=self.world.training)
-        return [weight, *(one.div_(self.world.size) for one in moments)] if self.world.rank in ranks else None
+        for own, one in zip(parts[1:], moments, strict=True):
+            one.div_(self.world.size)
+            if self._streams:
+                own.copy_(one)
+        return [weight, *moments] if self.world.rank in ranks else None
 
     def kept(self) -> dict[str, torch.Tensor]:
-        velocity = {f"velocity.{name}": one.clone() for name, one in self._by_name(self._velocity).items()}
-        return velocity | self._summed("left", self._by_name([one.error for one in self._sums]))
+        velocity = {f"velocity.{name}": one.clone() for name, one in self._velocity().items()}
+        sums = [part.sum for part in self._parts]
+        left = self._summed("left", self._by_name([one.error for one in sums]))
+        if self._streams:
+            self._take_errors(sums, left)
+        return velocity | left
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:
-        """The round begins from the weights as they are now."""
-        self._outer = [self._weights(bucket) for bucket in self.buckets]
-        self._tokens, self._steps = 0.0, 0
-        self._take("velocity", self._by_name(self._velocity), kept, 1)
-        self._take("left", self._by_name([one.error for one in self._sums]), kept, self.world.size)
+        """All rounds begin from the weights as they are now."""
+        if self._under_way:  # of steps that are taken back
+            self._under_way.sum.result()
+            self._under_way = None
+        for part in self._parts:
+            part.outer = part.weights()
+        for fragment in self.fragments:
+            fragment.tokens, fragment.steps = 0.0, 0
+        self._step = 0
+        self._take("velocity", self._velocity(), kept, 1)
+        self._take_errors([part.sum for part in self._parts], kept)
+
+    def _velocity(self) -> dict[str, torch.Tensor]:
+        return self._by_name([part.velocity for part in self._parts])
+
+
+def _sum(parts: list[Part], gone: list[torch.Tensor]) -> None:
+    """Make of `gone` the mean ways of all ranks, in place."""
+    for part, one in zip(parts, gone, strict=True):
+        part.sum(one)

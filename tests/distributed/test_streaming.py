@@ -1,0 +1,376 @@
+"""diloco in fragments and behind computing, and sums that go by host: the same on all ranks, on any network."""
+
+import os
+import shutil
+import threading
+
+import pytest
+import ranks
+import torch
+from ranks import context, free_port
+from safetensors.torch import load_file
+
+from trainer import config as configuration
+from trainer.errors import BadInput
+
+pytestmark = pytest.mark.distributed
+
+
+# ---- ranks that have no more to do than to meet ----
+
+
+def _process(function, rank, nodes, port, file, keys):
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(len(nodes)),
+        LOCAL_RANK=str(nodes[:rank].count(nodes[rank])),
+        LOCAL_WORLD_SIZE=str(nodes.count(nodes[rank])),
+        GROUP_RANK=str(nodes[rank]),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        TRAINYARD_HOST=f"node{nodes[rank]}",
+    )
+    from trainer import environment
+    from trainer.world import World
+
+    torch.set_num_threads(1)
+    config = configuration.from_mapping({"device": "cpu", "comm": "diloco", **keys})
+    world = World(config, environment.read("run"))
+    torch.save(function(world, config), file)
+    world.close()
+
+
+def together(folder, function, nodes, **keys) -> list:
+    """What `function(world, config)` returns on each rank; nodes: each rank's host."""
+    port, folder = free_port(), folder / str(len(list(folder.iterdir())))
+    folder.mkdir()
+    files = [folder / f"{rank}.pt" for rank in range(len(nodes))]
+    processes = [
+        context.Process(target=_process, args=(function, rank, nodes, port, file, keys))
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    assert [process.exitcode for process in processes] == [0] * len(nodes)
+    return [torch.load(file) for file in files]
+
+
+class Toy(torch.nn.Module):
+    """As much of a TokenLoss as a strategy asks for: five parameters of 900 to 3,000 values."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.model = torch.nn.ParameterDict(
+            {
+                name: torch.randn(size)
+                for name, size in zip("abcde", (900, 3000, 1500, 1500, 2000), strict=True)
+            }
+        )
+
+
+def walk(strategy, world, first, last, steps):
+    """Steps `first` to `last` of `steps`, whose gradients are a chance of step and rank; yields after each."""
+    optimizer = torch.optim.AdamW(strategy.trainable.values(), lr=0.01)
+    for step in range(first, last + 1):
+        strategy.zero_grad()
+        chance = torch.Generator().manual_seed(100 * step + world.rank)
+        for one in strategy.trainable.values():
+            one.grad.copy_(torch.randn(one.shape, generator=chance))
+        strategy.finish()
+        optimizer.step()
+        strategy.stepped(tokens=10 + world.rank, last=step == steps)
+        yield step
+
+
+def weights(strategy) -> torch.Tensor:
+    return torch.cat([one.detach().clone() for one in strategy.trainable.values()])
+
+
+def _schedule(world, config):
+    """By step: the weights of each name, and the bytes that were sent."""
+    from trainer import strategies
+
+    strategy = strategies.make(config, Toy(), world)
+    return [
+        ({name: one.detach().clone() for name, one in strategy.trainable.items()}, strategy.wire_bytes)
+        for _ in walk(strategy, world, 1, 13, 100)
+    ]
+
+
+def test_each_fragment_meets_once_a_round_and_sends_its_part(tmp_path):
+    def met(fragments):
+        first, second = together(
+            tmp_path, _schedule, [0, 1], sync_every=6, diloco_fragments=fragments, balance="even"
+        )
+        equal = [
+            "".join(name for name in one if torch.equal(one[name], other[name]))
+            for (one, _), (other, _) in zip(first, second, strict=True)
+        ]
+        return equal, [sent for _, sent in first]
+
+    equal, sent = met(3)
+    assert equal == ["", "ab", "", "cd", "", "e"] * 2 + [""]
+    at_once, whole = met(1)
+    assert at_once == ["", "", "", "", "", "abcde"] * 2 + [""]
+    assert [bool(one) for one in sent] == [bool(one) for one in equal]
+    assert max(sent) < 0.6 * max(whole)
+    assert sum(sent) == pytest.approx(sum(whole), rel=0.3)  # but for the last blocks of 1,024 values
+
+
+def _plain_and_ours(world, config):
+    """Weights by DiLoCo's own algorithm, written down plainly, and by the strategy; all meet early after step 5."""
+    from trainer import strategies
+    from trainer.compress import Bits8, CodedSum
+
+    ours, plain = (strategies.make(configuration.from_mapping(keys), Toy(), world) for keys in KEYS)
+    plain.stepped = lambda tokens, last: None
+    backwards = list(reversed(plain.trainable.values()))
+
+    def flat():
+        return torch.cat([one.detach() for one in backwards])
+
+    outer, tokens, found = flat(), 0, []
+    velocity, coded = torch.zeros_like(outer), CodedSum(len(outer), Bits8(), world)
+    for step, _ in zip(walk(ours, world, 1, 12, 12), walk(plain, world, 1, 12, 12), strict=True):
+        tokens += 10 + world.rank
+        if step == 5:
+            ours.settle()
+        if step in (3, 5, 8, 11, 12):
+            total = ours.sum(torch.tensor([tokens], dtype=torch.float64)).item()
+            gone = (outer - flat()) * (tokens / total)
+            coded(gone)
+            velocity.mul_(0.9).add_(gone)
+            outer.sub_(gone + 0.9 * velocity, alpha=0.7)
+            with torch.no_grad():
+                for one, part in zip(backwards, outer.split([len(p) for p in backwards]), strict=True):
+                    one.copy_(part)
+            tokens = 0
+        found.append((weights(ours), weights(plain)))
+    return found
+
+
+KEYS = ({"comm": "diloco", "sync_every": 3, "device": "cpu"}, {"comm": "diloco", "device": "cpu"})
+
+
+def test_one_fragment_without_overlap_is_diloco_as_it_stands_in_the_paper(tmp_path):
+    found = together(tmp_path, _plain_and_ours, [0, 1])
+    for one in found:
+        assert all(torch.equal(ours, plain) for ours, plain in one)
+    assert torch.equal(found[0][-1][0], found[1][-1][0])
+
+
+def _alone(world, config):
+    from trainer.strategies.ddp import DDP
+    from trainer.strategies.local import DiLoCo
+
+    both = DiLoCo(Toy(), world, config), DDP(Toy(), world, config)
+    for one in both:
+        for _ in walk(one, world, 1, 12, 12):
+            pass
+    return [weights(one) for one in both]
+
+
+def test_alone_with_an_outer_rate_of_one_it_is_plain_training(tmp_path, material, whole):
+    keys = {"sync_every": 6, "diloco_fragments": 2, "outer_lr": 1.0, "outer_momentum": 0.0}
+    ((found, plain),) = together(tmp_path, _alone, [0], **keys)
+    assert torch.allclose(found, plain, rtol=0, atol=1e-5)
+    words = ("comm=diloco", *(f"{key}={value}" for key, value in keys.items()), "diloco_overlap=2")
+    assert ranks.run(tmp_path / "run", 1, material / "run.yaml", *words) == whole
+
+
+def _behind(world, config):
+    """By step: weights, and whether a message is under way; and what each arrival makes of the weights."""
+    from trainer import strategies
+    from trainer.strategies import local
+
+    gate = threading.Semaphore(0)
+    if (
+        config.seed == world.rank + 1
+    ):  # this rank's network carries nothing until the step before it is to have come
+        really = local.CodedSum.__call__
+
+        def slow(self, flat):
+            assert gate.acquire(timeout=60)
+            really(self, flat)
+
+        local.CodedSum.__call__ = slow
+    strategy = strategies.make(config, Toy(), world)
+    arrive, arrivals = strategy._arrive, []
+
+    def noted():
+        message = strategy._under_way
+        if message is None:
+            return
+        before = [part.weights() for part in message.fragment.parts]
+        moved = message.fragment.steps
+        arrive()
+        for part, own in zip(message.fragment.parts, before, strict=True):
+            arrivals.append((moved, own, part.outer.clone(), part.weights()))
+
+    strategy._arrive = noted
+    found = []
+    for step in walk(strategy, world, 1, 12, 12):
+        message = strategy._under_way
+        found.append((step, weights(strategy), message is not None))
+        if message and step == message.due - 1:
+            gate.release()
+        if step == 11:  # in the last one both fragments meet, without overlap
+            gate.release(2)
+    return found, arrivals
+
+
+def test_what_travels_meanwhile_is_taken_at_its_step_however_slow_the_network(tmp_path):
+    keys = {"sync_every": 6, "diloco_fragments": 2, "diloco_overlap": 2}
+    quick = together(tmp_path, _behind, [0, 1], **keys, seed=0)
+    slow = together(tmp_path, _behind, [0, 1], **keys, seed=2)
+    for (one, _), (other, _) in zip(quick, slow, strict=True):
+        assert all(torch.equal(a[1], b[1]) for a, b in zip(one, other, strict=True))
+    steps, arrivals = slow[1]
+    assert [step for step, _, under_way in steps if under_way] == [3, 4, 6, 7, 9, 10]
+    assert [moved for moved, *_ in arrivals] == [2, 2, 2, 0, 0]  # in the last step all meet
+    for moved, own, outer, now in arrivals:
+        assert torch.equal(now, outer.lerp(own, 0.5) if moved else outer)
+    assert torch.equal(slow[0][0][-1][1], slow[1][0][-1][1])
+
+
+# ---- whole runs ----
+
+STREAM = ("comm=diloco", "sync_every=9", "diloco_fragments=3", "diloco_overlap=2", "outer_lr=0.9")
+
+
+def test_a_resumed_run_is_equal_to_the_last_bit_and_goes_on_with_other_ranks(material, tmp_path):
+    """At the checkpoints one fragment has met, another's message is under way, and the third is yet to meet."""
+    run = (material / "run.yaml", *STREAM, "steps=14", "checkpoint_every=7")
+    straight = ranks.run(tmp_path / "straight", 2, *run)
+    ranks.run(tmp_path / "resumed", 2, *run, stop_in=7, codes=[75, 75])
+    kept = load_file(tmp_path / "resumed/node0/checkpoints/step-00000007/optimizer.safetensors")
+    for kind in ("left", "velocity"):
+        assert any(one.abs().max() > 0 for name, one in kept.items() if name.startswith(f"{kind}."))
+    shutil.copytree(tmp_path / "resumed", tmp_path / "more")
+    assert ranks.run(tmp_path / "resumed", 2, *run) == straight
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (
+            load_file(tmp_path / name / "node0/checkpoints/step-00000014" / file)
+            for name in ("straight", "resumed")
+        )
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    more = ranks.run(tmp_path / "more", 3, *run)
+    assert more[:7] == straight[:7] and sum(more[-2:]) == pytest.approx(sum(straight[-2:]), rel=0.1)
+    models = [load_file(tmp_path / f"more/node{rank}/model/model.safetensors") for rank in range(3)]
+    assert all(torch.equal(one[name], models[0][name]) for one in models for name in one)
+
+
+def test_more_fragments_than_parameters_are_refused(material, tmp_path):
+    words = ("comm=diloco", "sync_every=1000", "diloco_fragments=900", "steps=2")
+    ranks.run(tmp_path, 2, material / "run.yaml", *words, codes=[2, 2])
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "diloco_fragments: found 900; expected no more than the 28 parameters" in reason
+
+
+# ---- sums that go by host ----
+
+
+def _by_host(world, config):
+    """Five sums of whole numbers, of each of four ranks or of two ranks that have what two of the four have."""
+    from trainer.compress import CODES, CodedSum
+
+    circles = world.circles(apart=config.seed == 1)
+    found = {}
+    for kind, code in CODES.items():
+        coded = CodedSum(5000, code(), world, circles)
+        sums = []
+        for step in range(5):
+            own = range(4) if world.size == 1 else [world.rank]
+            if world.size == 2:
+                own = [2 * world.rank, 2 * world.rank + 1]
+            flat = torch.zeros(5000)
+            for rank in own:
+                chance = torch.Generator().manual_seed(10 * step + rank)
+                flat += torch.randint(-1000, 1000, (5000,), generator=chance).float()
+            if step == 3 and 1 in own:
+                flat[7] = float("nan")
+            coded(flat)
+            sums.append(flat)
+        found[kind] = torch.stack(sums), coded.error, coded.sent
+    return found
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+def test_hosts_sum_their_own_exactly_and_one_rank_of_each_sends(tmp_path, apart):
+    four = together(tmp_path, _by_host, [0, 0, 1, 1], seed=apart)
+    two = together(tmp_path, _by_host, [0, 1])
+    for kind in ("16bit", "8bit"):
+        for rank, one in enumerate(four):
+            sums, error, sent = one[kind]
+            expected, left, bytes_sent = two[rank // 2][kind]
+            assert torch.equal(sums.nan_to_num(0.5), expected.nan_to_num(0.5))
+            if rank % 2 == 0:
+                assert torch.equal(error, left) and sent == bytes_sent > 0
+            else:
+                assert not error.any() and sent == 0
+
+
+def test_ranks_of_one_host_lose_nothing(tmp_path):
+    (alone,) = together(tmp_path, _by_host, [0])
+    for one in together(tmp_path, _by_host, [0, 0, 0, 0]):
+        for kind in ("16bit", "8bit"):
+            sums, error, sent = one[kind]
+            assert torch.equal(sums.nan_to_num(0.5), alone[kind][0].nan_to_num(0.5))
+            assert not error.any() and sent == 2 * 3 * 4 * 5000 // 4
+
+
+def _kept_twice(world, config):
+    from trainer import strategies
+
+    strategy = strategies.make(config, Toy(), world)
+    for _ in walk(strategy, world, 1, 12, 12):
+        pass
+    kept = {name: one.clone() for name, one in strategy.kept().items()}
+    strategy.restore(kept)
+    sums = strategy._sums if config.comm == "8bit" else [part.sum for part in strategy._parts]
+    return kept, strategy.kept(), weights(strategy), any(one.error.any() for one in sums)
+
+
+@pytest.mark.parametrize("comm", ["8bit", "diloco"])
+def test_what_is_left_over_goes_to_those_who_send(tmp_path, comm):
+    keys = {"comm": comm, **({"diloco_fragments": 2, "diloco_overlap": 1} if comm == "diloco" else {})}
+    found = together(tmp_path, _kept_twice, [0, 0, 0, 1], sync_every=6, **keys)
+    assert [one[-1] for one in found] == [True, False, False, True]
+    for kept, again, ends, _ in found:
+        assert torch.equal(ends, found[0][2])
+        assert kept.keys() == again.keys() and all(torch.equal(kept[name], again[name]) for name in kept)
+        assert any(one.any() for name, one in kept.items() if name.startswith("left."))
+
+
+# ---- what does not go together ----
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"diloco_fragments": 2}, "diloco_fragments: found 2 with comm auto; expected 1"),
+        ({"comm": "8bit", "diloco_overlap": 1}, "set diloco_overlap to 0, or comm to diloco"),
+        (
+            {"comm": "diloco", "sync_every": 5, "diloco_fragments": 6},
+            "diloco_fragments: found 6; expected no more than sync_every, 5",
+        ),
+        (
+            {"comm": "diloco", "sync_every": 50, "diloco_fragments": 5, "diloco_overlap": 10},
+            "set diloco_overlap to 9 or less",
+        ),
+        ({"comm": "diloco", "sync_every": 5, "diloco_overlap": 5}, "set diloco_overlap to 4 or less"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(keys, words):
+    with pytest.raises(BadInput, match=words):
+        configuration.check_together(configuration.from_mapping(keys))
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+def test_schedules_that_can_be(overlap):
+    keys = {"comm": "diloco", "sync_every": 50, "diloco_fragments": 12, "diloco_overlap": overlap}
+    configuration.check_together(configuration.from_mapping(keys))
