@@ -27,6 +27,8 @@ if [ "${{1:-}}" = host ]; then
     umask 027
     exec >>logs/launch.log 2>&1
     rm -f exit signalled
+    # What outlived an earlier start of the job, whose own keeper was killed, must not write here beside this one.
+    grep -lszxF -- "TRAINYARD_RUN_DIR=$run_dir" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3 | xargs -r kill -s KILL
     set -a
     . {env}
     # After a requeue the hosts meet as at a new start: what they agreed on before does not count.

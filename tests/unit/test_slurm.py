@@ -112,6 +112,18 @@ def test_each_start_of_a_job_is_a_start_of_the_run(job):
     assert (job.dir / "said").read_text() == "now-3\n"
 
 
+def test_what_an_earlier_start_left_is_ended_first(job):
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": str(job.dir)})
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": f"{job.dir}-other"})
+    try:
+        assert job("exit 0") == 0
+        assert left.wait(5) == -9
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+
+
 def test_a_signal_that_comes_after_the_end_brings_nothing_back(job):
     assert job("trap '' TERM; kill -TERM $PPID; exit 0") == 0
     assert requeued(job) == []
