@@ -13,6 +13,8 @@ from telling import names
 
 WARNING = 300  # seconds before the time limit, or less than a minute more, in which the ranks save and end
 
+WAIT = 60  # seconds after the first host's end in which the others end, too, or are taken for lost
+
 SCRIPT = """\
 #!/bin/sh
 # Written by train.yml -e launcher=slurm; docs/operations.md has what it does.
@@ -51,9 +53,10 @@ if [ "${{1:-}}" = host ]; then
 fi
 
 rm -f exit signalled
-srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=none /bin/sh "$run_dir/{script}" host
+srun --kill-on-bad-exit=1 --wait={wait} --cpu-bind=none /bin/sh "$run_dir/{script}" host
 ended=$?
 code=$(cat exit 2>/dev/null)
+[ "$code" != 0 ] || exit 0
 if [ "$ended" = 0 ] && {{ [ "$code" != 75 ] || ! [ -e signalled ]; }}; then
     [ "$code" != 75 ] || code=0 # stopped on request
     exit "${{code:-1}}"
@@ -162,6 +165,7 @@ def slurm_script(
         run_dir=shlex.quote(run_dir),
         script=JOB_SCRIPT,
         restarts=restarts,
+        wait=WAIT,
         **{name: shlex.quote(place) for name, place in places.items()},
     )
 

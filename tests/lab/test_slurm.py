@@ -210,7 +210,7 @@ def test_a_job_that_waits_is_told_stopped_and_resumed(plays, results):
 def test_a_step_that_is_killed_is_requeued_and_goes_on_to_the_same_losses(plays, results, alone):
     with following(plays, "killed", results, SETTINGS) as process:
         wait_for_step(plays, "killed", 12)
-        plays.sh("node2", "pkill --signal KILL -f '[s]lurmstepd: .[0-9]*[.]0'")
+        plays.sh("node2", "pkill --signal KILL -u trainyard")  # all of the job's step there
         read_until(process, "killed  queued  Slurm's job")
         text, _ = process.communicate(timeout=400)
     assert process.returncode == 0, text

@@ -112,6 +112,14 @@ def test_each_start_of_a_job_is_a_start_of_the_run(job):
     assert (job.dir / "said").read_text() == "now-3\n"
 
 
+def test_a_run_that_has_finished_is_not_begun_again_whatever_srun_says(job):
+    (job.dir.parent / "bin/srun").write_text(SRUN.replace("exec", "") + "exit 1\n")
+    assert job("exit 0") == 0
+    assert requeued(job) == []
+    assert job("exit 5") == 0  # a host was lost meanwhile: srun ended the others
+    assert requeued(job) == ["requeue 7"]
+
+
 def test_what_an_earlier_start_left_is_ended_first(job):
     left = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": str(job.dir)})
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": f"{job.dir}-other"})
