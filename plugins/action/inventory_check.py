@@ -70,11 +70,35 @@ LIMITS = {
 }
 # Words that go into units and commands as they stand: variable to the pattern, and the same in words.
 USER_NAME = (r"[a-z_][a-z0-9_-]{0,30}", "a user's name: lower case letters, digits, hyphens and underscores")
+SLURM_NAME = (r"[A-Za-z0-9_.-]*", "a name that Slurm has: letters, digits, . _ and -")
+# What a run under Slurm stands on.
+SLURM_OWN = (
+    *(
+        "array",
+        "chdir",
+        "job-name",
+        "nodelist",
+        "nodes",
+        "no-requeue",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+    ),
+    *("requeue", "test-only", "uid", "wait", "wrap"),
+)
 PATTERNS = {
     "nvidia_branch": (r"(\d{3})?", "the first number of a driver's version, such as 580"),
     "nvidia_repository": (r"https?://[^\s/]+(/\S*)?", "an address that begins with https:// or http://"),
     "identity_service_user": USER_NAME,
     "time_sync_servers": (r"[A-Za-z0-9][A-Za-z0-9.:-]*", "names or addresses, without options"),
+    "trainer_slurm_account": SLURM_NAME,
+    "trainer_slurm_options": (
+        rf"(?!--({'|'.join(SLURM_OWN)})(=|$))--[a-z][a-z-]*(=.+)?",
+        "an option of sbatch's as --NAME=VALUE, and none that Trainyard sets by itself "
+        f"({', '.join(SLURM_OWN)})",
+    ),
+    "trainer_slurm_partition": SLURM_NAME,
     "trainer_user": USER_NAME,
     "trainer_stop_timeout": (
         r"(\d+ ?(ms|s|sec|seconds?|min|minutes?|h|hours?)? ?)+",

@@ -46,11 +46,13 @@ SWITCHES = {
     "config": "a YAML file of trainer keys",
     "detach": "come back once the run trains, or waits in the queue; it goes on",
     "follow": "only follow a run that is active",
+    "launcher": "what keeps the run: systemd, or slurm, which gets it as a job",
     "queue": "start when the runs that are active on these hosts have ended",
     "resume": "go on with a run that was stopped or failed",
     "smoke": "try a few steps on each host alone, then on all together, before the run",
 }
-FLAGS = tuple(name for name in SWITCHES if name != "config")  # what is true or false
+FLAGS = tuple(name for name in SWITCHES if name not in ("config", "launcher"))  # what is true or false
+LAUNCHERS = ("systemd", "slurm")
 TRIAL = "smoke-"  # how the names of the trials of -e smoke=true begin
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
 DATA = ("dataset", "validation")
@@ -275,6 +277,18 @@ def build(
         problems.append(
             "-e queue=true: found together with smoke or beside, which would not wait; leave one of them out"
         )
+    launcher = str(words.get("launcher", LAUNCHERS[0]))
+    if launcher not in LAUNCHERS:
+        problems.append(f"-e launcher={launcher}: expected systemd or slurm ({SWITCHES['launcher']})")
+    if launcher == "slurm" and local:
+        problems.append(
+            "-e launcher=slurm: found with local_mode, whose hosts are directories of one machine; leave it out"
+        )
+    if launcher == "slurm" and (flags["queue"] or flags["smoke"]):
+        problems.append(
+            "-e launcher=slurm: found together with queue or smoke; Slurm has a queue of its own, and trials would "
+            "take hosts that it may have given to others; leave them out"
+        )
     if str(keys.get("run", "")).startswith(TRIAL):
         problems.append(
             f"-e run={keys['run']}: names that begin with {TRIAL} are those of trials (-e smoke=true), which are ended "
@@ -321,6 +335,7 @@ def build(
         "config": config,
         "uploads": [upload(*one) for one in uploads],
         "commands": commands(run),
+        "launcher": launcher,
         **flags,
     }
 

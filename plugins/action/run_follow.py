@@ -30,6 +30,7 @@ from ansible.utils.display import Display
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
+from host_runs import JOB_SCRIPT
 from run_keeper import read_state, state_command
 
 from trainer.words import span
@@ -136,8 +137,8 @@ def log_command(keeper: str, run: str, run_dir: str) -> str:
     if keeper == "systemd":  # the journal; who may not read it sees nothing of it
         unit = shlex.quote(f"trainyard@{run}.service")
         command += (
-            f"; echo ::log launch.log; journalctl --quiet --unit {unit} --lines {LOG_LINES} --output cat "
-            "2>/dev/null; true"
+            f"; [ -e ../{JOB_SCRIPT} ] || {{ echo ::log launch.log; "
+            f"journalctl --quiet --unit {unit} --lines {LOG_LINES} --output cat 2>/dev/null; }}; true"
         )
     return command
 
@@ -170,6 +171,10 @@ def read_poll(view: View, output: str, now: float) -> None:
     with_status = _json_object(status)
     if with_status:
         view.status = with_status
+    if keeper["queued"]:  # what status.json says is of an earlier start
+        view.status = {**view.status, "state": "queued", "reason": keeper["queued"]}
+    elif view.status.get("state") == "queued" and not with_status:
+        view.status = {**view.status, "state": "starting", "reason": None}
     start, _, lines = metrics.partition("\n")
     whole = lines[: lines.rfind("\n") + 1]
     view.offset = int(start or view.offset) + len(whole.encode("utf-8", "surrogateescape"))

@@ -176,7 +176,7 @@ def _notes(run: str, view: dict) -> list[str]:
     said = [view.get("reason")]
     if view["active"]:
         of_steps = [_trend(view), _times(view), _shares(view), view.get("advice")]
-        said = [view.get("note"), warning, *of_steps, *said]
+        said = [view.get("job"), view.get("note"), warning, *of_steps, *said]
     return [f"{run}: {str(text).splitlines()[0]}" for text in dict.fromkeys(said) if text]
 
 

@@ -122,12 +122,13 @@ def run_problems(
     queue: bool = False,
     beside: bool = False,
     need_bytes: int = 0,
+    launcher: str = "systemd",
 ) -> list[str]:
     """What stands against a run, each with its host and its cure; an empty list if it can start.
 
     `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host. The
     run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or `beside` others
-    may be active.
+    may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue.
     """
     problems = []
     without = [h for h, f in facts.items() if not f["release"]]
@@ -159,7 +160,8 @@ def run_problems(
             + _ways({"follow it": commands["follow"], "or stop it": commands["stop"]})
         )
         return problems
-    others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial})
+    queued = {name for f in facts.values() for name in f["jobs"]} if launcher == "slurm" else set()
+    others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial} - queued)
     if others and not (queue or beside):
         where = _hosts([h for h, f in facts.items() if others[0] in f["active"]])
         other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
@@ -198,7 +200,7 @@ def run_problems(
         )
     head = next(iter(facts))
     # What an interrupted start left is ended first; beside another run, the launcher looks for a port that is free.
-    left = active or others or trial in facts[head]["active"]
+    left = active or others or queued or trial in facts[head]["active"]
     if facts[head]["port_holder"] and not left:
         problems.append(
             f"{head}: port {port}, where the ranks meet, is held by {facts[head]['port_holder']}; "
@@ -226,12 +228,15 @@ def run_problems(
     return problems
 
 
-def run_is_same(facts: dict[str, dict], run: str, config: dict) -> bool:
+def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = "systemd") -> bool:
     """Whether run `run` is active on all hosts (`facts` as above), with just the settings in `config`.
 
+    One that is asked of Slurm, which does not keep it, is another.
     Then whoever asks for it was interrupted after the start, and wants to go on watching it.
     """
     if not all(run in f["active"] for f in facts.values()):
+        return False
+    if launcher == "slurm" and not all(run in f["jobs"] for f in facts.values()):
         return False
     try:
         return yaml.safe_load(next(iter(facts.values()))["run_config"] or "") == config

@@ -107,6 +107,7 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) ->
         "config": {name: value for name, value in config.items() if value is not None},
         "uploads": [],
         "commands": {},
+        "launcher": "systemd",
         **dict.fromkeys(("beside", "detach", "follow", "queue", "resume", "smoke"), False),
     }
 

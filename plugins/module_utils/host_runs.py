@@ -1,14 +1,27 @@
-"""What a host's files and its keeper (systemd, or the processes themselves) say of runs. Reads only."""
+"""What a host's files and its keeper (systemd, Slurm, or the processes themselves) say of runs. Reads only."""
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 
 UNIT = "trainyard@"
 # Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
 # the whole run. What all of them inherit is this variable of their environment, which serves as a control group would.
 VARIABLE = "TRAINYARD_RUN_DIR"
+# A run that Slurm keeps has its job's script in its directory. The job's name ends with the run's.
+JOB_SCRIPT = "job.sbatch"
+JOB = "trainyard-"
+JOB_QUESTION = (
+    "timeout",
+    "20",
+    "squeue",
+    "--noheader",
+    "--format=%i|%T|%j|%r",
+)  # `read_jobs` reads the answer
+JOB_AT_WORK = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "UNKNOWN")  # in other states it waits
+ENDED = ("finished", "stopped", "failed")
 GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
 
 
@@ -53,8 +66,54 @@ def run_processes(run_dir: str | None = None) -> dict[int, str]:
     return found
 
 
+def read_jobs(output: str) -> dict[str, dict[str, str]]:
+    """The answer to JOB_QUESTION: {run: {id, state, reason}}, of jobs that are ours by their names."""
+    found = {}
+    for line in output.splitlines():
+        number, state, name, reason = (line.split("|", 3) + [""] * 3)[:4]
+        if name.startswith(JOB):
+            reason = "" if reason in ("None", "(null)") else reason
+            found[name.removeprefix(JOB)] = {"id": number, "state": state, "reason": reason}
+    return found
+
+
+def job_words(job: dict[str, str]) -> str:
+    """How a job is, for a person."""
+    if job["state"] == "UNKNOWN":
+        return f"Slurm cannot be asked about it: {job['reason']}"
+    return f"Slurm's job {job['id']} is {job['state'].lower()}" + (
+        f": {job['reason']}" if job["reason"] else ""
+    )
+
+
+def slurm_jobs(run_command, state_dir: str) -> dict[str, dict[str, str]]:
+    """The jobs of this host's runs that Slurm holds, by run: {id, state, reason}; nothing is asked where it keeps none.
+
+    Where Slurm does not answer, the state of each run that has not ended by its own word is UNKNOWN.
+    """
+    runs_dir = os.path.join(state_dir, "runs")
+    try:
+        kept = [
+            run for run in os.listdir(runs_dir) if os.path.exists(os.path.join(runs_dir, run, JOB_SCRIPT))
+        ]
+    except FileNotFoundError:
+        return {}
+    if not kept:
+        return {}
+    owner = pwd.getpwuid(os.stat(runs_dir).st_uid).pw_name
+    rc, out, error = run_command([*JOB_QUESTION, f"--user={owner}"])
+    if rc == 0:
+        return {run: job for run, job in read_jobs(out).items() if run in kept}
+    reason = (error.strip().splitlines() or ["squeue does not answer"])[-1]
+    return {
+        run: {"id": "", "state": "UNKNOWN", "reason": reason}
+        for run in kept
+        if (run_status(os.path.join(runs_dir, run)) or {}).get("state") not in ENDED
+    }
+
+
 def active_runs(run_command, keeper: str, state_dir: str) -> list[str]:
-    """Names of the runs that are alive here."""
+    """Names of the runs that are alive here, or wait in Slurm's queue."""
     if keeper == "process":
         runs_dir = os.path.join(state_dir, "runs")
         return sorted(
@@ -64,7 +123,8 @@ def active_runs(run_command, keeper: str, state_dir: str) -> list[str]:
     command = ["systemctl", "list-units", UNIT + "*", f"--state={states}", "--plain", "--no-legend", "--full"]
     _, out, _ = run_command(command)
     units = [line.split()[0] for line in out.splitlines() if line.split()]
-    return sorted(unit.removeprefix(UNIT).removesuffix(".service") for unit in units)
+    by_unit = {unit.removeprefix(UNIT).removesuffix(".service") for unit in units}
+    return sorted({*by_unit, *slurm_jobs(run_command, state_dir)})
 
 
 def run_status(run_dir: str) -> dict | None:

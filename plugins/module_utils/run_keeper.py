@@ -1,15 +1,18 @@
-"""What keeps a run on a host (systemd, or a group of processes), asked by a shell command over a connection."""
+"""What keeps a run on a host (systemd, Slurm, or a group of processes), asked by a shell command over a connection."""
 
 from __future__ import annotations
 
 import shlex
+
+from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, job_words, read_jobs
 
 
 def state_command(keeper: str, run: str, run_dir: str) -> str:
     """The shell command, in `run_dir`, that shows the run's ActiveState, Result and ExecMainStatus as systemd does."""
     if keeper == "systemd":
         unit = shlex.quote(f"trainyard@{run}.service")
-        return f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus"
+        show = f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus"
+        return f"if [ -e {JOB_SCRIPT} ]; then {_job_command(run)}; else {show}; fi"
     variable = shlex.quote(f"TRAINYARD_RUN_DIR={run_dir}")
     return (
         f"if grep -qszxF {variable} /proc/[0-9]*/environ; then echo ActiveState=active; "
@@ -17,7 +20,20 @@ def state_command(keeper: str, run: str, run_dir: str) -> str:
     )
 
 
+def _job_command(run: str) -> str:
+    """As above, of a run that Slurm keeps: it is active while Slurm holds the job, however this host's part ended."""
+    ask = f"{shlex.join(JOB_QUESTION)} --name={shlex.quote(JOB + run)} --user=$(stat -c %U .)"
+    return (
+        f'if job=$({ask} 2>&1); then if [ "$job" ]; then echo ActiveState=active; echo "Job=$job"; '
+        "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi; "
+        f'else echo ActiveState=active; echo "Job=|UNKNOWN|{JOB}{run}|$(echo "$job" | tail -n 1)"; fi'
+    )
+
+
 def read_state(output: str) -> dict[str, str]:
-    """The answer to `state_command`, and `state`: active or ended."""
+    """The answer to `state_command`, with `state`: active or ended, and `queued`: why Slurm lets it wait, or ""."""
     found = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
-    return {**found, "state": "ended" if found.get("ActiveState") in ("inactive", "failed") else "active"}
+    job = next(iter(read_jobs(found.get("Job", "")).values()), None)
+    queued = job_words(job) if job and job["state"] not in JOB_AT_WORK else ""
+    state = "ended" if found.get("ActiveState") in ("inactive", "failed") else "active"
+    return {**found, "state": state, "queued": queued}

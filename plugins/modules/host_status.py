@@ -8,6 +8,7 @@ module: host_status
 short_description: Gather how a host is and how its runs are
 description:
   - Reads, in one trip, every run's status.json, which runs are active, load, memory, disk and GPUs.
+  - A run that Slurm keeps has besides, as C(job), how Slurm's job is, and the state C(queued) until that begins.
   - Changes nothing, and asks nothing that could hang.
 options:
   keeper: {type: str, choices: [systemd, process], required: true, description: What keeps runs alive on this host.}
@@ -37,7 +38,16 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import active_runs, free_bytes, gpus, release, run_status
+from ansible.module_utils.host_runs import (
+    JOB_AT_WORK,
+    active_runs,
+    free_bytes,
+    gpus,
+    job_words,
+    release,
+    run_status,
+    slurm_jobs,
+)
 
 
 def memory() -> tuple[int, int]:
@@ -55,6 +65,12 @@ def runs(state_dir: str) -> dict[str, dict]:
         return {}
     found = {name: run_status(os.path.join(state_dir, "runs", name)) for name in names}
     return {name: status for name, status in found.items() if status}
+
+
+def with_job(status: dict, job: dict[str, str]) -> dict:
+    """A run's status with what Slurm says of its job."""
+    waits = {} if job["state"] in JOB_AT_WORK else {"state": "queued", "reason": None}
+    return {**status, **waits, "job": job_words(job)}
 
 
 def main() -> None:
@@ -75,13 +91,17 @@ def main() -> None:
             msg=f"{error.filename}: {error.strerror} for the user that Ansible logs in as. site.yml puts it "
             "into the group of trainer_user; that counts from its next login on."
         )
+    jobs = slurm_jobs(module.run_command, p["state_dir"]) if p["keeper"] == "systemd" else {}
     module.exit_json(
         changed=False,
         host_status={
             "time": time.time(),
             "release": release(p["opt_dir"]),
             "active": active_runs(module.run_command, p["keeper"], p["state_dir"]),
-            "runs": found,
+            "runs": {
+                **found,
+                **{run: with_job(found[run], job) for run, job in jobs.items() if run in found},
+            },
             "load": os.getloadavg()[0],
             "cpus": os.cpu_count() or 1,
             "memory_bytes": total,

@@ -20,6 +20,8 @@ options:
   port: {type: int, required: true, description: The port that the run's master would listen on.}
   processes: {type: int, default: 0, description: Processes to start here; 0 means one a GPU, or one without.}
   paths: {type: list, elements: str, default: [], description: Paths whose presence is asked for.}
+  slurm: {type: bool, default: false, description: "Whether Slurm is asked for its nodes, too."}
+  user: {type: str, default: "", description: The service user.}
 author: [Trainyard]
 """
 
@@ -45,6 +47,8 @@ host_facts:
 import glob
 import json
 import os
+import pwd
+import shutil
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
@@ -55,7 +59,12 @@ from ansible.module_utils.host_runs import (
     interfaces,
     release,
     run_status,
+    slurm_jobs,
 )
+
+SLURM = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+QUESTION = ("timeout", "20", "sinfo", "--Node", "--noheader", "--format=%N|%n|%o|%R|%T")
+NODES = ("name", "hostname", "address", "partition", "state")  # as sinfo is asked for them
 
 
 def environment(opt_dir: str) -> dict[str, str] | None:
@@ -113,6 +122,24 @@ def port_holder(port: int) -> str | None:
     return "a process of another user"
 
 
+def slurm(run_command, user: str) -> dict:
+    """What Slurm says here: `lacking` (commands), `fault` (why it does not answer, or ""), `nodes` (NODES of each node
+    in each partition); and of the host `hostname` and `uid` (the service user's, None without one).
+    """
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        uid = None
+    found = {"lacking": [name for name in SLURM if not shutil.which(name)], "fault": "", "nodes": []}
+    if not found["lacking"]:
+        rc, out, error = run_command(list(QUESTION))
+        rows = [line.strip().split("|") for line in out.splitlines()]
+        found["nodes"] = [dict(zip(NODES, row, strict=True)) for row in rows if len(row) == len(NODES)]
+        if rc != 0:
+            found["fault"] = ((error or out).strip().splitlines() or ["no word within 20 s"])[-1]
+    return {**found, "hostname": socket.gethostname().split(".")[0], "uid": uid}
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -125,6 +152,8 @@ def main() -> None:
             "port": {"type": "int", "required": True},
             "processes": {"type": "int", "default": 0},
             "paths": {"type": "list", "elements": "str", "default": []},
+            "slurm": {"type": "bool", "default": False},
+            "user": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -141,6 +170,8 @@ def main() -> None:
             "release": release(p["opt_dir"]),
             "environment": environment(p["opt_dir"]),
             "active": active_runs(module.run_command, p["keeper"], p["state_dir"]),
+            "jobs": slurm_jobs(module.run_command, p["state_dir"]) if p["keeper"] == "systemd" else {},
+            "slurm": slurm(module.run_command, p["user"]) if p["slurm"] else None,
             "run_dir": run_dir,
             "run_status": status,
             "run_state": status and status["state"],

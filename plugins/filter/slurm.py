@@ -1,0 +1,181 @@
+"""A run that Slurm keeps: its job's script, and what of Slurm stands against it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from host_runs import JOB, JOB_SCRIPT
+from telling import names
+
+WARNING = 300  # seconds before the time limit, or less than a minute more, in which the ranks save and end
+
+WAIT = 60  # seconds after the first host's end in which the others end, too, or are taken for lost
+
+SCRIPT = """\
+#!/bin/sh
+# Written by train.yml -e launcher=slurm; docs/operations.md has what it does.
+{options}
+
+run_dir={run_dir}
+cd "$run_dir" || exit 1
+
+if [ "${{1:-}}" = host ]; then
+    # One host's part in the run. Its exit code is left in `exit`; srun hears of a trainer alone that was killed, and
+    # then ends the others, too. A signal, which the trainer takes for a stop, is Slurm's word that the job must end.
+    umask 027
+    exec >>logs/launch.log 2>&1
+    rm -f exit signalled
+    # What outlived an earlier start of the job, whose own keeper was killed, must not write here beside this one.
+    grep -lszxF -- "TRAINYARD_RUN_DIR=$run_dir" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3 | xargs -r kill -s KILL
+    set -a
+    . {env}
+    # After a requeue the hosts meet as at a new start: what they agreed on before does not count.
+    TRAINYARD_LAUNCH=$TRAINYARD_LAUNCH-${{SLURM_RESTART_COUNT:-0}}
+    set +a
+    trap 'touch signalled; again=yes' TERM
+    {trainer} launch {config} &
+    launcher=$!
+    code=127
+    again=yes
+    while [ "$again" ]; do # a signal ends the wait, not the trainer
+        again=
+        wait "$launcher"
+        now=$?
+        [ "$now" = 127 ] || code=$now # 127: the shell has told its end already
+    done
+    [ "$code" -lt 128 ] || exit "$code"
+    echo "$code" >.exit && mv .exit exit
+    exit 0
+fi
+
+rm -f exit signalled
+srun --kill-on-bad-exit=1 --wait={wait} --cpu-bind=none /bin/sh "$run_dir/{script}" host
+ended=$?
+code=$(cat exit 2>/dev/null)
+[ "$code" != 0 ] || exit 0
+if [ "$ended" = 0 ] && {{ [ "$code" != 75 ] || ! [ -e signalled ]; }}; then
+    [ "$code" != 75 ] || code=0 # stopped on request
+    exit "${{code:-1}}"
+fi
+
+# Cut short: into the queue again, but not for ever where no start brings a new checkpoint.
+saved="$SLURM_JOB_ID step $(sed -n 's/.*"last_checkpoint": *\\([0-9]*\\).*/\\1/p' status.json 2>/dev/null)"
+echo "$saved" >>requeued
+if [ "$(grep -cxF -- "$saved" requeued)" -gt {restarts} ]; then
+    echo "given up: begun anew {restarts} times without a new checkpoint (job and step: $saved)" >&2
+    exit 1
+fi
+exec scontrol requeue "$SLURM_JOB_ID"
+"""
+
+
+def slurm_nodes(facts: dict[str, dict]) -> dict[str, str]:
+    """Slurm's name of each host, "" where it has none. `facts`: run_host's, with what it asked Slurm."""
+    found = {}
+    for host, fact in facts.items():
+        known = {host, fact["slurm"]["hostname"]}
+        nodes = fact["slurm"]["nodes"]
+        by_name = [one for one in nodes if known & {one["name"], one["hostname"]}]
+        by_address = [one for one in nodes if one["address"] == fact["address"]]
+        found[host] = next((one["name"] for one in [*by_name, *by_address]), "")
+    return found
+
+
+def slurm_problems(facts: dict[str, dict], partition: str = "") -> list[str]:
+    """What of Slurm stands against a run there, each with its host and its cure. `facts`: as above."""
+    asked = {host: fact["slurm"] for host, fact in facts.items()}
+    if lacking := [host for host, one in asked.items() if one["lacking"]]:
+        return [
+            f"{names(lacking)}: found no {', '.join(asked[lacking[0]]['lacking'])} there; launcher=slurm wants Slurm's "
+            "commands on every host of the run, since its job may begin on any: apt install slurm-client, or leave "
+            "launcher=slurm out"
+        ]
+    if silent := [host for host, one in asked.items() if one["fault"]]:
+        return [
+            f"{names(silent)}: Slurm does not answer: {asked[silent[0]]['fault']}. See there systemctl status munge "
+            "slurmd, and systemctl status slurmctld where that runs; or leave launcher=slurm out"
+        ]
+    problems = []
+    if len({one["uid"] for one in asked.values()}) > 1:
+        shown = ", ".join(f"{host} has {one['uid']}" for host, one in asked.items())
+        problems.append(
+            f"the service user has another number on each host ({shown}), and Slurm knows users by their numbers; give "
+            "it one: usermod -u and groupmod -g, then site.yml"
+        )
+    nodes = slurm_nodes(facts)
+    there = sorted({one["name"] for one in next(iter(asked.values()))["nodes"]})
+    if strange := [host for host, node in nodes.items() if not node]:
+        problems.append(
+            f"{names(strange)}: not among Slurm's nodes (there are: {names(there) or 'none'}); name the host as "
+            "slurm.conf does (NodeName, NodeHostname or NodeAddr), or start the run without it (-l)"
+        )
+    if partition and not strange:
+        known = sorted({one["partition"] for one in next(iter(asked.values()))["nodes"]})
+        within = {
+            one["name"] for fact in asked.values() for one in fact["nodes"] if one["partition"] == partition
+        }
+        if partition not in known:
+            problems.append(
+                f"trainer_slurm_partition: found {partition}; expected one of Slurm's: {', '.join(known)}"
+            )
+        elif outside := [host for host, node in nodes.items() if node not in within]:
+            problems.append(
+                f"trainer_slurm_partition: {names(outside)} of the run is not in {partition}; choose another "
+                f"partition ({', '.join(known)}), or start the run without it (-l)"
+            )
+    return problems
+
+
+def slurm_script(
+    facts: dict[str, dict],
+    run: str,
+    *,
+    run_dir: str,
+    chosen: dict[str, str],
+    options: list[str],
+    restarts: int,
+    places: dict[str, str],
+) -> str:
+    """The text of job.sbatch. `facts`: as above.
+
+    chosen: partition and account, "" where Slurm chooses. options: further ones of sbatch's, which win. restarts: how
+    often the job is begun again without a new checkpoint. places: of the trainer, of RUN.env and RUN.yaml.
+    """
+    nodes = list(slurm_nodes(facts).values())
+    asked = {
+        "job-name": JOB + run,
+        "nodes": len(nodes),
+        "nodelist": ",".join(nodes),
+        "ntasks-per-node": 1,
+        "mem": 0,  # all that a node has
+        "chdir": run_dir,
+        "output": f"{run_dir}/logs/job.log".replace("%", "%%"),
+        "open-mode": "append",
+        "propagate": "NONE",  # limits are slurmd's, not those of whoever ran Ansible
+        "signal": f"TERM@{WARNING}",
+        **{name: value for name, value in chosen.items() if value},
+    }
+    lines = ["--exclusive", "--requeue", *(f"--{name}={value}" for name, value in asked.items()), *options]
+    return SCRIPT.format(
+        options="\n".join(f"#SBATCH {quoted(line)}" for line in lines),
+        run_dir=shlex.quote(run_dir),
+        script=JOB_SCRIPT,
+        restarts=restarts,
+        wait=WAIT,
+        **{name: shlex.quote(place) for name, place in places.items()},
+    )
+
+
+def quoted(option: str) -> str:
+    """An option --NAME=VALUE as sbatch reads it in a script: by a shell's rules, near enough."""
+    name, equals, value = option.partition("=")
+    return name + equals + shlex.quote(value) if equals else name
+
+
+class FilterModule:
+    def filters(self):
+        return {"slurm_problems": slurm_problems, "slurm_script": slurm_script}

@@ -1,0 +1,233 @@
+"""A run that Slurm keeps, on two real hosts: slurmctld, two slurmd and munge, as the distribution has them."""
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from plays import Plays, wait_for
+from processes import kill_all
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTS = ("node1", "node2")
+RUN_DIR = "/var/lib/trainyard/runs"
+SETTINGS = {
+    "model": "tiny",
+    "dataset": "austen",
+    "max_samples": 200,
+    "vocab_size": 400,
+    "sequence_length": 64,
+    "batch_size": 6,
+    "steps": 40,
+    "checkpoint_every": 5,
+    "lr": 0.001,
+}
+LONG = {**SETTINGS, "steps": 100_000, "checkpoint_every": 20}
+# Containers share this machine's cgroups: processes are tracked by their parents. A requeued job begins after
+# cred_expire, which is two minutes unless set.
+CONFIG = """\
+ClusterName=lab
+SlurmctldHost=node1
+SlurmUser=slurm
+AuthType=auth/munge
+AuthInfo=cred_expire=10
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+ReturnToService=2
+SlurmdTimeout=20
+NodeName=node[1-2] CPUs=2 RealMemory=500
+PartitionName=all Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def plays(make_lab, tmp_path_factory):
+    """Two hosts, deployed by site.yml, with Slurm."""
+    plays = Plays(make_lab("slurm", hosts=2), tmp_path_factory.mktemp("slurm"))
+    done = plays.book("site.yml", seconds=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    key = base64.b64encode(os.urandom(512)).decode()
+    config = base64.b64encode(CONFIG.encode()).decode()
+    for host in HOSTS:
+        plays.sh(
+            host,
+            "apt-get install -qy --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; "
+            f"echo {key} | base64 -d >/etc/munge/munge.key; chown munge: /etc/munge/munge.key; "
+            f"chmod 400 /etc/munge/munge.key; mkdir -p /etc/slurm; echo {config} | base64 -d >/etc/slurm/slurm.conf; "
+            "mkdir -p /var/lib/slurm/slurmctld; chown -R slurm: /var/lib/slurm; systemctl restart munge",
+        )
+    plays.sh("node1", "systemctl restart slurmctld slurmd")
+    plays.sh("node2", "systemctl disable --now slurmctld; systemctl restart slurmd")
+    wait_for(lambda: plays.sh("node1", "sinfo --noheader --states=idle --format=%D").strip() == "2", 60)
+    return plays
+
+
+@pytest.fixture
+def results(tmp_path):
+    return tmp_path / "results"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The losses of one process, by step."""
+    place = tmp_path_factory.mktemp("alone")
+    config = place / "config.yaml"
+    config.write_text(yaml.safe_dump({**SETTINGS, "run": "alone", "threads": 1}))
+    places = {"TRAINYARD_RUN_DIR": str(place / "alone"), "TRAINYARD_CACHE_DIR": str(place / "cache")}
+    subprocess.run(
+        [sys.executable, "-m", "trainer", "train", str(config)],
+        cwd=ROOT,
+        env={**os.environ, **places},
+        check=True,
+        timeout=300,
+    )
+    return losses(place / "alone/metrics.jsonl")
+
+
+def losses(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+
+
+def status(plays, run, host="node1"):
+    return json.loads(plays.sh(host, f"cat {RUN_DIR}/{run}/status.json 2>/dev/null || echo {{}}"))
+
+
+def queue(plays):
+    """Slurm's jobs, each NUMBER|STATE."""
+    return plays.sh("node1", "squeue --noheader --format='%i|%T'").split()
+
+
+def train(plays, run, results, settings, **extra):
+    return plays.book(
+        "train.yml", run=run, launcher="slurm", trainer_results_dir=results, **{**settings, **extra}
+    )
+
+
+@contextlib.contextmanager
+def following(plays, run, results, settings):
+    """train.yml in the background, its output in a pipe."""
+    extra = {"run": run, "launcher": "slurm", "trainer_results_dir": results, **settings}
+    words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
+    process = subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            "-i",
+            str(plays.lab.inventory),
+            "train.yml",
+            *words,
+        ],
+        cwd=ROOT,
+        env=plays.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        kill_all(process)
+
+
+def read_until(process, words):
+    """The output of `process` up to a line that has `words`."""
+    text = ""
+    for line in process.stdout:
+        text += line
+        if words in line:
+            return text
+    raise AssertionError(f"it ended before it said {words!r}:\n{text}")
+
+
+def wait_for_step(plays, run, step, seconds=180):
+    deadline = time.monotonic() + seconds
+    while (status(plays, run).get("step") or 0) < step:
+        assert time.monotonic() < deadline, f"step {step} of {run} was not reached: {status(plays, run)}"
+        time.sleep(1)
+
+
+def test_a_job_of_two_hosts_gives_the_losses_of_one_process(plays, results, alone):
+    done = train(plays, "first", results, SETTINGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(results / "first/metrics.jsonl") == pytest.approx(alone, rel=1e-5)
+    rows = [json.loads(line) for line in (results / "first/metrics.jsonl").read_text().splitlines()]
+    assert {row["world_size"] for row in rows if row["kind"] == "train"} == {2}
+    for host in HOSTS:
+        assert not plays.sh(host, "journalctl --quiet --unit trainyard@first").strip()  # no unit kept it
+    assert plays.sh("node1", f"stat -c %U {RUN_DIR}/first/metrics.jsonl").strip() == "trainyard"
+    assert queue(plays) == []
+
+
+def test_a_job_that_waits_is_told_stopped_and_resumed(plays, results):
+    plays.sh("node1", "scontrol update nodename=node2 state=drain reason=test")
+    try:
+        with following(plays, "waits", results, LONG) as process:
+            read_until(process, "waits  queued  Slurm's job")
+            shown = plays.book("playbooks/status.yml").stdout
+            assert "waits: Slurm's job" in shown and "pending: " in shown
+            stopped = plays.book("playbooks/stop.yml", run="waits")
+            assert stopped.returncode == 0, stopped.stdout
+            assert "stopped on node1, node2" in stopped.stdout
+            text, _ = process.communicate(timeout=120)
+            assert "Run waits was stopped at step 0" in text
+    finally:
+        plays.sh("node1", "scontrol update nodename=node2 state=resume")
+    assert queue(plays) == []
+
+    with following(plays, "waits", results, {**LONG, "resume": "true"}) as process:
+        read_until(process, "waits  step ")
+        (job,) = queue(plays)
+        with following(plays, "waits", results, {**LONG, "resume": "true"}) as again:
+            read_until(again, "is active with these very settings")
+            read_until(again, "waits  step ")
+        assert queue(plays) == [job]
+        stopped = plays.book("playbooks/stop.yml", run="waits")
+        assert stopped.returncode == 0, stopped.stdout
+        text, _ = process.communicate(timeout=120)
+    assert "Run waits was stopped at step" in text and "Traceback" not in text
+    step = status(plays, "waits")["step"]
+    assert {status(plays, "waits", host)["state"] for host in HOSTS} == {"stopped"}
+    assert queue(plays) == []
+
+    done = train(plays, "waits", results, {}, resume="true", steps=step + 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(losses(results / "waits/metrics.jsonl")) == list(range(1, step + 3))
+
+
+def test_a_step_that_is_killed_is_requeued_and_goes_on_to_the_same_losses(plays, results, alone):
+    with following(plays, "killed", results, SETTINGS) as process:
+        wait_for_step(plays, "killed", 12)
+        plays.sh("node2", "pkill --signal KILL -u trainyard")  # all of the job's step there
+        read_until(process, "killed  queued  Slurm's job")
+        text, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, text
+    assert losses(results / "killed/metrics.jsonl") == pytest.approx(alone, rel=1e-5)
+    assert status(plays, "killed")["attempt"] > 1
+    assert queue(plays) == []
+
+
+def test_what_slurm_has_against_a_run_is_said_before_anything_is_changed(plays, results):
+    done = train(plays, "never", results, SETTINGS, trainer_slurm_partition="nope")
+    assert done.returncode != 0
+    assert "trainer_slurm_partition: found nope; expected one of Slurm's: all" in done.stdout
+    plays.sh("node1", "systemctl stop slurmctld")
+    try:
+        done = train(plays, "never", results, SETTINGS)
+    finally:
+        plays.sh("node1", "systemctl start slurmctld")
+    assert done.returncode != 0
+    assert "Slurm does not answer" in done.stdout and "launcher=slurm out" in done.stdout
+    assert not plays.sh("node1", f"ls -d {RUN_DIR}/never 2>/dev/null || true").strip()

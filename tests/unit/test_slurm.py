@@ -1,0 +1,477 @@
+"""Runs that Slurm keeps: the job's script, run by a real shell; what stands against a run; how its job is told."""
+
+import getpass
+import json
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from plugins.action import inventory_check, run_follow
+from plugins.filter import plan, slurm
+from plugins.filter.cluster_status import cluster_status
+from plugins.module_utils import host_runs, run_keeper
+
+
+def fact(number=1, **changes):
+    """What run_host says of node `number` where Slurm was asked, too: nothing stands against a run."""
+    nodes = [
+        {"name": f"n{n}", "hostname": f"node{n}", "address": f"n{n}", "partition": part, "state": "idle"}
+        for n in (1, 2, 3)
+        for part in (("all", "fast") if n < 3 else ("all",))
+    ]
+    asked = {"lacking": [], "fault": "", "nodes": nodes, "hostname": f"node{number}", "uid": 998, **changes}
+    return {"address": f"10.77.0.1{number}", "slurm": asked}
+
+
+def facts(*changes):
+    return {f"node{n}": fact(n, **change) for n, change in enumerate(changes, 1)}
+
+
+# ---- the script ----
+
+# What stands in for Slurm on the PATH: srun does the one host's part here, and ends as that does.
+SRUN = '#!/bin/sh\necho "$@" >srun.words\nwhile [ "$1" != /bin/sh ]; do shift; done\nexec "$@"\n'
+SCONTROL = '#!/bin/sh\necho "$@" >>scontrol.words\n'
+
+
+@pytest.fixture
+def job(tmp_path):
+    """`job(trainer, …)`: the job's exit code, run with a trainer of that shell text, in a place of odd names."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    run_dir = tmp_path / 'it\'s a "run" of $5'
+    (run_dir / "logs").mkdir(parents=True)
+    env = tmp_path / "my run.env"
+    env.write_text("TRAINYARD_LAUNCH=now\nODD='two words'\n")
+    places = {
+        "trainer": str(commands / "the trainer"),
+        "env": str(env),
+        "config": str(tmp_path / "a run.yaml"),
+    }
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+
+    def run(trainer, restarts=1, begun=0):
+        (commands / "the trainer").write_text(f"#!/bin/sh\n{trainer}\n")
+        (commands / "the trainer").chmod(0o755)
+        text = slurm.slurm_script(
+            facts({}, {}),
+            "first",
+            run_dir=str(run_dir),
+            chosen={"partition": "fast", "account": ""},
+            options=["--comment=it's two words"],
+            restarts=restarts,
+            places=places,
+        )
+        (run_dir / "job.sbatch").write_text(text)
+        environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+        if begun:
+            environment["SLURM_RESTART_COUNT"] = str(begun)
+        done = subprocess.run(["sh", str(run_dir / "job.sbatch")], env=environment, timeout=60)
+        return done.returncode
+
+    run.dir = run_dir
+    return run
+
+
+def requeued(job):
+    file = job.dir / "scontrol.words"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (75, 0), (3, 3), (1, 1)])
+def test_a_job_ends_as_the_run_does_and_leaves_the_trainers_code(job, code, ends):
+    assert job(f'echo "$@" "$ODD" "$TRAINYARD_LAUNCH" >said; exit {code}') == ends
+    assert (job.dir / "exit").read_text() == f"{code}\n"
+    assert requeued(job) == []
+    said = (job.dir / "said").read_text()
+    assert said == f"launch {job.dir.parent}/a run.yaml two words now-0\n"
+    assert "--kill-on-bad-exit=1" in (job.dir / "srun.words").read_text()
+
+
+def test_what_the_trainer_says_is_kept_beside_the_ranks_logs(job):
+    job("echo refused >&2; exit 2")
+    assert (job.dir / "logs/launch.log").read_text() == "refused\n"
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    ["kill -9 $$", "trap 'exit 75' TERM; kill -TERM $PPID $$; sleep 5 & wait"],
+    ids=["it was killed", "Slurm told it to end"],
+)
+def test_a_job_that_was_cut_short_goes_into_the_queue_again(job, trainer):
+    assert job(trainer) == 0
+    assert requeued(job) == ["requeue 7"]
+
+
+def test_each_start_of_a_job_is_a_start_of_the_run(job):
+    job('echo "$TRAINYARD_LAUNCH" >said', begun=3)
+    assert (job.dir / "said").read_text() == "now-3\n"
+
+
+def test_a_run_that_has_finished_is_not_begun_again_whatever_srun_says(job):
+    (job.dir.parent / "bin/srun").write_text(SRUN.replace("exec", "") + "exit 1\n")
+    assert job("exit 0") == 0
+    assert requeued(job) == []
+    assert job("exit 5") == 0  # a host was lost meanwhile: srun ended the others
+    assert requeued(job) == ["requeue 7"]
+
+
+def test_what_an_earlier_start_left_is_ended_first(job):
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": str(job.dir)})
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINYARD_RUN_DIR": f"{job.dir}-other"})
+    try:
+        assert job("exit 0") == 0
+        assert left.wait(5) == -9
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+
+
+def test_a_signal_that_comes_after_the_end_brings_nothing_back(job):
+    assert job("trap '' TERM; kill -TERM $PPID; exit 0") == 0
+    assert requeued(job) == []
+
+
+def test_a_job_that_gets_no_further_is_given_up(job):
+    status = job.dir / "status.json"
+    for times, step in enumerate((None, 4, 9), 1):
+        if step:
+            status.write_text(json.dumps({"state": "running", "last_checkpoint": step}, indent=1))
+        assert job("kill -9 $$") == 0
+        assert len(requeued(job)) == times
+    assert job("kill -9 $$") == 1
+    assert len(requeued(job)) == 3
+
+
+def test_no_requeue_where_no_restart_is_wanted(job):
+    assert job("kill -9 $$", restarts=0) == 1
+    assert requeued(job) == []
+
+
+def options(text):
+    """The options of a script's, as sbatch reads them."""
+    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return [shlex.split(line) for line in lines]
+
+
+def test_the_options_name_the_nodes_as_slurm_does_and_those_of_the_user_come_last(job):
+    job("exit 0")
+    found = options((job.dir / "job.sbatch").read_text())
+    assert all(len(words) == 1 for words in found)
+    words = [word for (word,) in found]
+    assert words[-1] == "--comment=it's two words"
+    for wanted in (
+        *(
+            "--job-name=trainyard-first",
+            "--nodes=2",
+            "--nodelist=n1,n2",
+            "--ntasks-per-node=1",
+            "--exclusive",
+        ),
+        *("--requeue", "--open-mode=append", "--signal=TERM@300", "--partition=fast"),
+        *(f"--output={job.dir}/logs/job.log", f"--chdir={job.dir}"),
+    ):
+        assert wanted in words
+    assert not any(word.startswith("--account") for word in words)
+
+
+# ---- what stands against a run ----
+
+
+def test_nothing_stands_against_hosts_that_slurm_has():
+    assert slurm.slurm_problems(facts({}, {}), "fast") == []
+
+
+def test_a_node_is_known_by_its_name_its_host_name_or_its_address():
+    them = facts({"hostname": "other"}, {}, {"hostname": "odd"})
+    them["n1"] = them.pop("node1")
+    them["node3"]["slurm"]["nodes"][-1]["address"] = "10.77.0.13"
+    assert slurm.slurm_nodes(them) == {"node2": "n2", "node3": "n3", "n1": "n1"}
+
+
+@pytest.mark.parametrize(
+    ("them", "partition", "words"),
+    [
+        (facts({}, {"lacking": ["sbatch", "srun"]}), "", ["node2: found no sbatch, srun", "slurm-client"]),
+        (
+            facts({"fault": "Unable to contact"}, {}),
+            "",
+            ["node1: Slurm does not answer: Unable to contact", "munge"],
+        ),
+        (facts({}, {"uid": 997}), "", ["node1 has 998, node2 has 997", "usermod -u"]),
+        (facts({}, {"hostname": "x"}, {}), "", []),
+        (facts({}, {}), "nope", ["trainer_slurm_partition: found nope", "all, fast"]),
+        (facts({}, {}, {}), "fast", ["node3 of the run is not in fast", "-l"]),
+    ],
+)
+def test_what_slurm_has_against_a_run_is_told_with_its_cure(them, partition, words):
+    said = slurm.slurm_problems(them, partition)
+    assert len(said) == bool(words)
+    for word in words:
+        assert word in said[0]
+
+
+def test_a_host_that_slurm_does_not_know_is_named_beside_those_that_it_does():
+    them = facts({}, {})
+    them["stranger"] = fact(9)
+    (said,) = slurm.slurm_problems(them, "fast")
+    assert "stranger: not among Slurm's nodes (there are: n1, n2, n3)" in said and "NodeName" in said
+
+
+def test_slurms_own_queue_lets_runs_wait_but_not_for_those_of_systemd():
+    one = {
+        "release": "a",
+        "environment": None,
+        "active": ["other"],
+        "jobs": {"other": {"id": "3", "state": "RUNNING", "reason": ""}},
+        "run_dir": "/var/lib/trainyard/runs/first",
+        "run_state": None,
+        "address": "10.77.0.11",
+        "interface": "eth0",
+        "port_holder": "other's rank",
+        "free_bytes": 1,
+        "missing_paths": [],
+    }
+    commands = dict.fromkeys(("follow", "stop", "resume"), "run=first")
+
+    def problems(launcher):
+        return plan.run_problems({"node1": one}, "first", port=1, commands=commands, launcher=launcher)
+
+    assert problems("slurm") == []
+    assert "run other is already active on node1" in problems("systemd")[0]
+    one["jobs"] = {}
+    assert "run other is already active on node1" in problems("slurm")[0]
+
+
+def test_an_active_run_of_systemds_is_not_taken_for_the_job_that_is_asked_for():
+    one = {"active": ["first"], "jobs": {}, "run_config": "seed: 1\n"}
+    assert plan.run_is_same({"node1": one}, "first", {"seed": 1})
+    assert not plan.run_is_same({"node1": one}, "first", {"seed": 1}, "slurm")
+    one["jobs"] = {"first": {}}
+    assert plan.run_is_same({"node1": one}, "first", {"seed": 1}, "slurm")
+
+
+@pytest.mark.parametrize(
+    ("option", "fits"),
+    [
+        ("--time=24:00:00", True),
+        ("--gres=gpu:2", True),
+        ("--comment=two words", True),
+        ("--no-kill", True),
+        ("--nodelist=n9", False),
+        ("--wrap=reboot", False),
+        ("-N 3", False),
+        ("time=3", False),
+        ("--comment=a\n#SBATCH --uid=0", False),
+    ],
+)
+def test_options_that_trainyard_stands_on_are_not_passed_through(option, fits):
+    spec = {"type": "list", "elements": "str"}
+    fault = inventory_check.value_fault("trainer_slurm_options", [option], spec, False)
+    assert (fault is None) == fits, fault
+
+
+# ---- how a job is ----
+
+
+def squeue(out="", rc=0, error=""):
+    """What stands for module.run_command."""
+    return lambda command: (rc, out, error)
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    """Of a host that has the runs `first`, which Slurm keeps, and `second`, which it does not."""
+    for run in ("first", "second"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+    (tmp_path / "runs/first/job.sbatch").write_text("")
+    return tmp_path
+
+
+def test_jobs_are_those_of_runs_that_lie_here(state_dir):
+    out = "7|PENDING|trainyard-first|Resources\n8|RUNNING|trainyard-elsewhere|None\n9|RUNNING|other|None\n"
+    found = host_runs.slurm_jobs(squeue(out), str(state_dir))
+    assert found == {"first": {"id": "7", "state": "PENDING", "reason": "Resources"}}
+    assert host_runs.job_words(found["first"]) == "Slurm's job 7 is pending: Resources"
+
+
+def test_nobody_asks_slurm_where_it_keeps_no_run(tmp_path):
+    (tmp_path / "runs/first").mkdir(parents=True)
+    assert host_runs.slurm_jobs(None, str(tmp_path)) == {}
+    assert host_runs.slurm_jobs(None, str(tmp_path / "nothing")) == {}
+
+
+@pytest.mark.parametrize(("state", "active"), [("running", True), ("finished", False)])
+def test_where_slurm_does_not_answer_a_run_counts_as_active_that_has_not_ended(state_dir, state, active):
+    (state_dir / "runs/first/status.json").write_text(json.dumps({"state": state}))
+    found = host_runs.slurm_jobs(squeue(rc=1, error="squeue: error: down\n"), str(state_dir))
+    assert bool(found) == active
+    if active:
+        assert host_runs.job_words(found["first"]) == "Slurm cannot be asked about it: squeue: error: down"
+
+
+def keeper(run_dir, commands, answer):
+    """The state of the run in `run_dir`, as the very command finds it with that shell text for squeue."""
+    commands.mkdir(exist_ok=True)
+    (commands / "squeue").write_text(f'#!/bin/sh\necho "$@" >{commands}/words\n{answer}\n')
+    (commands / "squeue").chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", run_keeper.state_command("systemd", "first", str(run_dir))],
+        cwd=run_dir,
+        env={**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run_keeper.read_state(done.stdout)
+
+
+def test_a_job_is_active_until_slurm_holds_it_no_more(state_dir, tmp_path):
+    run_dir, commands = state_dir / "runs/first", tmp_path / "bin"
+    found = keeper(run_dir, commands, "echo '7|PENDING|trainyard-first|Nodes required are DOWN, or reserved'")
+    assert found["state"] == "active"
+    assert found["queued"] == "Slurm's job 7 is pending: Nodes required are DOWN, or reserved"
+    asked = (commands / "words").read_text()
+    assert "--name=trainyard-first" in asked and f"--user={getpass.getuser()}" in asked
+    found = keeper(run_dir, commands, "echo '7|RUNNING|trainyard-first|None'")
+    assert (found["state"], found["queued"]) == ("active", "")
+    found = keeper(run_dir, commands, "echo no slurmctld >&2; exit 1")
+    assert (found["state"], found["queued"]) == ("active", "")
+    found = keeper(run_dir, commands, "exit 0")
+    assert (found["state"], found["ExecMainStatus"]) == ("ended", "")
+    (run_dir / "exit").write_text("75\n")
+    assert keeper(run_dir, commands, "exit 0")["ExecMainStatus"] == "75"
+
+
+def test_the_follower_says_what_a_job_waits_for_and_then_how_the_run_is():
+    def answer(job, status=""):
+        return f"::keeper\nActiveState=active\nJob={job}\n::status\n{status}\n::metrics 0\n"
+
+    view = run_follow.View("node1")
+    run_follow.read_poll(
+        view, answer("7|PENDING|trainyard-first|Resources", '{"state": "stopped", "step": 4}'), 1.0
+    )
+    line = run_follow.progress_line("first", [view], 1.0)
+    assert line == "first  queued  Slurm's job 7 is pending: Resources"
+    run_follow.read_poll(view, answer("7|RUNNING|trainyard-first|None"), 2.0)
+    assert run_follow.progress_line("first", [view], 2.0) == "first  starting"
+    run_follow.read_poll(view, answer("7|RUNNING|trainyard-first|None", '{"state": "saving"}'), 3.0)
+    assert view.status == {"state": "saving"}
+
+
+def test_the_journal_has_nothing_of_a_job_whose_launcher_has_a_log(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/launch.log").write_text("refused\n")
+    (tmp_path / "job.sbatch").write_text("")
+    command = run_follow.log_command("systemd", "first", str(tmp_path))
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert run_follow.read_logs(done.stdout) == {"launch.log": ["refused"]}
+
+
+def test_the_status_tells_the_job(load_module):
+    with_job = load_module("host_status").with_job
+    pending = {"id": "7", "state": "PENDING", "reason": "Resources"}
+    found = with_job({"state": "stopped", "reason": "once", "updated": 1.0, "step": 4}, pending)
+    answer = {
+        **{
+            "time": 5.0,
+            "release": "a",
+            "active": ["first"],
+            "runs": {"first": found},
+            "load": 0.1,
+            "cpus": 1,
+        },
+        **{"memory_bytes": 1, "memory_free_bytes": 1, "free_bytes": 1, "gpus": []},
+    }
+    text = cluster_status({"node1": {"host_status": answer}})
+    assert text.splitlines()[1].split()[:2] == ["first", "queued"]
+    assert "first: Slurm's job 7 is pending: Resources" in text and "once" not in text
+    running = with_job({"state": "running"}, {**pending, "state": "RUNNING", "reason": ""})
+    assert running == {"state": "running", "job": "Slurm's job 7 is running"}
+
+
+# ---- the module that submits and stops ----
+
+
+class Module:
+    """As much of AnsibleModule as the functions use. `queue`: squeue's answers, one a look, the last for ever."""
+
+    def __init__(self, state_dir, queue, sbatch=(0, "7\n", "")):
+        user = getpass.getuser()
+        self.params = {"state_dir": str(state_dir), "run": "first", "user": user, "patience": 10}
+        self.queue, self.sbatch, self.commands = list(queue), sbatch, []
+
+    def run_command(self, command):
+        if "squeue" in command:
+            return 0, self.queue.pop(0) if len(self.queue) > 1 else self.queue[0], ""
+        self.commands.append(command)
+        return self.sbatch
+
+    def fail_json(self, msg):
+        raise SystemExit(msg)
+
+
+@pytest.fixture
+def slurm_job(load_module, monkeypatch):
+    """The module, with a clock of its own."""
+    module, clock = load_module("slurm_job"), [0.0]
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    return module
+
+
+def test_a_job_is_submitted_as_the_service_user_with_a_clean_environment(slurm_job, state_dir, monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    module = Module(state_dir, [""])
+    assert slurm_job.submit(module) == "7"
+    (command,) = module.commands
+    assert command[:6] == ["runuser", "-u", getpass.getuser(), "--", "env", "-i"]
+    assert command[-3:] == ["sbatch", "--parsable", f"{state_dir}/runs/first/job.sbatch"]
+    assert not any("SECRET" in word for word in command)
+
+
+def test_what_sbatch_refuses_is_said_once_with_the_variables(slurm_job, state_dir):
+    said = "sbatch: error: invalid account\n" * 2 + "sbatch: error: Batch job submission failed\n"
+    with pytest.raises(SystemExit) as refused:
+        slurm_job.submit(Module(state_dir, [""], (1, "", said)))
+    assert str(refused.value).count("invalid account") == 1
+    assert "Batch job submission failed. Correct trainer_slurm_partition" in str(refused.value)
+
+
+RUNNING = "7|RUNNING|trainyard-first|None\n"
+
+
+def stop(slurm_job, module):
+    slurm_job.stop(module, host_runs.read_jobs(module.queue[0])["first"])
+
+
+def test_a_running_job_is_stopped_by_the_file_that_its_ranks_see(slurm_job, state_dir):
+    run_dir = state_dir / "runs/first"
+    (run_dir / "status.json").write_text('{"state": "stopped", "reason": "its own word"}')
+    module = Module(state_dir, [RUNNING, RUNNING, ""])
+    stop(slurm_job, module)
+    assert (run_dir / "stop").exists() and module.commands == []
+    assert json.loads((run_dir / "status.json").read_text())["reason"] == "its own word"
+
+
+def test_a_job_that_waits_is_cancelled_and_the_run_has_stopped(slurm_job, state_dir):
+    run_dir = state_dir / "runs/first"
+    (run_dir / "status.json").write_text('{"state": "starting", "last_checkpoint": 4}')
+    module = Module(state_dir, ["7|PENDING|trainyard-first|Resources\n", ""])
+    stop(slurm_job, module)
+    assert [command[-2:] for command in module.commands] == [["scancel", "7"]]
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["state"], status["last_checkpoint"]) == ("stopped", 4)
+    assert (run_dir / "exit").read_text() == "75\n" and not (run_dir / "stop").exists()
+
+
+def test_a_job_that_does_not_end_is_cancelled_in_the_end_and_then_told(slurm_job, state_dir):
+    module = Module(state_dir, [RUNNING])
+    with pytest.raises(SystemExit, match="still holds the job 7"):
+        stop(slurm_job, module)
+    assert [command[-2:] for command in module.commands] == [["scancel", "7"]]
