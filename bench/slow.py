@@ -1,6 +1,7 @@
 """`python -m bench.slow [WAY …]`: what each lossy way costs in validation loss, over seeds: hours, resumable.
 
-Two ranks of this machine train the same model by each way, for as many tokens. A run that is interrupted goes on from
+Two ranks of this machine, each a host of its own (within a host nothing is coded), train the same model by each way,
+for as many tokens. A run that is interrupted goes on from
 its checkpoint when the command is given again; one that has ended is a line of results.jsonl and not run again.
 """
 
@@ -135,17 +136,17 @@ def prepare(folder: Path, sizes: Sizes) -> None:
 def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
     """The result of one run, begun or gone on with. Ctrl-C ends it with a checkpoint, as KeyboardInterrupt.
 
-    lock: a descriptor that the launcher inherits. left: how many runs there are to do, this one included.
+    lock: a descriptor that the launchers inherit. left: how many runs there are to do, this one included.
     """
     name = f"{way}-{seed}"
     run_dir = folder / name
-    run_dir.mkdir(exist_ok=True)
+    hosts = [run_dir, *(run_dir / f"host{node}" for node in range(1, RANKS))]
     settings = {
-        "TRAINYARD_RUN_DIR": run_dir,
         "TRAINYARD_CACHE_DIR": folder / "cache",
-        "NNODES": 1,
-        "NODE_RANK": 0,
-        "NPROC_PER_NODE": RANKS,
+        "TRAINYARD_STORE": run_dir / "store",
+        "TRAINYARD_LAUNCH": time.time_ns(),
+        "NNODES": RANKS,
+        "NPROC_PER_NODE": 1,
         "MASTER_PORT": 29700,
         "CLUSTER_ADDRESS": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -156,31 +157,42 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
     }
     keys = [f"{key}={value}" for key, value in {"run": name, "seed": seed, **WAYS[way]}.items()]
     command = [sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), *keys]
-    with (run_dir / "launcher.log").open("a") as log:
-        child = subprocess.Popen(
-            command,
-            env={**os.environ, **{key: str(value) for key, value in settings.items()}},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C is for this process, which passes it on
-            pass_fds=(lock,),
-        )
+    children = []
+    for node, place in enumerate(hosts):
+        place.mkdir(exist_ok=True)
+        own = {"TRAINYARD_RUN_DIR": place, "TRAINYARD_HOST": f"host{node}", "NODE_RANK": node}
+        with (place / "launcher.log").open("a") as log:
+            child = subprocess.Popen(
+                command,
+                env={**os.environ, **{key: str(value) for key, value in {**settings, **own}.items()}},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for this process, which passes it on
+                pass_fds=(lock,),
+            )
+        children.append(child)
     try:
-        _watch(child, run_dir, name, left)
+        _watch(children[0], run_dir, name, left)
+        for child in children[1:]:
+            child.wait()
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # it takes some seconds to save
         tell(f"{name}: saves and stops")
-        child.terminate()
-        child.wait()
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait()
         raise
-    if child.returncode:
-        said = "\n".join((run_dir / "launcher.log").read_text().splitlines()[-5:])
-        sys.exit(f"{name} ended with {child.returncode} ({run_dir}/logs):\n{said}")
+    for child, place in zip(children, hosts, strict=True):
+        if child.returncode:
+            said = "\n".join((place / "launcher.log").read_text().splitlines()[-5:])
+            sys.exit(f"{name} ended with {child.returncode} ({place}/logs):\n{said}")
     rows = metrics(run_dir)
     steps = [row for row in rows if row["kind"] == "train"]
-    for what in ("checkpoints", "model"):
-        shutil.rmtree(run_dir / what, ignore_errors=True)
+    for place in hosts:
+        for what in ("checkpoints", "model"):
+            shutil.rmtree(place / what, ignore_errors=True)
     return {
         "way": way,
         "seed": seed,
@@ -255,7 +267,8 @@ def report(folder: Path) -> str:
     sizes = Sizes(**json.loads((folder / "sizes.json").read_text()))
     return (
         f"{found[0]['parameters']:,} parameters, {sizes.steps:,} steps of {sizes.batch_size} x "
-        f"{sizes.sequence_length} tokens on {RANKS} ranks, diloco meets {sizes.steps // sizes.sync_every} times; "
+        f"{sizes.sequence_length} tokens on {RANKS} hosts of a rank, diloco meets "
+        f"{sizes.steps // sizes.sync_every} times; "
         "validation loss in nats a token, on text that was held out; bytes that all ranks sent.\n\n"
         f"{table(found)}"
     )
