@@ -73,19 +73,21 @@ USER_NAME = (r"[a-z_][a-z0-9_-]{0,30}", "a user's name: lower case letters, digi
 SLURM_NAME = (r"[A-Za-z0-9_.-]*", "a name that Slurm has: letters, digits, . _ and -")
 # What a run under Slurm stands on.
 SLURM_OWN = (
-    *(
-        "array",
-        "chdir",
-        "job-name",
-        "nodelist",
-        "nodes",
-        "no-requeue",
-        "ntasks",
-        "ntasks-per-node",
-        "open-mode",
-        "output",
-    ),
-    *("requeue", "test-only", "uid", "wait", "wrap"),
+    "array",
+    "chdir",
+    "job-name",
+    "nodelist",
+    "nodes",
+    "no-requeue",
+    "ntasks",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "requeue",
+    "test-only",
+    "uid",
+    "wait",
+    "wrap",
 )
 PATTERNS = {
     "nvidia_branch": (r"(\d{3})?", "the first number of a driver's version, such as 580"),

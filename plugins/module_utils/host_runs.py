@@ -112,8 +112,8 @@ def slurm_jobs(run_command, state_dir: str) -> dict[str, dict[str, str]]:
     }
 
 
-def active_runs(run_command, keeper: str, state_dir: str) -> list[str]:
-    """Names of the runs that are alive here, or wait in Slurm's queue."""
+def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = None) -> list[str]:
+    """Names of the runs that are alive here, or wait in Slurm's queue; jobs: `slurm_jobs`, if that was asked already."""
     if keeper == "process":
         runs_dir = os.path.join(state_dir, "runs")
         return sorted(
@@ -124,7 +124,7 @@ def active_runs(run_command, keeper: str, state_dir: str) -> list[str]:
     _, out, _ = run_command(command)
     units = [line.split()[0] for line in out.splitlines() if line.split()]
     by_unit = {unit.removeprefix(UNIT).removesuffix(".service") for unit in units}
-    return sorted({*by_unit, *slurm_jobs(run_command, state_dir)})
+    return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})
 
 
 def run_status(run_dir: str) -> dict | None:

@@ -97,7 +97,7 @@ def main() -> None:
         host_status={
             "time": time.time(),
             "release": release(p["opt_dir"]),
-            "active": active_runs(module.run_command, p["keeper"], p["state_dir"]),
+            "active": active_runs(module.run_command, p["keeper"], p["state_dir"], jobs),
             "runs": {
                 **found,
                 **{run: with_job(found[run], job) for run, job in jobs.items() if run in found},

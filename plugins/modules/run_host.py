@@ -164,13 +164,14 @@ def main() -> None:
     links = interfaces(module)
     status = run_status(run_dir)
     gpus = len(glob.glob("/proc/driver/nvidia/gpus/*"))
+    jobs = slurm_jobs(module.run_command, p["state_dir"]) if p["keeper"] == "systemd" else {}
     module.exit_json(
         changed=False,
         host_facts={
             "release": release(p["opt_dir"]),
             "environment": environment(p["opt_dir"]),
-            "active": active_runs(module.run_command, p["keeper"], p["state_dir"]),
-            "jobs": slurm_jobs(module.run_command, p["state_dir"]) if p["keeper"] == "systemd" else {},
+            "active": active_runs(module.run_command, p["keeper"], p["state_dir"], jobs),
+            "jobs": jobs,
             "slurm": slurm(module.run_command, p["user"]) if p["slurm"] else None,
             "run_dir": run_dir,
             "run_status": status,

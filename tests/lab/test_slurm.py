@@ -1,18 +1,16 @@
 """A run that Slurm keeps, on two real hosts: slurmctld, two slurmd and munge, as the distribution has them."""
 
 import base64
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from plays import Plays, wait_for
-from processes import kill_all
+from test_train import following, losses, status, wait_for_step
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("node1", "node2")
@@ -95,15 +93,6 @@ def alone(tmp_path_factory):
     return losses(place / "alone/metrics.jsonl")
 
 
-def losses(path):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
-
-
-def status(plays, run, host="node1"):
-    return json.loads(plays.sh(host, f"cat {RUN_DIR}/{run}/status.json 2>/dev/null || echo {{}}"))
-
-
 def queue(plays):
     """Slurm's jobs, each NUMBER|STATE."""
     return plays.sh("node1", "squeue --noheader --format='%i|%T'").split()
@@ -115,31 +104,8 @@ def train(plays, run, results, settings, **extra):
     )
 
 
-@contextlib.contextmanager
-def following(plays, run, results, settings):
-    """train.yml in the background, its output in a pipe."""
-    extra = {"run": run, "launcher": "slurm", "trainer_results_dir": results, **settings}
-    words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
-    process = subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            "-i",
-            str(plays.lab.inventory),
-            "train.yml",
-            *words,
-        ],
-        cwd=ROOT,
-        env=plays.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        kill_all(process)
+def watching(plays, run, results, settings):
+    return following(plays, {"run": run, "launcher": "slurm", "trainer_results_dir": results, **settings})
 
 
 def read_until(process, words):
@@ -150,13 +116,6 @@ def read_until(process, words):
         if words in line:
             return text
     raise AssertionError(f"it ended before it said {words!r}:\n{text}")
-
-
-def wait_for_step(plays, run, step, seconds=180):
-    deadline = time.monotonic() + seconds
-    while (status(plays, run).get("step") or 0) < step:
-        assert time.monotonic() < deadline, f"step {step} of {run} was not reached: {status(plays, run)}"
-        time.sleep(1)
 
 
 def test_a_job_of_two_hosts_gives_the_losses_of_one_process(plays, results, alone):
@@ -174,7 +133,7 @@ def test_a_job_of_two_hosts_gives_the_losses_of_one_process(plays, results, alon
 def test_a_job_that_waits_is_told_stopped_and_resumed(plays, results):
     plays.sh("node1", "scontrol update nodename=node2 state=drain reason=test")
     try:
-        with following(plays, "waits", results, LONG) as process:
+        with watching(plays, "waits", results, LONG) as process:
             read_until(process, "waits  queued  Slurm's job")
             shown = plays.book("playbooks/status.yml").stdout
             assert "waits: Slurm's job" in shown and "pending: " in shown
@@ -187,10 +146,10 @@ def test_a_job_that_waits_is_told_stopped_and_resumed(plays, results):
         plays.sh("node1", "scontrol update nodename=node2 state=resume")
     assert queue(plays) == []
 
-    with following(plays, "waits", results, {**LONG, "resume": "true"}) as process:
+    with watching(plays, "waits", results, {**LONG, "resume": "true"}) as process:
         read_until(process, "waits  step ")
         (job,) = queue(plays)
-        with following(plays, "waits", results, {**LONG, "resume": "true"}) as again:
+        with watching(plays, "waits", results, {**LONG, "resume": "true"}) as again:
             read_until(again, "is active with these very settings")
             read_until(again, "waits  step ")
         assert queue(plays) == [job]
@@ -208,7 +167,7 @@ def test_a_job_that_waits_is_told_stopped_and_resumed(plays, results):
 
 
 def test_a_step_that_is_killed_is_requeued_and_goes_on_to_the_same_losses(plays, results, alone):
-    with following(plays, "killed", results, SETTINGS) as process:
+    with watching(plays, "killed", results, SETTINGS) as process:
         wait_for_step(plays, "killed", 12)
         plays.sh("node2", "pkill --signal KILL -u trainyard")  # all of the job's step there
         read_until(process, "killed  queued  Slurm's job")
