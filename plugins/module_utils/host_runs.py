@@ -113,7 +113,7 @@ def slurm_jobs(run_command, state_dir: str) -> dict[str, dict[str, str]]:
 
 
 def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = None) -> list[str]:
-    """Names of the runs that are alive here, or wait in Slurm's queue; jobs: `slurm_jobs`, if that was asked already."""
+    """Names of the runs that are alive here, or wait in Slurm's queue; jobs: `slurm_jobs`, if asked already."""
     if keeper == "process":
         runs_dir = os.path.join(state_dir, "runs")
         return sorted(
