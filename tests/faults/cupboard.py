@@ -80,3 +80,8 @@ def losses(text):
 
 def rank_of(plays, host):
     return plays.sh(host, "pgrep -f 'trainer [t]rain' | head -1").strip()
+
+
+def saved(run):
+    """The step of the run's newest checkpoint, as the hosts know it."""
+    return max((run.status(host).get("last_checkpoint") or 0) for host in HOSTS)

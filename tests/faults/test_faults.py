@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from cupboard import HOSTS, RUN, Run, losses, rank_of
+from cupboard import HOSTS, RUN, Run, losses, rank_of, saved
 from test_train import book, stop
 
 TABLE = []
@@ -117,6 +117,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
         f"f=$(ls -d {folder}/step-* | tail -1)/model.safetensors; "
         "printf X | dd of=$f bs=1 seek=4000 conv=notrunc status=none"
     )
+    run.wait(lambda: saved(run) >= 10)  # there is one before it to go on from
     for host in ("node1", "node2"):  # both copies
         plays.sh(host, f"systemctl kill --signal=STOP trainyard@{run.name}")
     for host in ("node1", "node2"):
@@ -159,11 +160,13 @@ def test_the_head_is_gone_for_good(plays, curve):
 
 
 def test_the_playbooks_answer_while_a_host_is_dead(plays):
-    """In ten seconds, on a controller that has a core for itself; here the ranks compete with it."""
+    """In ten seconds, on a controller that has a core for itself: the hosts share the other."""
     run = Run(plays)
     plays.lab.power("node2", False)
     try:
         run.wait(lambda: run.goes_on(2, "node1", "node3"))
+        for host in ("node1", "node3"):
+            plays.lab.set_cpus(host, (os.cpu_count() - 1) / 2)
         for name in ("status", "diagnose", "stop"):
             busy = max(1.0, os.getloadavg()[0] / os.cpu_count())
             begin = time.monotonic()
@@ -174,6 +177,8 @@ def test_the_playbooks_answer_while_a_host_is_dead(plays):
             assert seconds < 10 * busy, done.stdout
         assert {run.status(host)["state"] for host in ("node1", "node3")} == {"stopped"}
     finally:
+        for host in ("node1", "node3"):
+            plays.lab.set_cpus(host, None)
         plays.lab.power("node2", True)
         run.wait(lambda: run.status("node2").get("state") == "stopped")
 

@@ -9,7 +9,7 @@ import random
 import time
 
 import pytest
-from cupboard import HOSTS, Run, losses, rank_of
+from cupboard import HOSTS, Run, losses, rank_of, saved
 from test_train import book
 
 SEED = int(os.environ.get("TRAINYARD_SEED", "0"))
@@ -47,7 +47,8 @@ def cut_the_wire(run, host, chance):
 
 def fill_the_disk(run, host, chance):
     folder = f"/var/lib/trainyard/runs/{run.name}/checkpoints"
-    run.plays.sh(host, f"mount -t tmpfs -o size=64k,uid=$(id -u trainyard) full {folder}")
+    made = f"install -d -o trainyard -g trainyard {folder}"  # the third host has had no copy to keep
+    run.plays.sh(host, f"{made}; mount -t tmpfs -o size=64k,uid=$(id -u trainyard) full {folder}")
     time.sleep(chance.uniform(1, 10))
     run.plays.sh(host, f"umount --lazy {folder}")
 
@@ -73,15 +74,12 @@ FAULTS = (
 )
 
 
-def saved(run):
-    return max((run.status(host).get("last_checkpoint") or 0) for host in HOSTS)
-
-
 @pytest.mark.timeout(3 * 3600)
 def test_two_faults_at_a_time(plays, tmp_path):
     chance = random.Random(SEED)
     # A cupboard in which each host fails twenty times an hour is not what a host is left out for here.
     run = Run(plays, restarts=1000)
+    run.wait(lambda: saved(run) >= 10)  # where the newest is damaged, there is one before it
     for number in range(ROUNDS):
         two = [(chance.choice(FAULTS), chance.choice(HOSTS)) for _ in range(2)]
         begin = time.monotonic()
