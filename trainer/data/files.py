@@ -40,7 +40,12 @@ def length(path: Path) -> int:
                 import pyarrow.parquet
 
                 return max(1, pyarrow.parquet.read_metadata(file).num_rows)
-            except (ImportError, NotImplementedError, OSError, ValueError):  # Arrow's own are ValueErrors, too
+            except (
+                ImportError,
+                NotImplementedError,
+                OSError,
+                ValueError,
+            ):  # Arrow's own are ValueErrors, too
                 return 1  # what is wrong with it, reading it says
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1
 
