@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from lab.lab import Lab, LabError, Options, all_labs, require_root
+from lab.like import like
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +45,12 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--memory", type=int, default=1024, metavar="MIB", help="of each of them (default: 1024)")
     up.add_argument(
         "--second", default="", metavar="IFACE", help="a second interface, on a switch of its own"
+    )
+    up.add_argument(
+        "--like", default="", metavar="INVENTORY", help="the names, addresses and interfaces of its hosts"
+    )
+    up.add_argument(
+        "--network", default="", metavar="NET", help="with --like: their network (default: cluster_network)"
     )
     up.add_argument("--unpinned", action="store_true", help="leave known_hosts empty: first contact is real")
     up.add_argument("--replace", action="store_true", help="take a running lab of this name down first")
@@ -100,9 +107,12 @@ def number(text: str, option: str) -> float:
 
 def options(given: argparse.Namespace) -> Options:
     """The options of `up`."""
-    hosts = [f"node{i}" for i in range(1, given.hosts + 1)]
+    if given.network and not given.like:
+        raise LabError(f"--network {given.network}: only with --like; a lab's own network is 10.77.N.0/24")
+    likeness = like(given.like, given.network) if given.like else {}
+    hosts = likeness.get("names") or [f"node{i}" for i in range(1, given.hosts + 1)]
     interfaces = dict.fromkeys(hosts, given.interfaces.pop()) if _one_for_all(given.interfaces) else {}
-    return Options(
+    chosen = dict(
         name=given.name,
         hosts=given.hosts,
         suite=given.suite,
@@ -116,6 +126,9 @@ def options(given: argparse.Namespace) -> Options:
         memory=given.memory,
         second=given.second,
     )
+    # What the inventory says of its hosts holds; an interface that is named besides it comes on top.
+    likeness["interfaces"] = {**likeness.get("interfaces", {}), **chosen["interfaces"]}
+    return Options(**{**chosen, **{name: value for name, value in likeness.items() if value}})
 
 
 def _one_for_all(words: list[str]) -> bool:

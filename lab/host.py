@@ -97,7 +97,7 @@ class Host:
         gateway = f"Gateway={self.network.gateway}\n" if online else ""
         write(
             f"etc/systemd/network/10-{self.interface}.network",
-            f"[Match]\nName={self.interface}\n\n[Network]\nAddress={self.address}/24\n{gateway}"
+            f"[Match]\nName={self.interface}\n\n[Network]\nAddress={self.network.with_prefix(self.address)}\n{gateway}"
             "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
         )
         if pip:

@@ -1,6 +1,7 @@
 """A lab: its options, its state on this machine, and everything that can be done with it."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from pathlib import Path
 from lab import base, machine, vm
 from lab.cgroup import Group
 from lab.host import Host
-from lab.network import Network, exists
+from lab.network import STRANGER, Network, exists
 from lab.shell import LabError, inside_netns, locked, run, wait_until
 
 STATE = Path("/run/trainyard-lab")
@@ -51,6 +52,7 @@ class Options:
     """What `up` builds. Mappings are by host name; `quota` is in CPUs, `rate` in tc's words (20mbit).
 
     `vms`: virtual machines instead of containers, each of `memory` MiB, with a `second` interface of that name, if any.
+    `like`, `names`, `addresses`, `subnet`: an inventory whose hosts these are, and theirs by it (lab.like).
     """
 
     name: str = "lab"
@@ -65,6 +67,10 @@ class Options:
     vms: bool = False
     memory: int = 1024
     second: str = ""
+    like: str = ""
+    names: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+    subnet: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,11}", self.name) or self.name.endswith(("-", "-stranger")):
@@ -75,9 +81,7 @@ class Options:
         for option in ("quota", "rate", "interfaces"):
             for name in getattr(self, option):
                 if name not in names:
-                    raise LabError(
-                        f"--{option} {name}=…: there is no such host; they are {names[0]} to {names[-1]}"
-                    )
+                    raise LabError(f"--{option} {name}=…: there is no such host; they are {', '.join(names)}")
         for name, cpus in self.quota.items():
             if not 0.01 <= cpus <= 1024:
                 raise LabError(f"--quota {name}={cpus}: a number of CPUs from 0.01 up")
@@ -100,13 +104,33 @@ class Options:
             raise LabError(f"--memory {self.memory}: MiB for each virtual machine, 512 or more")
         if len(self.hostnames) > self.hosts:
             raise LabError(f"--hostnames names {len(self.hostnames)} hosts, but --hosts is {self.hosts}")
+        self._check_likeness()
         self.suite = self.suite or machine.os_release().get("VERSION_CODENAME", "bookworm")
         if not re.fullmatch(r"[a-z]+", self.suite):
             raise LabError(f"--suite {self.suite}: the code name of a release, such as bookworm")
 
     def host_names(self) -> list[str]:
-        """node1, node2, … as the inventory has them."""
-        return [f"node{i}" for i in range(1, self.hosts + 1)]
+        """node1, node2, … as the inventory has them; or those of the inventory that it is like."""
+        return self.names or [f"node{i}" for i in range(1, self.hosts + 1)]
+
+    def _check_likeness(self) -> None:
+        """Names that are safe as a file's and a control group's, and addresses that nothing else in the lab has."""
+        for name in self.names:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name):
+                raise LabError(f"--like: host {name!r}: letters, digits, underscores, dots and hyphens")
+        if not self.subnet:
+            return
+        try:
+            subnet = ipaddress.IPv4Network(self.subnet)
+        except ValueError as error:
+            raise LabError(f"--network {self.subnet}: {error}; expected one such as 192.168.1.0/24") from None
+        if not (16 <= subnet.prefixlen <= 24 and machine.is_private(str(subnet[0]))):
+            raise LabError(f"--network {self.subnet}: expected a private network, from /16 to /24")
+        taken = {str(subnet[1]): "the lab's router", str(subnet[STRANGER]): "its stranger"}
+        for name, address in zip(self.names, self.addresses, strict=True):
+            if address in taken:
+                raise LabError(f"--like: {name} has the address of {taken[address]}, {address}")
+            taken[address] = name
 
 
 class Lab:
@@ -153,7 +177,10 @@ class Lab:
 
     @property
     def network(self) -> Network:
-        return Network(self.name, self.record()["index"])
+        return self._network(self.options, self.record()["index"])
+
+    def _network(self, options: Options, index: int) -> Network:
+        return Network(self.name, index, options.subnet, options.addresses)
 
     @property
     def hosts(self) -> dict[str, Host]:
@@ -243,7 +270,7 @@ class Lab:
             "binds": [str(path) for path in binds],
         }
         self._claim_index(record)
-        network = Network(self.name, record["index"])
+        network = self._network(options, record["index"])
         _set_on_machine({INOTIFY: str(INOTIFY_INSTANCES)}, at_least=True)
         network.create(options.hosts, second=bool(options.second))
         if not options.offline:
@@ -328,9 +355,7 @@ class Lab:
             for host in self._hosts(options, network)
         }
         head, *workers = options.host_names()
-        cluster_vars = {
-            "cluster_name": self.name,
-            "cluster_network": str(network.subnet),
+        way_in = {
             "ansible_user": "ops",
             "ansible_password": password,
             "ansible_become_password": password,
@@ -340,11 +365,19 @@ class Lab:
             "head": {"hosts": {head: hosts[head]}},
             "workers": {"hosts": {name: hosts[name] for name in workers}},
         }
-        inventory = {"all": {"vars": cluster_vars, "children": {"cluster": {"children": children}}}}
+        of_its_own = {"cluster_name": self.name, "cluster_network": str(network.subnet), **way_in}
+        inventory = {"all": {"vars": of_its_own, "children": {"cluster": {"children": children}}}}
         self.inventory.mkdir(parents=True, exist_ok=True)
         self.inventory.chmod(0o700)
+        name = "hosts.yml"
+        if options.like:
+            # That inventory as it stands, and beside it the way in alone. Ansible reads them in their names' order.
+            inventory, name = {"all": {"vars": way_in}}, "zz-way-in.yml"
+            source = Path(options.like)
+            for file in sorted(source.iterdir()) if source.is_dir() else [source]:
+                (self.inventory / file.name).symlink_to(file)
         text = f"# Written by the lab {self.name!r}; it goes when the lab goes.\n{json.dumps(inventory, indent=2)}\n"
-        _write_secret(self.inventory / "hosts.yml", text)
+        _write_secret(self.inventory / name, text)
 
     def down(self) -> None:
         """Take it down, whole or not; nothing stays, and nothing is said where there was nothing."""

@@ -10,6 +10,7 @@ namespace none to private ranges.
 
 import ipaddress
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab import machine
@@ -28,12 +29,14 @@ def exists(netns: str) -> bool:
 class Network:
     """The namespace of lab NAME, number INDEX on this machine."""
 
-    def __init__(self, name: str, index: int):
+    def __init__(self, name: str, index: int, subnet: str = "", addresses: Sequence[str] = ()):
+        """SUBNET and the hosts' ADDRESSES in it, where they are not the lab's own choice."""
         self.netns = f"{PREFIX}-{name}"
         self.stranger_netns = f"{PREFIX}-{name}-stranger"
         self.uplink = f"ty-{name}"
         self.table = f"{PREFIX}_{name.replace('-', '_')}"
-        self.subnet = ipaddress.ip_network(f"10.77.{index}.0/24")
+        self.subnet = ipaddress.ip_network(subnet or f"10.77.{index}.0/24")
+        self.addresses = addresses
         self.gateway = str(self.subnet[1])
         transfer = ipaddress.ip_network(f"198.18.77.{index * 4}/30") if index < 64 else None
         if transfer is None:
@@ -42,7 +45,11 @@ class Network:
 
     def address(self, number: int) -> str:
         """The address of host NUMBER (1, 2, …)."""
-        return str(self.subnet[FIRST_HOST + number - 1])
+        return self.addresses[number - 1] if self.addresses else str(self.subnet[FIRST_HOST + number - 1])
+
+    def with_prefix(self, address: str) -> str:
+        """The address as ip(8) and networkd want it on an interface, such as 10.77.0.11/24."""
+        return f"{address}/{self.subnet.prefixlen}"
 
     def enter(self, *argv: str | Path) -> list[str]:
         """The command line that runs ARGV in the lab's namespace."""
@@ -63,7 +70,7 @@ class Network:
             "link set lo up",
             "link add br0 type bridge",
             "link set br0 up",
-            f"address add {self.gateway}/24 dev br0",
+            f"address add {self.with_prefix(self.gateway)} dev br0",
         ]
         for i in range(1, hosts + 1):
             batch += [
@@ -80,7 +87,8 @@ class Network:
             "link set s0 master br0 up",
         ]
         run(*self.enter("ip", "-batch", "-"), stdin="\n".join(batch))
-        inside = ["link set lo up", f"address add {self.subnet[STRANGER]}/24 dev eth0", "link set eth0 up"]
+        stranger = self.with_prefix(str(self.subnet[STRANGER]))
+        inside = ["link set lo up", f"address add {stranger} dev eth0", "link set eth0 up"]
         run(
             "nsenter", f"--net=/run/netns/{self.stranger_netns}", "ip", "-batch", "-", stdin="\n".join(inside)
         )

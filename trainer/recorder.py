@@ -72,7 +72,8 @@ class Recorder:
         self._trend = metrics.Trend(one["loss"] for one in before if one["kind"] == "train")
         self._logged = 0.0
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
-        self.show(state="running", step=run.progress.step, steps=run.steps, warning=None, **resumed)
+        cleared = {"warning": None, "reason": None}
+        self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         self._tell_attempt()
 
     def _tell_attempt(self) -> None:

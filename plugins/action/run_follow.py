@@ -303,7 +303,7 @@ def progress_line(run: str, views: list[View], now: float) -> str:
     lag = slowest(views)
     if lag:
         parts.append(f"slowest {lag[0]} (+{lag[1]:.0%})")
-    if state in ("queued", "restarting", "stalled") and ahead.status.get("reason"):
+    if state in ("queued", "starting", "restarting", "stalled") and ahead.status.get("reason"):
         parts.append(str(ahead.status["reason"]).splitlines()[0])
     for view in views:
         if view.silent_since is not None and view.state != "ended":

@@ -186,3 +186,15 @@ def test_a_checkpoint_of_one_way_is_gone_on_from_in_another(material, tmp_path):
 def test_what_does_not_go_together_is_refused(keys, word):
     with pytest.raises(BadInput, match=word):
         configuration.check_together(configuration.from_mapping(keys))
+
+
+def test_what_a_checkpoint_makes_all_send_is_counted_with_the_step_after_it(material, tmp_path):
+    words = ("steps=12", "batch_size=4", "micro_batch_size=2", "comm=diloco", "sync_every=12")
+    for name, every in (("one", 12), ("three", 4)):
+        ranks.run(tmp_path / name, 2, material / "run.yaml", *words, f"checkpoint_every={every}")
+    once, thrice = (
+        [row["wire_bytes"] for row in ranks.records(tmp_path / f"{name}/node0")] for name in ("one", "three")
+    )
+    assert once[:11] == [0] * 11 and once[11] > 0
+    assert [step for step, sent in enumerate(thrice, 1) if sent] == [5, 9, 12]
+    assert sum(thrice) == 3 * once[11]

@@ -87,6 +87,13 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             r"a has paused: paused: etcd does not answer",
         ),
         (
+            {
+                "a": host(rank(0), state="starting", status={"reason": "tokenising x: 34%, 9 s left"}),
+                "b": host(rank(1), state="starting", age=99),
+            },
+            r"makes ready for its first step: tokenising x: 34%, 9 s left\.$",
+        ),
+        (
             {"a": host(state="starting"), "b": host(state="starting")},
             r"no rank is: the hosts meet, or torch is being loaded",
         ),

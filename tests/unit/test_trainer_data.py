@@ -4,6 +4,7 @@ import collections
 import itertools
 import json
 import random
+import re
 
 import numpy as np
 import pyarrow
@@ -11,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from trainer.config import check_together, from_mapping
-from trainer.data import files, hub, index, pack, read, tokenizer
+from trainer.data import cache, files, hub, index, pack, read, tokenizer
 from trainer.errors import BadInput
 
 
@@ -27,6 +28,32 @@ def prepared(config, folder):
     """(training set, held-out set) with a tokenizer trained on it."""
     tokens = tokenizer.wrap(tokenizer.train(config))
     return pack.prepare(config, read.digests(config), tokens, folder)
+
+
+def test_how_far_the_tokenising_is_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "BATCH", 40)
+    (tmp_path / "set").mkdir()
+    for name in ("a", "b"):
+        write_lines(tmp_path / f"set/{name}.jsonl", [{"text": f"the text of number {n}"} for n in range(10)])
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["some words"] * 20}), tmp_path / "set/c.parquet")
+    config = from_mapping({"dataset": str(tmp_path / "set"), "vocab_size": 300, "sequence_length": 8})
+    tokens = tokenizer.wrap(tokenizer.train(config))
+    told = []
+    pack.prepare(config, read.digests(config), tokens, tmp_path / "cache", told.append)
+    found = [re.fullmatch(r"tokenising set: (\d+)%, \d+ s left", words) for words in told]
+    percents = [int(one[1]) for one in found]
+    assert len(percents) > 5 and percents == sorted(percents) and percents[-1] == 100
+    assert any(20 <= percent <= 30 for percent in percents) and any(
+        45 <= percent <= 55 for percent in percents
+    )
+
+    told.clear()
+    few = from_mapping({**vars(config), "max_samples": 10})
+    pack.prepare(few, read.digests(few), tokens, tmp_path / "cache", told.append)
+    assert "100%" in told[-1] and any(" 50%" in words or " 40%" in words for words in told)
+    told.clear()
+    pack.prepare(few, read.digests(few), tokens, tmp_path / "cache", told.append)
+    assert told == []  # it is there
 
 
 def write_lines(path, records):

@@ -80,9 +80,18 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     found = _previous(config, world)
     digests = _data_digests(config, world)
     source = model_load.source(config, world)
-    packed, held_out = world.together(
-        lambda: pack.prepare(config, digests, source.tokenizer, environment.cache_dir)
-    )
+
+    def tell(words: str) -> None:
+        if status:
+            status.update(state="starting", reason=words)
+
+    def prepared(turn: bool):
+        return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell) if turn else None
+
+    # The rank that writes the host's status.json tokenises; the host's others find what it made.
+    first = world.together(lambda: prepared(environment.first_on_host))
+    packed, held_out = world.together(lambda: first or prepared(True))
+    tell("loading the model")
     both = [packed, held_out] if held_out else [packed]
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")

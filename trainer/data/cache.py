@@ -12,27 +12,37 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from trainer import disk
 from trainer.config import Config
-from trainer.data import index, read
+from trainer.data import files, index, read
 from trainer.data.chat import Renderer, Span
 from trainer.data.records import Sample
 from trainer.errors import BadInput, TrainerError
+from trainer.words import span
 
 VERSION = 6  # of what is written here
 BATCH = 1 << 20  # characters tokenised, or tokens written, at once
+Tell = Callable[[str], None]
 NAMED = 5  # overlong documents that a refusal names
 
 
-def directory(config: Config, dataset: read.Dataset, digest: str, tokenizer, cache_dir: Path) -> Path:
+def directory(
+    config: Config,
+    dataset: read.Dataset,
+    digest: str,
+    tokenizer,
+    cache_dir: Path,
+    tell: Tell = lambda words: None,
+) -> Path:
     """Where the set's tokens are, in `train` and, with a validation_split, `held_out`; made if they are not.
 
-    The host's first process to come tokenises, while the others wait.
+    The host's first process to come tokenises, while the others wait. tell: called with words on how far it is.
     """
     settings = {
         "version": VERSION,
@@ -46,7 +56,7 @@ def directory(config: Config, dataset: read.Dataset, digest: str, tokenizer, cac
         "held_out": [config.validation_split, config.seed] if _splits(config, dataset) else None,
     }
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-    return made(cache_dir / name, lambda temporary: _tokenise(config, dataset, tokenizer, temporary))
+    return made(cache_dir / name, lambda temporary: _tokenise(config, dataset, tokenizer, temporary, tell))
 
 
 def made(final: Path, make) -> Path:
@@ -76,8 +86,9 @@ def _splits(config: Config, dataset: read.Dataset) -> bool:
     return bool(config.validation_split) and dataset.key == "dataset"
 
 
-def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path) -> None:
+def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, tell: Tell) -> None:
     """Write the set's parts below `folder`."""
+    progress = _Progress(dataset, tell)
     splits = _splits(config, dataset)
     parts = {side: _Part(folder / side) for side in (("train", "held_out") if splits else ("train",))}
     encode = _Encoder(config, tokenizer)
@@ -103,6 +114,7 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path) ->
             parts[side].add(ids, loss, starts)
             at_start = sample.ends
             number += 1
+        progress.after(batch[-1], number)
     if too_long and config.overlong == "refuse":
         more = f", and {too_long - len(overlong)} more" if too_long > len(overlong) else ""
         raise BadInput(
@@ -122,6 +134,23 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path) ->
         if part.total < 2:
             raise BadInput(f"{what}: {part.total} tokens are too few to learn from; give more text")
         raise BadInput(f"{what}: none of its tokens is an answer's; set loss_on to all, or look at the roles")
+
+
+class _Progress:
+    """Tells how far into a set the tokenising is, by lines, and how long the rest takes at that pace."""
+
+    def __init__(self, dataset: read.Dataset, tell: Tell):
+        lengths = [files.length(path) for path in dataset.files]
+        self.before = dict(zip(dataset.files, itertools.accumulate([0, *lengths]), strict=False))
+        self.total, self.limit = sum(lengths), dataset.limit
+        self.name, self.tell, self.begin = Path(dataset.name).name, tell, time.monotonic()
+
+    def after(self, sample: Sample, number: int) -> None:
+        """`sample`, the set's `number`th, is done."""
+        done = (self.before[sample.path] + sample.number) / self.total
+        done = min(1.0, max(done, number / self.limit if self.limit else 0.0))
+        left = (time.monotonic() - self.begin) * (1 / done - 1)
+        self.tell(f"tokenising {self.name}: {done:.0%}, {span(left)} left")
 
 
 class _Encoder:

@@ -66,10 +66,13 @@ class Packed:
         return self._sets[number][k - (int(self._ends[number - 1]) if number else 0)]
 
 
-def prepare(config: Config, digests: list[str], tokenizer, cache_dir: Path) -> tuple[Packed, Packed | None]:
+def prepare(
+    config: Config, digests: list[str], tokenizer, cache_dir: Path, tell: cache.Tell = lambda words: None
+) -> tuple[Packed, Packed | None]:
     """The training set and the held-out one, from the cache; tokenised now where they are not in it.
 
-    digests: those of `read.digests`. The tokenizer gets a chat template where instruction records need one.
+    digests: those of `read.digests`. tell: called with words on how far that is, now and then. The tokenizer gets a
+    chat template where instruction records need one.
     """
     training, validation = read.training(config), read.validation(config)
     everything = [*training, *filter(None, [validation])]
@@ -77,7 +80,7 @@ def prepare(config: Config, digests: list[str], tokenizer, cache_dir: Path) -> t
     read.answers_exist(kinds, config)
     chat.settle_template(tokenizer, kinds, config.model)
     folders = [
-        cache.directory(config, dataset, digest, tokenizer, cache_dir)
+        cache.directory(config, dataset, digest, tokenizer, cache_dir, tell)
         for dataset, digest in zip(everything, digests, strict=True)
     ]
 

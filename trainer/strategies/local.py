@@ -94,7 +94,9 @@ class DiLoCo(AfterBackward):
             )
             for number, group in enumerate(groups, 1)
         ]
-        self._sent = 0
+        self._sent = self._since = self._until = (
+            0  # bytes so far; when the last step began, and when it ended
+        )
 
     def _groups(self, config: Config) -> list[list[torch.nn.Parameter]]:
         """What meets together, in the model's order."""
@@ -106,19 +108,21 @@ class DiLoCo(AfterBackward):
         """The gradients are this rank's own."""
 
     def stepped(self, tokens: int, last: bool) -> None:
-        self._sent = 0
+        self._since = (
+            self._until
+        )  # what a checkpoint or an evaluation made all send since then is this step's, too
         self._step += 1
         for fragment in self.fragments:
             fragment.tokens += tokens
             fragment.steps += 1
         if last:
             self.settle()
-            return
-        if self._under_way and self._step >= self._under_way.due:
+        elif self._under_way and self._step >= self._under_way.due:
             self._arrive()
-        for fragment in self.fragments:
+        for fragment in () if last else self.fragments:
             if (self._step - fragment.phase) % self.every == 0:
                 self._meet(fragment)
+        self._until = self._sent
 
     def settle(self) -> None:
         """Have all fragments meet, without overlap: all ranks have the same weights afterwards."""
@@ -160,7 +164,7 @@ class DiLoCo(AfterBackward):
 
     @property
     def wire_bytes(self) -> int:
-        return self._sent
+        return self._sent - self._since
 
     # ---- in a checkpoint ----
 

@@ -1,0 +1,117 @@
+"""Hosts as other installations leave them: ifupdown's stanzas, NetworkManager's profiles, Debian 13."""
+
+import pytest
+from plays import RECAP, Plays, playground, wait_for
+
+pytestmark = pytest.mark.full  # minutes: each boots several times
+
+IFUPDOWN = """
+apt-get -qq update; apt-get -qq install -y ifupdown >/dev/null 2>&1
+printf '%s\\n' 'auto lo' 'iface lo inet loopback' '' '# the installer wrote this' 'auto eth0' \\
+  'iface eth0 inet static' '  address {address}/24' '  gateway {gateway}' > /etc/network/interfaces
+rm /etc/systemd/network/10-eth0.network
+systemctl disable --quiet systemd-networkd.socket systemd-networkd
+systemctl enable --quiet networking
+"""
+
+# NetworkManager leaves the kind of interface that a container has to others, unless it is told.
+NETWORK_MANAGER = """
+apt-get -qq update; apt-get -qq install -y --no-install-recommends network-manager >/dev/null 2>&1
+printf '%s\\n' '[device-veth]' 'match-device=driver:veth' 'managed=1' > /etc/NetworkManager/conf.d/veth.conf
+cd /etc/NetworkManager/system-connections
+printf '%s\\n' '[connection]' 'id=Wired' 'type=ethernet' 'interface-name=eth0' '[ipv4]' 'method=manual' \\
+  'address1={address}/24,{gateway}' '[ipv6]' 'method=disabled' > Wired.nmconnection
+chmod 600 Wired.nmconnection
+rm /etc/systemd/network/10-eth0.network
+systemctl disable --quiet systemd-networkd.socket systemd-networkd
+systemctl enable --quiet NetworkManager
+"""
+
+KINDS = {"node1": IFUPDOWN, "node2": NETWORK_MANAGER}
+STATE = (
+    "ip -brief address show dev eth0; ip route; "
+    "cd /etc; find netplan network/interfaces* NetworkManager/system-connections -type f 2>/dev/null | xargs sha256sum"
+)
+
+
+def boot(plays, host):
+    plays.lab.power(host, False)
+    plays.lab.power(host, True)
+    wait_for(lambda: plays.answers(host), 60)
+
+
+@pytest.fixture(scope="module")
+def plays(able, tmp_path_factory):
+    """Two hosts, each with a manager of its network that is not systemd-networkd."""
+    with playground("t-stock", 2, tmp_path_factory.mktemp("stock")) as plays:
+        gateway = plays.lab.network.gateway
+        for host, script in KINDS.items():
+            plays.sh(host, script.format(address=plays.lab.host(host).address, gateway=gateway))
+            boot(plays, host)
+        yield plays
+
+
+def wanted(plays, host, **more):
+    entry = {"name": "eth0", "addresses": [f"{plays.lab.host(host).address}/24"]}
+    return {"network_interfaces": [{**entry, "gateway": plays.lab.network.gateway, **more}]}
+
+
+@pytest.mark.parametrize("host", KINDS)
+def test_a_setting_that_cuts_it_off_is_undone(plays, host):
+    before = plays.sh(host, STATE)
+    wrong = {"network_interfaces": [{"name": "eth0", "addresses": ["192.0.2.7/24"]}], "guard_timeout": 30}
+    play = plays.role("network", host, wrong)
+    assert play.rc != 0
+    assert "no new connection from the controller" in play.words, play.text
+    assert plays.answers(host)
+    assert plays.sh(host, STATE) == before
+    boot(plays, host)
+    assert plays.sh(host, STATE) == before
+
+
+@pytest.mark.parametrize("host", KINDS)
+def test_it_becomes_netplans_in_one_run_and_stays_so(plays, host):
+    play = plays.role("network", host, wanted(plays, host))
+    assert play.rc == 0, play.text
+    assert play.changed[host] > 0
+    for booted in (False, True):
+        if booted:
+            boot(plays, host)
+        address = plays.lab.host(host).address
+        assert plays.sh(host, "ip -4 -brief address show dev eth0").split()[2:] == [f"{address}/24"]
+        routes = plays.sh(host, "ip -4 route show default").splitlines()
+        assert [route.split()[2] for route in routes] == [plays.lab.network.gateway]
+        assert plays.role("network", host, wanted(plays, host)).changed == {host: 0}
+
+
+def test_what_gave_way_is_kept(plays):
+    left = plays.sh("node1", "cat /etc/network/interfaces")
+    assert "iface lo inet loopback" in left
+    assert not [line for line in left.splitlines() if "eth0" in line and not line.startswith("#")]
+    assert "iface eth0 inet static" in plays.sh("node1", "cat /etc/network/interfaces.before-trainyard")
+    profiles = plays.sh("node2", "ls /etc/NetworkManager/system-connections")
+    assert [name for name in profiles.split() if name.startswith("Wired")] == [
+        "Wired.nmconnection.before-trainyard"
+    ]
+
+
+@pytest.mark.timeout(1800)
+def test_debian_13(make_lab, tmp_path):
+    """All roles but the trainer and its environment: what its wheels are is the matter of the Python there."""
+    lab = make_lab("t-trixie", hosts=2, suite="trixie")
+    plays = Plays(lab, tmp_path)
+    words = ("--skip-tags", "python_env,trainer")
+    looked = plays.book("site.yml", *words, "--check")
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    for second in (False, True):
+        done = plays.book("site.yml", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        changed = {found[1]: int(found[3]) for found in RECAP.finditer(done.stdout)}
+        assert {host: bool(changed[host]) for host in lab.hosts} == dict.fromkeys(lab.hosts, not second)
+    for host in lab.hosts:
+        assert 'VERSION_ID="13"' in plays.sh(host, "cat /etc/os-release")
+        assert plays.sh(host, "systemctl is-active nftables").strip() == "active"
+        boot(plays, host)
+    after = plays.book("site.yml", *words)
+    assert after.returncode == 0, after.stdout + after.stderr
+    assert {int(found[3]) for found in RECAP.finditer(after.stdout) if found[1] in lab.hosts} == {0}

@@ -1,0 +1,121 @@
+"""A lab that is like an inventory: what it takes from it, and what it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from lab.__main__ import options, parser
+from lab.lab import LabError, Options
+from lab.like import like
+from lab.network import Network
+
+EXAMPLES = "inventory/examples"
+
+
+def inventory(tmp_path, head, workers=None, **variables):
+    groups = {"head": {"hosts": head}, "workers": {"hosts": workers or {}}}
+    file = tmp_path / "hosts.yml"
+    file.write_text(
+        yaml.safe_dump({"all": {"vars": variables, "children": {"cluster": {"children": groups}}}})
+    )
+    return file
+
+
+def test_the_three_machines_at_home():
+    found = like(f"{EXAMPLES}/home-lan")
+    assert found["names"] == ["desktop", "laptop", "oldie"]
+    assert found["addresses"] == ["192.168.1.100", "192.168.1.101", "192.168.1.102"]
+    assert found["subnet"] == "192.168.1.0/24"
+    assert found["interfaces"] == {} and found["second"] == ""
+    Options(**found)
+
+
+def test_a_network_for_ansible_and_another_for_the_cluster():
+    found = like(f"{EXAMPLES}/rdma-pair", "192.168.48.0/22")
+    assert found["names"] == ["ubunturdma1", "ubunturdma2"]
+    assert found["addresses"] == ["192.168.48.175", "192.168.48.176"]
+    assert found["second"] == "ens192" and found["interfaces"] == {}
+    with pytest.raises(
+        LabError, match=r"192\.168\.48\.175, 192\.168\.48\.176 are not in 192\.168\.250\.0/24"
+    ):
+        like(f"{EXAMPLES}/rdma-pair")
+    with pytest.raises(LabError, match="add --vms"):
+        Options(**found)
+
+
+def test_interfaces_by_host():
+    found = like(f"{EXAMPLES}/two-by-eight")
+    assert found["interfaces"] == {"server1": "enp26s0np0", "server2": "enp26s0np0"}
+
+
+def test_the_command_line_takes_it():
+    given = parser().parse_args(["up", "--like", f"{EXAMPLES}/two-by-eight", "--quota", "server2=0.5"])
+    found = options(given)
+    assert found.hosts == 2 and found.host_names() == ["server1", "server2"]
+    assert found.interfaces == {"server1": "enp26s0np0", "server2": "enp26s0np0"}
+    assert found.quota == {"server2": 0.5}
+    given = parser().parse_args(["up", "--network", "192.168.1.0/24"])
+    with pytest.raises(LabError, match="only with --like"):
+        options(given)
+    plain = options(parser().parse_args(["up", "--hosts", "2", "--interfaces", "lan0"]))
+    assert plain.interfaces == {"node1": "lan0", "node2": "lan0"} and plain.names == []
+
+
+def test_its_network():
+    network = Network("home", 3, "192.168.48.0/22", ["192.168.48.175"])
+    assert network.address(1) == "192.168.48.175"
+    assert network.with_prefix(network.gateway) == "192.168.48.1/22"
+    assert Network("lab", 3).with_prefix(Network("lab", 3).address(1)) == "10.77.3.11/24"
+
+
+@pytest.mark.parametrize(
+    ("head", "variables", "said"),
+    [
+        ({}, {}, "no host in the groups head and workers"),
+        ({"a": {}}, {}, "ansible_host of a is no address: expected an IPv4 address"),
+        ({"a": {"ansible_host": "a.example"}}, {}, "ansible_host of a is a.example"),
+        ({"a": {"ansible_host": "192.168.1.7"}}, {}, "192.168.1.7 is not in any network that it names"),
+        (
+            {"a": {"ansible_host": "192.168.1.7"}},
+            {"cluster_network": "192.168.2.0/24"},
+            "192.168.1.7 is not in 192.168.2.0/24",
+        ),
+    ],
+)
+def test_what_an_inventory_does_not_say(tmp_path, head, variables, said):
+    with pytest.raises(LabError, match=said):
+        like(inventory(tmp_path, head, **variables))
+
+
+@pytest.mark.parametrize(
+    ("address", "subnet", "said"),
+    [
+        ("192.168.1.1", "192.168.1.0/24", "a has the address of the lab's router"),
+        ("192.168.1.200", "192.168.1.0/24", "a has the address of its stranger"),
+        ("8.8.4.9", "8.8.4.0/24", "expected a private network"),
+        ("192.168.1.9", "192.168.1.8/29", "expected a private network, from /16 to /24"),
+        ("192.168.1.9", "192.168.1.0/33", "expected one such as 192.168.1.0/24"),
+    ],
+)
+def test_addresses_that_a_lab_cannot_have(address, subnet, said):
+    with pytest.raises(LabError, match=said):
+        Options(hosts=1, names=["a"], addresses=[address], subnet=subnet)
+
+
+def test_a_name_that_is_a_path():
+    with pytest.raises(LabError, match=r"host '\.\./a'"):
+        Options(hosts=1, names=["../a"], addresses=["192.168.1.9"], subnet="192.168.1.0/24")
+
+
+def test_no_inventory_is_one_message(tmp_path):
+    with pytest.raises(LabError, match="there is no such inventory"):
+        like(tmp_path / "none")
+    (tmp_path / "bad.yml").write_text("{")
+    with pytest.raises(LabError, match=r"bad\.yml"):
+        like(tmp_path / "bad.yml")
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", "up", "--like", str(tmp_path / "none")], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "Traceback" not in done.stderr
