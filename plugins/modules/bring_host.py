@@ -49,6 +49,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 import time
 
 from ansible.module_utils.as_user import acting_as
@@ -56,7 +57,10 @@ from ansible.module_utils.basic import AnsibleModule
 
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
 PAUSE = 0.2  # seconds between two looks at a file that has not grown
-SSH = "ssh -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+
+
+RSYNC = ["rsync", "--append", "--ignore-missing-args", "--no-motd", "--files-from=-"]
 
 
 class Failure(Exception):
@@ -109,10 +113,34 @@ def pull(files: list[dict], state_dir: str, user: str, source: str, patience: fl
     """Fetch what is missing from `source` until it is whole, however often that takes. Raises Failure."""
     incoming = os.path.join(state_dir, INCOMING)
     wanted = missing(files, state_dir)
-    command = ["rsync", "--append", "--ignore-missing-args", "--no-motd", "--files-from=-", "-e", SSH]
-    command += [f"{source}:{incoming}/", f"{incoming}/"]
-    if os.geteuid() == 0:
-        command = ["runuser", "-u", user, "--", *command]
+    become = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
+    with connection(source, user, become) as ssh:
+        follow(wanted, incoming, source, [*become, *RSYNC, "-e", ssh], patience)
+
+
+@contextlib.contextmanager
+def connection(source: str, user: str, become: list[str]):
+    """The ssh command that reaches `source` over one connection: to log in anew for each look costs more than a piece
+    does. Where that connection breaks, the command makes one of its own.
+    """
+    with acting_as(user):
+        folder = tempfile.mkdtemp(prefix="trainyard-bring-")
+    shared = [*SSH.split(), "-o", f"ControlPath={folder}/ssh"]
+    nothing = subprocess.DEVNULL
+    command = [*become, *shared, "-o", "ControlMaster=yes", "-N", source]
+    master = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing)
+    try:
+        yield " ".join(shared)
+    finally:
+        subprocess.run([*become, *shared, "-O", "exit", source], capture_output=True, check=False)
+        master.terminate()
+        master.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def follow(wanted: list[dict], incoming: str, source: str, command: list[str], patience: float) -> None:
+    """Have `command` fetch the files, while they grow at the source, until all are whole. Raises Failure."""
+    command = [*command, f"{source}:{incoming}/", f"{incoming}/"]
     came, since, said = -1, time.monotonic(), ""
     while True:
         sizes = {one["path"]: size(os.path.join(incoming, one["path"])) or 0 for one in wanted}

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 
-import pytest
+import installed
 
 
 def program():
@@ -17,18 +17,8 @@ def program():
 
 def have():
     """Skips, with the reason, where there is no browser; `make test` as root installs one."""
-    if program() is not None:
-        return
-    if os.geteuid() != 0 or os.environ.get("TRAINYARD_INSTALL") != "1":
-        pytest.skip("no chromium here: apt install chromium, or make test as root")
-    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=600"]
-    subprocess.run([*apt, "update"], check=True)
-    subprocess.run(
-        [*apt, "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core"],
-        check=True,
-        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        stdout=subprocess.DEVNULL,
-    )
+    if program() is None:
+        installed.have("chromium", "chromium", "fonts-dejavu-core")
 
 
 class Browser:

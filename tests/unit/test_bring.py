@@ -3,14 +3,19 @@
 import getpass
 import hashlib
 import os
-import shutil
+import re
 import threading
 import time
 
+import installed
 import pytest
 
-pytestmark = pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not installed here")
 USER = getpass.getuser()
+
+
+@pytest.fixture(autouse=True)
+def rsync():
+    installed.have("rsync", "rsync")
 
 
 @pytest.fixture
@@ -18,7 +23,10 @@ def host(load_module, tmp_path, monkeypatch):
     """`host(name)`: the state directory of a host; the module's ssh to it ends there."""
     module = load_module("bring_host")
     script = tmp_path / "ssh"
-    script.write_text('#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done; shift; exec "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/logins\nwhile [ "$1" = -o ]; do shift 2; done\n'
+        '[ "$1" != -N ] || exec sleep 60\n[ "$1" != -O ] || exit 0\nshift; exec "$@"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setattr(module, "SSH", module.SSH.replace("ssh", str(script), 1))
 
@@ -93,6 +101,8 @@ def other_places(module, monkeypatch, mine, other):
     real, calls = module.subprocess.run, []
 
     def run(command, **how):
+        if "rsync" not in command:
+            return real(command, **how)
         calls.append(command)
         command = command[command.index("rsync") :]
         return real([*command[:-2], command[-2].replace(str(mine), str(other)), command[-1]], **how)
@@ -122,6 +132,12 @@ def test_a_file_is_fetched_while_it_grows(host, monkeypatch):
     assert module.settle(FILES, str(node2), os.getgid())
     assert state(node2) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
     assert len(calls) > 2
+
+    # All over one connection, of which nothing is left.
+    logins = (node1.parent / "logins").read_text().splitlines()
+    (path,) = {re.search(r"ControlPath=(\S+)", login)[1] for login in logins}
+    assert ["ControlMaster=yes -N node1" in login for login in logins].count(True) == 1
+    assert logins[-1].endswith("-O exit node1") and not os.path.exists(os.path.dirname(path))
 
 
 def test_a_host_before_that_says_nothing_is_named(host, monkeypatch):
