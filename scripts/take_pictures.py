@@ -36,7 +36,12 @@ COLUMNS, ROWS = 112, 30
 REPORT = ("plugins/module_utils/run_page.html", "plugins/module_utils/run_page.py")
 # Picture -> what it shows: a file, or one function of it, without what stands around it.
 MADE_FROM = {
-    "demo.svg": ("scripts/show_run.py", "plugins/action/run_follow.py:progress_line"),
+    "demo.svg": (
+        "scripts/show_run.py",
+        "plugins/action/run_follow.py:progress_line",
+        "plugins/callback/live.py",
+        "plugins/module_utils/live_frame.py",
+    ),
     "report-light.png": REPORT,
     "report-dark.png": REPORT,
     "report-phone.png": REPORT,
