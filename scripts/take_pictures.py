@@ -217,9 +217,10 @@ def moving(cast):
     for number, row in enumerate(versions):
         for place, (frame, runs) in enumerate(row):
             text = text_of(runs, number * ROW + 13)
-            if len(row) > 1 and text:
+            # What is further down comes into sight with its time; on the first screen a row has to wait for it.
+            if text and (len(row) > 1 or (frame and number < height)):
                 name, until = f"v{len(moves) // 2}", row[place + 1][0] if place + 1 < len(row) else whole
-                shown = f"0%{{opacity:0}}{percent(frame)}{{opacity:1}}" if place else "0%{opacity:1}"
+                shown = f"0%{{opacity:0}}{percent(frame)}{{opacity:1}}" if frame else "0%{opacity:1}"
                 moves.append(f"@keyframes {name}{{{shown}{percent(until)}{{opacity:{int(until == whole)}}}}}")
                 moves.append(f"#{name}{{animation:{name} {whole * FRAME:g}s step-end infinite}}")
                 hidden = "" if until == whole else ' opacity="0"'  # where nothing moves

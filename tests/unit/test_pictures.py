@@ -116,3 +116,6 @@ def test_the_moving_picture_has_each_row_and_each_version_at_its_time():
     assert "@keyframes v1{0%{opacity:0}10%{opacity:1}20%{opacity:0}}" in text
     assert "20%{transform:translateY(-36px)}}" in text and "#all{transform:translateY(-36px)}" in text
     assert text.count('opacity="0"') == 2  # where nothing moves, the last version stands
+    # A row of the first screen is not there before its time.
+    (ok,) = re.findall(r'<g id="(v\d+)"><text [^>]*class="c32">ok', text)
+    assert f"@keyframes {ok}{{0%{{opacity:0}}20%{{opacity:1}}100%{{opacity:1}}}}" in text
