@@ -281,7 +281,7 @@ def main(arguments=None):
     cast = ROOT / "runs/demo.cast"
     if not parser.parse_args(arguments).again:
         cast.parent.mkdir(exist_ok=True)
-        record(["make", "demo"], cast)
+        record(["make", "--no-print-directory", "demo"], cast)
     elif not cast.is_file():
         raise SystemExit(f"there is no {cast.relative_to(ROOT)}: without --again one is recorded")
     recording = cast.read_text(encoding="utf-8").replace(str(ROOT), "~/trainyard")
