@@ -9,7 +9,7 @@ short_description: Take part in bringing files from host to host
 description:
   - C(begin) says which files are not there yet, and how much of each has come before; what is there is laid out
     for the next host.
-  - C(pull) fetches them from the host before, while they still grow there, over SSH, as the service user.
+  - C(pull) fetches them from the host before, while they still grow there, by rsync over SSH, as the service user.
   - C(settle) checks every file's SHA-256 and gives it its place, where root alone can change it.
   - C(tidy) removes what was laid out.
 options:
@@ -46,9 +46,7 @@ missing:
 import contextlib
 import hashlib
 import os
-import shlex
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -58,9 +56,6 @@ from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
-SMALL = (
-    1 << 20
-)  # bytes of a file that is fetched when it is there, with others; one that is larger while it grows
 PAUSE = 0.2  # seconds between two looks at a file that has not grown
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 
@@ -120,7 +115,7 @@ def pull(files: list[dict], state_dir: str, user: str, source: str, patience: fl
     wanted = missing(files, state_dir)
     become = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
     with connection(source, user, become) as ssh:
-        follow(wanted, incoming, source, ssh, become, patience)
+        follow(wanted, incoming, source, [*become, *RSYNC, "-e", ssh], patience)
 
 
 @contextlib.contextmanager
@@ -143,15 +138,13 @@ def connection(source: str, user: str, become: list[str]):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def follow(
-    wanted: list[dict], incoming: str, source: str, ssh: str, become: list[str], patience: float
-) -> None:
-    """Fetch the files, while they come to the source itself, until all are whole. Raises Failure."""
-    rsync = [*become, *RSYNC, "-e", ssh, f"{source}:{incoming}/", f"{incoming}/"]
+def follow(wanted: list[dict], incoming: str, source: str, command: list[str], patience: float) -> None:
+    """Have `command` fetch the files, while they grow at the source, until all are whole. Raises Failure."""
+    command = [*command, f"{source}:{incoming}/", f"{incoming}/"]
     came, since, said = -1, time.monotonic(), ""
     while True:
         sizes = {one["path"]: size(os.path.join(incoming, one["path"])) or 0 for one in wanted}
-        rest = [one for one in wanted if sizes[one["path"]] < one["bytes"]]
+        rest = [one["path"] for one in wanted if sizes[one["path"]] < one["bytes"]]
         if not rest:
             return
         if sum(sizes.values()) > came:
@@ -159,50 +152,14 @@ def follow(
         elif time.monotonic() - since > patience:
             raise Failure(
                 f"nothing has come from {source} for {patience:.0f} s, and {len(rest)} files are not whole: "
-                f"{said or rest[0]['path']}. See whether it answers, and run train.yml again: what has come stays."
+                f"{said or rest[0]}. See whether it answers, and run train.yml again: what has come stays."
             )
         else:
             time.sleep(PAUSE)
-        small = "\n".join(one["path"] for one in rest if one["bytes"] <= SMALL)
-        large = next((os.path.join(incoming, one["path"]) for one in rest if one["bytes"] > SMALL), None)
-        if small:
-            done = subprocess.run(rsync, input=small, capture_output=True, text=True, check=False)
-            said = complaint("rsync", done.returncode, done.stderr) or said
-        if large:
-            left = {os.path.join(incoming, one["path"]): one["bytes"] for one in rest}[large]
-            said = stream(large, left, f"{ssh} {source}", become, patience) or said
-
-
-def stream(path: str, whole: int, ssh: str, become: list[str], patience: float) -> str:
-    """Append to a file what it lacks of its `whole` bytes as that grows at the source; what went wrong, or "".
-
-    rsync would send what is there when it starts. As long as that takes, as much more has come meanwhile: each look
-    would take longer than the one before it, and so the last host would lag behind by as much as the whole took.
-    """
-    there = size(path) or 0
-    file = shlex.quote(path)
-    # head ends with the last byte, and tail with head, or with the connection.
-    sent = f"tail --pid=$PPID -s {PAUSE} -c +{there + 1} -F {file} 2>/dev/null | head -c {whole - there}"
-    command = [*become, "sh", "-c", f"exec {ssh} {shlex.quote(sent)} >> {file}"]
-    nothing = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, stdin=nothing, stdout=nothing, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    since = time.monotonic()
-    while process.poll() is None:
-        time.sleep(PAUSE)
-        now = size(path) or 0
-        if now > there:
-            there, since = now, time.monotonic()
-        elif time.monotonic() - since > patience:
-            os.killpg(process.pid, signal.SIGTERM)
-    return complaint("ssh", process.returncode, process.stderr.read())
-
-
-def complaint(program: str, status: int, said: str) -> str:
-    """The first line of what a program that failed has said."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    return (lines[0] if lines else f"{program} ended with {status}") if status else ""
+        done = subprocess.run(command, input="\n".join(rest), capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            said = lines[0] if lines else f"rsync ended with {done.returncode}"
 
 
 def settle(files: list[dict], state_dir: str, group: int) -> bool:
