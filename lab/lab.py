@@ -21,6 +21,7 @@ from pathlib import Path
 from lab import base, machine, vm
 from lab.cgroup import Group
 from lab.host import Host
+from lab.like import way_in_holds
 from lab.network import STRANGER, Network, exists
 from lab.shell import LabError, inside_netns, locked, run, wait_until
 
@@ -261,6 +262,12 @@ class Lab:
             endpoints = [(server, 53) for server in servers if machine.is_private(server)]
             endpoints += machine.private_endpoints(pip.urls + machine.apt_urls(sources))
             binds = pip.folders + machine.apt_folders(sources)
+        inside = [address for address, _ in endpoints if options.subnet and _within(address, options.subnet)]
+        if inside:
+            raise LabError(
+                f"--like: {inside[0]}, from where this machine has names or packages, is in {options.subnet}, as are "
+                "the lab's hosts: use a copy of the inventory with another network, or --offline"
+            )
         password = secrets.token_urlsafe(12)
         record = {
             "ready": False,
@@ -371,13 +378,18 @@ class Lab:
         self.inventory.chmod(0o700)
         name = "hosts.yml"
         if options.like:
-            # That inventory as it stands, and beside it the way in alone. Ansible reads them in their names' order.
-            inventory, name = {"all": {"vars": way_in}}, "zz-way-in.yml"
+            # That inventory as it stands, and beside it the way in alone, as variables of every host, for a group's
+            # would give way. Ansible reads the files in their names' order.
+            way_in["ansible_control_path_dir"] = str(self.state / "connections")
+            inventory, name = {"all": {"hosts": dict.fromkeys(hosts, way_in)}}, "zz-way-in.yml"
             source = Path(options.like)
-            for file in sorted(source.iterdir()) if source.is_dir() else [source]:
+            beside = [source, *(source.with_name(f"{kind}_vars") for kind in ("group", "host"))]
+            for file in sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, beside):
                 (self.inventory / file.name).symlink_to(file)
         text = f"# Written by the lab {self.name!r}; it goes when the lab goes.\n{json.dumps(inventory, indent=2)}\n"
         _write_secret(self.inventory / name, text)
+        if options.like:
+            way_in_holds(self.inventory, way_in, options.names)
 
     def down(self) -> None:
         """Take it down, whole or not; nothing stays, and nothing is said where there was nothing."""
@@ -532,6 +544,10 @@ def install_missing_tools(vms: bool = False) -> None:
         run("apt-get", "update")
         install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
         run("env", "DEBIAN_FRONTEND=noninteractive", *install)
+
+
+def _within(address: str, subnet: str) -> bool:
+    return ipaddress.ip_address(address) in ipaddress.ip_network(subnet)
 
 
 def _python() -> str:

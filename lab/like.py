@@ -12,6 +12,25 @@ from typing import Any
 from lab.shell import LabError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+# Variables that say how Ansible gets to a host.
+LEADS = (
+    *(
+        "ansible_connection",
+        "ansible_port",
+        "ansible_ssh_args",
+        "ansible_ssh_extra_args",
+        "ansible_control_path",
+    ),
+    *(
+        "ansible_ssh_common_args",
+        "ansible_ssh_host",
+        "ansible_ssh_port",
+        "ansible_ssh_user",
+        "ansible_ssh_pass",
+    ),
+    *("ansible_ssh_executable", "ansible_become_user", "ansible_become_method", "ansible_private_key_file"),
+    *("ansible_ssh_private_key_file", "ansible_host_key_checking"),
+)
 
 
 def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
@@ -22,8 +41,8 @@ def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
     `cluster_interface`, and no address there.
     """
     path = Path(inventory).resolve()
-    groups = _listed(path)
-    names = [name for group in ("head", "workers") for name in groups.get(group, {}).get("hosts", [])]
+    groups = listed(path)
+    names = [name for group in ("head", "workers") for name in _members(groups, group)]
     if not names:
         raise LabError(f"--like {inventory}: it has no host in the groups head and workers")
     found = {name: groups["_meta"]["hostvars"].get(name, {}) for name in names}
@@ -57,7 +76,28 @@ def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
     }
 
 
-def _listed(path: Path) -> dict[str, Any]:
+def way_in_holds(inventory: Path, way_in: dict[str, str], names: list[str]) -> None:
+    """Raises LabError where anything in the inventory would lead Ansible elsewhere than WAY_IN: to real machines."""
+    found = listed(inventory)["_meta"]["hostvars"]
+    for name in names:
+        variables = found.get(name, {})
+        others = [key for key in LEADS if key in variables and key not in way_in]
+        others += [key for key, value in way_in.items() if variables.get(key) != value]
+        if others:
+            raise LabError(
+                f"--like: {', '.join(others)} of {name} would lead elsewhere than into the lab: take "
+                f"{'it' if len(others) == 1 else 'them'} out of a copy of the inventory, and use that"
+            )
+
+
+def _members(groups: dict[str, Any], group: str) -> list[str]:
+    """The hosts of a group, and of those below it."""
+    found = groups.get(group, {})
+    below = [name for child in found.get("children", []) for name in _members(groups, child)]
+    return list(dict.fromkeys([*found.get("hosts", []), *below]))
+
+
+def listed(path: Path) -> dict[str, Any]:
     """What ansible-inventory makes of it."""
     places = [CHECKOUT / ".venv/bin", Path(sys.executable).parent]
     program = shutil.which("ansible-inventory", path=os.pathsep.join([*map(str, places), os.environ["PATH"]]))

@@ -57,11 +57,11 @@ class Status:
         }
         self._written = 0.0
 
-    def update(self, **facts) -> None:
-        """Take in new facts, and write if it is time to. One may be a function: it is called when it is written."""
+    def update(self, at_once: bool = False, **facts) -> None:
+        """Take in new facts, and write if it is time to, or `at_once`. A function is called when it is written."""
         changed = "state" in facts and facts["state"] != self.facts["state"]
         self.facts.update(facts)
-        if changed or time.monotonic() - self._written >= self.EVERY:
+        if changed or at_once or time.monotonic() - self._written >= self.EVERY:
             self.facts["updated"] = time.time()
             told = {name: fact() if callable(fact) else fact for name, fact in self.facts.items()}
             write_json(self.path, told, settle=changed)

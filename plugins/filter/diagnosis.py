@@ -122,11 +122,11 @@ def _going(found: dict, ranks: list[dict]) -> str:
     newest = min(found.values(), key=lambda one: one["age"])
     status = newest["status"]
     own = [float(seconds) for seconds in status.get("compute_seconds") or []]
-    if status.get("state") == "starting" and status.get("reason"):
-        return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}."
     stands = newest["steps"][1] == newest["steps"][0]
     if stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max(own, default=0)):
         return ""
+    if status.get("state") == "starting" and status.get("reason"):
+        return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}."
     at = f"step {status.get('step')} of {status.get('steps')}"
     if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
         slow = own.index(max(own))

@@ -121,18 +121,20 @@ def pull(files: list[dict], state_dir: str, user: str, source: str, patience: fl
 @contextlib.contextmanager
 def connection(source: str, user: str, become: list[str]):
     """The ssh command that reaches `source` over one connection: to log in anew for each look costs more than a piece
-    does. Where that connection breaks, the command makes one of its own.
+    does. Where that connection breaks, the command makes one of its own. It ends with this process, however that ends:
+    then `cat` reads no more.
     """
     with acting_as(user):
         folder = tempfile.mkdtemp(prefix="trainyard-bring-")
     shared = [*SSH.split(), "-o", f"ControlPath={folder}/ssh"]
     nothing = subprocess.DEVNULL
-    command = [*become, *shared, "-o", "ControlMaster=yes", "-N", source]
-    master = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing)
+    command = [*become, *shared, "-o", "ControlMaster=yes", source, "cat"]
+    master = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
     try:
         yield " ".join(shared)
     finally:
         subprocess.run([*become, *shared, "-O", "exit", source], capture_output=True, check=False)
+        master.stdin.close()
         master.terminate()
         master.wait()
         shutil.rmtree(folder, ignore_errors=True)

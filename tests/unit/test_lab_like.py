@@ -8,7 +8,7 @@ import yaml
 
 from lab.__main__ import options, parser
 from lab.lab import LabError, Options
-from lab.like import like
+from lab.like import like, way_in_holds
 from lab.network import Network
 
 EXAMPLES = "inventory/examples"
@@ -118,4 +118,43 @@ def test_no_inventory_is_one_message(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "lab", "up", "--like", str(tmp_path / "none")], capture_output=True, text=True
     )
-    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert done.returncode != 0 and "there is no such inventory" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_hosts_of_groups_below_count(tmp_path):
+    file = tmp_path / "hosts.yml"
+    hosts = {"b": {"ansible_host": "192.168.1.8"}}
+    groups = {
+        "head": {"hosts": {"a": {"ansible_host": "192.168.1.7"}}},
+        "workers": {"children": {"rack": {"hosts": hosts}}},
+    }
+    words = {"vars": {"cluster_network": "192.168.1.0/24"}, "children": {"cluster": {"children": groups}}}
+    file.write_text(yaml.safe_dump({"all": words}))
+    assert like(file)["names"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, None),
+        ({"ansible_user": "anna"}, None),  # the lab's own wins
+        ({"ansible_port": 2222}, "ansible_port of a would lead elsewhere"),
+        ({"ansible_ssh_extra_args": "-J gate"}, "ansible_ssh_extra_args of a would lead elsewhere"),
+        ({"ansible_connection": "local"}, "ansible_connection of a would lead elsewhere"),
+    ],
+)
+def test_nothing_of_the_inventory_leads_to_real_machines(tmp_path, variables, said):
+    inventory(tmp_path, {"a": {"ansible_host": "192.168.1.7"}}, **variables)
+    way_in = {"ansible_user": "ops", "ansible_ssh_common_args": "-o ProxyCommand=relay"}
+    beside = {"all": {"hosts": {"a": way_in}}}
+    (tmp_path / "zz-way-in.yml").write_text(yaml.safe_dump(beside))
+    if said:
+        with pytest.raises(LabError, match=said):
+            way_in_holds(tmp_path, way_in, ["a"])
+        return
+    way_in_holds(tmp_path, way_in, ["a"])
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/a.yml").write_text("ansible_user: anna\n")  # stronger than a host's own line
+    with pytest.raises(LabError, match="ansible_user of a would lead elsewhere"):
+        way_in_holds(tmp_path, way_in, ["a"])

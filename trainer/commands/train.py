@@ -26,6 +26,9 @@ from trainer.strategies.base import Strategy
 from trainer.words import count
 from trainer.world import World, log, translated, versions
 
+# Seconds by which the rank that writes the host's status.json comes first to the tokenising, so that it can tell of it.
+HEAD_START = 0.2
+
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
@@ -81,17 +84,17 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     digests = _data_digests(config, world)
     source = model_load.source(config, world)
 
-    def tell(words: str) -> None:
+    def tell(words: str, at_once: bool = False) -> None:
         if status:
-            status.update(state="starting", reason=words)
+            status.update(at_once, state="starting", reason=words)
 
-    def prepared(turn: bool):
-        return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell) if turn else None
+    def prepared():
+        if not environment.first_on_host:
+            time.sleep(HEAD_START)
+        return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell)
 
-    # The rank that writes the host's status.json tokenises; the host's others find what it made.
-    first = world.together(lambda: prepared(environment.first_on_host))
-    packed, held_out = world.together(lambda: first or prepared(True))
-    tell("loading the model")
+    packed, held_out = world.together(prepared)
+    tell("loading the model", at_once=True)
     both = [packed, held_out] if held_out else [packed]
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
