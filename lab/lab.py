@@ -21,7 +21,7 @@ from pathlib import Path
 from lab import base, machine, vm
 from lab.cgroup import Group
 from lab.host import Host
-from lab.like import way_in_holds
+from lab.like import way_in_holds, within
 from lab.network import STRANGER, Network, exists
 from lab.shell import LabError, inside_netns, locked, run, wait_until
 
@@ -262,7 +262,7 @@ class Lab:
             endpoints = [(server, 53) for server in servers if machine.is_private(server)]
             endpoints += machine.private_endpoints(pip.urls + machine.apt_urls(sources))
             binds = pip.folders + machine.apt_folders(sources)
-        inside = [address for address, _ in endpoints if options.subnet and _within(address, options.subnet)]
+        inside = [address for address, _ in endpoints if within(address, options.subnet)]
         if inside:
             raise LabError(
                 f"--like: {inside[0]}, from where this machine has names or packages, is in {options.subnet}, as are "
@@ -544,10 +544,6 @@ def install_missing_tools(vms: bool = False) -> None:
         run("apt-get", "update")
         install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
         run("env", "DEBIAN_FRONTEND=noninteractive", *install)
-
-
-def _within(address: str, subnet: str) -> bool:
-    return ipaddress.ip_address(address) in ipaddress.ip_network(subnet)
 
 
 def _python() -> str:

@@ -13,24 +13,13 @@ from lab.shell import LabError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Variables that say how Ansible gets to a host.
-LEADS = (
-    *(
-        "ansible_connection",
-        "ansible_port",
-        "ansible_ssh_args",
-        "ansible_ssh_extra_args",
-        "ansible_control_path",
-    ),
-    *(
-        "ansible_ssh_common_args",
-        "ansible_ssh_host",
-        "ansible_ssh_port",
-        "ansible_ssh_user",
-        "ansible_ssh_pass",
-    ),
-    *("ansible_ssh_executable", "ansible_become_user", "ansible_become_method", "ansible_private_key_file"),
-    *("ansible_ssh_private_key_file", "ansible_host_key_checking"),
-)
+LEADS = [
+    f"ansible_{name}"
+    for name in (
+        "become_method become_user connection control_path host_key_checking port private_key_file ssh_args "
+        "ssh_common_args ssh_executable ssh_extra_args ssh_host ssh_pass ssh_port ssh_private_key_file ssh_user"
+    ).split()
+]
 
 
 def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
@@ -48,7 +37,7 @@ def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
     found = {name: groups["_meta"]["hostvars"].get(name, {}) for name in names}
     addresses = [_address(inventory, name, variables) for name, variables in found.items()]
     subnet = network or str(next(iter(found.values())).get("cluster_network", ""))
-    outside = [address for address in addresses if not _within(address, subnet)]
+    outside = [address for address in addresses if not within(address, subnet)]
     if outside:
         raise LabError(
             f"--like {inventory}: {', '.join(outside)} {'is' if len(outside) == 1 else 'are'} not in "
@@ -126,7 +115,8 @@ def _address(inventory: str | Path, name: str, variables: dict[str, Any]) -> str
         ) from None
 
 
-def _within(address: str, subnet: str) -> bool:
+def within(address: str, subnet: str) -> bool:
+    """Whether the address is one of the subnet; not where either is none."""
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(subnet)
     except ValueError:

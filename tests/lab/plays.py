@@ -21,6 +21,11 @@ from lab.lab import Lab, LabError, Options  # noqa: E402 - the checkout's root i
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
 
 
+def changed_tasks(text):
+    """How many tasks changed something, by host, as a playbook's last lines say."""
+    return {found[1]: int(found[3]) for found in RECAP.finditer(text)}
+
+
 @dataclass
 class Play:
     """What a playbook run said and did. `changed` and `failed` are by host."""
@@ -31,7 +36,7 @@ class Play:
 
     @property
     def changed(self):
-        return {found[1]: int(found[3]) for found in RECAP.finditer(self.text)}
+        return changed_tasks(self.text)
 
     @property
     def words(self):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from plays import RECAP, Plays
+from plays import Plays, changed_tasks
 
 from lab.like import like
 
@@ -40,17 +40,12 @@ def provision(plays, seconds=1200):
     for second in (False, True):
         done = plays.book("site.yml", seconds=seconds)
         assert done.returncode == 0, done.stdout + done.stderr
-        changed = recap(done.stdout)
+        changed = changed_tasks(done.stdout)
         assert hosts <= set(changed)
         assert {host for host in hosts if changed[host]} == (set() if second else hosts)
     for host in hosts:
         assert plays.sh(host, "hostname").strip() == host
         assert plays.answers(host)
-
-
-def recap(text):
-    """Changed tasks by host."""
-    return {found[1]: int(found[3]) for found in RECAP.finditer(text)}
 
 
 def train(plays, results, seconds=900):

@@ -1,7 +1,7 @@
 """Hosts as other installations leave them: ifupdown's stanzas, NetworkManager's profiles, Debian 13."""
 
 import pytest
-from plays import RECAP, Plays, playground, wait_for
+from plays import Plays, changed_tasks, playground, wait_for
 
 pytestmark = pytest.mark.full  # minutes: each boots several times
 
@@ -106,7 +106,7 @@ def test_debian_13(make_lab, tmp_path):
     for second in (False, True):
         done = plays.book("site.yml", *words)
         assert done.returncode == 0, done.stdout + done.stderr
-        changed = {found[1]: int(found[3]) for found in RECAP.finditer(done.stdout)}
+        changed = changed_tasks(done.stdout)
         assert {host: bool(changed[host]) for host in lab.hosts} == dict.fromkeys(lab.hosts, not second)
     for host in lab.hosts:
         assert 'VERSION_ID="13"' in plays.sh(host, "cat /etc/os-release")
@@ -114,4 +114,4 @@ def test_debian_13(make_lab, tmp_path):
         boot(plays, host)
     after = plays.book("site.yml", *words)
     assert after.returncode == 0, after.stdout + after.stderr
-    assert {int(found[3]) for found in RECAP.finditer(after.stdout) if found[1] in lab.hosts} == {0}
+    assert changed_tasks(after.stdout) == dict.fromkeys(changed, 0)

@@ -40,13 +40,9 @@ def length(path: Path) -> int:
                 import pyarrow.parquet
 
                 return max(1, pyarrow.parquet.read_metadata(file).num_rows)
-            except (
-                ImportError,
-                NotImplementedError,
-                OSError,
-                ValueError,
-            ):  # Arrow's own are ValueErrors, too
-                return 1  # what is wrong with it, reading it says
+            # Arrow's own are ValueErrors, too. What is wrong with the file, reading it says.
+            except (ImportError, NotImplementedError, OSError, ValueError):
+                return 1
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1
 
 

@@ -94,9 +94,8 @@ class DiLoCo(AfterBackward):
             )
             for number, group in enumerate(groups, 1)
         ]
-        self._sent = self._since = self._until = (
-            0  # bytes so far; when the last step began, and when it ended
-        )
+        # Bytes: so far, when the last step began, and when it ended.
+        self._sent = self._since = self._until = 0
 
     def _groups(self, config: Config) -> list[list[torch.nn.Parameter]]:
         """What meets together, in the model's order."""
@@ -108,9 +107,8 @@ class DiLoCo(AfterBackward):
         """The gradients are this rank's own."""
 
     def stepped(self, tokens: int, last: bool) -> None:
-        self._since = (
-            self._until
-        )  # what a checkpoint or an evaluation made all send since then is this step's, too
+        # What a checkpoint or an evaluation has made all send since the last step is this one's, too.
+        self._since = self._until
         self._step += 1
         for fragment in self.fragments:
             fragment.tokens += tokens
