@@ -15,10 +15,24 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 # Variables that say how Ansible gets to a host.
 LEADS = [
     f"ansible_{name}"
-    for name in (
-        "become_method become_user connection control_path host_key_checking port private_key_file ssh_args "
-        "ssh_common_args ssh_executable ssh_extra_args ssh_host ssh_pass ssh_port ssh_private_key_file ssh_user"
-    ).split()
+    for name in [
+        "become_method",
+        "become_user",
+        "connection",
+        "control_path",
+        "host_key_checking",
+        "port",
+        "private_key_file",
+        "ssh_args",
+        "ssh_common_args",
+        "ssh_executable",
+        "ssh_extra_args",
+        "ssh_host",
+        "ssh_pass",
+        "ssh_port",
+        "ssh_private_key_file",
+        "ssh_user",
+    ]
 ]
 
 

@@ -458,7 +458,7 @@ def test_without_root_it_says_what_to_type(monkeypatch, capsys):
         ({"name": "Mine"}, "--name Mine: 1 to 12 small letters"),
         ({"name": "a/../b"}, "--name a/../b"),
         ({"hosts": 33}, "--hosts 33: a lab has 1 to 32 hosts"),
-        ({"quota": {"node9": 1.0}}, "--quota node9=…: there is no such host; they are node1 to node3"),
+        ({"quota": {"node9": 1.0}}, "--quota node9=…: there is no such host; they are node1, node2, node3"),
         ({"quota": {"node1": 0.0}}, "--quota node1=0.0: a number of CPUs"),
         ({"rate": {"node1": "fast"}}, "--rate node1=fast: a number and kbit, mbit or gbit"),
         ({"interfaces": {"node1": "a-name-beyond-15"}}, "--interfaces node1=a-name-beyond-15: 1 to 15"),
