@@ -178,12 +178,16 @@ class Network:
         self.ip("link", "set", f"u{number}", "up" if up else "down")
 
     def set_rate(self, number: int, rate: str | None) -> None:
-        """At most RATE (tc's words: 20mbit) in each direction of a host's wire; None lifts the limit."""
+        """At most RATE (tc's words: 20mbit) in each direction of a host's wire; None lifts the limit.
+
+        With as much room for what waits as a small switch has: in more, a sender's acknowledgements stand behind its
+        data. (Hosts have fair queues, which not every kernel brings along.) The burst is two of TCP's largest segments.
+        """
         for end in (f"u{number}", f"d{number}"):
             if rate is None:
                 subprocess.run(self.enter("tc", "qdisc", "del", "dev", end, "root"), capture_output=True)
             else:
-                shaping = ("tbf", "rate", rate, "burst", "64kb", "latency", "200ms")
+                shaping = ("tbf", "rate", rate, "burst", "128kb", "latency", "25ms")
                 run(*self.enter("tc", "qdisc", "replace", "dev", end, "root", *shaping))
 
     # --- the end -----------------------------------------------------------------------------------------------------

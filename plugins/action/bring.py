@@ -50,13 +50,13 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(answer.get("msg", "the module bring_host failed"), result=answer)
             return answer
 
+        if host != hosts[0]:
+            return {**result, **step("pull", source=hosts[hosts.index(host) - 1])}
         begun = step("begin")
         if self._task.check_mode or not begun["missing"]:
             return {**result, "changed": begun["changed"]}
-        if host == hosts[0]:
-            self._feed(args["files"], begun["missing"], place["state_dir"], host)
-            return {**result, **step("settle")}
-        return {**result, **step("pull", source=hosts[hosts.index(host) - 1])}
+        self._feed(args["files"], begun["missing"], place["state_dir"], host)
+        return {**result, **step("settle")}
 
     def _feed(self, files: list[dict], missing: dict[str, int], state_dir: str, host: str) -> None:
         """Append the rest of every file to what the host has of it. Raises AnsibleActionFail."""

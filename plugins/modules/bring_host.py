@@ -9,7 +9,8 @@ short_description: Take part in bringing files from host to host
 description:
   - C(begin) says which files are not there yet, and how much of each has come before; what is there is laid out
     for the next host.
-  - C(pull) fetches them from the host before, while they still grow there, by rsync over SSH, as the service user.
+  - C(pull) begins, fetches from the host before what is missing, while it still grows there, over SSH as the service
+    user, and settles.
   - C(settle) checks every file's SHA-256 and gives it its place, where root alone can change it.
   - C(tidy) removes what was laid out.
 options:
@@ -44,23 +45,61 @@ missing:
 """
 
 import contextlib
+import fcntl
 import hashlib
+import json
 import os
+import select
+import shlex
 import shutil
 import stat
 import subprocess
-import tempfile
 import time
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
-PAUSE = 0.2  # seconds between two looks at a file that has not grown
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+AT_ONCE = 1 << 20  # bytes of a read, and of a pipe: the fewer turns, the less they cost
+F_SETPIPE_SZ = 1031  # Linux's; Python has a name for it from 3.10 on
+# Seconds in which more comes, where little has; and between two looks at a file that has not grown.
+PAUSE = 0.05
+# The cipher that costs a processor of today the least; where the other end does not have it, its own choice.
+SSH = (
+    "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
+    "-o Ciphers=^aes128-gcm@openssh.com"
+)
 
-
-RSYNC = ["rsync", "--append", "--ignore-missing-args", "--no-motd", "--files-from=-"]
+# Runs on the host before: reads which bytes of which files are asked for, and writes them out as they come to be there.
+# When nobody listens any more, its input ends, and so does it.
+SENDER = f"""
+import fcntl, json, os, select, sys
+try:
+    fcntl.fcntl(1, {F_SETPIPE_SZ}, {AT_ONCE})
+except OSError:
+    pass
+folder, pause = sys.argv[1], {PAUSE}
+def more(seconds):
+    if select.select([0], [], [], seconds)[0]:
+        sys.exit()
+for path, at, whole in json.loads(sys.stdin.buffer.raw.readline()):
+    file = None
+    while at < whole:
+        if file is None:
+            try:
+                file = os.open(os.path.join(folder, path), os.O_RDONLY)
+            except FileNotFoundError:
+                more(pause)
+                continue
+        there = min(os.fstat(file).st_size, whole)
+        if there < whole and there - at < {AT_ONCE // 4}:
+            more(pause)
+            there = min(os.fstat(file).st_size, whole)
+        if there > at:
+            at += os.sendfile(1, file, at, there - at)
+    if file is not None:
+        os.close(file)
+"""
 
 
 class Failure(Exception):
@@ -110,58 +149,88 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
 
 
 def pull(files: list[dict], state_dir: str, user: str, source: str, patience: float) -> None:
-    """Fetch what is missing from `source` until it is whole, however often that takes. Raises Failure."""
+    """Fetch what is missing from `source` until it is whole, however often that takes. Raises Failure.
+
+    In one stream, byte after byte in the order of the files, which is that in which they come to the source. A tool
+    that looks at a file, sends what is there and looks again (rsync) has more to send at each look than at the one
+    before, because more has come meanwhile: the last of eight hosts then lags behind by as much as the whole takes.
+    """
     incoming = os.path.join(state_dir, INCOMING)
     wanted = missing(files, state_dir)
-    become = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
-    with connection(source, user, become) as ssh:
-        follow(wanted, incoming, source, [*become, *RSYNC, "-e", ssh], patience)
-
-
-@contextlib.contextmanager
-def connection(source: str, user: str, become: list[str]):
-    """The ssh command that reaches `source` over one connection: to log in anew for each look costs more than a piece
-    does. Where that connection breaks, the command makes one of its own. It ends with this process, however that ends:
-    then `cat` reads no more.
-    """
-    with acting_as(user):
-        folder = tempfile.mkdtemp(prefix="trainyard-bring-")
-    shared = [*SSH.split(), "-o", f"ControlPath={folder}/ssh"]
-    nothing = subprocess.DEVNULL
-    command = [*become, *shared, "-o", "ControlMaster=yes", source, "cat"]
-    master = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
-    try:
-        yield " ".join(shared)
-    finally:
-        subprocess.run([*become, *shared, "-O", "exit", source], capture_output=True, check=False)
-        master.stdin.close()
-        master.terminate()
-        master.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def follow(wanted: list[dict], incoming: str, source: str, command: list[str], patience: float) -> None:
-    """Have `command` fetch the files, while they grow at the source, until all are whole. Raises Failure."""
-    command = [*command, f"{source}:{incoming}/", f"{incoming}/"]
-    came, since, said = -1, time.monotonic(), ""
-    while True:
-        sizes = {one["path"]: size(os.path.join(incoming, one["path"])) or 0 for one in wanted}
-        rest = [one["path"] for one in wanted if sizes[one["path"]] < one["bytes"]]
-        if not rest:
-            return
-        if sum(sizes.values()) > came:
-            came, since = sum(sizes.values()), time.monotonic()
-        elif time.monotonic() - since > patience:
+    since, said = time.monotonic(), ""
+    while rest := [one for one in wanted if (size(os.path.join(incoming, one["path"])) or 0) < one["bytes"]]:
+        left = max(0.0, since + patience - time.monotonic())
+        came, words = stream(rest, incoming, user, source, left)
+        said = words or said
+        if came:
+            since = time.monotonic()
+        elif time.monotonic() - since >= patience:
             raise Failure(
                 f"nothing has come from {source} for {patience:.0f} s, and {len(rest)} files are not whole: "
-                f"{said or rest[0]}. See whether it answers, and run train.yml again: what has come stays."
+                f"{said or rest[0]['path']}. See whether it answers, and run train.yml again: what has come stays."
             )
         else:
+            time.sleep(1)
+
+
+def stream(rest: list[dict], incoming: str, user: str, source: str, patience: float) -> tuple[int, str]:
+    """Fetch the files over one connection, until all are whole, it breaks, or nothing comes for `patience` seconds.
+
+    Returns how many bytes came, and what ssh said where it failed.
+    """
+    become = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
+    sender = f"exec python3 -I -c {shlex.quote(SENDER)} {shlex.quote(incoming)}"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [*become, *SSH.split(), source, sender], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
+    )
+    os.set_blocking(process.stderr.fileno(), False)
+    with contextlib.suppress(OSError):  # more than this user may
+        fcntl.fcntl(process.stdout, F_SETPIPE_SZ, AT_ONCE)
+    asked = [(one["path"], size(os.path.join(incoming, one["path"])) or 0, one["bytes"]) for one in rest]
+    came = 0
+    try:
+        with contextlib.suppress(BrokenPipeError):  # why stands in what ssh says
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+        for path, at, whole in asked:
+            with acting_as(user):
+                file = os.open(os.path.join(incoming, path), os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                got = take(process.stdout.fileno(), file, at, whole, patience)
+            finally:
+                os.close(file)
+            came += got
+            if at + got < whole:
+                break
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+    said = (process.stderr.read() or b"").decode(errors="replace").strip().splitlines()
+    process.stderr.close()
+    return came, (said or [f"ssh ended with {process.returncode}"])[0] if process.returncode else ""
+
+
+def take(pipe: int, file: int, at: int, whole: int, patience: float) -> int:
+    """Write what comes from `pipe` into `file`, from byte `at` to byte `whole`; how many bytes came."""
+    start, room = at, memoryview(bytearray(AT_ONCE))
+    while at < whole and select.select([pipe], [], [], patience)[0]:
+        data = room[: os.readv(pipe, [room[: whole - at]])]
+        if not data:
+            break
+        little = len(data) < AT_ONCE // 4
+        while data:
+            # In its place, so that whoever else writes the same file writes the same.
+            written = os.pwrite(file, data, at)
+            data, at = data[written:], at + written
+        if little and at < whole:
             time.sleep(PAUSE)
-        done = subprocess.run(command, input="\n".join(rest), capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            said = lines[0] if lines else f"rsync ended with {done.returncode}"
+    return at - start
 
 
 def settle(files: list[dict], state_dir: str, group: int) -> bool:
@@ -225,6 +294,7 @@ def main() -> None:
             shutil.rmtree(os.path.join(state_dir, INCOMING), ignore_errors=True)
             module.exit_json(changed=False)
         if p["step"] == "pull":
+            begin(files, state_dir, user)
             pull(files, state_dir, user, p["source"], p["patience"])
         module.exit_json(changed=settle(files, state_dir, group))
     except KeyError:

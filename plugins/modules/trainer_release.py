@@ -235,7 +235,7 @@ def main() -> None:
         module.fail_json(msg=str(failure))
     except OSError as failure:
         module.fail_json(msg=f"{failure.filename or module.params['dir']}: {failure.strerror}")
-    module.exit_json(rsync=bool(shutil.which("rsync")), **result)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,6 @@ def plays(make_lab, tmp_path_factory):
     plays = Plays(lab, tmp_path_factory.mktemp("plays"))
     play = plays.run("identity,ssh_mesh", "cluster")
     assert play.rc == 0, play.text
-    packages = [{"ansible.builtin.include_role": {"name": "packages"}, "vars": {"packages_names": ["rsync"]}}]
-    play = plays.run(packages)
-    assert play.rc == 0, play.text
     yield plays
     lab.down()
 

@@ -1,21 +1,17 @@
 """Files on their way from host to host: hosts are directories of this machine, and ssh is a script that stays here."""
 
+import errno
 import getpass
 import hashlib
+import multiprocessing
 import os
-import re
+import subprocess
 import threading
 import time
 
-import installed
 import pytest
 
 USER = getpass.getuser()
-
-
-@pytest.fixture(autouse=True)
-def rsync():
-    installed.have("rsync", "rsync")
 
 
 @pytest.fixture
@@ -23,9 +19,10 @@ def host(load_module, tmp_path, monkeypatch):
     """`host(name)`: the state directory of a host; the module's ssh to it ends there."""
     module = load_module("bring_host")
     script = tmp_path / "ssh"
+    # From here each host's state directory has another path; on hosts it has one and the same.
     script.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/logins\nwhile [ "$1" = -o ]; do shift 2; done\n'
-        '[ "$1" != -O ] || exit 0\nshift; exec "$@"\n'
+        f'#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\necho "$1" >> {tmp_path}/logins\nsource=$1\nshift\n'
+        f'exec sh -c "$(echo "$*" | sed "s#{tmp_path}/node[0-9]#{tmp_path}/$source#")"\n'
     )
     script.chmod(0o755)
     monkeypatch.setattr(module, "SSH", module.SSH.replace("ssh", str(script), 1))
@@ -96,27 +93,11 @@ def test_a_link_in_the_users_directory_leads_root_nowhere(host, tmp_path):
     assert (tmp_path / "secret").read_bytes() == DATA
 
 
-def other_places(module, monkeypatch, mine, other):
-    """rsync is told that the state directory there is `other`, since it differs here from the one that is `mine`."""
-    real, calls = module.subprocess.run, []
-
-    def run(command, **how):
-        if "rsync" not in command:
-            return real(command, **how)
-        calls.append(command)
-        command = command[command.index("rsync") :]
-        return real([*command[:-2], command[-2].replace(str(mine), str(other)), command[-1]], **how)
-
-    monkeypatch.setattr(module.subprocess, "run", run)
-    return calls
-
-
-def test_a_file_is_fetched_while_it_grows(host, monkeypatch):
-    """node2 fetches from node1, into which somebody writes."""
-    module, node1, node2 = host.module, host("node1"), host("node2")
-    module.begin(FILES, str(node1), USER)
-    module.begin(FILES, str(node2), USER)
-    calls = other_places(module, monkeypatch, node2, node1)
+def test_a_file_is_fetched_while_it_grows(host):
+    """node2 fetches from node1, into which somebody writes; node3 from node2. Each logs in once."""
+    module, node1, node2, node3 = host.module, host("node1"), host("node2"), host("node3")
+    for node in (node1, node2, node3):
+        module.begin(FILES, str(node), USER)
 
     def grow():
         for begin in range(0, len(DATA), 100_000):
@@ -126,27 +107,97 @@ def test_a_file_is_fetched_while_it_grows(host, monkeypatch):
         (node1 / "incoming" / FILES[1]["path"]).write_bytes(MORE)
 
     writer = threading.Thread(target=grow)
+    second = threading.Thread(target=module.pull, args=(FILES, str(node2), USER, "node1", 20))
     writer.start()
-    module.pull(FILES, str(node2), USER, "node1", 20)
+    second.start()
+    module.pull(FILES, str(node3), USER, "node2", 20)
     writer.join()
+    second.join()
+    for node in (node2, node3):
+        assert module.settle(FILES, str(node), os.getgid())
+        assert state(node) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
+    assert sorted((node1.parent / "logins").read_text().split()) == ["node1", "node2"]
+
+
+def test_what_came_before_is_not_sent_again(host):
+    module, node1, node2 = host.module, host("node1"), host("node2")
+    for node in (node1, node2):
+        module.begin(FILES, str(node), USER)
+    (node1 / "incoming" / FILES[0]["path"]).write_bytes(b"?" * 100_000 + DATA[100_000:])
+    (node1 / "incoming" / FILES[1]["path"]).write_bytes(MORE)
+    (node2 / "incoming" / FILES[0]["path"]).write_bytes(DATA[:100_000])
+    module.pull(FILES, str(node2), USER, "node1", 20)
     assert module.settle(FILES, str(node2), os.getgid())
-    assert state(node2) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
-    assert len(calls) > 2
-
-    # All over one connection, of which nothing is left.
-    logins = (node1.parent / "logins").read_text().splitlines()
-    (path,) = {re.search(r"ControlPath=(\S+)", login)[1] for login in logins}
-    assert ["ControlMaster=yes node1 cat" in login for login in logins].count(True) == 1
-    assert logins[-1].endswith("-O exit node1") and not os.path.exists(os.path.dirname(path))
 
 
-def test_a_host_before_that_says_nothing_is_named(host, monkeypatch):
+def test_a_connection_that_breaks_is_made_anew(host):
+    """The source's sender is killed when half of the file has come."""
+    module, node1, node2 = host.module, host("node1"), host("node2")
+    for node in (node1, node2):
+        module.begin(FILES, str(node), USER)
+    source, target = node1 / "incoming" / FILES[0]["path"], node2 / "incoming" / FILES[0]["path"]
+    source.write_bytes(DATA[:150_000])
+    puller = threading.Thread(target=module.pull, args=(FILES, str(node2), USER, "node1", 20))
+    puller.start()
+    while target.stat().st_size < 150_000:
+        time.sleep(0.05)
+    assert subprocess.run(["pkill", "-f", f"{node1}/incoming$"], check=False).returncode == 0
+    source.write_bytes(DATA)
+    (node1 / "incoming" / FILES[1]["path"]).write_bytes(MORE)
+    puller.join()
+    assert module.settle(FILES, str(node2), os.getgid())
+    assert (node1.parent / "logins").read_text().split() == ["node1", "node1"]
+
+
+def test_nothing_is_left_on_the_source_when_the_module_is_killed(host):
+    module, node1, node2 = host.module, host("node1"), host("node2")
+    for node in (node1, node2):
+        module.begin(FILES, str(node), USER)
+    puller = multiprocessing.get_context("fork").Process(
+        target=module.pull, args=(FILES, str(node2), USER, "node1", 60)
+    )
+    puller.start()
+    sender = ["pgrep", "-f", f"{node1}/incoming$"]
+    wait_for(lambda: subprocess.run(sender, capture_output=True, check=False).returncode == 0)
+    puller.kill()
+    wait_for(lambda: subprocess.run(sender, capture_output=True, check=False).returncode == 1)
+
+
+def wait_for(happens, seconds=20):
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_full_disk_is_told_as_one(host, monkeypatch):
+    module, node1, node2 = host.module, host("node1"), host("node2")
+    for node in (node1, node2):
+        module.begin(FILES, str(node), USER)
+    (node1 / "incoming" / FILES[0]["path"]).write_bytes(DATA)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        module.pull(FILES, str(node2), USER, "node1", 20)
+
+
+def test_a_host_before_that_says_nothing_is_named(host):
     module, node = host.module, host("node2")
     module.begin(FILES, str(node), USER)
-    other_places(module, monkeypatch, node, node.with_name("node1"))
     with pytest.raises(
-        module.Failure, match=r"nothing has come from node1 for 1 s, and 2 files are not whole: rsync"
+        module.Failure, match=r"nothing has come from node1 for 1 s, and 2 files are not whole: data"
     ):
+        module.pull(FILES, str(node), USER, "node1", 1)
+
+
+def test_what_ssh_says_is_told(host, tmp_path, monkeypatch):
+    module, node = host.module, host("node2")
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho node1: Permission denied >&2\nexit 255\n")
+    module.begin(FILES, str(node), USER)
+    with pytest.raises(module.Failure, match=r"are not whole: node1: Permission denied\. See"):
         module.pull(FILES, str(node), USER, "node1", 1)
 
 
