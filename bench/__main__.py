@@ -4,10 +4,16 @@ import argparse
 import os
 import time
 
-from bench import equal, padding, strategies, vocabulary
+from bench import equal, padding, strategies, vocabulary, watched
 from bench.measure import Options
 
-TABLES = {"equal": equal, "padding": padding, "vocabulary": vocabulary, "strategies": strategies}
+TABLES = {
+    "equal": equal,
+    "padding": padding,
+    "vocabulary": vocabulary,
+    "strategies": strategies,
+    "watched": watched,
+}
 
 
 def main() -> None:

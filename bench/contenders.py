@@ -6,6 +6,8 @@ rest is each one's own default.
 
 import json
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +40,7 @@ class Clock:
         return {"speed": timed / seconds, "cpu_speed": timed / cpu}
 
 
-def ours(case: Case, folder: Path) -> dict:
+def ours(case: Case, folder: Path, *settings: str) -> dict:
     """`trainer train`, as an operator runs it: metrics, checkpoint and model are written."""
     from trainer import cli, metrics
 
@@ -54,10 +56,38 @@ def ours(case: Case, folder: Path) -> dict:
     metrics.Metrics.write = noted
     os.environ["TRAINYARD_RUN_DIR"] = tempfile.mkdtemp(prefix="run-", dir=folder)
     os.environ["TRAINYARD_CACHE_DIR"] = str(folder / "cache")
-    code = cli.main(["train", str(folder / "run.yaml")])
+    code = cli.main(["train", str(folder / "run.yaml"), *settings])
     if code:
         sys.exit(code)
     return {**clock.speeds([one["tokens"] for one in steps]), "loss": steps[-1]["loss"]}
+
+
+def watched(case: Case, folder: Path) -> dict:
+    """The same with a page for Prometheus, read each second: Prometheus itself does so each 15 s."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    reader = subprocess.Popen([sys.executable, "-c", READER, str(port)], stdout=subprocess.PIPE, text=True)
+    try:
+        result = ours(case, folder, f"metrics_port={port}")
+    finally:
+        reader.terminate()
+        pages = len(reader.communicate()[0].split())
+    if pages == 0:
+        sys.exit("nobody could read the page")
+    return result
+
+
+READER = """
+import sys, time, urllib.request
+while True:
+    time.sleep(1)
+    try:
+        page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=5).read()
+    except OSError:
+        continue
+    if b"trainyard_train_loss" in page:
+        print(len(page), flush=True)
+"""
 
 
 def bare(case: Case, folder: Path) -> dict:
@@ -178,7 +208,14 @@ def _clocked(case: Case, trainer) -> dict:
     return {**clock.speeds(tokens), "loss": trainer.state.log_history[-1]["train_loss"]}
 
 
-CONTENDERS = {"bare": bare, "ours": ours, "hf": hf_trainer, "sft": sft_padded, "sft-packed": sft_packed}
+CONTENDERS = {
+    "bare": bare,
+    "ours": ours,
+    "watched": watched,
+    "hf": hf_trainer,
+    "sft": sft_padded,
+    "sft-packed": sft_packed,
+}
 
 
 def main(name: str, folder: Path) -> None:

@@ -270,7 +270,7 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
     """
     differences = []
     for what, value in identity.items():
-        before = manifest["identity"].get(what)
+        before = manifest["identity"].get(what, value)  # an earlier version did not note all of it
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = " (the same name, another content)" if then == now else ""

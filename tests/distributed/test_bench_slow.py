@@ -30,6 +30,7 @@ def bench(folder, *arguments, **sizes):
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
     first = bench(tmp_path)

@@ -212,6 +212,17 @@ def test_a_rank_that_hangs(launch, curve):
     same(run, 1, curve)
 
 
+def test_a_rank_that_hangs_alone(launch, curve):
+    """No other rank misses it."""
+    run = launch(1, "timeout_seconds=5")
+    wait(lambda: step(run, 0) > 12)
+    os.kill(rank_pids(run.nodes[0].pid)["0"], signal.SIGSTOP)
+    wait(lambda: running(run, 0, 2, 1))
+    assert "node0: a rank hung: it did nothing for 5 s" in state(run, 0)["note"]
+    stop(run, 0)
+    same(run, 0, curve)
+
+
 @pytest.mark.full
 def test_a_host_that_shuts_down_leaves_the_run_to_the_others(launch, curve):
     run = launch(2)

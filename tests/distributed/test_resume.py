@@ -167,3 +167,33 @@ def test_a_finished_run_started_again_only_says_so(material, tmp_path):
     first = ranks.run(tmp_path, 1, material / "run.yaml", "steps=3")
     assert ranks.run(tmp_path, 1, material / "run.yaml", "steps=3") == first
     assert ranks.status(tmp_path / "node0")["state"] == "finished"
+
+
+def test_an_adapter_goes_on_only_with_the_weights_and_the_scale_it_was_trained_for(material, tmp_path):
+    """Another base of the same shape fits its checkpoint just as well, and would give nonsense."""
+    from safetensors.torch import load_file, save_file
+
+    base, other = tmp_path / "base", tmp_path / "other"
+    weights = tmp_path / "weights"
+    ranks.run(weights, 1, material / "run.yaml", "steps=1")
+    shutil.copytree(weights / "node0" / "model", base)
+    shutil.copytree(base, other)
+    changed = load_file(other / "model.safetensors")
+    name = next(name for name in changed if name.endswith("weight"))
+    changed[name] = changed[name] + 0.5
+    save_file(changed, other / "model.safetensors", metadata={"format": "pt"})
+
+    lora = (material / "run.yaml", "adapter=lora", "lora_rank=4")
+    ranks.run(tmp_path, 1, *lora, f"model={base}", codes=[75], stop_in=3)
+    log = tmp_path / "node0" / "logs" / "rank-0.log"
+    for setting, word in (
+        (f"model={other}", "frozen weights: "),
+        ("lora_alpha=8", "lora_alpha: 32.0 then, 8.0 now"),
+    ):
+        words = (setting,) if setting.startswith("model") else (f"model={base}", setting)
+        ranks.run(tmp_path, 1, *lora, *words, codes=[2])
+        said = log.read_text()
+        assert (
+            "was made from something else" in said.rsplit("=== ", 1)[1] and word in said.rsplit("=== ", 1)[1]
+        )
+    ranks.run(tmp_path, 1, *lora, f"model={shutil.copytree(base, tmp_path / 'moved')}")

@@ -62,9 +62,7 @@ def test_a_run_from_its_start_to_its_results(yard):
 
 
 def test_detached_it_comes_back_when_the_run_trains_and_the_run_goes_on(yard):
-    run = yard.play(
-        run="first", detach="true", smoke="true", trainer_smoke_steps=1, **{**SMALL, "steps": 100_000}
-    )
+    run = yard.play(run="first", detach="true", **{**SMALL, "steps": 100_000})
     assert run.rc == 0, said(run)
     status = yard.status("first", "node1")
     assert status["state"] == "running" and 1 <= status["step"] < 100_000

@@ -119,6 +119,17 @@ class Attempt:
                     return True
         return False
 
+    def cpu_seconds(self) -> float:
+        """What the processes of this attempt that are alive have used of processors."""
+        ticks, pids = 0, [self._pid]
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                # user and system time are the 14th and 15th field; the name, the 2nd, may hold anything.
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+            pids += _children(pid)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def poll(self) -> Outcome | None:
         """How it ended, or None while it goes on."""
         if os.waitpid(self._pid, os.WNOHANG)[0] == 0:

@@ -34,6 +34,7 @@ ALL_HERE = 30.0  # seconds at least that the first attempt waits for the hosts t
 JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
 BOOTING = 60.0  # seconds that a host's address may take to come after a boot
 PORTS = 100  # that are tried, from MASTER_PORT on
+IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
@@ -94,6 +95,10 @@ class Launcher:
         self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
+        self.idle_since: tuple[float, float] | None = (
+            None  # when, and what its ranks had used of processors by then
+        )
+        self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
         self.met = False  # the store has answered, and knows this host as it is now
@@ -258,7 +263,7 @@ class Launcher:
         self._say("starting", plan.reason or None)
         if plan.reason:
             _print(f"attempt {plan.attempt}: {plan.reason}")
-        self.troubled = None
+        self.troubled = self.idle_since = None
         self.environment.yield_file.unlink(missing_ok=True)
         self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
 
@@ -292,6 +297,22 @@ class Launcher:
                     self._kill(f"{failed[0].name} failed", LOST)
         elif self._may_take_in(hosts, now):
             self.environment.yield_file.touch()
+        elif sum(member.processes for member in mine.members) == 1 and self._idles(now):
+            self._kill(f"{self.me.name}: a rank hung: it did nothing for {self.config.timeout_seconds:.0f} s")
+
+    def _idles(self, now: float) -> bool:
+        """Whether a rank that trains alone, and so is missed by no other, has hung: it waits, and does not compute."""
+        if now - self.idle_looked < self.config.timeout_seconds / 20:
+            return False
+        self.idle_looked = now
+        known = _status(self.environment)
+        if (known.get("state"), known.get("attempt")) != ("running", self.attempt.plan.attempt):
+            self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
+            return False
+        used = self.attempt.cpu_seconds()
+        if self.idle_since is None or used - self.idle_since[1] > IDLE * max(1.0, now - self.idle_since[0]):
+            self.idle_since = now, used
+        return now - self.idle_since[0] > self.config.timeout_seconds
 
     def _may_take_in(self, hosts: list[Host], now: float) -> bool:
         """Whether this is the host to interrupt the attempt for one that has come (back), and the time to."""

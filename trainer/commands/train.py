@@ -113,6 +113,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "tokenizer": model_load.tokenizer_digest(source.tokenizer),
         "sequence_length": config.sequence_length,
         "seed": config.seed,
+        **world.together(lambda: model_load.frozen(config, source)),
     }
     strategy = strategies.make(config, TokenLoss(model, config.loss_chunk), world)
     if hasattr(model, "stored"):

@@ -414,6 +414,15 @@ def architecture(model: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
 
 
+def frozen(config: Config, found: Source) -> dict:
+    """What an adapter was trained for and no checkpoint of it holds, by name: the model's own weights, its scale."""
+    if config.adapter != "lora":
+        return {}
+    with _explained(config, "weights"):
+        files = stored.files_of(_fetched(found.weights)) if found.weights else []
+    return {"frozen weights": stored.digest(files), "lora_alpha": config.lora_alpha}
+
+
 def tokenizer_digest(tokenizer) -> str:
     """A hash of all that the tokenizer does to a text, and of the token that ends one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -7,7 +7,7 @@ reads the rows that it holds (strategies/sharded.py).
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,18 +48,23 @@ class Stored:
         return Stored({new: self.places[old] for new, old in names.items()})
 
     def digest(self) -> str:
-        """A hash of the files' headers and sizes and of a sample of their content: other weights give another one."""
-        total = hashlib.sha256()
+        """As `digest`, of the files that these lie in."""
         keys = (key for place in self.places.values() for expert in place for key in expert)
-        for path in sorted({path for path, _ in keys}):
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                header = int.from_bytes(file.read(8), "little")
-                total.update(f"{path.name} {size} ".encode() + file.read(header))
-                for number in range(SAMPLES):
-                    file.seek(max(0, size - SAMPLE) * number // (SAMPLES - 1))
-                    total.update(file.read(SAMPLE))
-        return total.hexdigest()
+        return digest({path for path, _ in keys})
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """A hash of the files' headers and sizes and of a sample of their content: other weights give another one."""
+    total = hashlib.sha256()
+    for path in sorted(paths):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+            total.update(f"{path.name} {size} ".encode() + file.read(header))
+            for number in range(SAMPLES):
+                file.seek(max(0, size - SAMPLE) * number // (SAMPLES - 1))
+                total.update(file.read(SAMPLE))
+    return total.hexdigest()
 
 
 def find(directory: Path, model: nn.Module) -> Stored | None:
@@ -68,7 +73,7 @@ def find(directory: Path, model: nn.Module) -> Stored | None:
     Buffers that are there are read at once.
     """
     there: dict[str, tuple[Path, list[int]]] = {}
-    for file in _files(directory):
+    for file in files_of(directory):
         with safe_open(file, "pt") as opened:
             there |= {key: (file, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
     names: dict[int, list[str]] = {}  # of a parameter; more than one where it is tied
@@ -117,7 +122,8 @@ def _tensor(file: Path, key: str) -> torch.Tensor:
         return opened.get_tensor(key)
 
 
-def _files(directory: Path) -> list[Path]:
+def files_of(directory: Path) -> list[Path]:
+    """The files of a model's weights in its directory."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
