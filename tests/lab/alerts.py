@@ -191,6 +191,12 @@ CAUSED = [
         20,
         ['OneRankAlwaysLast{run="first", rank="2", host="node3"}'],
     ),
+    (
+        "one of two ranks is slow",
+        {**state("running"), RANKS[0]: "1x30", RANKS[1]: "1.3x30"},
+        20,
+        ['OneRankAlwaysLast{run="first", rank="1", host="node2"}'],
+    ),
 ]
 
 WELL = [

@@ -95,9 +95,8 @@ class Launcher:
         self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
-        self.idle_since: tuple[float, float] | None = (
-            None  # when, and what its ranks had used of processors by then
-        )
+        # When its ranks were first seen to do nothing, and what they had used of processors by then.
+        self.idle_since: tuple[float, float] | None = None
         self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
