@@ -184,13 +184,13 @@ class Saver:
             )
 
 
-def find(run_dir: Path, world: World) -> Found | None:
-    """The newest checkpoint that is valid on any host; all ranks must call.
+def find(run_dir: Path, world: World, step: int | None = None) -> Found | None:
+    """The newest checkpoint that is valid on any host, or that of `step`; all ranks must call.
 
-    Damaged ones are named in the log.
+    Damaged ones are named in the log. Raises BadInput where all are, unless one of them was asked for.
     """
     folder = run_dir / "checkpoints"
-    manifest, _, damaged = newest(folder) if world.first_on_host else (None, None, {})
+    manifest, _, damaged = newest(folder, step) if world.first_on_host else (None, None, {})
     everyone = world.gather(
         {"manifest": manifest, "damaged": {path.name: why for path, why in damaged.items()}}
     )
@@ -199,7 +199,7 @@ def find(run_dir: Path, world: World) -> Found | None:
     ]
     holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
     if not holders:
-        if problems:
+        if problems and step is None:
             raise BadInput(
                 "none of the run's checkpoints is valid; bring a good one back, or choose another run name:\n"
                 + "\n".join(problems)
@@ -226,10 +226,13 @@ def find(run_dir: Path, world: World) -> Found | None:
     )
 
 
-def newest(folder: Path) -> tuple[dict | None, Path | None, dict[Path, str]]:
-    """The newest valid checkpoint in `folder`: its manifest and path; and by path, what is wrong with newer ones."""
+def newest(folder: Path, step: int | None = None) -> tuple[dict | None, Path | None, dict[Path, str]]:
+    """The newest valid checkpoint in `folder`: its manifest and path; and by path, what is wrong with newer ones.
+
+    step: no other than that step's.
+    """
     problems = {}
-    for path in reversed(_list(folder)):
+    for path in (path for path in reversed(_list(folder)) if step in (None, _step(path))):
         try:
             return validate(path), path, problems
         except BadInput as error:

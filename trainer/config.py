@@ -64,7 +64,10 @@ class Config:
     attention: str = key(
         "auto",
         "transformers' attention implementation; auto: the best that the model has",
-        choices=("auto", "sdpa", "eager", "flex_attention", "flash_attention_2"),
+        choices=(
+            *("auto", "sdpa", "eager", "flex_attention"),
+            *("flash_attention_2", "flash_attention_3", "flash_attention_4"),
+        ),
     )
     gradient_checkpointing: bool = key(
         False,
@@ -170,7 +173,9 @@ class Config:
         0, "steps between evaluations on the held-out data; 0: at the end of every epoch", least=0
     )
     patience: int = key(
-        0, "end the run when so many evaluations in a row were no better than the best; 0: never", least=0
+        0,
+        "end the run when so many evaluations in a row were no better than the best, whose weights it keeps; 0: never",
+        least=0,
     )
     on_nan: str = key(
         "stop",

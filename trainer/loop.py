@@ -93,7 +93,8 @@ def train(run: Run, observer) -> None:
     `observer` is told of every step, decides about stopping, evaluates and saves (recorder.py).
     """
     config, progress = run.config, run.progress
-    while progress.step < run.steps:
+    # A run that ended for want of patience, and was interrupted before its model was written, has ended.
+    while progress.step < run.steps and not (config.patience and progress.no_better >= config.patience):
         try:
             report = train_step(run, observer)
         except Harmful as harm:

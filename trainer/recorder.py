@@ -160,7 +160,7 @@ class Recorder:
             eval_loss=loss,
             best_eval={"step": progress.best_step, "loss": progress.best_loss},
         )
-        if better and run.config.patience:
+        if better:
             self.save()
 
     def after_step(self, report: StepReport) -> None:

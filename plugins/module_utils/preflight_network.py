@@ -263,7 +263,7 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         told = ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports) or "no RDMA device"
         cure = "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
         if waiting:
-            cure = "No subnet manager answers: " + cluster.on([host], "systemctl start opensm")
+            cure = f"No subnet manager answers: have a host in the group opensm, and {cluster.site('opensm')}"
         yield Said(FAIL, [host], told, cure)
     up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
     rates = {host: max(up[host]) for host in wanted if up[host]}

@@ -29,7 +29,16 @@ def test_a_signal_saves_and_resume_is_exact_to_the_last_bit(material, whole, tmp
     assert "resuming after step 5" in (directory / "logs" / "rank-0.log").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("ddp", "fsdp"),
+        *(
+            pytest.param(one, marks=pytest.mark.full)
+            for one in ("zero1", "zero2", "zero3", "offload", "infinity")
+        ),
+    ],
+)
 def test_resume_of_three_ranks_is_exact(material, tmp_path, strategy):
     """A ring adds three values in an order that depends on their place: buckets must lie as they did."""
     small = {("trainer.strategies.ddp", "BUCKET_BYTES"): 4096}

@@ -82,6 +82,36 @@ def test_a_run_that_no_longer_gets_better_ends_early(material, tmp_path):
     assert status["best_eval"]["step"] == 2
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_with_early_stopping_the_model_is_the_best_one(material, tmp_path, strategy):
+    """It learns the few sequences by heart: on others it gets better, and then worse."""
+    from safetensors.torch import load_file
+
+    extra = (
+        "validation_split=0.5",
+        "eval_every=2",
+        "patience=3",
+        "lr=0.02",
+        "steps=200",
+        f"strategy={strategy}",
+    )
+    ranks.run(tmp_path, 2, material / "run.yaml", *extra, "checkpoint_keep=1", "checkpoint_every=1")
+    node = tmp_path / "node0"
+    evals = ranks.records(node, "eval")
+    best = min(evals, key=lambda one: one["loss"])["step"]
+    last = ranks.status(node)["step"]
+    assert last == best + 6 < 200
+    kept = sorted(int(path.name.removeprefix("step-")) for path in (node / "checkpoints").iterdir())
+    assert kept == [best, last]
+    for node in (tmp_path / "node0", tmp_path / "node1"):
+        model = load_file(node / "model" / "model.safetensors")
+        for step in kept:
+            there = load_file(node / f"checkpoints/step-{step:08d}" / "model.safetensors")
+            assert all(model[name].equal(there[name]) for name in model) == (step == best)
+    assert json.loads((node / "summary.json").read_text())["model_step"] == best
+    assert f"These weights are those of step {best}." in (node / "model/README.md").read_text()
+
+
 @pytest.mark.parametrize("action", ["skip", "rollback"])
 def test_a_batch_that_does_harm_is_passed_over(material, tmp_path, action):
     """Not a number in the batch after step 6, on one rank of two: the run goes on without it."""

@@ -153,8 +153,9 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
                 observer.settle()  # a checkpoint that is under way is a good one
             raise
         observer.save_last()
+    step = _take_best(run)
     if world.first_on_host:
-        _summarise(run, begin)
+        _summarise(run, begin, step)
     results = environment.run_dir / "model"
     _export(strategy, source.tokenizer, results)
     observer.show(state=_last_state("finished"), reason=None, eta_seconds=0)
@@ -236,8 +237,31 @@ def _parameters(run: Run) -> int:
     return sum(parameter.numel() for parameter in run.strategy.model.parameters())
 
 
-def _summarise(run: Run, begin: float) -> None:
-    """Write summary.json; `begin`: when this attempt started, in seconds since 1970."""
+def _take_best(run: Run) -> int:
+    """The step whose weights the model now has: with early stopping that of the best evaluation.
+
+    All ranks must call.
+    """
+    best, world = run.progress.best_step, run.world
+    if not (run.config.patience and run.held_out) or best == run.progress.step:
+        return run.progress.step
+    found = checkpoint.find(world.environment.run_dir, world, best)
+    if found is None:
+        if world.first:
+            log(
+                f"warning: the checkpoint of step {best}, the best, is gone: the model is that of the last step"
+            )
+        return run.progress.step
+    checkpoint.load(found, run.strategy, run.optimizer)
+    if world.first:
+        log(
+            f"the model is that of step {best}, the best on the held-out data: loss {run.progress.best_loss:.4f}"
+        )
+    return best
+
+
+def _summarise(run: Run, begin: float, model_step: int) -> None:
+    """Write summary.json; `begin`: when this attempt started, in seconds since 1970; whose weights the model has."""
     metrics.summarise(
         run.world.environment.run_dir,
         run=run.config.run,
@@ -247,6 +271,9 @@ def _summarise(run: Run, begin: float) -> None:
         parameters=_parameters(run),
         dataset_tokens=run.packed.token_count,
         sequences=len(run.packed),
+        documents_cut=run.packed.shortened,
+        tokens_cut=run.packed.dropped,
+        model_step=model_step,
         unigram_entropy=run.packed.unigram_entropy,
         world=recorder.hosts(run.world),
         versions=versions(),

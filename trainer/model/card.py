@@ -123,6 +123,8 @@ def _losses(facts: dict) -> str:
         step, loss = min(evals, key=lambda pair: pair[1])
         last = f"{evals[-1][1]:.4f} at step {evals[-1][0]:,}"
         lines.append(f"On the held-out data: {last}; the best was {loss:.4f}, at step {step:,}.")
+    if facts.get("model_step", losses[-1][0]) != losses[-1][0]:
+        lines.append(f"These weights are those of step {facts['model_step']:,}.")
     return "\n\n".join(lines)
 
 
