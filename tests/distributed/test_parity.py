@@ -3,6 +3,7 @@
 import json
 import math
 
+import peft
 import pytest
 import ranks
 import torch
@@ -12,7 +13,7 @@ from trainer.data.index import Index
 pytestmark = pytest.mark.distributed
 
 
-def plain_loop(material, steps=12, batch_size=7, length=32):
+def plain_loop(material, steps=12, batch_size=7, length=32, adapter="none"):
     """What the trainer must equal: no ranks, no micro-batches, no packing: every document's piece runs alone."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -26,8 +27,13 @@ def plain_loop(material, steps=12, batch_size=7, length=32):
     torch.manual_seed(0)
     model_config = AutoConfig.from_pretrained(material / "model", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     model = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    if adapter == "lora":
+        torch.manual_seed(0)
+        lora = peft.LoraConfig(r=4, lora_alpha=32, target_modules=["c_attn"], fan_in_fan_out=True)
+        model = peft.get_peft_model(model, lora)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2]
+    others = [p for p in trained if p.ndim < 2]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95)
     )
@@ -47,7 +53,7 @@ def plain_loop(material, steps=12, batch_size=7, length=32):
                 count += len(piece) - 1
         optimizer.zero_grad()
         (total / count).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch.nn.utils.clip_grad_norm_(trained, 0.5)
         done = (step - 3) / (steps - 3)
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * ((step + 1) / 3 if step < 3 else 0.1 + 0.45 * (1 + math.cos(math.pi * done)))
@@ -94,6 +100,25 @@ def test_any_strategy(material, reference, tmp_path, strategy, size, micro_batch
     if gathers > 1:  # what is outside of the blocks is gathered once a micro-batch
         gathers -= accumulated * (300 * 32 + 64 * 32 + 2 * 32) / 37120
     assert found == pytest.approx(gathers + reductions, rel=0.03)  # parts are padded to one size
+
+
+@pytest.fixture(scope="module")
+def references(material):
+    """Eight sequences a step, by adapter."""
+    return {adapter: plain_loop(material, batch_size=8, adapter=adapter) for adapter in ("none", "lora")}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity"])
+@pytest.mark.parametrize(("size", "micro_batch"), [(1, 2), (2, 4), (4, 2), (4, 1)])
+def test_the_whole_matrix(material, references, tmp_path, adapter, strategy, size, micro_batch):
+    """Even shares on 1, 2 and 4 ranks, accumulated over 4, 1, 1 and 2 micro-batches; all weights, and an adapter."""
+    chosen = (f"strategy={strategy}", f"adapter={adapter}", "lora_rank=4", "batch_size=8")
+    found = ranks.run(tmp_path, size, material / "run.yaml", *chosen, f"micro_batch_size={micro_batch}")
+    assert found == pytest.approx(references[adapter], rel=1e-5)
+    assert abs(found[-1] - found[0]) > 0.01
+    assert ranks.records(tmp_path / "node0")[0]["shares"] == [8 // size] * size
 
 
 @pytest.mark.parametrize("strategy", ["offload", "infinity"])

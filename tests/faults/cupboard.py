@@ -14,7 +14,15 @@ from lab.shell import LabError
 
 HOSTS = ("node1", "node2", "node3")
 # The rate is low: at 0.001 this model has steps at which the last bits of a sum make a thousandth of the loss.
-RUN = {**LONG, "checkpoint_every": 5, "timeout_seconds": 20, "lr_schedule": "constant", "lr": 0.0003}
+# Even shares: on as many ranks sums have one order, and losses are equal to 1e-6.
+RUN = {
+    **LONG,
+    "checkpoint_every": 5,
+    "timeout_seconds": 20,
+    "lr_schedule": "constant",
+    "lr": 0.0003,
+    "balance": "even",
+}
 numbers = itertools.count(1)
 
 
@@ -24,6 +32,7 @@ class Run:
     def __init__(self, plays, **settings):
         self.plays, self.name = plays, f"fault{next(numbers)}"
         self.settings = {**RUN, **settings}
+        self.saved = {}  # by attempt, the newest checkpoint that a host was seen to know of
         arguments = {**self.settings, "run": self.name}
         process = subprocess.Popen(
             command(plays, "train.yml", arguments),
@@ -39,7 +48,10 @@ class Run:
 
     def status(self, host):
         with contextlib.suppress(LabError, ValueError):  # it is off, or boots
-            return status(self.plays, self.name, host)
+            known = status(self.plays, self.name, host)
+            attempt, step = known.get("attempt") or 0, known.get("last_checkpoint") or 0
+            self.saved[attempt] = max(self.saved.get(attempt, 0), step)
+            return known
         return {}
 
     def goes_on(self, attempt, *hosts):
@@ -60,22 +72,37 @@ class Run:
             time.sleep(0.3)
         return time.monotonic() - begin
 
-    def end(self, curve, *hosts):
-        """Stop it; its losses are those of the calm run, on each of `hosts`."""
+    def end(self, curve, *hosts, reason="", damaged=False):
+        """Stop it; its losses are those of the calm run, on each of `hosts`, and it lost no step that was saved.
+
+        reason: what the report says of it; damaged: the newest checkpoint was.
+        """
         try:
             for host in hosts:
                 text = self.plays.sh(host, f"cat /var/lib/trainyard/runs/{self.name}/metrics.jsonl")
                 found = losses(text)
                 assert list(found) == list(range(1, len(found) + 1)), host
+                same = all(
+                    len(row["shares"]) == len(HOSTS) for row in records(text) if row["kind"] == "train"
+                )
                 for step in set(found) & set(curve):
-                    assert found[step] == pytest.approx(curve[step], rel=1e-5), (host, step)
+                    assert found[step] == pytest.approx(curve[step], rel=1e-6 if same else 1e-5), (host, step)
+                restarts = [row for row in records(text) if row.get("event") == "restart"]
+                for one in restarts:
+                    before = max((step for n, step in self.saved.items() if n < one["attempt"]), default=0)
+                    assert one["reason"] and (damaged or one["step"] >= before), (host, one, self.saved)
+                assert any(reason in one["reason"] for one in restarts) or not reason, (reason, restarts)
+                assert not damaged or max(one["step"] for one in restarts) >= 5
         finally:
             stop(self.plays, self.name)
 
 
+def records(text):
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
 def losses(text):
-    rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+    return {row["step"]: row["loss"] for row in records(text) if row["kind"] == "train"}
 
 
 def rank_of(plays, host):

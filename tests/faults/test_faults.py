@@ -52,11 +52,12 @@ def held(fault, seconds, limit, importing, note=""):
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_a_rank(plays, curve, importing, signal):
     """Killed; or hung, without a word."""
+    reason = {"KILL": "killed by SIGKILL", "STOP": "node2: a rank hung"}[signal]
     run = Run(plays)
     plays.sh("node2", f"kill -{signal} {rank_of(plays, 'node2')}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS))
     held(f"a rank gets SIG{signal}", seconds, 10 if signal == "KILL" else 40, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason=reason)
 
 
 def test_a_launcher(plays, curve, importing):
@@ -64,7 +65,7 @@ def test_a_launcher(plays, curve, importing):
     plays.sh("node3", f"systemctl kill --kill-whom=main --signal=KILL trainyard@{run.name}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS) or run.goes_on(3, *HOSTS))
     held("a launcher gets SIGKILL", seconds, None, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="node3")
 
 
 @pytest.mark.parametrize("host", ["node1", "node3"])
@@ -81,7 +82,7 @@ def test_a_power_cut_and_back_after_30_seconds(plays, curve, importing, host):
         plays.lab.power(host, True)
     seconds = run.wait(lambda: run.goes_on(3, *HOSTS))
     held(f"{host} boots and is taken in", seconds, None, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *others, reason=f"{host} is gone")
 
 
 def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
@@ -91,7 +92,7 @@ def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
     plays.lab.join("node2")
     seconds = 20 + run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("a wire is out for 20 s, until all take part", seconds, None, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="node2")
 
 
 def test_a_wire_is_out_for_good(plays, curve, importing):
@@ -107,7 +108,7 @@ def test_a_wire_is_out_for_good(plays, curve, importing):
     finally:
         plays.lab.join("node3")
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, *HOSTS)
+    run.end(curve, "node1", "node2", reason="node3 is gone")
 
 
 def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
@@ -129,7 +130,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
     held("the newest checkpoint is damaged, both copies", seconds, None, importing)
     log = plays.sh("node1", f"cat /var/lib/trainyard/runs/{run.name}/logs/rank-0.log")
     assert "passed over a damaged checkpoint" in log
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, damaged=True)
 
 
 def test_a_host_shuts_down_and_boots(plays, curve, importing):
@@ -141,7 +142,7 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
     plays.lab.power("node2", False)
     plays.lab.power("node2", True)
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, *HOSTS)
+    run.end(curve, "node1", "node3", reason="node2")
 
 
 def test_the_head_is_gone_for_good(plays, curve):
@@ -212,7 +213,7 @@ def test_memory_runs_out_on_one_host(plays, curve, importing):
         plays.sh("node2", "systemctl stop glutton")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("memory runs out on a host, and is given back", seconds, None, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="killed by SIGKILL; the kernel does so when memory runs out")
 
 
 def test_all_units_are_restarted(plays, curve, importing):

@@ -78,7 +78,7 @@ FAULTS = (
 def test_two_faults_at_a_time(plays, tmp_path):
     chance = random.Random(SEED)
     # A cupboard in which each host fails twenty times an hour is not what a host is left out for here.
-    run = Run(plays, restarts=1000)
+    run = Run(plays, restarts=1000, balance="auto")
     run.wait(lambda: saved(run) >= 10)  # where the newest is damaged, there is one before it
     for number in range(ROUNDS):
         two = [(chance.choice(FAULTS), chance.choice(HOSTS)) for _ in range(2)]
@@ -102,7 +102,7 @@ def test_two_faults_at_a_time(plays, tmp_path):
         )
     texts = {host: plays.sh(host, f"cat /var/lib/trainyard/runs/{run.name}/metrics.jsonl") for host in HOSTS}
     settings = {**run.settings, "steps": COMPARED, "run": "calm-beside", "trainer_results_dir": tmp_path}
-    run.end({}, *HOSTS)  # every host has every step, once
+    run.end({}, *HOSTS, damaged=True)  # every host has every step, once
     done = book(plays, "train.yml", **settings)
     assert done.returncode == 0, done.stdout
     calm = losses((tmp_path / "calm-beside/metrics.jsonl").read_text())
