@@ -1,9 +1,9 @@
 """compile: the same curve; where there is nothing to compile with, a refusal with the cure."""
 
-import shutil
 import sysconfig
 from pathlib import Path
 
+import installed
 import pytest
 import ranks
 
@@ -16,18 +16,23 @@ from trainer.world import World
 pytestmark = pytest.mark.distributed
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiler():
+    installed.have("g++", "g++")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        pytest.skip("no Python.h of this Python here: apt install python3-dev")
+
+
 def test_losses_are_equal(material, whole, tmp_path):
-    one = ranks.Ranks(tmp_path, 1, material / "run.yaml", "compile=true")
-    there = (
-        any(map(shutil.which, ("g++", "clang++")))
-        and Path(sysconfig.get_path("include"), "Python.h").is_file()
-    )
-    if there:
-        assert one.codes() == [0], one.log()
-        assert ranks.losses(one.directory()) == pytest.approx(whole, rel=1e-5)
-    else:
-        assert one.codes() == [2]
-        assert "error: compile: " in one.log() and "apt install" in one.log()
+    assert ranks.run(tmp_path, 1, material / "run.yaml", "compile=true") == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2"])
+def test_losses_are_equal_on_two_ranks(material, whole, tmp_path, strategy):
+    """A micro-batch has one size: another would be compiled anew."""
+    settings = ("compile=true", f"strategy={strategy}", "timeout_seconds=300")
+    assert ranks.run(tmp_path, 2, material / "run.yaml", *settings) == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("lacking", ["compiler", "headers"])

@@ -1,6 +1,8 @@
 """Adapters, quantised weights and optimizers on any number of ranks; evaluation; batches that do harm."""
 
+import gzip
 import json
+import shutil
 
 import pytest
 import ranks
@@ -85,8 +87,6 @@ def test_a_run_that_no_longer_gets_better_ends_early(material, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_with_early_stopping_the_model_is_the_best_one(material, tmp_path, strategy):
     """It learns the few sequences by heart: on others it gets better, and then worse."""
-    from safetensors.torch import load_file
-
     extra = (
         "validation_split=0.5",
         "eval_every=2",
@@ -168,3 +168,21 @@ def test_checkpoints_by_epochs_and_by_minutes(material, tmp_path):
     ends = [record["step"] for record in ranks.records(tmp_path / "epochs" / "node0", "epoch")]
     assert epochs == ends and len(ends) > 1
     assert saved(tmp_path / "minutes", "checkpoint_minutes=0.00001", "steps=3") == [1, 2, 3]
+
+
+def test_the_profiler_traces_some_steps_on_request(material, tmp_path):
+    ranks.run(tmp_path, 1, material / "run.yaml", "profile_steps=2", "steps=6")
+    with gzip.open(tmp_path / "node0/profile/rank-0.json.gz") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    assert len([name for name in names if name.startswith("ProfilerStep#")]) >= 2
+    assert any("aten::addmm" in name for name in names)
+
+
+def test_a_vocabulary_smaller_than_an_id_is_refused(material, tmp_path):
+    """The tokenizer of another model."""
+    shutil.copytree(material / "model", tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 100}))
+    attempt = ranks.Ranks(tmp_path, 1, material / "run.yaml", f"model={tmp_path}/model")
+    assert attempt.codes() == [2]
+    assert "the model's vocabulary has 100: they do not belong together" in attempt.log(0)
