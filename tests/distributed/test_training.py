@@ -41,6 +41,43 @@ def test_an_adapter_on_any_number_of_ranks(material, trained, tmp_path, way):
     assert {"adapter_model.safetensors", "adapter_config.json"} <= files and "model.safetensors" not in files
 
 
+@pytest.fixture(scope="module")
+def quantised(trained, tmp_path_factory):
+    """`quantised(bits)`: the model as bitsandbytes has saved it."""
+
+    def save(bits):
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+        wanted = {
+            "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "8bit": {"load_in_8bit": True},
+        }
+        folder = tmp_path_factory.mktemp(bits)
+        settings = BitsAndBytesConfig(**wanted[bits])
+        model = AutoModelForCausalLM.from_pretrained(
+            trained, quantization_config=settings, dtype=torch.float32, device_map="cpu"
+        )
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(trained).save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+@pytest.mark.parametrize("ready", [False, True], ids=["quantised here", "quantised before"])
+def test_an_adapter_beside_quantised_weights(material, trained, quantised, tmp_path, strategy, bits, ready):
+    """It learns, and on two ranks as on one."""
+    base = (f"model={quantised(bits)}",) if ready else (f"model={trained}", f"quantize={bits}")
+    extra = (*base, f"strategy={strategy}", "adapter=lora", "lora_targets=all-linear", "steps=12", "lr=0.01")
+    one = ranks.run(tmp_path / "one", 1, material / "run.yaml", *extra)
+    assert one[-1] < one[0] - 0.02
+    assert ranks.run(tmp_path / "two", 2, material / "run.yaml", *extra) == pytest.approx(one, rel=1e-5)
+
+
 def test_an_adapter_is_resumed_to_the_last_bit(material, trained, tmp_path):
     extra = (f"model={trained}", "lr=0.02", "adapter=lora", "lora_dropout=0.2")
     whole = ranks.run(tmp_path / "whole", 1, material / "run.yaml", *extra, "steps=8")
