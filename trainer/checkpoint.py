@@ -274,6 +274,10 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
     differences = []
     for what, value in identity.items():
         before = manifest["identity"].get(what, value)  # an earlier version did not note all of it
+        if isinstance(value, list):  # by host
+            if set(value) & set(before):
+                continue
+            before, value = before[0], value[0]
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = " (the same name, another content)" if then == now else ""

@@ -61,6 +61,7 @@ class Recorder:
             background=run.config.checkpoint_async,
         )
         self.saved_step = run.progress.step
+        self.best_saved = run.progress.best_step  # the newest of the best that has a checkpoint
         self.saved_at = time.monotonic()
         self._unsaved = 0  # checkpoints in a row that could not be saved
         self._seconds = 0.0  # a step's, smoothed
@@ -291,6 +292,8 @@ class Recorder:
 
         One that cannot be saved is told, and training goes on without: the next one may fit.
         """
+        if self.run.progress.step == self.saved_step:
+            return  # it may still be under way: nobody waits for it
         self.settle()
         with self._may_fail():
             self._begin()
@@ -312,7 +315,7 @@ class Recorder:
         self.show(state="saving")
         run.strategy.settle()
         self.saved_step, self.saved_at = step, time.monotonic()
-        self.saver.save(facts(run.config, run.progress, self.identity), spare=run.progress.best_step)
+        self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved)
         self.show(state="running")
 
     def save_has_failed(self) -> bool:
@@ -372,6 +375,8 @@ class Recorder:
                 f"saved {saved.path} in {saved.seconds:.1f} s; training waited {saved.copy_seconds:.2f} s"
             )
         self._unsaved = 0
+        if saved.step == self.run.progress.best_step:
+            self.best_saved = saved.step
         self.show(last_checkpoint=saved.step, warning=None)
 
     def _tell(self, kind: str, **record) -> dict:

@@ -62,7 +62,7 @@ from ansible.module_utils.basic import AnsibleModule
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
 AT_ONCE = 1 << 20  # bytes of a read, and of a pipe: the fewer turns, the less they cost
 F_SETPIPE_SZ = 1031  # Linux's; Python has a name for it from 3.10 on
-# Seconds in which more comes, where little has; and between two looks at a file that has not grown.
+# Seconds in which more comes to the source, where little has; and between two looks at a file that has not grown.
 PAUSE = 0.05
 # The cipher that costs a processor of today the least; where the other end does not have it, its own choice.
 SSH = (
@@ -213,7 +213,7 @@ def stream(rest: list[dict], incoming: str, user: str, source: str, patience: fl
             process.wait()
     said = (process.stderr.read() or b"").decode(errors="replace").strip().splitlines()
     process.stderr.close()
-    return came, (said or [f"ssh ended with {process.returncode}"])[0] if process.returncode else ""
+    return came, (said or [f"ssh ended with {process.returncode}"])[-1] if process.returncode else ""
 
 
 def take(pipe: int, file: int, at: int, whole: int, patience: float) -> int:
@@ -223,13 +223,10 @@ def take(pipe: int, file: int, at: int, whole: int, patience: float) -> int:
         data = room[: os.readv(pipe, [room[: whole - at]])]
         if not data:
             break
-        little = len(data) < AT_ONCE // 4
         while data:
             # In its place, so that whoever else writes the same file writes the same.
             written = os.pwrite(file, data, at)
             data, at = data[written:], at + written
-        if little and at < whole:
-            time.sleep(PAUSE)
     return at - start
 
 

@@ -62,6 +62,7 @@ def test_the_stop_command(material, tmp_path):
     assert not (tmp_path / "node0" / "stop").exists()
 
 
+@pytest.mark.full
 def test_a_stop_that_the_ranks_see_before_the_launcher(material, tmp_path):
     """Its look comes four times a second; a step may be over sooner."""
     attempt = ranks.Launch(tmp_path, [1], material / "run.yaml", "steps=100000", "checkpoint_every=0")
@@ -110,6 +111,7 @@ def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path):
     assert known["last_checkpoint"] == known["step"]  # they saved, too
 
 
+@pytest.mark.full
 def test_a_port_in_use_is_passed_over(material, whole, tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

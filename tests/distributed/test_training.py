@@ -121,7 +121,7 @@ def test_a_run_that_no_longer_gets_better_ends_early(material, tmp_path):
     assert status["best_eval"]["step"] == 2
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
 def test_with_early_stopping_the_model_is_the_best_one(material, tmp_path, strategy):
     """It learns the few sequences by heart: on others it gets better, and then worse."""
     extra = (
@@ -207,6 +207,7 @@ def test_checkpoints_by_epochs_and_by_minutes(material, tmp_path):
     assert saved(tmp_path / "minutes", "checkpoint_minutes=0.00001", "steps=3") == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_the_profiler_traces_some_steps_on_request(material, tmp_path):
     ranks.run(tmp_path, 1, material / "run.yaml", "profile_steps=2", "steps=6")
     with gzip.open(tmp_path / "node0/profile/rank-0.json.gz") as file:

@@ -82,7 +82,7 @@ def test_a_power_cut_and_back_after_30_seconds(plays, curve, importing, host):
         plays.lab.power(host, True)
     seconds = run.wait(lambda: run.goes_on(3, *HOSTS))
     held(f"{host} boots and is taken in", seconds, None, importing)
-    run.end(curve, *others, reason=f"{host} is gone")
+    run.end(curve, *HOSTS, reason=f"{host} is gone")
 
 
 def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
@@ -108,7 +108,7 @@ def test_a_wire_is_out_for_good(plays, curve, importing):
     finally:
         plays.lab.join("node3")
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, "node1", "node2", reason="node3 is gone")
+    run.end(curve, *HOSTS, reason="node3 is gone")
 
 
 def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
@@ -121,7 +121,11 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
     run.wait(lambda: saved(run) >= 10)  # there is one before it to go on from
     for host in ("node1", "node2"):  # both copies
         plays.sh(host, f"systemctl kill --signal=STOP trainyard@{run.name}")
+    newest = 0
     for host in ("node1", "node2"):
+        newest = max(
+            newest, int(plays.sh(host, f"ls -d {folder}/step-* | tail -1").strip().rpartition("-")[2])
+        )
         plays.sh(host, flip)
         plays.sh(
             host, f"kill -KILL {rank_of(plays, host)}; systemctl kill --signal=CONT trainyard@{run.name}"
@@ -130,7 +134,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
     held("the newest checkpoint is damaged, both copies", seconds, None, importing)
     log = plays.sh("node1", f"cat /var/lib/trainyard/runs/{run.name}/logs/rank-0.log")
     assert "passed over a damaged checkpoint" in log
-    run.end(curve, *HOSTS, damaged=True)
+    run.end(curve, *HOSTS, damaged=newest)
 
 
 def test_a_host_shuts_down_and_boots(plays, curve, importing):
@@ -142,7 +146,7 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
     plays.lab.power("node2", False)
     plays.lab.power("node2", True)
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, "node1", "node3", reason="node2")
+    run.end(curve, *HOSTS, reason="node2")
 
 
 def test_the_head_is_gone_for_good(plays, curve):

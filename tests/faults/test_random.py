@@ -102,7 +102,7 @@ def test_two_faults_at_a_time(plays, tmp_path):
         )
     texts = {host: plays.sh(host, f"cat /var/lib/trainyard/runs/{run.name}/metrics.jsonl") for host in HOSTS}
     settings = {**run.settings, "steps": COMPARED, "run": "calm-beside", "trainer_results_dir": tmp_path}
-    run.end({}, *HOSTS, damaged=True)  # every host has every step, once
+    run.end({}, *HOSTS, damaged=0)  # every host has every step, once
     done = book(plays, "train.yml", **settings)
     assert done.returncode == 0, done.stdout
     calm = losses((tmp_path / "calm-beside/metrics.jsonl").read_text())

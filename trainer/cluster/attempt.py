@@ -119,16 +119,21 @@ class Attempt:
                     return True
         return False
 
-    def cpu_seconds(self) -> float:
-        """What the processes of this attempt that are alive have used of processors."""
-        ticks, pids = 0, [self._pid]
+    def work(self) -> tuple[float, bool]:
+        """What its processes have used of processors, in seconds, and whether a thread of them waits for a disk.
+
+        Of those that are alive: it falls when one ends.
+        """
+        ticks, waits, pids = 0, False, [self._pid]
         for pid in pids:
-            with contextlib.suppress(OSError):
-                # user and system time are the 14th and 15th field; the name, the 2nd, may hold anything.
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
+            for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+                with contextlib.suppress(OSError):
+                    # State, user and system time are the 3rd, 14th and 15th field; the 2nd, a name, may hold anything.
+                    fields = stat.read_text().rpartition(")")[2].split()
+                    ticks += int(fields[11]) + int(fields[12])
+                    waits = waits or fields[0] == "D"
             pids += _children(pid)
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return ticks / os.sysconf("SC_CLK_TCK"), waits
 
     def poll(self) -> Outcome | None:
         """How it ended, or None while it goes on."""

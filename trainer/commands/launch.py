@@ -308,8 +308,10 @@ class Launcher:
         if (known.get("state"), known.get("attempt")) != ("running", self.attempt.plan.attempt):
             self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
             return False
-        used = self.attempt.cpu_seconds()
-        if self.idle_since is None or used - self.idle_since[1] > IDLE * max(1.0, now - self.idle_since[0]):
+        used, waits = self.attempt.work()
+        since, before = self.idle_since or (now, used)
+        # Its compiler's processes may have ended, with what they had used.
+        if not self.idle_since or waits or used < before or used - before > IDLE * max(1.0, now - since):
             self.idle_since = now, used
         return now - self.idle_since[0] > self.config.timeout_seconds
 

@@ -113,7 +113,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "tokenizer": model_load.tokenizer_digest(source.tokenizer),
         "sequence_length": config.sequence_length,
         "seed": config.seed,
-        **world.together(lambda: model_load.frozen(config, source)),
+        **model_load.frozen(config, source, world),
     }
     strategy = strategies.make(config, TokenLoss(model, config.loss_chunk), world)
     if hasattr(model, "stored"):
@@ -153,7 +153,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
                 observer.settle()  # a checkpoint that is under way is a good one
             raise
         observer.save_last()
-    step = _take_best(run)
+    step = _take_best(run, observer.best_saved)
     if world.first_on_host:
         _summarise(run, begin, step)
     results = environment.run_dir / "model"
@@ -237,12 +237,12 @@ def _parameters(run: Run) -> int:
     return sum(parameter.numel() for parameter in run.strategy.model.parameters())
 
 
-def _take_best(run: Run) -> int:
+def _take_best(run: Run, best: int) -> int:
     """The step whose weights the model now has: with early stopping that of the best evaluation.
 
     All ranks must call.
     """
-    best, world = run.progress.best_step, run.world
+    world = run.world
     if not (run.config.patience and run.held_out) or best == run.progress.step:
         return run.progress.step
     found = checkpoint.find(world.environment.run_dir, world, best)
@@ -254,9 +254,7 @@ def _take_best(run: Run) -> int:
         return run.progress.step
     checkpoint.load(found, run.strategy, run.optimizer)
     if world.first:
-        log(
-            f"the model is that of step {best}, the best on the held-out data: loss {run.progress.best_loss:.4f}"
-        )
+        log(f"the model is that of step {best}, the best on the held-out data")
     return best
 
 

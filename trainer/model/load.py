@@ -287,6 +287,16 @@ def _fetched(weights: str) -> Path:
     return Path(huggingface_hub.snapshot_download(weights, allow_patterns=["*.safetensors", "*.json"]))
 
 
+def _loaded(weights: str) -> list[Path]:
+    """The files of a model's weights that have been loaded; none where that cannot be told."""
+    if Path(weights).is_dir():
+        return stored.files_of(Path(weights))
+    import huggingface_hub
+
+    path = huggingface_hub.try_to_load_from_cache(weights, "config.json")
+    return stored.files_of(Path(path).parent) if isinstance(path, str) else []
+
+
 def _equalise(model: torch.nn.Module, world: World) -> None:
     """Compare the ranks' weights; where they differ (another CPU, another file), all take rank 0's."""
     if world.size == 1:
@@ -414,13 +424,21 @@ def architecture(model: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
 
 
-def frozen(config: Config, found: Source) -> dict:
-    """What an adapter was trained for and no checkpoint of it holds, by name: the model's own weights, its scale."""
+def frozen(config: Config, found: Source, world: World) -> dict:
+    """What an adapter was trained for and no checkpoint of it holds, by name: the model's own weights, its scale.
+
+    Of the weights each host's digest: hosts may have them in other files. Once the model is built; all ranks must call.
+    """
     if config.adapter != "lora":
         return {}
-    with _explained(config, "weights"):
-        files = stored.files_of(_fetched(found.weights)) if found.weights else []
-    return {"frozen weights": stored.digest(files), "lora_alpha": config.lora_alpha}
+
+    def digest():
+        with _explained(config, "weights"):
+            files = _loaded(found.weights) if found.weights else []
+        return stored.digest(files) if files else None
+
+    digests = sorted(set(filter(None, world.gather(world.together(digest)))))
+    return {"lora_alpha": config.lora_alpha, **({"frozen weights": digests} if digests else {})}
 
 
 def tokenizer_digest(tokenizer) -> str:

@@ -124,10 +124,10 @@ def _tensor(file: Path, key: str) -> torch.Tensor:
 
 def files_of(directory: Path) -> list[Path]:
     """The files of a model's weights in its directory."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
-    return [directory / "model.safetensors"] if (directory / "model.safetensors").is_file() else []
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():  # transformers, too, looks for it first
+        return [whole] if whole.is_file() else []
+    return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
 
 
 @contextlib.contextmanager
