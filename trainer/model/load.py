@@ -410,6 +410,12 @@ def _compile(model: torch.nn.Module, world: World) -> None:
             f"compile: torch.compile needs Python's headers, and {header} is not there; install them "
             f"(apt install python{sysconfig.get_python_version()}-dev), or set compile to false"
         )
+    if world.device.type == "cpu":
+        # A C++ compiler that is killed leaves half a library behind, which every later start would stumble over.
+        place = world.environment.run_dir / "compiled"
+        if world.environment.first_on_host:
+            shutil.rmtree(place, ignore_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
     for block in blocks(model):
         block.compile()
 
