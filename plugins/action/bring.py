@@ -55,11 +55,12 @@ class ActionModule(ActionBase):
         begun = step("begin")
         if self._task.check_mode or not begun["missing"]:
             return {**result, "changed": begun["changed"]}
-        self._feed(args["files"], begun["missing"], place["state_dir"], host)
+        self._feed(args["files"], begun["missing"], place, host)
         return {**result, **step("settle")}
 
-    def _feed(self, files: list[dict], missing: dict[str, int], state_dir: str, host: str) -> None:
+    def _feed(self, files: list[dict], missing: dict[str, int], place: dict, host: str) -> None:
         """Append the rest of every file to what the host has of it. Raises AnsibleActionFail."""
+        state_dir, user = place["state_dir"], place["user"]
         wanted = [one for one in files if missing.get(one["path"], one["bytes"]) < int(one["bytes"])]
         total = sum(int(one["bytes"]) for one in wanted)
         sent, told = sum(missing.values()), time.monotonic()
@@ -69,18 +70,20 @@ class ActionModule(ActionBase):
                     f"{host}: {one['path']} was fetched there, and is gone; run train.yml again"
                 )
             target = f"{state_dir}/incoming/{one['path']}"
+            # As the service user, whose directory it is: root would follow a link that it has put there. sh ends with
+            # an error where the disk is full.
+            append = f"cat >> {shlex.quote(target)}"
+            if self._connection.become:
+                append = f"runuser -u {shlex.quote(user)} -- sh -c {shlex.quote(append)}"
             with open(one["source"], "rb") as file:
                 file.seek(missing[one["path"]])
                 while piece := file.read(PIECE):
-                    # sh closes the file with an error where the disk is full; the group may write, nobody else.
-                    answer = self._low_level_execute_command(
-                        f"cat >> {shlex.quote(target)}", sudoable=False, in_data=piece
-                    )
+                    answer = self._low_level_execute_command(append, in_data=piece)
                     if answer["rc"] != 0:
                         said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
                         raise AnsibleActionFail(
                             f"{one['source']} does not get to {target}: {said[-1] if said else 'no word of why'}. "
-                            "See whether there is room, and whether the login user is in the group of trainer_user."
+                            "See whether there is room."
                         )
                     sent += len(piece)
                     if time.monotonic() - told > TOLD:

@@ -1,4 +1,4 @@
-"""Have the locked environment on a host; the controller brings the wheels where the host reaches no index."""
+"""Have the locked environment on a host; where it reaches no index, the controller collects the wheels for it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,20 @@ from ansible.utils.display import Display
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "plugins" / "module_utils"))
 
-from offline_ship import in_batches, shipped
 from offline_wheels import Failure, wheelhouse
-from telling import brought
 
-BATCH_BYTES = 512 * 2**20
 QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
 
 display = Display()
 
 
 class ActionModule(ActionBase):
-    """Calls the module; where it asks for wheels, collects them here, sends them, and calls it again."""
+    """Calls the module. Where that asks for wheels, `wheels` are these files, as the action bring takes them."""
 
     def run(self, tmp=None, task_vars=None):
         """The module's result."""
         super().run(tmp, task_vars)
         host = task_vars["inventory_hostname"]
-
-        def module(**options) -> dict:
-            arguments = {**self._task.args, **options}
-            return self._execute_module("python_env", module_args=arguments, task_vars=task_vars)
 
         def say(text: str) -> None:
             display.display(f"{host}: {text}")
@@ -43,27 +36,27 @@ class ActionModule(ActionBase):
         notice.daemon = True
         notice.start()
         try:
-            result = module()
+            result = self._execute_module(task_vars=task_vars)
         finally:
             notice.cancel()
         if result.get("failed") or "target" not in result:
             return result
-        directory = ROOT / ".trainyard" / "wheelhouse" / result["key"]
-        lock, torch = self._task.args["lock"], self._task.args["torch"]
+        key = result["key"]
+        directory = ROOT / ".trainyard" / "wheelhouse" / key
         try:
-            wheels = wheelhouse(lock, torch, result["target"], directory, say)
+            args = self._task.args
+            found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say)
         except Failure as failure:
             raise AnsibleActionFail(str(failure)) from None
-        lacking = [directory / name for name in wheels if result["staged"].get(name) != wheels[name]]
-        size = sum(path.stat().st_size for path in lacking)
-        say(f"reaches no package index; bringing {len(lacking)} wheels, {size / 1e6:,.0f} MB")
-        sent = 0
-        for batch in in_batches(lacking, BATCH_BYTES):
-            with shipped(self, batch, directory) as archive:
-                received = module(wheels=wheels, archive=archive, receive_only=True)
-            if received.get("failed"):
-                return received
-            sent += sum(path.stat().st_size for path in batch)
-            if sent < size:
-                display.display(brought(host, sent, size))
-        return module(wheels=wheels)
+        sizes = {name: (directory / name).stat().st_size for name in found}
+        say(f"reaches no package index; bringing {len(sizes)} wheels, {sum(sizes.values()) / 1e6:,.0f} MB")
+        wheels = [
+            {
+                "source": str(directory / name),
+                "path": f"wheels/{key}/{name}",
+                "bytes": size,
+                "sha256": found[name],
+            }
+            for name, size in sizes.items()
+        ]
+        return {**result, "wheels": wheels}

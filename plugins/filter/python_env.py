@@ -1,4 +1,4 @@
-"""Whether all hosts have the same environment, and where not."""
+"""Whether all hosts have the same environment, and where not; who gets wheels from whom."""
 
 from __future__ import annotations
 
@@ -35,9 +35,24 @@ def python_env_differences(environments: dict[str, dict], lock: str) -> list[str
     return differences
 
 
+def python_env_chain(hosts: list[str], answers: dict[str, dict], host: str, alone: bool) -> list[str]:
+    """Of `hosts`, those that want the same wheels as `host`, in their order: a chain for the action bring.
+
+    answers: each host's result of the module python_env. alone: hosts that do not talk to each other, so that each has
+    a chain of its own.
+    """
+    if alone:
+        return [host]
+    return [
+        one
+        for one in hosts
+        if "target" in answers.get(one, {}) and answers[one]["key"] == answers[host]["key"]
+    ]
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict:
         """Name -> function."""
-        return {"python_env_differences": python_env_differences}
+        return {"python_env_chain": python_env_chain, "python_env_differences": python_env_differences}

@@ -28,18 +28,3 @@ def shipped(action, paths: list[Path], scratch: Path) -> Iterator[str]:
         yield target
     finally:
         action._remove_tmp_path(remote, force=True)
-
-
-def in_batches(paths: list[Path], size: int) -> Iterator[list[Path]]:
-    """Files in groups of at most `size` bytes, or one file; a transfer that is cut off loses one group."""
-    batch: list[Path] = []
-    total = 0
-    for path in paths:
-        length = path.stat().st_size
-        if batch and total + length > size:
-            yield batch
-            batch, total = [], 0
-        batch.append(path)
-        total += length
-    if batch:
-        yield batch

@@ -132,10 +132,8 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
             path = os.path.join(incoming, one["path"])
             if (size(path) or 0) and not os.access(path, os.W_OK, effective_ids=True):
                 os.unlink(path)  # checked already, and then it got no place
-            # The user that Ansible logs in as is in the group, and appends.
-            descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o660)
+            descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o640)
             try:
-                os.fchmod(descriptor, 0o660)
                 if os.fstat(descriptor).st_size > one["bytes"]:
                     os.ftruncate(descriptor, 0)
                 growing[one["path"]] = os.fstat(descriptor).st_size

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.received_files import Damaged, sha256, unpack
 
 DOCUMENTATION = r"""
 module: python_env
@@ -25,7 +24,8 @@ description:
   - The environment is I(dir)/KEY; KEY is the hash of the lock, torch's pin, Python X.Y and the architecture.
   - It counts once C(.complete) is written, which is last. A killed run leaves none; the next starts anew.
   - I(dir)/current points to the newest, I(dir)/previous to the one before; others are removed, unless in use.
-  - The action plugin of the same name brings the wheels from the controller where the host reaches no index.
+  - Where the host reaches no index, the action plugin of the same name collects the wheels on the controller, and says
+    which they are; once they have been brought, it is called again.
 options:
   dir:
     description: Directory of all environments.
@@ -59,15 +59,8 @@ options:
     type: int
     default: 3600
   wheels:
-    description: Filled by the action plugin. Name and SHA-256 of each wheel from the controller.
-    type: dict
-  archive:
-    description: Filled by the action plugin. Tar file on the host with some of the wheels.
+    description: Directory on the host with wheels that were brought from the controller; removed once all is installed.
     type: path
-  receive_only:
-    description: Filled by the action plugin. Take the wheels that have come so far, and build nothing yet.
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
@@ -246,7 +239,6 @@ class Environment:
         )
         self.directory = options["dir"]
         self.path = os.path.join(self.directory, self.key)
-        self.wheels = os.path.join(self.directory, "wheels")
         self.lock_descriptor = -1
 
     def run(self, *command: str) -> str:
@@ -336,7 +328,7 @@ class Environment:
         lock = self.write("requirements.txt", self.options["lock"])
         install = ("install", "--quiet", "--no-compile", "--only-binary=:all:")
         if offline:
-            install = ("--isolated", *install, "--no-index", "--find-links", self.wheels)
+            install = ("--isolated", *install, "--no-index", "--find-links", self.options["wheels"])
         # The lock is complete but for torch, which some of its packages ask for.
         self.pip(*install, "--no-deps", "--require-hashes", "--requirement", lock)
         # A CPU build of torch finds all that it asks for in the lock. A CUDA build brings the nvidia packages
@@ -365,18 +357,6 @@ class Environment:
         subprocess.run(["sync", "-f", self.path], check=True)
         return record
 
-    def receive(self, wheels: dict[str, str], archive: str | None) -> None:
-        """Take wheels that were sent, if their hashes are right."""
-        os.makedirs(self.wheels, mode=0o755, exist_ok=True)
-        if archive:
-            unpack(archive, self.wheels, wheels)
-
-    def staged(self) -> dict[str, str]:
-        """Name -> SHA-256 of the wheels that came with an earlier run that did not end."""
-        return {
-            os.path.basename(path): sha256(path) for path in glob.glob(f"{glob.escape(self.wheels)}/*.whl")
-        }
-
     def make_current(self) -> bool:
         """Point `current` here and `previous` to the one before; whether that changed anything."""
         current = os.path.join(self.directory, "current")
@@ -390,9 +370,12 @@ class Environment:
 
     def clean(self) -> list[str]:
         """Remove what only installing needed, and environments that nothing needs; the names of these."""
-        for rest in (self.wheels, os.path.join(self.directory, ".tmp"), self.options["cache_dir"]):
+        for rest in (self.options["wheels"], os.path.join(self.directory, ".tmp"), self.options["cache_dir"]):
             if rest:
                 shutil.rmtree(rest, ignore_errors=True)
+        if self.options["wheels"]:
+            with contextlib.suppress(OSError):  # another's are in it
+                os.rmdir(os.path.dirname(self.options["wheels"]))
         keep = {self.key}
         for link in ("current", "previous"):
             with contextlib.suppress(OSError):
@@ -434,12 +417,8 @@ def explain(command: tuple[str, ...], output: str, environment: Environment) -> 
 
 def have(environment: Environment, options: dict) -> dict:
     """Have the environment, or say what the controller must bring first; the module's result."""
-    source = "controller" if options["wheels"] is not None else options["source"]
+    source = "controller" if options["wheels"] else options["source"]
     with locked(environment.directory, options["lock_timeout"]) as environment.lock_descriptor:
-        if options["wheels"] is not None:
-            environment.receive(options["wheels"], options["archive"])
-            if options["receive_only"]:
-                return {"changed": True}
         record = read_complete(environment.path)
         built = record is None
         if built:
@@ -447,9 +426,8 @@ def have(environment: Environment, options: dict) -> dict:
             # The pip of the empty environment is the one that can tell whether it reaches an index.
             if source == "auto":
                 source = "index" if environment.reaches_index() else "controller"
-            if source == "controller" and options["wheels"] is None:
-                wanted = {"target": environment.about, "key": environment.key, "staged": environment.staged()}
-                return {"changed": False, **wanted}
+            if source == "controller" and not options["wheels"]:
+                return {"changed": False, "target": environment.about, "key": environment.key}
             record = environment.build(offline=source == "controller")
         switched = environment.make_current()
         pruned = environment.clean()
@@ -473,9 +451,7 @@ def main() -> None:
             "releases": {"type": "str", "default": ""},
             "cache_dir": {"type": "path"},
             "lock_timeout": {"type": "int", "default": 3600},
-            "wheels": {"type": "dict"},
-            "archive": {"type": "path"},
-            "receive_only": {"type": "bool", "default": False},
+            "wheels": {"type": "path"},
         },
         supports_check_mode=True,
     )
@@ -489,7 +465,7 @@ def main() -> None:
             module.exit_json(changed=record is None, path=environment.path, **(record or {}))
         os.makedirs(environment.directory, mode=0o755, exist_ok=True)
         result = have(environment, options)
-    except (Failure, Damaged) as failure:
+    except Failure as failure:
         module.fail_json(msg=str(failure))
     except OSError as failure:
         module.fail_json(msg=f"{failure.filename or options['dir']}: {failure.strerror}")

@@ -53,6 +53,7 @@ def test_check_mode_on_an_untouched_host_changes_nothing(plays):
 
 
 def test_killed_in_the_middle_and_run_again_it_is_whole_and_a_third_run_changes_nothing(plays):
+    assert plays.run("identity", "node1").rc == 0  # wheels arrive in the service user's home
     plays.kill_when(lambda: plays.sh("node1", PIP_AT_WORK), ROLES, "node1")
     # The power of the host fails, too: neither pip nor its lock is left.
     plays.lab.power("node1", on=False)
@@ -63,7 +64,8 @@ def test_killed_in_the_middle_and_run_again_it_is_whole_and_a_third_run_changes_
     assert "reaches no package index; bringing" in play.text
     usage = plays.sh("node1", "runuser -u trainyard -- /opt/trainyard/current/bin/trainer --help")
     assert usage.startswith("usage: trainer")
-    assert plays.sh("node1", "ls /opt/trainyard/env/wheels /opt/trainyard/env/.tmp 2>/dev/null || true") == ""
+    left = "/var/lib/trainyard/wheels /var/lib/trainyard/incoming /opt/trainyard/env/.tmp"
+    assert plays.sh("node1", f"ls -d {left} 2>/dev/null || true") == ""
     play = run(plays)
     assert play.rc == 0, play.text
     assert play.changed == {"node1": 0}

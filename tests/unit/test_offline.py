@@ -15,7 +15,7 @@ ansible.module_utils.__path__.append(str(ROOT / "plugins/module_utils"))
 
 from ansible.module_utils.received_files import Damaged, sha256, unpack  # noqa: E402
 
-from plugins.module_utils import offline_apt, offline_ship, offline_wheels  # noqa: E402
+from plugins.module_utils import offline_apt, offline_wheels  # noqa: E402
 from plugins.modules import packages  # noqa: E402
 
 MARKERS = {
@@ -275,12 +275,3 @@ def test_a_damaged_file_is_refused_and_not_kept(tmp_path):
     with pytest.raises(Damaged, match="a arrived damaged"):
         unpack(packed(tmp_path, a=b"x"), str(directory), {"a": "0" * 64})
     assert list(directory.iterdir()) == []
-
-
-def test_batches_hold_no_more_than_their_size_or_one_file(tmp_path):
-    sizes = [3, 4, 20, 1, 1]
-    paths = [tmp_path / str(number) for number, _ in enumerate(sizes)]
-    for path, size in zip(paths, sizes, strict=True):
-        path.write_bytes(b"x" * size)
-    batches = list(offline_ship.in_batches(paths, 8))
-    assert [[path.stat().st_size for path in batch] for batch in batches] == [[3, 4], [20], [1, 1]]
