@@ -29,6 +29,22 @@ options:
     type: list
     elements: str
     required: true
+  move:
+    description: >-
+      Also bring installed packages of I(names) to the versions that apt's pins ask for, older or held ones too. From
+      the host's own index, which is refreshed.
+    type: bool
+    default: false
+  remove:
+    description: With I(move), packages that go in the same step.
+    type: list
+    elements: str
+    default: []
+  upgrade:
+    description: Installed packages to bring to the newest version that the pins allow, held ones too.
+    type: list
+    elements: str
+    default: []
   source:
     description: Where packages come from. C(auto) asks the host's own apt whether it reaches its index.
     choices: [auto, index, controller]
@@ -57,6 +73,7 @@ EXAMPLES = r"""
 
 STATUS = "/var/lib/dpkg/status"
 LISTS = "/var/lib/apt/lists"
+PLACES = ("/", "/var")  # that apt and dpkg fill
 LOCKED = re.compile(
     r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
 )
@@ -90,6 +107,14 @@ def run(command: list[str]) -> str:
     )
     if done.returncode:
         tail = "\n".join(done.stdout.strip().splitlines()[-15:])
+        if re.search("No space left on device|enough free space in ", tail):
+            free = ", ".join(
+                f"{shutil.disk_usage(place).free / 2**20:,.0f} MiB at {place}" for place in PLACES
+            )
+            tail += (
+                f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
+                "`journalctl --vacuum-size=200M`, `df -h`), and run again."
+            )
         raise Failure(f"`{' '.join(command)}` ended with {done.returncode}:\n{tail}")
     return done.stdout
 
@@ -181,6 +206,26 @@ def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> 
         apt_install(missing, lock_timeout)
 
 
+def versions() -> str:
+    """All that dpkg has, with its versions."""
+    return run(["dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\n"])
+
+
+def move(names: list[str], remove: list[str], upgrade: list[str], lock_timeout: int) -> bool:
+    """Install `names` without `remove`, whatever is there, and upgrade `upgrade`; whether that changed anything.
+
+    Held packages give way here alone, and the pins are what may lower a version.
+    """
+    before = versions()
+    apt_update(lock_timeout)
+    forced = ("--allow-downgrades", "--allow-change-held-packages")
+    if names:
+        apt_install([*names, *(f"{name}-" for name in remove)], lock_timeout, *forced)
+    if upgrade:
+        apt_install(upgrade, lock_timeout, *forced, "--only-upgrade")
+    return versions() != before
+
+
 def from_files(missing: list[str], files: dict[str, str], archive: str, lock_timeout: int) -> None:
     """Install the .deb files that the controller's apt verified, each checked again against its SHA-256."""
     # apt reads them unprivileged.
@@ -248,6 +293,9 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
+            "move": {"type": "bool", "default": False},
+            "remove": {"type": "list", "elements": "str", "default": []},
+            "upgrade": {"type": "list", "elements": "str", "default": []},
             "source": {"choices": ["auto", "index", "controller"], "default": "auto"},
             "cache_valid_time": {"type": "int", "default": 3600},
             "lock_timeout": {"type": "int", "default": 600},
@@ -268,6 +316,15 @@ def main() -> None:
         present = installed(names) if names else set()
         return [name for name in names if name not in present]
 
+    if options["move"] or options["upgrade"]:
+        names = options["names"] if options["move"] else []
+        if module.check_mode:
+            module.exit_json(changed=bool(missing_of(names)), installed=missing_of(names))
+        try:
+            changed = move(names, options["remove"], options["upgrade"], options["lock_timeout"])
+        except Failure as failure:
+            module.fail_json(msg=str(failure))
+        module.exit_json(changed=changed)
     missing = missing_of(options["names"])
     if not missing or module.check_mode:
         module.exit_json(changed=bool(missing), installed=missing)

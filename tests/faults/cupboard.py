@@ -1,4 +1,4 @@
-"""A run on three real hosts that something is done to."""
+"""A run on real hosts that something is done to."""
 
 import contextlib
 import itertools
@@ -27,10 +27,10 @@ numbers = itertools.count(1)
 
 
 class Run:
-    """A run under way on the three hosts, started by train.yml, which then was killed: nobody watches."""
+    """A run under way on all of `hosts`, started by train.yml, which then was killed: nobody watches."""
 
-    def __init__(self, plays, **settings):
-        self.plays, self.name = plays, f"fault{next(numbers)}"
+    def __init__(self, plays, hosts=HOSTS, **settings):
+        self.plays, self.hosts, self.name = plays, hosts, f"fault{next(numbers)}"
         self.settings = {**RUN, **settings}
         self.saved = {}  # by attempt, the newest checkpoint that a host was seen to know of
         arguments = {**self.settings, "run": self.name}
@@ -42,7 +42,7 @@ class Run:
             start_new_session=True,
         )
         try:
-            self.wait(lambda: all((self.status(host).get("step") or 0) >= 8 for host in HOSTS))
+            self.wait(lambda: all((self.status(host).get("step") or 0) >= 8 for host in hosts))
         finally:
             kill_all(process)
 
@@ -68,7 +68,7 @@ class Run:
     def wait(self, condition, seconds=240):
         begin = time.monotonic()
         while not condition():
-            assert time.monotonic() - begin < seconds, {host: self.status(host) for host in HOSTS}
+            assert time.monotonic() - begin < seconds, {host: self.status(host) for host in self.hosts}
             time.sleep(0.3)
         return time.monotonic() - begin
 
@@ -84,7 +84,7 @@ class Run:
                 found = losses(text)
                 assert list(found) == list(range(1, len(found) + 1)), host
                 same = all(
-                    len(row["shares"]) == len(HOSTS) for row in records(text) if row["kind"] == "train"
+                    len(row["shares"]) == len(self.hosts) for row in records(text) if row["kind"] == "train"
                 )
                 for step in set(found) & set(curve):
                     assert found[step] == pytest.approx(curve[step], rel=1e-6 if same else 1e-5), (host, step)

@@ -149,18 +149,20 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
     run.end(curve, *HOSTS, reason="node2")
 
 
-def test_the_head_is_gone_for_good(plays, curve):
-    """The others take the run to its end."""
+@pytest.mark.parametrize("lost", ["node1", "node3"])
+def test_a_host_is_gone_for_good(plays, curve, lost):
+    """The head, or a worker: the others take the run to its end."""
     run = Run(plays, steps=60)
-    plays.lab.power("node1", False)
+    others = [host for host in HOSTS if host != lost]
+    plays.lab.power(lost, False)
     try:
-        run.wait(lambda: all(run.status(host).get("state") == "finished" for host in ("node2", "node3")))
-        for host in ("node2", "node3"):
+        run.wait(lambda: all(run.status(host).get("state") == "finished" for host in others))
+        for host in others:
             found = losses(plays.sh(host, f"cat /var/lib/trainyard/runs/{run.name}/metrics.jsonl"))
             assert found == pytest.approx(curve, rel=1e-5)
     finally:
-        plays.lab.power("node1", True)
-        run.wait(lambda: run.status("node1"))
+        plays.lab.power(lost, True)
+        run.wait(lambda: run.status(lost))
         stop(plays, run.name)
 
 

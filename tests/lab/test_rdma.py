@@ -1,10 +1,12 @@
 """RDMA's roles on real hosts: OpenSM against a simulated fabric (ibsim), with its master and standby; refusals."""
 
+import json
 import re
 
 import pytest
 import yaml
 from plays import playground, wait_for
+from standin import DCB
 
 pytestmark = pytest.mark.full  # eight minutes; tests/unit/test_rdma.py has the decisions
 HOSTS = ("node1", "node2")
@@ -179,6 +181,65 @@ def test_roce_has_no_subnet_manager(plays, fabric):
     play = plays.finish(command)
     assert play.rc != 0 and play.changed.get("node1") == 0
     assert "rocep1s0/1 is Ethernet; expected an InfiniBand port" in play.words
+
+
+@pytest.fixture(scope="module")
+def card(plays):
+    """A RoCE card on node2: what /sys would say of it, and a stand-in for `dcb`."""
+    device = "/opt/card/sys/class/infiniband/rocep11s0/ports/1"
+    files = {
+        "state": "4: ACTIVE",
+        "link_layer": "Ethernet",
+        "rate": "100 Gb/sec",
+        "sm_lid": "0x0",
+        "gids/0": "0000:0000:0000:0000:0000:ffff:0a00:0001",
+        "gid_attrs/types/0": "RoCE v2",
+        "gid_attrs/ndevs/0": "ens192",
+    }
+    write = [f"mkdir -p {device}/gids {device}/gid_attrs/types {device}/gid_attrs/ndevs"]
+    write += [f"echo '{text}' > {device}/{name}" for name, text in files.items()]
+    write += ["mkdir -p /opt/card/sys/class/net/ens192", "echo 9000 > /opt/card/sys/class/net/ens192/mtu"]
+    configured = "/sys/kernel/config/rdma_cm/rocep11s0/ports/1"
+    write += [f"mount -t tmpfs none /sys/kernel/config && mkdir -p {configured}"]
+    plays.sh("node2", " && ".join(write))
+    dcb = DCB.replace('os.environ["DCB_STATE"]', '"/run/dcb"')
+    plays.sh("node2", f"cat > /usr/local/sbin/dcb <<'END'\n{dcb}END\nchmod +x /usr/local/sbin/dcb")
+
+
+def test_a_class_of_service_for_roce(plays, card):
+    """The whole role, on a card that is made up: check mode, twice, another mark, a boot, a card without DCB, none."""
+    beside = groups(plays, rdma=["node2"], opensm=[])
+    lossless = {"roce_qos_mode": "lossless", "roce_qos_switch_confirmed": True, "_rdma_sys_root": "/opt/card"}
+    unit = "trainyard-roce-qos.service"
+
+    def site(**given):
+        return plays.finish(plays.command("rdma", "node2", {**lossless, **given}, *beside))
+
+    def classes():
+        return json.loads(plays.sh("node2", "cat /run/dcb"))["app"]
+
+    play = plays.finish(plays.command("rdma", "node2", lossless, *beside, "--check", "--diff"))
+    assert play.rc == 0, play.text
+    assert plays.sh("node2", "ls /etc/trainyard/roce-qos.json 2>/dev/null || true") == ""
+    play = site()
+    assert play.rc == 0, play.text
+    assert classes() == {"26": "3", "48": "6"}
+    assert plays.sh("node2", f"systemctl is-enabled {unit}; systemctl is-active {unit}").split() == [
+        "enabled",
+        "active",
+    ]
+    assert site().changed == {"node2": 0}
+    play = site(roce_qos_dscp=34)
+    assert play.rc == 0 and classes() == {"34": "3", "48": "6"}, play.text
+
+    plays.sh("node2", "sed -i 's/ens192\"/ens999\"/' /usr/local/sbin/dcb")
+    play = site(roce_qos_dscp=26)
+    assert play.rc != 0 and "knows no DCB, the card is none for RoCE" in play.words, play.text
+    plays.sh("node2", "sed -i 's/ens999\"/ens192\"/' /usr/local/sbin/dcb")
+
+    assert site(roce_qos_mode="none").rc == 0
+    assert classes() == {}
+    assert plays.sh("node2", f"systemctl is-enabled {unit} 2>/dev/null || true").strip() in ("", "not-found")
 
 
 def test_empty_groups_take_it_away_again(plays, fabric):

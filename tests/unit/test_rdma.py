@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from standin import DCB
 
 from plugins.filter import rdma as rdma_filter
 from plugins.filter import roce_switch as switch_filter
@@ -112,30 +113,6 @@ def test_who_manages_infiniband(tmp_path):
 
 # ---- roce_qos ----
 
-DCB = """#!/usr/bin/python3
-# Stands in for iproute2's dcb: it notes what it is told, and answers by it as the kernel would.
-import json, os, sys
-state, words = os.environ["DCB_STATE"], sys.argv[2:]
-known = json.load(open(state)) if os.path.exists(state) else {"app": {}, "pfc": [], "told": []}
-known["told"].append(" ".join(words))
-area, verb, _, interface, what = [*words, ""][:5]
-if interface != "ens192":
-    sys.exit("RTNETLINK answers: Operation not supported")
-pairs = dict(word.split(":") for word in words[5:])
-if (area, verb) == ("app", "replace"):
-    known["app"].update(pairs)
-elif (area, verb) == ("app", "del"):
-    for mark in pairs:
-        del known["app"][mark]
-elif (area, verb) == ("pfc", "set"):
-    known["pfc"] = [pairs.get(str(number), pairs["all"]) == "on" for number in range(8)]
-elif area == "app":
-    print(json.dumps({"dscp_prio": [[int(mark), int(one)] for mark, one in known["app"].items()]}))
-elif area == "pfc":
-    print(json.dumps({"pfc_cap": 8, "prio_pfc": known["pfc"] or [False] * 8}))
-json.dump(known, open(state, "w"))
-"""
-
 
 @pytest.fixture
 def host(tmp_path):
@@ -145,6 +122,7 @@ def host(tmp_path):
     dcb.write_text(DCB)
     dcb.chmod(0o755)
     (tmp_path / "sys/kernel/config/rdma_cm").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
     for end in ("np", "rp"):
         write(tmp_path / f"sys/class/net/ens192/ecn/roce_{end}/enable/3", "0")
 
@@ -152,9 +130,9 @@ def host(tmp_path):
         root = tmp_path
         tos = tmp_path / "sys/kernel/config/rdma_cm/rocep11s0/ports/1/default_roce_tos"
 
-        def __call__(self, what, pfc, interface="ens192"):
+        def __call__(self, what, pfc, interface="ens192", dscp=26):
             port = {"device": "rocep11s0", "port": 1, "interface": interface}
-            wanted = {"dscp": 26, "priority": 3, "pfc": pfc, "tos": 106, "ports": [port]}
+            wanted = {"dscp": dscp, "priority": 3, "pfc": pfc, "tos": 106, "ports": [port]}
             (tmp_path / "wanted.json").write_text(json.dumps(wanted))
             self.tos.parent.mkdir(
                 parents=True, exist_ok=True
@@ -170,6 +148,9 @@ def host(tmp_path):
                 text=True,
             )
 
+        def classes(self):
+            return json.loads((tmp_path / "dcb").read_text())["app"]
+
         def told(self):
             return [
                 line for line in json.loads((tmp_path / "dcb").read_text())["told"] if " show " not in line
@@ -182,7 +163,8 @@ def host(tmp_path):
 def test_the_class_is_set_and_checked(host, pfc):
     before = host("check", pfc)
     assert before.returncode == 1 and "DSCP 26 has priority None; expected 3" in before.stdout
-    assert host("apply", pfc).returncode == 0, host("apply", pfc).stderr
+    done = host("apply", pfc)
+    assert done.returncode == 0, done.stderr
     assert host.told()[:2] == [
         "app replace dev ens192 dscp-prio 26:3 48:6",
         "pfc set dev ens192 prio-pfc all:off" + (" 3:on" if pfc else ""),
@@ -193,7 +175,18 @@ def test_the_class_is_set_and_checked(host, pfc):
     wrong = host("check", not pfc)
     assert wrong.returncode == 1 and "PFC is on for priorities" in wrong.stdout
     assert host("clear", pfc).returncode == 0
-    assert host("check", pfc).returncode == 1
+    assert host("check", pfc).returncode == 1 and host.classes() == {}
+
+
+def test_another_mark_takes_the_place_of_the_one_before(host):
+    assert host("apply", True).returncode == 0
+    assert (
+        host("clear", True, dscp=34).returncode == 0
+    )  # as the unit's stop does, when the file is new already
+    assert host.classes() == {}
+    for dscp in (26, 34):
+        assert host("apply", True, dscp=dscp).returncode == 0
+    assert host.classes() == {"34": "3", "48": "6"}
 
 
 def test_a_card_that_knows_no_classes_is_told(host):

@@ -5,7 +5,8 @@
 
 FILE is JSON: dscp, priority (that it maps to), pfc (whether that priority is paused instead of dropped), tos (for
 connections by RDMA-CM), ports: [{device, port, interface}]. check ends with 1, and says so, where a setting is not as
-FILE has it. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
+FILE has it. What was applied is noted until the next boot, when the card forgets it, too: clear undoes that, whatever
+FILE says by now. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
 """
 
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 
 ROOT = os.environ.get("ROOT", "")
+APPLIED = f"{ROOT}/run/trainyard-roce-qos.json"
 CNP = {"dscp": 48, "priority": 6}  # congestion notifications: mlx5's defaults
 
 
@@ -26,17 +28,35 @@ def main():
         what, path = sys.argv[1:]
         with open(path) as file:
             wanted = json.load(file)
-        differs = [
-            line
-            for port in wanted["ports"]
-            for line in {"apply": apply, "check": check, "clear": clear}[what](wanted, port)
-        ]
+        differs = {"apply": apply_all, "check": check_all, "clear": clear_all}[what](wanted)
     except (ValueError, KeyError):
         sys.exit(__doc__)
     except (OSError, Fault) as fault:
         sys.exit(f"error: {fault}")
     print("\n".join(differs), end="\n" if differs else "")
     return 1 if differs else 0
+
+
+def apply_all(wanted):
+    clear_all(wanted)
+    write(APPLIED, json.dumps(wanted))  # first, so that what is cut short is cleared, too
+    for port in wanted["ports"]:
+        apply(wanted, port)
+    return []
+
+
+def check_all(wanted):
+    return [line for port in wanted["ports"] for line in check(wanted, port)]
+
+
+def clear_all(wanted):
+    """Undo what was applied; nothing else that the host may have."""
+    if text := read(APPLIED):
+        applied = json.loads(text)
+        for port in applied["ports"]:
+            clear(applied, port)
+        os.unlink(APPLIED)
+    return []
 
 
 def apply(wanted, port):
@@ -49,15 +69,11 @@ def apply(wanted, port):
     for path in ecn(wanted, port):
         write(path, "1")
     write(tos(port), str(wanted["tos"]))
-    return []
 
 
 def check(wanted, port):
     interface = port["interface"]
-    classes = {
-        int(dscp): int(priority)
-        for dscp, priority in dcb("app", "show", "dev", interface, "dscp-prio").get("dscp_prio", [])
-    }
+    classes = classes_of(interface)
     for one in (wanted, CNP):
         found = classes.get(one["dscp"])
         if found != one["priority"]:
@@ -81,17 +97,22 @@ def check(wanted, port):
 
 def clear(wanted, port):
     interface = port["interface"]
-    dcb(
-        "app",
-        "del",
-        "dev",
-        interface,
-        "dscp-prio",
-        *(f"{one['dscp']}:{one['priority']}" for one in (wanted, CNP)),
-    )
+    there = classes_of(interface)
+    ours = [
+        f"{one['dscp']}:{one['priority']}"
+        for one in (wanted, CNP)
+        if there.get(one["dscp"]) == one["priority"]
+    ]
+    if ours:
+        dcb("app", "del", "dev", interface, "dscp-prio", *ours)
     dcb("pfc", "set", "dev", interface, "prio-pfc", "all:off")
     write(tos(port), "0")
-    return []
+
+
+def classes_of(interface):
+    """Priority by DSCP, as the card has them."""
+    shown = dcb("app", "show", "dev", interface, "dscp-prio").get("dscp_prio", [])
+    return {int(dscp): int(priority) for dscp, priority in shown}
 
 
 def dcb(area, verb, *words):

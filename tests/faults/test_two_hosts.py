@@ -1,0 +1,64 @@
+"""Two hosts: the head goes on alone, a worker that is alone pauses, and each is taken in again."""
+
+import pytest
+from cupboard import RUN, Run, losses
+from plays import Plays
+from test_train import book
+
+from lab.lab import Lab, Options, install_missing_tools
+
+PAIR = ("node1", "node2")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two hosts, deployed by site.yml; down at the end."""
+    install_missing_tools()
+    lab = Lab("pair")
+    try:
+        lab.up(Options(name="pair", hosts=2), replace=True)
+        plays = Plays(lab, tmp_path_factory.mktemp("pair"))
+        done = book(plays, "site.yml", seconds=1800)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield plays
+    finally:
+        lab.down()
+
+
+def test_each_loses_its_power_and_comes_back(pair, tmp_path):
+    settings = {**RUN, "steps": 60, "run": "calm", "trainer_results_dir": tmp_path}
+    done = book(pair, "train.yml", **settings)
+    assert done.returncode == 0, done.stdout
+    curve = losses((tmp_path / "calm/metrics.jsonl").read_text())
+
+    run = Run(pair, PAIR)
+    pair.lab.power("node2", False)
+    try:
+        run.wait(lambda: run.goes_on(2, "node1"))
+    finally:
+        pair.lab.power("node2", True)
+    run.wait(lambda: run.goes_on(3, *PAIR))
+
+    pair.lab.power("node1", False)
+    try:
+        run.wait(lambda: run.status("node2").get("state") == "stalled")
+        assert "etcd" in run.status("node2")["reason"], run.status("node2")
+        assert not pair.sh("node2", "pgrep -f 'trainer [t]rain' || true")
+    finally:
+        pair.lab.power("node1", True)
+    run.wait(lambda: run.goes_on(4, *PAIR) or run.goes_on(5, *PAIR))
+    run.end(curve, *PAIR, reason="node2 is gone")
+
+
+def test_the_wire_between_them_is_out(pair):
+    """The head trains alone; the worker's ranks end before that."""
+    run = Run(pair, PAIR)
+    pair.lab.cut("node2")
+    try:
+        run.wait(lambda: run.goes_on(2, "node1"))
+        assert not pair.sh("node2", "pgrep -f 'trainer [t]rain' || true")
+        run.wait(lambda: run.status("node2").get("state") == "stalled", 30)
+    finally:
+        pair.lab.join("node2")
+    run.wait(lambda: run.goes_on(3, *PAIR))
+    run.end({}, *PAIR, reason="node2 is gone")
