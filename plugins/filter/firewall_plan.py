@@ -16,9 +16,7 @@ delete table inet trainyard
 
 table inet trainyard {{
 {sets}
-	chain input {{
-		type filter hook input priority filter; policy drop;
-
+	chain known {{
 		ct state established,related accept
 		iif "lo" accept
 		ct state invalid drop
@@ -31,8 +29,26 @@ table inet trainyard {{
 
 {rules}
 	}}
+
+	chain input {{
+		type filter hook input priority filter; policy drop;
+
+		jump known
+	}}
+
+	# Docker and its like pass what comes to a published port on to a container: it never gets to the hook input.
+	chain published {{
+		type filter hook prerouting priority dstnat - 10; policy accept;
+
+		fib daddr type != local accept
+{inside}
+		jump known
+		drop
+	}}
 }}
 """
+# The interfaces of containers and virtual machines on the host itself, by the names that their programs give them.
+INSIDE = ("docker*", "br-*", "podman*", "cni*", "cali*", "virbr*", "lxdbr*", "incusbr*")
 
 
 class Refused(Exception):
@@ -112,12 +128,16 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
     )
     closes = [
         f"{item['proto']} port {item['port']} ({item['process']})"
-        for item in survey["listening"]
+        for item in survey["listening"] + survey["published"]
         if not (item["proto"] == "tcp" and item["port"] in ports) and not kept(item, allowed)
     ]
     return {
         "errors": [],
-        "rules": RULES.format(sets=sets, rules="\n".join(rules)),
+        "rules": RULES.format(
+            sets=sets,
+            rules="\n".join(rules),
+            inside="\n".join(f'\t\tiifname "{name}" accept' for name in INSIDE),
+        ),
         "ssh_ports": ports,
         "closes": list(dict.fromkeys(closes)),
         "live": survey["loaded"]["table"] and survey["loaded"]["unit"],

@@ -1,5 +1,7 @@
 """What listens on a host, and which firewall it has: the input of the filter firewall_plan."""
 
+import re
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import (
     active,
@@ -18,6 +20,12 @@ options: {}
 """
 
 
+# iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat ip to 172.17.0.2:80
+PASSED_ON = re.compile(
+    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?(?:--to-destination|dnat (?:ip6? )?to) (\S+)"
+)
+
+
 def listening(found):
     """[{proto, port, address, process}] of those of the host's sockets() that other machines could reach."""
     return [
@@ -30,6 +38,17 @@ def listening(found):
         and not item["address"].startswith("127.")
         and item["address"] != "::1"
     ]
+
+
+def published(module):
+    """[{proto, port, process}] of the ports that are passed on to containers, as iptables or nftables have them."""
+    found = {}
+    for command in ("iptables-save -t nat", "ip6tables-save -t nat", "nft list ruleset"):
+        if module.get_bin_path(command.split()[0]):
+            _, out, _ = module.run_command(command.split())
+            for proto, port, target in PASSED_ON.findall(out):
+                found.setdefault((proto, int(port)), f"passed on to {target}")
+    return [{"proto": proto, "port": port, "process": name} for (proto, port), name in sorted(found.items())]
 
 
 def loaded(module):
@@ -60,6 +79,7 @@ def main():
         outside = session and from_elsewhere(session["client"], session["address"])
         survey = {
             "listening": listening(found),
+            "published": published(module),
             "ssh_ports": ports,
             "session": session,
             "clients": [session["client"]] if outside else ssh_logins(found, ports),

@@ -90,6 +90,49 @@ def test_a_peer_reaches_any_listening_port(plays):
     assert json.loads(found) == {"tcp": [22, 8000], "udp": "ping"}
 
 
+# What Docker makes of `-p 8080:80`, with the tools of the kernel.
+CONTAINER = """
+ip netns add box; ip link add docker0 type veth peer name eth0 netns box; ip addr add 10.99.0.1/30 dev docker0
+ip link set docker0 up; ip -n box addr add 10.99.0.2/30 dev eth0; ip -n box link set eth0 up
+ip -n box route add default via 10.99.0.1; sysctl -qw net.ipv4.ip_forward=1
+nft 'table ip box { chain pre { type nat hook prerouting priority dstnat
+  fib daddr type local tcp dport 8080 dnat to 10.99.0.2:80; } }'
+systemd-run --quiet --unit=box ip netns exec box python3 -m http.server 80 --directory /usr/share/doc
+"""
+
+
+def test_a_container_s_published_port_is_closed_too_unless_it_is_allowed(plays):
+    plays.sh("node2", "command -v nft >/dev/null || apt-get -qq install -y nftables >/dev/null 2>&1")
+    plays.sh("node2", CONTAINER)
+    node2 = plays.lab.host("node2").address
+
+    def answers():
+        """Whether a stranger, and whether a peer, gets to it."""
+        scan = ("python3", "-c", SCAN, node2, "8080")
+        stranger = plays.lab.stranger(*scan)
+        assert stranger.returncode == 0, stranger.stderr
+        return [
+            json.loads(found)["tcp"] == [8080] for found in (stranger.stdout, plays.lab.exec("node1", *scan))
+        ]
+
+    try:
+        wait_for(lambda: answers() == [True, True], 30)
+        play = plays.role("firewall", "node2")
+        assert play.rc == 0, play.text
+        assert "will answer only its peers on tcp port 8080 (passed on to 10.99.0.2:80)" in play.words
+        assert answers() == [False, True]
+        # From within, and outwards, as before.
+        inside = "ip netns exec box python3 -c 'import socket; socket.create_connection((\"{}\", {}), 5)'"
+        plays.sh("node2", inside.format(node2, 8080))
+        assert plays.role("firewall", "node2", {"firewall_allow": [{"port": 8080}]}).rc == 0
+        assert answers() == [True, True]
+    finally:
+        plays.sh("node2", "systemctl stop box; ip netns del box; nft delete table ip box")
+        away = {"name": "firewall", "tasks_from": "remove"}
+        plays.run([{"name": "Away with it", "ansible.builtin.include_role": away}], "node2")
+    assert rules(plays, "node2") == ""
+
+
 def test_leaving_the_controller_out_is_refused(plays):
     before = rules(plays)
     play = plays.role("firewall", "node1", {"firewall_ssh_from": ["192.0.2.0/24"]})

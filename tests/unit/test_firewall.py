@@ -16,6 +16,7 @@ SESSION = {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22}
 def survey(**more):
     return {
         "listening": [SSHD],
+        "published": [],
         "ssh_ports": [22],
         "session": SESSION,
         "clients": [SESSION["client"]],
@@ -34,8 +35,8 @@ def planned(peers=("192.168.1.101",), allow=(), ssh_from=(), **more):
 
 
 def rules(plan):
-    """The rules of the chain, without the comments."""
-    lines = plan["rules"].split("policy drop;")[1].splitlines()
+    """The rules of the chain that says who is known, without the comments."""
+    lines = plan["rules"].split("chain known {")[1].split("\t}\n")[0].splitlines()
     return [line.strip() for line in lines if line.strip() and not line.strip().startswith(("#", "}"))]
 
 
@@ -52,7 +53,10 @@ def test_peers_ssh_and_nothing_else():
         "ip saddr @peers_ipv4 fib saddr . iif oif exists accept",
     ]
     assert "192.168.1.101" in plan["rules"]
-    assert "forward" not in plan["rules"]  # containers' traffic is not ours
+    assert "forward" not in plan["rules"]  # containers' own traffic is not ours
+    assert (
+        plan["rules"].count("jump known") == 2
+    )  # what comes to the host, and what is passed on from its ports
 
 
 def test_a_lone_machine_has_no_rule_for_peers():
@@ -94,6 +98,13 @@ def test_what_only_peers_will_reach_is_named_once():
     listening = [SSHD, grafana, {**grafana, "address": "::"}, exporter]
     plan = planned(listening=listening, allow=[{"port": "9000-9200"}])
     assert plan["closes"] == ["tcp port 3000 (grafana)"]
+
+
+def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
+    web = {"proto": "tcp", "port": 8080, "process": "passed on to 172.17.0.2:80"}
+    proxy = {"proto": "tcp", "port": 8443, "address": "0.0.0.0", "process": "docker-proxy"}
+    plan = planned(listening=[SSHD, proxy], published=[web, {**web, "port": 9100}], allow=[{"port": 9100}])
+    assert plan["closes"] == ["tcp port 8443 (docker-proxy)", "tcp port 8080 (passed on to 172.17.0.2:80)"]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +255,34 @@ def test_what_others_could_reach(host, load_module):
         ("tcp", 7777, "sshd"),
         ("tcp", 3000, "an unknown process"),
     }
+
+
+IPTABLES = """
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE
+-A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
+-A DOCKER -d 10.0.0.1/32 ! -i docker0 -p udp -m udp --dport 53 -j DNAT --to-destination 172.17.0.3:53
+"""
+NFT = """
+		iifname != "docker0" tcp dport 8080 counter packets 0 bytes 0 dnat to 172.17.0.2:80
+		tcp dport 9443 dnat ip to 172.17.0.4:443
+		ip saddr 172.17.0.2 tcp dport 80 counter packets 0 bytes 0 masquerade
+"""
+
+
+def test_which_ports_are_passed_on(load_module):
+    class Module:
+        def get_bin_path(self, name):
+            return name != "ip6tables-save"
+
+        def run_command(self, command):
+            return 0, {"iptables-save": IPTABLES, "nft": NFT}[command[0]], ""
+
+    assert [(one["proto"], one["port"]) for one in load_module("firewall_survey").published(Module())] == [
+        ("tcp", 8080),
+        ("tcp", 9443),
+        ("udp", 53),
+    ]
 
 
 @pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed")
