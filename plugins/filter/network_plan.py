@@ -501,15 +501,15 @@ def plan(survey, entries, renderer):
         "files": wanted + claims,
         "netplan": netplan_after(files["netplan"], wanted + claims),
         "stands": not claims and files["netplan"].get(OUR_FILE, {}).get("text") == text,
-        "live": all(in_force(item, links) for item in entries),
+        "live": all(in_force(item, links, survey["routes"]) for item in entries),
         "addresses": new_addresses(survey["session"], entries, links),
         "summary": summary(entries, claims),
         **commands(entries, ifupdown, profiles, active),
     }
 
 
-def in_force(item, links):
-    """Whether an interface has its name and addresses; set up, but without a carrier, no manager gives it any."""
+def in_force(item, links, routes):
+    """Whether an interface has its name, addresses, MTU and routes; without a carrier, no manager gives it any."""
     link = next((link for link in links if link["name"] == item["name"]), None)
     if link is None:
         return False
@@ -517,7 +517,29 @@ def in_force(item, links):
     wanted = {
         address for address in item["addresses"] if not address.ip.is_link_local
     }  # the survey leaves those out
-    return wanted <= held or by_hand(item) or (link["enabled"] and not link["up"])
+    if by_hand(item) or (link["enabled"] and not link["up"]):
+        return True
+    mtu = item["definition"].get("mtu", link["mtu"])
+    return wanted <= held and link["mtu"] == mtu and routed(item, routes)
+
+
+def routed(item, routes):
+    """Whether the kernel has an interface's plain routes; those of other tables and kinds are not asked for."""
+    held = {(destination(one["to"]), one["via"]) for one in routes if one["interface"] == item["name"]}
+    return all(
+        (destination(one["to"]), str(ipaddress.ip_address(str(one["via"])))) in held
+        for one in item["definition"].get("routes", [])
+        if set(one) <= {"to", "via", "metric", "on-link"} and "via" in one
+    )
+
+
+def destination(target):
+    """A route's target as `ip route` writes it."""
+    text = str(target)
+    if text in ("default", "0.0.0.0/0", "::/0"):
+        return "default"
+    network = ipaddress.ip_network(text)
+    return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
 
 
 def by_hand(item):

@@ -15,7 +15,7 @@ SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, driver, enabled, up, addresses: [CIDR]}] without loopback.
+    """[{name, mac, kind, driver, enabled, up, mtu, addresses: [CIDR]}] without loopback.
 
     kind is None for what is not a virtual device, driver None where none says its name; enabled: somebody set it up;
     up: there is a carrier, too.
@@ -35,6 +35,7 @@ def interfaces(run_command):
                 "driver": driver(link["ifname"]),
                 "enabled": "UP" in link["flags"],
                 "up": "LOWER_UP" in link["flags"],
+                "mtu": link["mtu"],
                 "addresses": [
                     f"{address['local']}/{address['prefixlen']}"
                     for address in link["addr_info"]
@@ -43,6 +44,19 @@ def interfaces(run_command):
             }
         )
     return found
+
+
+def routes(run_command):
+    """[{to, via, interface}] of the kernel's main tables; `to` is default or a network, `via` None on the link."""
+    found = []
+    for family in ("-4", "-6"):
+        rc, out, _ = run_command(["ip", family, "-json", "route", "show"])
+        found += json.loads(out or "[]") if rc == 0 else []  # a kernel without IPv6
+    return [
+        {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
+        for one in found
+        if "dev" in one
+    ]
 
 
 def driver(interface):

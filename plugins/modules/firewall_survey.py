@@ -20,7 +20,7 @@ options: {}
 """
 
 
-# iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat ip to 172.17.0.2:80
+# iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?(?:--to-destination|dnat (?:ip6? )?to) (\S+)"
 )

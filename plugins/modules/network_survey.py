@@ -5,7 +5,7 @@ import os
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_survey import active, interfaces, ssh_session
+from ansible.module_utils.host_survey import active, interfaces, routes, ssh_session
 
 DOCUMENTATION = r"""
 module: network_survey
@@ -47,6 +47,7 @@ def main():
     try:
         survey = {
             "interfaces": interfaces(module.run_command),
+            "routes": routes(module.run_command),
             "session": ssh_session(),
             "files": {kind: read(patterns) for kind, patterns in PLACES.items()},
             "asides": sorted(glob.glob("/etc/**/*.before-trainyard*", recursive=True)),

@@ -147,15 +147,27 @@ def test_killed_before_it_was_confirmed_the_next_run_leaves_one_manager(plays, p
     assert plays.run("network", "node2", wanted).changed["node2"] == 0
 
 
-def test_an_address_that_somebody_took_away_comes_back(plays, prefix):
-    wanted = interfaces(
-        {"name": "eth0", "addresses": [f"{prefix}.12/24", "192.0.2.7/24"], "gateway": f"{prefix}.1"}
-    )
+def test_what_somebody_changed_by_hand_is_put_right(plays, prefix):
+    """An address, the MTU, a route."""
+    route = {"to": "198.51.100.0/24", "via": f"{prefix}.11"}
+    entry = {"name": "eth0", "addresses": [f"{prefix}.12/24", "192.0.2.7/24"], "gateway": f"{prefix}.1"}
+    wanted = interfaces({**entry, "mtu": 1400, "routes": [route]})
     assert plays.role("network", "node2", wanted).rc == 0
-    plays.sh("node2", "ip address del 192.0.2.7/24 dev eth0")
-    play = plays.role("network", "node2", wanted)
-    assert play.rc == 0 and play.changed["node2"] > 0, play.text
-    assert "192.0.2.7/24" in plays.sh("node2", "ip -brief address show dev eth0")
+    assert plays.role("network", "node2", wanted).changed["node2"] == 0
+    before = plays.sh(
+        "node2", "ip -brief address show dev eth0; ip route show dev eth0; cat /sys/class/net/eth0/mtu"
+    )
+    assert "192.0.2.7/24" in before and "198.51.100.0/24 via" in before and before.endswith("\n1400\n")
+    for change in (
+        "ip address del 192.0.2.7/24 dev eth0",
+        "ip link set eth0 mtu 1500",
+        "ip route del 198.51.100.0/24",
+    ):
+        plays.sh("node2", change)
+        play = plays.role("network", "node2", wanted)
+        assert play.rc == 0 and play.changed["node2"] > 0, (change, play.text)
+        after = "ip -brief address show dev eth0; ip route show dev eth0; cat /sys/class/net/eth0/mtu"
+        assert plays.sh("node2", after) == before, change
     assert plays.role("network", "node2", wanted).changed["node2"] == 0
 
 

@@ -14,6 +14,7 @@ ETH0 = {
     "driver": "r8169",
     "enabled": True,
     "up": True,
+    "mtu": 1500,
     "addresses": ["192.168.1.50/24"],
 }
 ETH1 = {
@@ -23,8 +24,10 @@ ETH1 = {
     "driver": "mlx5_core",
     "enabled": True,
     "up": True,
+    "mtu": 1500,
     "addresses": [],
 }
+DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0"}
 GUARD = "/usr/local/lib/trainyard/guard"
 STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
 
@@ -40,6 +43,7 @@ def survey(**more):
     )
     return {
         "interfaces": [copy.deepcopy(ETH0), copy.deepcopy(ETH1)],
+        "routes": [DEFAULT],
         "session": {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22},
         "files": files,
         "asides": [],
@@ -159,7 +163,8 @@ def test_by_macaddress_and_with_a_name_to_be_given():
     # Once it has the name, the second run changes nothing.
     renamed = {**ETH0, "name": "lan0", "addresses": ["192.168.1.100/24"]}
     files = {"netplan": {OUR_FILE: written(plan)["content"]}}
-    again = planned(wanted, interfaces=[renamed, copy.deepcopy(ETH1)], files=files)
+    routes = [{**DEFAULT, "interface": "lan0"}]
+    again = planned(wanted, interfaces=[renamed, copy.deepcopy(ETH1)], routes=routes, files=files)
     assert again["stands"] and again["live"]
     assert written(again)["content"] == written(plan)["content"]
     assert again["undo"] == [["netplan", "apply"]]
@@ -195,6 +200,24 @@ def test_files_that_stand_are_applied_again_where_they_are_not_in_force(addresse
     ]  # the survey leaves link-local ones out
     files = {"netplan": {OUR_FILE: written(planned(wanted))["content"]}}
     plan = planned(wanted, interfaces=interfaces, files=files)
+    assert plan["stands"] and plan["live"] is live
+
+
+@pytest.mark.parametrize(
+    ("mtu", "routes", "live"),
+    [
+        (9000, [DEFAULT, {"to": "10.8.0.0/16", "via": "192.168.1.7", "interface": "eth0"}], True),
+        (1500, [DEFAULT, {"to": "10.8.0.0/16", "via": "192.168.1.7", "interface": "eth0"}], False),
+        (9000, [{"to": "10.8.0.0/16", "via": "192.168.1.7", "interface": "eth0"}], False),
+        (9000, [DEFAULT, {"to": "10.8.0.0/16", "via": "192.168.1.8", "interface": "eth0"}], False),
+        (9000, [DEFAULT, {"to": "10.8.0.0/16", "via": "192.168.1.7", "interface": "eth1"}], False),
+    ],
+)
+def test_an_mtu_or_a_route_that_somebody_changed_by_hand_is_put_right(mtu, routes, live):
+    wanted = [{**STATIC, "mtu": 9000, "routes": [{"to": "10.8.0.0/16", "via": "192.168.1.7"}]}]
+    files = {"netplan": {OUR_FILE: written(planned(wanted))["content"]}}
+    interfaces = [{**ETH0, "addresses": ["192.168.1.100/24"], "mtu": mtu}, copy.deepcopy(ETH1)]
+    plan = planned(wanted, interfaces=interfaces, routes=routes, files=files)
     assert plan["stands"] and plan["live"] is live
 
 
