@@ -2,11 +2,13 @@
 has broken what it looks at."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
@@ -49,6 +51,12 @@ def test_a_scenario(able, request, name):
             check=True,
             capture_output=True,
         )
-        molecule("verify", "-s", name, ok=False)
+        said = molecule("verify", "-s", name, ok=False)
+        # At what it was to see, and nothing else: the task before the first failure.
+        task = re.findall(
+            r"TASK \[(.*?)\]", said[: re.search(r"(?m)^(\[ERROR\]|fatal:|failed:)", said).start()]
+        )[-1]
+        breaking = yaml.safe_load((ROOT / f"molecule/{name}/break.yml").read_text())
+        assert task == breaking[0]["vars"]["verify_stops_at"], said
     finally:
         molecule("destroy", "-s", name)

@@ -5,48 +5,15 @@ import re
 
 import pytest
 import yaml
-from plays import playground, wait_for
-from standin import DCB
+from plays import ROOT, playground, wait_for
 
 pytestmark = pytest.mark.full  # eight minutes; tests/unit/test_rdma.py has the decisions
 HOSTS = ("node1", "node2")
 PRELOAD = "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so"
-# Two hosts at one switch, as ibnetdiscover writes it.
-FABRIC = """
-Switch 8 "switch"
-[1] "node1"[1]
-[2] "node2"[1]
-
-Hca 2 "node1"
-[1] "switch"[1]
-
-Hca 2 "node2"
-[1] "switch"[2]
-"""
-
-# The kernel would show the port below /sys. The simulation shows it to its own programs alone: this writes down what
-# they see.
-MIRROR = """
-import pathlib, re, subprocess, time
-port = pathlib.Path("/opt/simulated/sys/class/infiniband/ibsim0/ports/1")
-(port / "gids").mkdir(parents=True, exist_ok=True)
-names = {"Initializing": "2: INIT", "Armed": "3: ARMED", "Active": "4: ACTIVE", "Down": "1: DOWN"}
-while True:
-    said = subprocess.run(["ibstat"], capture_output=True, text=True).stdout
-    seen = dict(re.findall(r"(State|SM lid|Port GUID|Rate): *(\\S+)", said))
-    if "State" in seen:
-        guid = seen["Port GUID"][2:].zfill(16)
-        for name, text in {
-            "state": names[seen["State"]],
-            "sm_lid": hex(int(seen["SM lid"])),
-            "rate": seen["Rate"] + " Gb/sec",
-            "link_layer": "InfiniBand",
-            "gids/0": "fe80:0000:0000:0000:" + ":".join(guid[at : at + 4] for at in range(0, 16, 4)),
-        }.items():
-            (port / "new").write_text(text)
-            (port / "new").rename(port / name)
-    time.sleep(0.3)
-"""
+# Two hosts at one switch, as ibnetdiscover writes it; and what writes below /opt/simulated/sys what its programs see.
+FABRIC = (ROOT / "molecule/opensm/fabric").read_text()
+MIRROR = (ROOT / "molecule/opensm/mirror").read_text()
+DCB = (ROOT / "molecule/roce_qos/dcb").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +169,7 @@ def card(plays):
     configured = "/sys/kernel/config/rdma_cm/rocep11s0/ports/1"
     write += [f"mount -t tmpfs none /sys/kernel/config && mkdir -p {configured}"]
     plays.sh("node2", " && ".join(write))
-    dcb = DCB.replace('os.environ["DCB_STATE"]', '"/run/dcb"')
-    plays.sh("node2", f"cat > /usr/local/sbin/dcb <<'END'\n{dcb}END\nchmod +x /usr/local/sbin/dcb")
+    plays.sh("node2", f"cat > /usr/local/sbin/dcb <<'END'\n{DCB}END\nchmod +x /usr/local/sbin/dcb")
 
 
 def test_a_class_of_service_for_roce(plays, card):

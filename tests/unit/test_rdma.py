@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from standin import DCB
 
 from plugins.filter import rdma as rdma_filter
 from plugins.filter import roce_switch as switch_filter
@@ -119,7 +118,7 @@ def host(tmp_path):
     """Calls the program on a host that is made up; `.told` is what `dcb` was told."""
     (tmp_path / "bin").mkdir()
     dcb = tmp_path / "bin/dcb"
-    dcb.write_text(DCB)
+    dcb.write_text((ROOT / "molecule/roce_qos/dcb").read_text())
     dcb.chmod(0o755)
     (tmp_path / "sys/kernel/config/rdma_cm").mkdir(parents=True)
     (tmp_path / "run").mkdir()
