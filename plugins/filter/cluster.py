@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -134,6 +135,17 @@ def service_user_stands(survey: Mapping[str, Any], home: str) -> bool:
     )
 
 
+def without_root(message: str, host: str, user: str) -> str:
+    """What is said where the first task that needs root failed with `message`."""
+    reason = message.removeprefix("Task failed: ").strip()
+    if not re.search(r"sudo|password|privilege|become", reason, re.IGNORECASE):
+        return reason
+    return (
+        f"{host}: {user} cannot become root there ({reason}); expected sudo, with a password (-K asks for it) or without. "
+        "Nothing was changed."
+    )
+
+
 def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[dict]:
     """The hosts that keep the memory of runs, of `names` (the head first), with their name and address.
 
@@ -157,4 +169,5 @@ class FilterModule:
             "peer_ssh_ports": peer_ssh_ports,
             "service_user_fault": service_user_fault,
             "service_user_stands": service_user_stands,
+            "without_root": without_root,
         }

@@ -216,8 +216,16 @@ def busy(controller, cluster):
         cluster.exec(host, "systemctl", "stop", "left-open", "trainyard@busy")
 
 
-def test_only_ssh_answers_a_stranger_also_while_a_run_is_under_way(cluster, busy):
+def test_only_ssh_answers_a_stranger_while_a_run_is_under_way_and_after_it(cluster, busy):
     """What a peer finds open, and answers to it, a stranger does not."""
+    assert 29500 in what_a_peer_finds(cluster), "the ranks' store was not scanned"
+    for host in HOSTS:
+        cluster.exec(host, "systemctl", "stop", "trainyard@busy")
+    assert 29500 not in what_a_peer_finds(cluster)
+
+
+def what_a_peer_finds(cluster):
+    """The head's ports that a peer finds open, once it is sure that a stranger finds SSH's on every host, and no other."""
     open_to_peers = {}
     for host, peer in (("node1", "node2"), ("node2", "node1"), ("node3", "node1")):
         address = cluster.host(host).address
@@ -234,7 +242,7 @@ def test_only_ssh_answers_a_stranger_also_while_a_run_is_under_way(cluster, busy
         assert stranger.stdout.splitlines() == [f"{address} 22"], stranger.stdout + stranger.stderr
         asked = cluster.stranger(sys.executable, "-c", ASK, address)
         assert (asked.returncode, asked.stdout) == (0, ""), asked.stdout + asked.stderr
-    assert 29500 in open_to_peers["node1"], "the ranks' store was not scanned"
+    return open_to_peers["node1"]
 
 
 def test_the_unit_is_hardened(cluster):

@@ -133,6 +133,10 @@ def test_passwords_and_one_yes_are_typed_and_pin_all_keys(lab, site, tmp_path):
     assert play.rc == 0, play.text
     assert "(yes/no)" not in play.text
     assert lab.password not in play.text
+    del answers["BECOME password"]
+    play = site("-k", "--tags", "identity", answers=answers, inventory=tmp_path / "hosts.yml")
+    assert play.rc != 0
+    assert "node1: ops cannot become root there" in play.words and "-K asks for it" in play.words, play.text
 
 
 def test_check_mode_tells_what_would_change_on_untouched_hosts(lab, site, untouched):
