@@ -141,8 +141,8 @@ def without_root(message: str, host: str, user: str) -> str:
     if not re.search(r"sudo|password|privilege|become", reason, re.IGNORECASE):
         return reason
     return (
-        f"{host}: {user} cannot become root there ({reason}); expected sudo, with a password (-K asks for it) or without. "
-        "Nothing was changed."
+        f"{host}: {user} cannot become root there ({reason}); expected sudo, with a password (-K asks for it) or "
+        "without. Nothing was changed."
     )
 
 

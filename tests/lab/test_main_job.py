@@ -225,7 +225,7 @@ def test_only_ssh_answers_a_stranger_while_a_run_is_under_way_and_after_it(clust
 
 
 def what_a_peer_finds(cluster):
-    """The head's ports that a peer finds open, once it is sure that a stranger finds SSH's on every host, and no other."""
+    """The head's ports that a peer finds open; a stranger finds SSH's on every host, and no other."""
     open_to_peers = {}
     for host, peer in (("node1", "node2"), ("node2", "node1"), ("node3", "node1")):
         address = cluster.host(host).address
