@@ -18,6 +18,10 @@ sys.path.insert(0, str(ROOT))
 
 from lab.lab import Lab, LabError, Options  # noqa: E402 - the checkout's root is on the path only now
 
+# For tests that come before the role firewall.
+NFTABLES = (
+    "command -v nft >/dev/null || { apt-get -qq update; apt-get -qq install -y nftables; } >/dev/null 2>&1"
+)
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
 
 

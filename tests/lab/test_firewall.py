@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from plays import include, playground, wait_for
+from plays import NFTABLES, include, playground, wait_for
 
 # Which TCP ports of those named answer, and whether UDP port 4791 does.
 SCAN = """
@@ -102,7 +102,7 @@ systemd-run --quiet --unit=box ip netns exec box python3 -m http.server 80 --dir
 
 
 def test_a_container_s_published_port_is_closed_too_unless_it_is_allowed(plays):
-    plays.sh("node2", "command -v nft >/dev/null || apt-get -qq install -y nftables >/dev/null 2>&1")
+    plays.sh("node2", NFTABLES)
     plays.sh("node2", CONTAINER)
     node2 = plays.lab.host("node2").address
 

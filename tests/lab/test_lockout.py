@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from plays import playground, wait_for
+from plays import NFTABLES, playground, wait_for
 
 pytestmark = pytest.mark.full
 HOST = "node2"
@@ -19,7 +19,10 @@ TABLE = []
 @pytest.fixture(scope="module")
 def plays(able, tmp_path_factory):
     with playground("t-out", 2, tmp_path_factory.mktemp("lockout")) as plays:
-        plays.sh(HOST, "ip link add spare0 type dummy; ip link set spare0 up")
+        plays.sh(
+            HOST,
+            "ip link add spare0 type veth peer name spare1; ip link set spare0 up; ip link set spare1 up",
+        )
         yield plays
         print()
         for row, seconds in TABLE:
@@ -130,7 +133,7 @@ def mended(plays, prefix):
 @pytest.mark.parametrize("case", CASES)
 def test_what_goes_wrong_is_undone(plays, prefix, case):
     (tasks, variables), said = row(prefix, case)
-    plays.sh(HOST, "command -v nft >/dev/null || apt-get -qq install -y nftables >/dev/null 2>&1")
+    plays.sh(HOST, NFTABLES)
     mended(plays, prefix)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(plays.run, tasks, HOST, variables)
