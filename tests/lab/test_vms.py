@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -265,6 +266,40 @@ def test_preflight_names_the_host_whose_clock_is_off(pair, tmp_path):
     assert (found["result"], found["hosts"]) == ("fail", ["node2"]), found
     assert "--tags time_sync" in found["cure"], found
     assert mended["result"] != "fail", mended  # a command through the way in takes its time
+
+
+def settings_in_force(pair, node):
+    """Whether the kernel has what the role tuning wrote, and the service user may lock all memory."""
+    lines = pair.exec(node, "cat", "/etc/sysctl.d/90-trainyard.conf").splitlines()
+    wanted = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#;")
+    assert len(wanted) > 3, lines
+    for key, value in wanted.items():
+        found = pair.exec(node, "cat", "/proc/sys/" + key.removeprefix("-").replace(".", "/"))
+        assert found.split() == value.split(), key
+    assert pair.exec(node, "su", "-", "trainyard", "-c", "ulimit -l").strip() == "unlimited"
+
+
+@pytest.mark.full
+def test_clock_kernel_settings_and_locked_memory(pair, tmp_path):
+    """What the roles time_sync and tuning do that no container can show; after a reboot, too."""
+    plays = Plays(pair, tmp_path)
+    play = plays.run("identity,time_sync,tuning")
+    assert play.rc == 0, play.text
+    assert plays.run("identity,time_sync,tuning").changed == {"node1": 0, "node2": 0}
+    settings_in_force(pair, "node2")
+    # A clock that is off is set when chronyd starts.
+    pair.exec("node2", "systemctl", "stop", "chrony")
+    pair.exec("node2", "date", "-s", f"@{time.time() + 300:.0f}")
+    pair.exec("node2", "systemctl", "start", "chrony")
+    pair.exec("node2", "chronyc", "waitsync", "60", "0.1", "0", "1")
+    head = pair.host("node1").address
+    assert f"^,*,{head}," in pair.exec("node2", "chronyc", "-n", "-c", "sources")
+    assert abs(float(pair.exec("node2", "date", "+%s")) - time.time()) < 20  # the way in is slow
+    tasks = [{"name": "Reboot", "ansible.builtin.reboot": {"reboot_timeout": 300}}]
+    play = playbook.run(pair, [{"hosts": "node2", "gather_facts": False, "become": True, "tasks": tasks}])
+    assert play.rc == 0, play.text
+    settings_in_force(pair, "node2")
+    pair.exec("node2", "chronyc", "waitsync", "60", "0.1", "0", "1")
 
 
 @pytest.mark.full
