@@ -1,4 +1,4 @@
-"""Hosts as other installations leave them: ifupdown's stanzas, NetworkManager's profiles, Debian 13."""
+"""Hosts as others install them: ifupdown's stanzas, NetworkManager's profiles, cloud-init's netplan, Debian 13."""
 
 import pytest
 from plays import Plays, changed_tasks, playground, wait_for
@@ -27,7 +27,18 @@ systemctl disable --quiet systemd-networkd.socket systemd-networkd
 systemctl enable --quiet NetworkManager
 """
 
-KINDS = {"node1": IFUPDOWN, "node2": NETWORK_MANAGER}
+# As on Ubuntu's server, where cloud-init would write it again at the next boot.
+NETPLAN = """
+apt-get -qq update; apt-get -qq install -y --no-install-recommends netplan.io >/dev/null 2>&1
+mkdir -p /etc/netplan /etc/cloud/cloud.cfg.d
+printf '%s\n' 'network:' '  version: 2' '  ethernets:' '    eth0:' '      addresses: [{address}/24]' \
+  '      routes: [{{to: default, via: {gateway}}}]' > /etc/netplan/50-cloud-init.yaml
+chmod 600 /etc/netplan/50-cloud-init.yaml
+rm /etc/systemd/network/10-eth0.network
+netplan generate
+"""
+
+KINDS = {"node1": IFUPDOWN, "node2": NETWORK_MANAGER, "node3": NETPLAN}
 STATE = (
     "ip -brief address show dev eth0; ip route; "
     "cd /etc; find netplan network/interfaces* NetworkManager/system-connections -type f 2>/dev/null | xargs sha256sum"
@@ -42,8 +53,8 @@ def boot(plays, host):
 
 @pytest.fixture(scope="module")
 def plays(able, tmp_path_factory):
-    """Two hosts, each with a manager of its network that is not systemd-networkd."""
-    with playground("t-stock", 2, tmp_path_factory.mktemp("stock")) as plays:
+    """Three hosts, each with a network that another set up."""
+    with playground("t-stock", 3, tmp_path_factory.mktemp("stock")) as plays:
         gateway = plays.lab.network.gateway
         for host, script in KINDS.items():
             plays.sh(host, script.format(address=plays.lab.host(host).address, gateway=gateway))
@@ -93,6 +104,12 @@ def test_what_gave_way_is_kept(plays):
     assert [name for name in profiles.split() if name.startswith("Wired")] == [
         "Wired.nmconnection.before-trainyard"
     ]
+    assert plays.sh("node3", "ls /etc/netplan").split() == [
+        "50-cloud-init.yaml.before-trainyard",
+        "90-trainyard.yaml",
+    ]
+    off = plays.sh("node3", "cat /etc/cloud/cloud.cfg.d/99-trainyard-network.cfg")
+    assert off == "network: {config: disabled}\n"
 
 
 @pytest.mark.timeout(1800)

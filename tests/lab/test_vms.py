@@ -365,6 +365,42 @@ def test_a_cut_wire_and_a_power_cut(pair):
 
 
 @pytest.mark.full
+def test_a_bond_and_a_vlan_on_it(pair, tmp_path):
+    """Of the second network's interface, as the inventory has them; they carry, and a boot keeps them."""
+    mine = {
+        node: [
+            {"name": "ens192"},
+            {
+                "name": "bond0",
+                "kind": "bonds",
+                "addresses": [f"192.168.251.{number}/24"],
+                "options": {"interfaces": ["ens192"], "parameters": {"mode": "active-backup"}},
+            },
+            {
+                "name": "bond0.7",
+                "kind": "vlans",
+                "addresses": [f"192.168.252.{number}/24"],
+                "options": {"id": 7, "link": "bond0"},
+            },
+        ]
+        for number, node in enumerate(pair.hosts, start=1)
+    }
+    wanted = {"network_interfaces": "{{ mine[inventory_hostname] }}", "mine": mine}
+    plays = Plays(pair, tmp_path)
+    play = plays.run("network", "cluster", wanted)
+    assert play.rc == 0, play.text
+    assert plays.run("network", "cluster", wanted).changed == {"node1": 0, "node2": 0}
+    pair.power("node2", on=False)
+    pair.power("node2", on=True)
+    for address in ("192.168.251.2", "192.168.252.2"):
+        assert wait_until(
+            lambda address=address: pair.exec("node1", "ping", "-c1", "-W1", address, check=False), 30
+        )
+        said = pair.exec("node1", "ping", "-c3", "-W2", address)
+        assert " 0% packet loss" in said, said
+
+
+@pytest.mark.full
 def test_nothing_of_them_stays(pair):
     assert any("qemu" in process for process in traces("vms")["processes"])
     pair.down()
