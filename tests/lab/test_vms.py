@@ -393,11 +393,8 @@ def test_a_bond_and_a_vlan_on_it(pair, tmp_path):
     pair.power("node2", on=False)
     pair.power("node2", on=True)
     for address in ("192.168.251.2", "192.168.252.2"):
-        assert wait_until(
-            lambda address=address: pair.exec("node1", "ping", "-c1", "-W1", address, check=False), 30
-        )
-        said = pair.exec("node1", "ping", "-c3", "-W2", address)
-        assert " 0% packet loss" in said, said
+        ping = ("ping", "-c3", "-W2", address)
+        assert wait_until(lambda ping=ping: " 0% packet loss" in pair.exec("node1", *ping, check=False), 60)
 
 
 @pytest.mark.full
