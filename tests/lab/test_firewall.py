@@ -70,6 +70,17 @@ def test_ufw_is_not_joined(plays):
     assert "ufw disable" in play.words and "firewall_manage: false" in play.words
 
 
+def test_a_disk_without_room_is_named_with_the_cure(plays):
+    plays.sh("node2", "apt-get -qq update; mount -t tmpfs -o size=64k full /var/cache/apt/archives")
+    try:
+        play = plays.role("firewall", "node2")
+    finally:
+        plays.sh("node2", "umount /var/cache/apt/archives")
+    assert play.rc != 0 and play.changed["node2"] == 0
+    assert "The disk is full (" in play.words and "`apt-get clean`" in play.words, play.text
+    assert rules(plays, "node2") == ""
+
+
 def test_limited_to_one_host_it_lets_the_peers_in_and_names_what_it_closes(plays):
     play = plays.role("firewall", "node1", None, "-l", "node1")
     assert play.rc == 0, play.text
