@@ -73,7 +73,7 @@ EXAMPLES = r"""
 
 STATUS = "/var/lib/dpkg/status"
 LISTS = "/var/lib/apt/lists"
-PLACES = ("/", "/var")  # that apt and dpkg fill
+PLACES = ("/", "/var", "/var/cache/apt/archives")  # that apt and dpkg fill
 LOCKED = re.compile(
     r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
 )
@@ -108,9 +108,8 @@ def run(command: list[str]) -> str:
     if done.returncode:
         tail = "\n".join(done.stdout.strip().splitlines()[-15:])
         if re.search("No space left on device|enough free space in ", tail):
-            free = ", ".join(
-                f"{shutil.disk_usage(place).free / 2**20:,.0f} MiB at {place}" for place in PLACES
-            )
+            there = filter(os.path.isdir, PLACES)
+            free = ", ".join(f"{shutil.disk_usage(one).free / 2**20:,.0f} MiB at {one}" for one in there)
             tail += (
                 f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
                 "`journalctl --vacuum-size=200M`, `df -h`), and run again."
