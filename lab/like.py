@@ -41,7 +41,7 @@ def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
 
     NETWORK is where Ansible reaches them (192.168.48.0/22); without it, the inventory's `cluster_network`. Where
     `cluster_address` is another than `ansible_host`, it is the roles' task: the host gets a second interface,
-    `cluster_interface`, and no address there.
+    `cluster_interface`, and no address there. The first interface has the name that the inventory gives it, if any.
     """
     path = Path(inventory).resolve()
     groups = listed(path)
@@ -64,6 +64,8 @@ def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
             first[name] = interface
         elif interface:
             second.add(interface)
+        if name not in first and (holder := _holder(variables, address)):
+            first[name] = holder
     if len(second) > 1:
         raise LabError(
             f"--like {inventory}: second interfaces {', '.join(sorted(second))}: expected one name"
@@ -77,6 +79,14 @@ def like(inventory: str | Path, network: str = "") -> dict[str, Any]:
         "interfaces": first,
         "second": next(iter(second), ""),
     }
+
+
+def _holder(variables: dict[str, Any], address: str) -> str:
+    """The interface that the inventory's `network_interfaces` gives the address to, or ""."""
+    for one in variables.get("network_interfaces") or ():
+        if address in [str(held).split("/")[0] for held in one.get("addresses", [])]:
+            return str(one.get("name", ""))
+    return ""
 
 
 def way_in_holds(inventory: Path, way_in: dict[str, str], names: list[str]) -> None:

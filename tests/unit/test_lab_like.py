@@ -28,7 +28,10 @@ def test_the_three_machines_at_home():
     assert found["names"] == ["desktop", "laptop", "oldie"]
     assert found["addresses"] == ["192.168.1.100", "192.168.1.101", "192.168.1.102"]
     assert found["subnet"] == "192.168.1.0/24"
-    assert found["interfaces"] == {} and found["second"] == ""
+    assert (
+        found["interfaces"] == {"desktop": "enp5s0", "laptop": "enp3s0", "oldie": "enp7s0"}
+        and found["second"] == ""
+    )
     Options(**found)
 
 
