@@ -167,7 +167,7 @@ def card(plays):
     write += [f"echo '{text}' > {device}/{name}" for name, text in files.items()]
     write += ["mkdir -p /opt/card/sys/class/net/ens192", "echo 9000 > /opt/card/sys/class/net/ens192/mtu"]
     configured = "/sys/kernel/config/rdma_cm/rocep11s0/ports/1"
-    write += [f"mount -t tmpfs none /sys/kernel/config && mkdir -p {configured}"]
+    write += [f"mount -t tmpfs none /sys/kernel && mkdir -p {configured}"]
     plays.sh("node2", " && ".join(write))
     plays.sh("node2", f"cat > /usr/local/sbin/dcb <<'END'\n{DCB}END\nchmod +x /usr/local/sbin/dcb")
 
