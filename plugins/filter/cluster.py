@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -146,6 +147,31 @@ def without_root(message: str, host: str, user: str) -> str:
     )
 
 
+def machine_ids(names: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Each host's machine-id, as the role identity has found it or made it anew."""
+    return {name: _made(hostvars[name], "__identity_machine", "machine_id") for name in names}
+
+
+def mesh_keys(
+    names: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]], otherwise: str = ""
+) -> dict[str, str]:
+    """Each host's public SSH key, as it was found or made anew; `otherwise` where there is none yet."""
+    return {name: _made(hostvars[name], "__ssh_mesh_key", "public_key") or otherwise for name in names}
+
+
+def _made(host: Mapping[str, Any], made: str, key: str) -> str:
+    """What the task that is registered as `made` has made, or the role identity's look found."""
+    found = host.get("__identity_survey", {}).get("survey", {})
+    return host.get(made, {}).get(key) or found.get(key) or ""
+
+
+def etcd_token(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]], port: int) -> str:
+    """What a set of members shares. With others, or one that was set up anew and lost its part, all begin anew."""
+    ids = machine_ids([member["name"] for member in members], hostvars).values()
+    words = ";".join([",".join(member["address"] for member in members), ",".join(ids), str(port)])
+    return hashlib.sha256(words.encode()).hexdigest()[:12]
+
+
 def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[dict]:
     """The hosts that keep the memory of runs, of `names` (the head first), with their name and address.
 
@@ -163,6 +189,8 @@ class FilterModule:
         return {
             "cluster_hosts": cluster_hosts,
             "etcd_members": etcd_members,
+            "etcd_token": etcd_token,
+            "mesh_keys": mesh_keys,
             "next_peers": next_peers,
             "peer_authorized_keys": peer_authorized_keys,
             "peer_known_hosts": peer_known_hosts,

@@ -1,5 +1,6 @@
 """What listens on a host, and which firewall it has: the input of the filter firewall_plan."""
 
+import glob
 import re
 
 from ansible.module_utils.basic import AnsibleModule
@@ -20,6 +21,7 @@ options: {}
 """
 
 
+GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirmed yet
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?(?:--to-destination|dnat (?:ip6? )?to) (\S+)"
@@ -87,6 +89,7 @@ def main():
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
             "nft": bool(module.get_bin_path("nft")),
             "loaded": loaded(module),
+            "armed": sorted(glob.glob(f"{GUARD}/[a-z]*/manifest.json")),
         }
     except (OSError, ValueError) as error:
         module.fail_json(msg=f"this host's sockets cannot be read: {error}")

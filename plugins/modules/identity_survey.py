@@ -5,10 +5,20 @@ from __future__ import annotations
 
 DOCUMENTATION = """
 module: identity_survey
-short_description: A host's name, its service user and what lies at that user's home
+short_description: A host's names, its machine-id, its service user with its key, and what lies at that user's home
 description:
-  - Changes nothing. Where all is as it is wanted, the role has one look to take instead of eight tasks.
+  - Changes nothing. Where all is as it is wanted, this one look is all that the roles identity and ssh_mesh take.
 options:
+  hosts:
+    description: As the module etc_hosts has them.
+    type: list
+    elements: dict
+    default: []
+    options:
+      name: {type: str, description: "The inventory's name for it, of no matter here"}
+      address: {type: str, required: true, description: IPv4 address}
+      names: {type: list, elements: str, required: true, description: "The names, the canonical one first"}
+  taken: {type: list, elements: str, default: [], description: As the module machine_id has them.}
   user:
     description: The service user's name, which is its group's, too.
     type: str
@@ -47,6 +57,10 @@ survey:
         and mode; null where nothing is.
       type: dict
     host_names: {description: "The host's name now, and at its next boot.", type: list}
+    hosts_stand: {description: "Whether /etc/hosts has O(hosts), and nothing that contradicts them.", type: bool}
+    machine_id: {description: The machine-id., type: str}
+    machine_id_stands: {description: "Whether it is one, and not in O(taken).", type: bool}
+    public_key: {description: "The service user's public key, as type and base64; empty if there is none.", type: str}
     cloud_init: {description: Whether cloud-init is there., type: bool}
 """
 
@@ -57,6 +71,8 @@ import socket
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_identity import HOST, hosts_file, key_of, needs_new, public_key, stale_copy
+from ansible.module_utils.managed_block import read
 
 
 def account(user: str) -> dict | None:
@@ -104,6 +120,25 @@ def group_of(user: str, login: str) -> tuple[int | None, bool]:
     ).pw_gid == group.gr_gid
 
 
+def hosts_stand(hosts: list[dict]) -> bool:
+    """Whether the module etc_hosts would have nothing to do, and nothing to say."""
+    text = read("/etc/hosts")
+    return hosts_file(text, hosts) == (text, [])
+
+
+def own_key(module: AnsibleModule, user: str) -> str:
+    """The user's public key, or "" while it has none."""
+
+    def as_user(*command: str) -> str:
+        return module.run_command(["runuser", "-u", user, "--", *command], cwd="/")[1]
+
+    try:
+        key = key_of(user)
+        return public_key(as_user, key) if os.path.exists(key) else ""
+    except KeyError:
+        return ""
+
+
 def name_at_boot() -> str:
     """What /etc/hostname says, "" where it says nothing."""
     try:
@@ -120,11 +155,15 @@ def main() -> None:
             "user": {"type": "str", "required": True},
             "home": {"type": "path", "required": True},
             "login": {"type": "str", "required": True},
+            "hosts": {"type": "list", "elements": "dict", "default": [], "options": HOST},
+            "taken": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
     user, home, login = (module.params[name] for name in ("user", "home", "login"))
     group, login_may = group_of(user, login)
+    machine_id = read("/etc/machine-id").strip()
+    stale = stale_copy("/var/lib/dbus/machine-id", machine_id)
     module.exit_json(
         changed=False,
         survey={
@@ -133,6 +172,10 @@ def main() -> None:
             "login_may": login_may,
             "place": place(home),
             "host_names": [socket.gethostname(), name_at_boot()],
+            "hosts_stand": hosts_stand(module.params["hosts"]),
+            "machine_id": machine_id,
+            "machine_id_stands": not stale and not needs_new(machine_id, module.params["taken"]),
+            "public_key": own_key(module, user),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
         },
     )

@@ -44,17 +44,11 @@ previous:
   returned: always
 """
 
-import os
-import re
 import uuid
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_identity import needs_new, stale_copy
 from ansible.module_utils.managed_block import read, write
-
-
-def needs_new(current: str, taken: list[str]) -> bool:
-    """True if `current` is no id at all, or another host's."""
-    return not re.fullmatch("[0-9a-f]{32}", current) or current in taken
 
 
 def main() -> None:
@@ -69,7 +63,6 @@ def main() -> None:
     path, dbus = module.params["path"], module.params["dbus_path"]
     current = read(path).strip()
     new = needs_new(current, module.params["taken"])
-    copy = os.path.exists(dbus) and not os.path.islink(dbus)
     machine_id = current
     if new:
         machine_id = "" if module.check_mode else uuid.uuid4().hex
@@ -77,7 +70,7 @@ def main() -> None:
             f"machine-id {current or '(none)'} is missing or another host's, too: a new one is made. "
             "Reboot this host when it suits you, so that all services take it up."
         )
-    stale = copy and read(dbus).strip() != machine_id
+    stale = stale_copy(dbus, machine_id)
     if not module.check_mode:
         if new:
             write(module, path, f"{machine_id}\n")

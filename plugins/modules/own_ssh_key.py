@@ -35,9 +35,9 @@ public_key:
 """
 
 import os
-import pwd
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_identity import key_of, public_key
 
 
 def main() -> None:
@@ -50,12 +50,11 @@ def main() -> None:
     )
     user = module.params["user"]
     try:
-        home = pwd.getpwnam(user).pw_dir
+        key = key_of(user)
     except KeyError:
         if module.check_mode:
             module.exit_json(changed=True, public_key="")
         module.fail_json(msg=f"There is no user {user} on this host; the role identity makes it.")
-    key = os.path.join(home, ".ssh", "id_ed25519")
     missing = not os.path.exists(key)
     if missing and module.check_mode:
         module.exit_json(changed=True, public_key="")
@@ -70,9 +69,7 @@ def main() -> None:
         as_user("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", module.params["comment"], "-f", new)
         as_user("mv", f"{new}.pub", f"{key}.pub")
         as_user("mv", new, key)
-    # From the private key itself: the file beside it may be another's.
-    public = as_user("ssh-keygen", "-y", "-P", "", "-f", key)
-    module.exit_json(changed=missing, public_key=" ".join(public.split()[:2]))
+    module.exit_json(changed=missing, public_key=public_key(as_user, key))
 
 
 if __name__ == "__main__":

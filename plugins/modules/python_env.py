@@ -58,6 +58,10 @@ options:
     description: Seconds to wait for another run that builds in I(dir).
     type: int
     default: 3600
+  venv_follows:
+    description: Whether an interpreter without its venv module is no fault; then C(venv_missing) says so.
+    type: bool
+    default: false
   wheels:
     description: Directory on the host with wheels that were brought from the controller; removed once all is installed.
     type: path
@@ -451,6 +455,7 @@ def main() -> None:
             "releases": {"type": "str", "default": ""},
             "cache_dir": {"type": "path"},
             "lock_timeout": {"type": "int", "default": 3600},
+            "venv_follows": {"type": "bool", "default": False},
             "wheels": {"type": "path"},
         },
         supports_check_mode=True,
@@ -460,8 +465,10 @@ def main() -> None:
     os.umask(0o022)
     try:
         environment = Environment(options, interpreter(options["python"]))
+        record = read_complete(environment.path)
+        if record is None and options["venv_follows"] and not environment.about["venv"]:
+            module.exit_json(changed=False, venv_missing=True)
         if module.check_mode:
-            record = read_complete(environment.path)
             module.exit_json(changed=record is None, path=environment.path, **(record or {}))
         os.makedirs(environment.directory, mode=0o755, exist_ok=True)
         result = have(environment, options)

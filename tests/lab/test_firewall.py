@@ -106,8 +106,12 @@ CONTAINER = """
 ip netns add box; ip link add docker0 type veth peer name eth0 netns box; ip addr add 10.99.0.1/30 dev docker0
 ip link set docker0 up; ip -n box addr add 10.99.0.2/30 dev eth0; ip -n box link set eth0 up
 ip -n box route add default via 10.99.0.1; sysctl -qw net.ipv4.ip_forward=1
-nft 'table ip box { chain pre { type nat hook prerouting priority dstnat
-  fib daddr type local tcp dport 8080 dnat to 10.99.0.2:80; } }'
+nft 'table ip box {
+  chain pre {
+    type nat hook prerouting priority dstnat
+    fib daddr type local tcp dport 8080 dnat to 10.99.0.2:80
+  }
+}'
 systemd-run --quiet --unit=box ip netns exec box python3 -m http.server 80 --directory /usr/share/doc
 """
 

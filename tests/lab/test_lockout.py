@@ -64,7 +64,9 @@ def armed(plays):
 
 def row(prefix, case):
     """What is run, and what the play says."""
-    rules = "table inet out { chain input { type filter hook input priority 0; policy accept; tcp dport 22 drop; } }"
+    rules = (
+        "table inet out {\n chain input {\n  type filter hook input priority 0\n  tcp dport 22 drop\n }\n}\n"
+    )
     reload_sshd = [["systemctl", "reload", "ssh"]]
     undone = "no new connection from the controller confirmed it"
     return {
@@ -93,10 +95,10 @@ def row(prefix, case):
             ),
             undone,
         ),
-        "an sshd that refuses the key": (
+        "an sshd that refuses the login": (
             guarded(
                 "sshd",
-                [{"path": "/etc/ssh/sshd_config.d/10-out.conf", "content": "AuthorizedKeysFile none\n"}],
+                [{"path": "/etc/ssh/sshd_config.d/10-out.conf", "content": "AllowUsers nobody\n"}],
                 reload_sshd,
                 undo=reload_sshd,
                 check=[["/usr/sbin/sshd", "-t"]],
@@ -112,7 +114,7 @@ CASES = (
     "wrong interface",
     "invalid YAML",
     "a firewall that drops SSH",
-    "an sshd that refuses the key",
+    "an sshd that refuses the login",
 )
 
 

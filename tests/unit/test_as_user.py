@@ -112,15 +112,9 @@ def test_a_link_in_the_users_home_has_root_read_nothing_to_the_user(run_module, 
         link(ssh / "shadow", secret / "shadow")
     else:
         link(ssh, secret)
-    result = run_module(
-        "peer_lines",
-        path=str(ssh / "shadow"),
-        lines={"node1": ["key trainyard@node1"]},
-        keep=["node1"],
-        owner=USER,
-        mode="0600",
-        directory_mode="0700",
-    )
+    file = {"path": str(ssh / "shadow"), "lines": {"node1": ["key trainyard@node1"]}, "owner": USER}
+    modes = {"mode": "0600", "directory_mode": "0700"}
+    result = run_module("peer_lines", files=[{**file, **modes}], keep=["node1"])
     assert (
         "FAILED" in result["output"]
         and f"{ssh}/shadow: Permission denied for the user {USER}" in result["msg"]
@@ -136,16 +130,15 @@ def test_lines_are_written_as_their_owner(run_module, home):
     arguments = {
         "path": str(path),
         "lines": {"node1": ["key trainyard@node1"]},
-        "keep": ["node1"],
         "owner": USER,
         "mode": "0600",
         "directory_mode": "0700",
     }
-    assert run_module("peer_lines", **arguments)["changed"]
+    assert run_module("peer_lines", files=[arguments], keep=["node1"])["changed"]
     assert owner(path) == owner(path.parent) == USER
     assert path.stat().st_mode & 0o7777 == 0o600 and path.parent.stat().st_mode & 0o7777 == 0o700
     assert os.listdir(path.parent) == ["authorized_keys"]
-    assert not run_module("peer_lines", **arguments)["changed"]
+    assert not run_module("peer_lines", files=[arguments], keep=["node1"])["changed"]
     arguments["lines"] = {"node1": ["other trainyard@node1"]}
-    assert run_module("peer_lines", **arguments)["changed"]
+    assert run_module("peer_lines", files=[arguments], keep=["node1"])["changed"]
     assert owner(path) == USER and "other" in path.read_text()

@@ -1,5 +1,6 @@
 """Names and ids: /etc/hosts, machine-id, and the list of hosts that both are made from."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,21 +24,22 @@ HOSTS = [
 
 
 @pytest.fixture(scope="module")
-def etc_hosts(load_module):
-    return load_module("etc_hosts")
+def host_identity(load_module):
+    load_module("etc_hosts")
+    return sys.modules["ansible.module_utils.host_identity"]
 
 
-def test_the_block_stands_after_the_owners_lines_and_is_written_once(etc_hosts):
-    text, found = etc_hosts.render("127.0.0.1\tlocalhost\n# mine\n10.1.1.1 printer", HOSTS)
+def test_the_block_stands_after_the_owners_lines_and_is_written_once(host_identity):
+    text, found = host_identity.hosts_file("127.0.0.1\tlocalhost\n# mine\n10.1.1.1 printer", HOSTS)
     assert text.startswith("127.0.0.1\tlocalhost\n# mine\n10.1.1.1 printer\n# BEGIN trainyard")
     assert "192.168.1.100 node1\n192.168.1.101 node2 big\n# END trainyard\n" in text
     assert found == []
-    assert etc_hosts.render(text, HOSTS) == (text, [])
+    assert host_identity.hosts_file(text, HOSTS) == (text, [])
 
 
-def test_a_removed_host_leaves_the_block(etc_hosts):
-    text, _ = etc_hosts.render("", HOSTS)
-    assert "node2" not in etc_hosts.render(text, HOSTS[:1])[0]
+def test_a_removed_host_leaves_the_block(host_identity):
+    text, _ = host_identity.hosts_file("", HOSTS)
+    assert "node2" not in host_identity.hosts_file(text, HOSTS[:1])[0]
 
 
 @pytest.mark.parametrize(
@@ -52,21 +54,23 @@ def test_a_removed_host_leaves_the_block(etc_hosts):
         ("", ""),
     ],
 )
-def test_the_names_of_the_cluster_leave_127_0_1_1_and_nothing_else_does(etc_hosts, line, left):
-    assert etc_hosts.without_loopback_names(line, {"node1", "node2"}) == left
+def test_the_names_of_the_cluster_leave_127_0_1_1_and_nothing_else_does(host_identity, line, left):
+    assert host_identity.without_loopback_names(line, {"node1", "node2"}) == left
 
 
-def test_an_owners_line_with_another_address_is_reported(etc_hosts):
-    text, (conflict,) = etc_hosts.render("192.168.1.55 node2\n::1 node1\n192.168.1.100 node1\n", HOSTS)
+def test_an_owners_line_with_another_address_is_reported(host_identity):
+    text, (conflict,) = host_identity.hosts_file(
+        "192.168.1.55 node2\n::1 node1\n192.168.1.100 node1\n", HOSTS
+    )
     assert "192.168.1.55 node2" in conflict
     assert "192.168.1.101" in conflict
     assert text.startswith("192.168.1.55 node2\n")
 
 
-def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, etc_hosts):
+def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, host_identity):
     file = tmp_path / "hosts"
     file.write_bytes(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n")
-    text, _ = etc_hosts.render(managed_block.read(str(file)), HOSTS)
+    text, _ = host_identity.hosts_file(managed_block.read(str(file)), HOSTS)
     assert text.encode(errors="surrogateescape").startswith(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n# BEGIN")
 
 
@@ -87,8 +91,8 @@ def test_a_block_whose_end_was_lost_is_replaced_whole():
         ("A" * 32, [], True),
     ],
 )
-def test_an_id_is_replaced_only_if_it_is_missing_or_taken(load_module, current, taken, new):
-    assert load_module("machine_id").needs_new(current, taken) is new
+def test_an_id_is_replaced_only_if_it_is_missing_or_taken(host_identity, current, taken, new):
+    assert host_identity.needs_new(current, taken) is new
 
 
 def test_machine_id_on_files(run_module, tmp_path):
@@ -105,6 +109,18 @@ def test_machine_id_on_files(run_module, tmp_path):
     assert path.read_text() == dbus.read_text() == result["machine_id"] + "\n" != "a" * 32 + "\n"
     assert "Reboot" in result["output"]
     assert not run_module("machine_id", **arguments)["changed"]
+
+
+def test_a_look_says_whether_the_modules_have_anything_to_do(load_module, monkeypatch, tmp_path):
+    survey = load_module("identity_survey")
+    text, _ = sys.modules["ansible.module_utils.host_identity"].hosts_file("127.0.0.1 localhost\n", HOSTS)
+    for found, stands in (
+        (text, True),
+        (text.replace("node2", "node3"), False),
+        (f"10.9.9.9 node1\n{text}", False),
+    ):
+        monkeypatch.setattr(survey, "read", lambda path, found=found: found)
+        assert survey.hosts_stand(HOSTS) is stands
 
 
 def test_hosts_have_their_names_the_canonical_one_first():

@@ -25,6 +25,38 @@ def test_a_key_is_good_from_its_own_host_and_for_commands_alone():
     assert lines == {"node1": ['from="10.0.0.1",restrict ssh-ed25519 AAAA trainyard@node1']}
 
 
+def test_a_key_that_was_found_or_made_is_the_hosts():
+    seen = {"__identity_survey": {"survey": {"public_key": "ssh-ed25519 OLD"}}}
+    made = {
+        "__identity_survey": {"survey": {"public_key": ""}},
+        "__ssh_mesh_key": {"public_key": "ssh-ed25519 NEW"},
+    }
+    skipped = {**seen, "__ssh_mesh_key": {"skipped": True}}
+    hostvars = {"node1": seen, "node2": made, "node3": skipped, "node4": {}}
+    assert cluster.mesh_keys(hostvars, hostvars, "later") == {
+        "node1": "ssh-ed25519 OLD",
+        "node2": "ssh-ed25519 NEW",
+        "node3": "ssh-ed25519 OLD",
+        "node4": "later",
+    }
+
+
+def test_the_memory_of_runs_begins_anew_with_another_machine_or_other_members():
+    members = [{"name": "node1", "address": "10.0.0.1"}, {"name": "node2", "address": "10.0.0.2"}]
+    hostvars = {name: {"__identity_survey": {"survey": {"machine_id": name}}} for name in ("node1", "node2")}
+    token = cluster.etcd_token(members, hostvars, 2390)
+    assert len(token) == 12 and token == cluster.etcd_token(members, hostvars, 2390)
+    anew = {**hostvars, "node2": {**hostvars["node2"], "__identity_machine": {"machine_id": "new"}}}
+    others = [{**members[0], "address": "10.0.0.9"}, members[1]]
+    asked = [
+        (members, anew, 2390),
+        (members[:1], hostvars, 2390),
+        (others, hostvars, 2390),
+        (members, hostvars, 1),
+    ]
+    assert len({token, *(cluster.etcd_token(*one) for one in asked)}) == 5
+
+
 def test_host_keys_are_pinned_under_every_name_and_address():
     hostvars = {"node1": facts(ed25519="E", rsa="R"), "node2": {}}
     assert cluster.peer_known_hosts(HOSTS, hostvars) == {
@@ -79,28 +111,31 @@ def test_peer_lines_on_files(run_module, tmp_path):
     arguments = {
         "path": str(path),
         "lines": {"node1": [line("node1")]},
-        "keep": ["node1", "node2"],
         "mode": "0600",
         "directory_mode": "0700",
     }
-    assert run_module("peer_lines", check=True, **arguments)["changed"]
+
+    def have(**more):
+        return run_module("peer_lines", files=[arguments], keep=["node1", "node2"], **more)
+
+    assert have(check=True)["changed"]
     assert not path.parent.exists()
-    assert run_module("peer_lines", **arguments)["changed"]
+    assert have()["changed"]
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert not run_module("peer_lines", **arguments)["changed"]
+    assert not have()["changed"]
 
     path.write_text("ssh-ed25519 MINE me@laptop\n" + path.read_text())
     path.chmod(0o644)
     arguments["lines"] = {"node2": [line("node2")]}
-    result = run_module("peer_lines", **arguments)
+    result = have()
     assert result["changed"]
     text = path.read_text()
     assert text.startswith("ssh-ed25519 MINE me@laptop\n")
     assert line("node1") in text
     assert line("node2") in text
     assert path.stat().st_mode & 0o777 == 0o600
-    assert not run_module("peer_lines", **arguments)["changed"]
+    assert not have()["changed"]
 
 
 def test_a_login_that_fails_is_told_with_the_peer_and_ssh_s_words(load_module, monkeypatch, tmp_path):

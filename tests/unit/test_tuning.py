@@ -115,8 +115,13 @@ def test_a_limit_that_cannot_be_granted_never_reaches_pam(run_module, tmp_path):
 def test_what_keeps_a_host_awake_goes_with_the_rest():
     role = Path(__file__).resolve().parents[2] / "roles/tuning"
     values = yaml.safe_load((role / "vars/main.yml").read_text())
-    gone = {item["path"] for item in values["_tuning_made_awake"]}
-    assert gone >= set(values["_tuning_awake"])
+    gone = {
+        f"{item['path']}/{name}" for item in values["_tuning_made_awake"] for name in item.get("inside", [])
+    }
+    gone |= {item["path"] for item in values["_tuning_made_awake"]}
+    made = {item["path"]: item for item in values["_tuning_awake"]}
+    assert gone >= set(made)
     unit = (role / "files/trainyard-awake.service").read_text()
     wanted = next(line.split("=")[1] for line in unit.splitlines() if line.startswith("WantedBy="))
-    assert f"/etc/systemd/system/{wanted}.wants" in gone  # what enabling it makes
+    link = f"/etc/systemd/system/{wanted}.wants/trainyard-awake.service"  # what enabling it makes
+    assert made[link]["link_to"] == "/etc/systemd/system/trainyard-awake.service"
