@@ -1,0 +1,47 @@
+"""preflight.yml on four hosts: within a minute before a run, in minutes with depth=full, and as long as asked with burn."""
+
+import time
+
+import pytest
+from plays import Plays
+from test_preflight import book, complaints, patience, preflight
+
+pytestmark = pytest.mark.full
+HOSTS = [f"node{number}" for number in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def plays(make_lab, tmp_path_factory):
+    plays = Plays(make_lab("four", hosts=len(HOSTS)), tmp_path_factory.mktemp("four"))
+    done = book(plays, "site.yml", seconds=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield plays
+    plays.lab.down()
+
+
+def timed(plays, results, **extra):
+    """(seconds, its result), of a preflight that complains of nothing and has measured every pair."""
+    begin = time.monotonic()
+    status, said, result = preflight(plays, results, **extra)
+    seconds = time.monotonic() - begin
+    print(f"preflight {extra or 'before a run'}: {seconds:.0f} s")
+    assert (status, complaints(result)) == (0, []), said
+    pairs = {(a, b) for a, ways in result["pairs"].items() for b in ways}
+    assert pairs == {(a, b) for a in HOSTS for b in HOSTS if a != b}
+    return seconds, result
+
+
+def test_before_a_run_it_takes_less_than_a_minute(plays, tmp_path):
+    seconds, _ = timed(plays, tmp_path)
+    assert seconds < patience()
+
+
+def test_the_full_one_takes_minutes(plays, tmp_path):
+    seconds, _ = timed(plays, tmp_path, depth="full")
+    assert seconds < 5 * patience()
+
+
+def test_a_burn_takes_as_long_as_it_was_asked_to(plays, tmp_path):
+    timed(plays, tmp_path)  # which says how long a step takes
+    seconds, _ = timed(plays, tmp_path, depth="burn", preflight_burn_minutes=2)
+    assert 100 < seconds < 120 + 2 * patience()
