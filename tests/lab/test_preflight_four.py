@@ -1,4 +1,4 @@
-"""preflight.yml on four hosts: within a minute before a run, in minutes with depth=full, and as long as asked with burn."""
+"""preflight.yml on four hosts: within a minute before a run, minutes with depth=full, and as asked with burn."""
 
 import time
 
