@@ -144,7 +144,8 @@ def test_a_host_that_fails_is_named_with_its_last_lines_and_the_others_are_stopp
 
 
 def leave(yard, how, **extra):
-    """Start train.yml on a terminal and, once the run is followed, leave it by `how` (Ctrl-C, or a signal)."""
+    """Start train.yml on a terminal and, once the run is followed, leave it by `how` (Ctrl-C, a signal, or what is done
+    to the run meanwhile). Returns the wait status and what it printed."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
@@ -161,6 +162,8 @@ def leave(yard, how, **extra):
             left = True
             if how == "Ctrl-C":
                 os.write(terminal, b"\x03")
+            elif callable(how):
+                how()
             else:
                 os.kill(pid, how)
     else:
@@ -225,11 +228,21 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
 
 
 def test_a_killed_controller_leaves_the_run_and_it_can_be_followed_again(yard):
-    leave(yard, signal.SIGKILL, run="first", **{**SMALL, "steps": 60})
+    leave(yard, signal.SIGKILL, run="first", **LONG)
     assert yard.processes()
-    run = yard.play(run="first", follow="true")
-    assert run.rc == 0, said(run)
-    assert json.loads((yard.results / "first/summary.json").read_text())["steps"] == 60
+    stops = []
+    code, text = leave(
+        yard,
+        lambda: stops.append(yard.play("playbooks/stop.yml", run="first")),
+        run="first",
+        follow="true",
+    )
+    assert stops[0].rc == 0, said(stops[0])
+    assert os.waitstatus_to_exitcode(code) == 2, text
+    step = yard.status("first")["step"]
+    assert f"Run first was stopped at step {step}; it is saved. Resume it: " in text
+    rows = [json.loads(line) for line in (yard.results / "first/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, step + 1))
 
 
 def test_killed_at_the_start_it_is_simply_run_again(yard):
