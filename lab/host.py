@@ -20,7 +20,7 @@ set -eu
 for file in $KEEP_PROCS; do echo $$ > "$file"; done
 mkdir -p /run/systemd/nspawn
 mount -t tmpfs -o mode=0755 tmpfs /run/systemd/nspawn
-mount -t overlay -o "lowerdir=$BASE,upperdir=$DISK/upper,workdir=$DISK/work" lab-root "$DISK/root"
+mount -t overlay -o "lowerdir=$BASE,upperdir=$DISK/upper,workdir=$DISK/scratch" lab-root "$DISK/root"
 while :; do
   ip link delete "$PORT" 2>/dev/null || true  # of the last boot: it would go with that one's namespace, some time later
   sh -c 'for file in $RUN_PROCS; do echo $$ > "$file"; done; exec "$@"' - "$@" &
@@ -83,7 +83,7 @@ class Host:
     ) -> str:
         """Write what makes it itself into its layer of the file system. Returns its lines for known_hosts."""
         upper = self.disk / "upper"
-        for directory in (upper, self.disk / "work", self.disk / "root"):
+        for directory in (upper, self.disk / "scratch", self.disk / "root"):
             directory.mkdir(parents=True)
         # What lies below is the host's own: no user of this machine gets at its setuid programs.
         self.disk.chmod(0o700)

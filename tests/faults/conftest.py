@@ -1,31 +1,21 @@
-"""Three provisioned hosts."""
+"""Provisioned hosts, and nothing left of a test's run on them."""
 
 import pytest
-from cupboard import HOSTS
-from plays import Plays
-from test_train import book
-
-from lab.lab import Lab, Options, install_missing_tools
+from cupboard import HOSTS, deployed
 
 
 @pytest.fixture(scope="session")
 def plays(tmp_path_factory):
     """Three hosts, deployed by site.yml; down at the end."""
-    install_missing_tools()
-    lab = Lab("faults")
-    try:
-        lab.up(Options(name="faults", hosts=3), replace=True)
-        plays = Plays(lab, tmp_path_factory.mktemp("faults"))
-        done = book(plays, "site.yml", seconds=1800)
-        assert done.returncode == 0, done.stdout + done.stderr
+    with deployed("faults", len(HOSTS), tmp_path_factory.mktemp("faults")) as plays:
         yield plays
-    finally:
-        lab.down()
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(plays):
+def nothing_left(request):
     """However a test ends: its run does not go on beside the next one's."""
+    (lab,) = {"plays", "pair"} & set(request.fixturenames)
+    plays = request.getfixturevalue(lab)
     yield
-    for host in HOSTS:
+    for host in plays.lab.hosts:
         plays.sh(host, "systemctl stop 'trainyard@*'")

@@ -7,9 +7,11 @@ import subprocess
 import time
 
 import pytest
+from plays import Plays
 from processes import kill_all
-from test_train import LONG, command, status, stop
+from test_train import LONG, book, command, status, stop
 
+from lab.lab import Lab, Options, install_missing_tools
 from lab.shell import LabError
 
 HOSTS = ("node1", "node2", "node3")
@@ -24,6 +26,21 @@ RUN = {
     "balance": "even",
 }
 numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def deployed(name, hosts, directory):
+    """A lab of so many hosts, each deployed by site.yml; down at the end."""
+    install_missing_tools()
+    lab = Lab(name)
+    try:
+        lab.up(Options(name=name, hosts=hosts), replace=True)
+        plays = Plays(lab, directory)
+        done = book(plays, "site.yml", seconds=1800)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield plays
+    finally:
+        lab.down()
 
 
 class Run:

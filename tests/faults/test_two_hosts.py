@@ -1,28 +1,16 @@
 """Two hosts: the head goes on alone, a worker that is alone pauses, and each is taken in again."""
 
 import pytest
-from cupboard import RUN, Run, losses
-from plays import Plays
+from cupboard import RUN, Run, deployed, losses
 from test_train import book
-
-from lab.lab import Lab, Options, install_missing_tools
 
 PAIR = ("node1", "node2")
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Two hosts, deployed by site.yml; down at the end."""
-    install_missing_tools()
-    lab = Lab("pair")
-    try:
-        lab.up(Options(name="pair", hosts=2), replace=True)
-        plays = Plays(lab, tmp_path_factory.mktemp("pair"))
-        done = book(plays, "site.yml", seconds=1800)
-        assert done.returncode == 0, done.stdout + done.stderr
+    with deployed("pair", len(PAIR), tmp_path_factory.mktemp("pair")) as plays:
         yield plays
-    finally:
-        lab.down()
 
 
 def test_each_loses_its_power_and_comes_back(pair, tmp_path):
