@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 
 OWN_CLOCK = "7F7F0101"  # the reference of a chronyd that no source answers, and that serves all the same
+TRY = r"refid: (\w+), correction: ([\d.]+)"
+
+
+def time_sync_off(words: str) -> float:
+    """Seconds that the clock is away from the time that chrony follows, by what `chronyc waitsync` said last."""
+    tries = re.findall(TRY, words)
+    return float(tries[-1][1]) if tries else 0.0
 
 
 def time_sync_fault(rc: int, words: str) -> str:
     """What is to be said after `chronyc waitsync` ended with `rc` and `words`; empty if the clock is right."""
-    tries = re.findall(r"refid: (\w+), correction: ([\d.]+)", words)
+    tries = re.findall(TRY, words)
     if rc == 0:
         return ""
     if not tries:
         return f"chronyd does not answer ({words.strip()}). `systemctl status chrony` on the host says why."
-    refid, correction = tries[-1]
+    refid, _ = tries[-1]
     if refid == OWN_CLOCK:
         return (
             "no time source answers it, so that the others follow its own clock: the hosts agree with each other, and "
@@ -23,11 +30,11 @@ def time_sync_fault(rc: int, words: str) -> str:
     if int(refid, 16) == 0:
         return "no time source answers it yet. `chronyc sources` on the host shows whom it asks."
     return (
-        f"its clock is {float(correction):.1f} s off, and chrony mends that slowly, so as to break nothing that runs. "
-        "`sudo chronyc makestep` on the host does it at once."
+        f"its clock is {time_sync_off(words):.1f} s off, and chrony mends that slowly. `chronyc sources` on the host "
+        "shows whom it follows, `chronyc tracking` how far it is."
     )
 
 
 class FilterModule:
     def filters(self):
-        return {"time_sync_fault": time_sync_fault}
+        return {"time_sync_fault": time_sync_fault, "time_sync_off": time_sync_off}

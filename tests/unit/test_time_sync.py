@@ -6,7 +6,7 @@ import pytest
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
-from plugins.filter.time_sync import time_sync_fault
+from plugins.filter.time_sync import time_sync_fault, time_sync_off
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/time_sync"
 
@@ -103,6 +103,11 @@ WAITED = "try: 1, refid: 00000000, correction: 0.000000000, skew: 0.000\ntry: 2,
 def test_what_is_said_of_a_clock(rc, words, said):
     fault = time_sync_fault(rc, words)
     assert said in fault and bool(fault) is bool(said)
+
+
+def test_how_far_a_clock_is_off():
+    assert time_sync_off(WAITED.format("0A4D000B", "41.250000000")) == 41.25
+    assert time_sync_off("506 Cannot talk to daemon\n") == 0
 
 
 def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():

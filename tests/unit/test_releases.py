@@ -1,0 +1,78 @@
+"""What differs between the releases that Trainyard serves, but for drivers (test_nvidia.py): names of packages, and
+which Python comes with each."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = {"Debian": ("bookworm", "trixie"), "Ubuntu": ("jammy", "noble")}
+# Packages that all four releases have by this name, by their own package lists. Ubuntu's are in main and universe.
+EVERYWHERE = {
+    *(
+        "chrony",
+        "etcd-server",
+        "ibverbs-providers",
+        "ibverbs-utils",
+        "infiniband-diags",
+        "iperf3",
+        "netplan.io",
+    ),
+    *(
+        "nfs-common",
+        "nfs-kernel-server",
+        "nftables",
+        "opensm",
+        "perftest",
+        "prometheus",
+        "prometheus-node-exporter",
+    ),
+    *("python3", "python3-venv", "rdma-core", "systemd-timesyncd"),
+}
+# Ubuntu 22.04's Python is 3.10, and the trainer wants 3.11: there python_env asks for one in python_env_python.
+WITHOUT_A_PYTHON = {("jammy", "python_env"), ("jammy", "trainer")}
+
+
+def strings(value):
+    """Every string of a YAML document, with the keys that lead to it."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from (((key, *keys), text) for keys, text in strings(one))
+    elif isinstance(value, list):
+        for one in value:
+            yield from strings(one)
+    elif isinstance(value, str):
+        yield (), value
+
+
+def names_of_packages():
+    """(file, name) of every package that a role has installed by name."""
+    for path in sorted(ROOT.glob("roles/*/[tv]a*/*.yml")):
+        for keys, text in strings(yaml.safe_load(path.read_text())):
+            asked = {"packages_names", "package"} & set(keys) or (
+                keys[-1:] and keys[-1].endswith("_packages")
+            )
+            if (asked or keys[-2:] == ("packages", "names")) and "{{" not in text:
+                yield path.relative_to(ROOT), text
+
+
+def test_each_package_has_its_name_in_every_release():
+    found = list(names_of_packages())
+    unknown = [f"{path}: {name}" for path, name in found if name not in EVERYWHERE]
+    assert not unknown, "not known to be in Debian 12 and 13, Ubuntu 22.04 and 24.04:\n" + "\n".join(unknown)
+    assert EVERYWHERE - {name for _, name in found} <= {"iperf3"}, "no role installs it any more"
+
+
+@pytest.mark.parametrize(
+    "role", sorted(path.parent.parent.name for path in ROOT.glob("roles/*/meta/main.yml"))
+)
+def test_a_role_says_which_releases_it_serves(role):
+    info = yaml.safe_load((ROOT / f"roles/{role}/meta/main.yml").read_text())["galaxy_info"]
+    served = {(one["name"], version) for one in info["platforms"] for version in one["versions"]}
+    assert served == {
+        (name, suite)
+        for name, suites in SUITES.items()
+        for suite in suites
+        if (suite, role) not in WITHOUT_A_PYTHON
+    }
