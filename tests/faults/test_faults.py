@@ -5,6 +5,7 @@ the fault has one, plus three times what importing torch took here, since machin
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -58,6 +59,22 @@ def test_a_rank(plays, curve, importing, signal):
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS))
     held(f"a rank gets SIG{signal}", seconds, 10 if signal == "KILL" else 40, importing)
     run.end(curve, *HOSTS, reason=reason)
+
+
+def test_diagnose_names_the_rank_that_hangs_and_its_cure_is_one(plays, curve):
+    """Long before timeout_seconds: the run goes on without a new attempt."""
+    run = Run(plays, timeout_seconds=600)
+    pid = rank_of(plays, "node2")
+    plays.sh("node2", f"kill -STOP {pid}")
+    done = book(plays, "playbooks/diagnose.yml", run=run.name)
+    words = " ".join(done.stdout.split())
+    assert re.search(rf"Rank \d on node2 was stopped by a signal [^.]* `kill -CONT {pid}`", words), words
+    assert words.count("(no stack)") <= 1, words  # of the one that is stopped, py-spy may have none
+    step = run.status("node1")["step"]
+    plays.sh("node2", f"kill -CONT {pid}")
+    run.wait(lambda: run.status("node1")["step"] > step + 2)
+    assert run.status("node1")["attempt"] == 1
+    run.end(curve, *HOSTS)
 
 
 def test_a_launcher(plays, curve, importing):

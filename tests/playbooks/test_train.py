@@ -54,6 +54,14 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert {r["step"]: r["loss"] for r in map(json.loads, other) if r["kind"] == "train"} == losses
     assert {row["world_size"] for row in steps if row["kind"] == "train"} == {2}
 
+    # What one rank said, and what was said of late; a rank that is none is told.
+    lines = said(yard.play("playbooks/logs.yml", run="first", rank=1)).splitlines()
+    told = [line for line in lines if re.search(r"node\d/", line)]
+    assert told and all("node2/r1 |" in line for line in told), lines
+    late = said(yard.play("playbooks/logs.yml", run="first", since="1d"))
+    assert {"node1/r0 |", "node2/r1 |"} <= set(re.findall(r"node\d/r\d \|", late)), late
+    assert "since: found yesterday" in failures(yard.play("playbooks/logs.yml", since="yesterday"))[0]
+
     again = yard.play(run="first", **SMALL)
     (message,) = failures(again)
     assert "run first exists on node1, node2 (state: finished)" in message
