@@ -1,12 +1,14 @@
 """A stand-in for the Hugging Face hub: as much of its HTTP as huggingface_hub asks for. Needs Python alone.
 
-python3 hub.py PORT FOLDER [TOKEN]    serves FOLDER as the model org/model; what was asked for goes to standard output
+python3 hub.py PORT FOLDER [TOKEN [SLOW]]    serves FOLDER as the model org/model; what was asked for goes to standard
+output. SLOW: seconds for each 100 kB of what is larger than 20 kB.
 """
 
 import hashlib
 import http.server
 import json
 import sys
+import time
 from pathlib import Path
 
 COMMIT = "0" * 39 + "1"
@@ -17,6 +19,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     token = ""
+    slow = 0.0
     models: dict = {}
     datasets: dict = {}
     asked: list = []
@@ -33,7 +36,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
         for kind, repositories in (("models", self.models), ("datasets", self.datasets)):
             for name, files in repositories.items():
                 if self.path.startswith(f"/api/{kind}/{name}/tree/"):
-                    tree = [{"type": "file", "path": p, "size": len(d), "oid": "0"} for p, d in files.items()]
+                    tree = [
+                        {"type": "file", "path": p, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+                        for p, d in files.items()
+                    ]
                     return self.answer(200, json.dumps(tree).encode())
                 if self.path.startswith(f"/api/{kind}/{name}"):
                     found = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": one} for one in files]}
@@ -51,7 +57,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            for at in range(0, len(body), 100_000):
+                time.sleep(self.slow if len(body) > 20_000 else 0)
+                self.wfile.write(body[at : at + 100_000])
 
     def log_message(self, *_):
         pass
@@ -66,7 +74,7 @@ class Told(list):
 
 
 if __name__ == "__main__":
-    port, folder, *token = sys.argv[1:]
+    port, folder, token, slow = [*sys.argv[1:], *("", "0")[len(sys.argv) - 3 :]]
     Hub.models = {"org/model": {one.name: one.read_bytes() for one in Path(folder).iterdir()}}
-    Hub.asked, Hub.token = Told(), "".join(token)
+    Hub.asked, Hub.token, Hub.slow = Told(), token, float(slow)
     http.server.ThreadingHTTPServer(("0.0.0.0", int(port)), Hub).serve_forever()

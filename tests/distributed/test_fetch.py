@@ -1,5 +1,6 @@
 """trainer fetch, from a hub of this machine: what comes is laid out by its content, once, with a token where asked."""
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -7,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from hub import Hub
@@ -66,6 +68,21 @@ def test_a_models_files_come_once_and_lie_by_their_content(fetch):
     assert json.loads(fetch("model", "org/model")[1]) == answer
     later = [path for path in fetch.hub.asked if "model.safetensors" in path]
     assert len(later) <= len(weights) + 1  # asked for its state at most, not fetched again
+
+
+def test_meanwhile_a_file_says_how_far_it_is(fetch):
+    fetch.hub.slow = 2
+    done, told = [], set()
+    fetching = threading.Thread(target=lambda: done.append(fetch("model", "org/model")))
+    fetching.start()
+    while fetching.is_alive():
+        with contextlib.suppress(OSError, ValueError):
+            told.add(tuple(map(int, (fetch.state / "cache/fetching").read_text().split())))
+        time.sleep(0.2)
+    assert done[0][0] == 0, done
+    assert {total for _, total in told} == {json.loads(done[0][1])["bytes"]}, told
+    assert len({part for part, total in told if part < total}) >= 2, told  # it grew
+    assert not (fetch.state / "cache/fetching").exists()
 
 
 def test_code_comes_only_where_it_is_asked_for(fetch):

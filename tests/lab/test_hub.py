@@ -1,6 +1,7 @@
 """A model by its name on a hub: one host of three fetches it, once, with a token that is seen nowhere."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def hub(plays, tmp_path):
     plays.sh(
         "node1",
         f"systemd-run --unit=hub --collect --property=StandardOutput=file:{SHOWN} "
-        f"python3 /root/hub.py {PORT} /root/model {TOKEN}",
+        f"python3 /root/hub.py {PORT} /root/model {TOKEN} 8",
     )
     yield f"http://127.0.0.1:{PORT}"
     plays.sh("node1", "systemctl stop hub")
@@ -59,6 +60,7 @@ def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path
     done = plays.book("train.yml", "-vvv", "-e", f"@{secrets}", run="fetched", **keys)
     assert done.returncode == 0, done.stdout[-4000:]
     assert TOKEN not in done.stdout + done.stderr
+    assert re.search(r"node1: [\d,]+ of [\d,]+ MB have come", done.stdout), done.stdout[-4000:]
     asked = plays.sh("node1", f"grep -c 'resolve/.*model.safetensors' {SHOWN}")
     assert 1 <= int(asked) <= 2  # its state, and itself
     places = {plays.sh(host, "ls -d /var/lib/trainyard/models/*/org--model").strip() for host in HOSTS}

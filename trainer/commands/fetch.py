@@ -15,6 +15,7 @@ from trainer.errors import BadInput
 
 CREDENTIAL = "hub_token"  # systemd's, if the hub wants to know who asks
 CACHE = "cache/hub"
+PROGRESS = "cache/fetching"  # how far it is, for whoever waits
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 CODE = ("*.py",)
 NOT_OURS = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")  # the same weights in other formats
@@ -28,7 +29,9 @@ def main(kind: str, name: str, state_dir: Path, code: bool) -> int:
     token = _token()
     if token:
         os.environ["HF_TOKEN"] = token  # of this process alone; hub.py's library reads it there
-    folder, files = _model(name, code) if kind == "model" else _dataset(name)
+    progress = state_dir / PROGRESS
+    progress.parent.mkdir(parents=True, exist_ok=True)
+    folder, files = _model(name, code, progress) if kind == "model" else _dataset(name, progress)
     hashes = {file.relative_to(folder).as_posix(): disk.sha256(file) for file in sorted(files)}
     listing = "".join(f"{below}\0{digest}\n" for below, digest in hashes.items())
     directory = f"{'models' if kind == 'model' else 'data'}/{hashlib.sha256(listing.encode()).hexdigest()}"
@@ -52,14 +55,12 @@ def _token() -> str:
         return ""
 
 
-def _model(name: str, code: bool) -> tuple[Path, list[Path]]:
-    import huggingface_hub
+def _model(name: str, code: bool, progress: Path) -> tuple[Path, list[Path]]:
+    from trainer.data import hub
 
     patterns = [*MODEL_FILES, *(CODE if code else ())]
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(NOT_OURS))
-        )
+        folder = hub.snapshot(name, progress, allow_patterns=patterns, ignore_patterns=list(NOT_OURS))
     except Exception as error:  # whatever a network and a library may raise
         raise BadInput(f"model: {name}: {_reason(error)}") from None
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -70,10 +71,10 @@ def _model(name: str, code: bool) -> tuple[Path, list[Path]]:
     return folder, files
 
 
-def _dataset(name: str) -> tuple[Path, list[Path]]:
+def _dataset(name: str, progress: Path) -> tuple[Path, list[Path]]:
     from trainer.data import hub
 
-    files = list(hub.fetch(name))
+    files = list(hub.fetch(name, progress))
     # Of huggingface_hub's layout: …/snapshots/COMMIT/ and then the repository's own paths.
     folder = next(parent for parent in files[0].parents if parent.parent.name == "snapshots")
     return folder, files

@@ -1,9 +1,12 @@
 """Data sets by their names on the Hugging Face hub: `org/name`, `org/name@revision`, `org/name@revision:pattern`."""
 
+import contextlib
 import fnmatch
 import functools
 import os
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.data import files
@@ -19,23 +22,73 @@ def is_name(value: str) -> bool:
     return bool(match) and (match[3] is not None or Path(value).suffix not in files.SUFFIXES)
 
 
-@functools.cache  # once in a process, so that it sees one state of the repository
-def fetch(value: str) -> tuple[Path, ...]:
-    """The files of a data set, downloaded to huggingface_hub's cache unless they are there; raises BadInput.
+def snapshot(name: str, progress: Path | None = None, **options) -> Path:
+    """The folder of a repository, downloaded to huggingface_hub's cache unless it is there; raises what that raises.
 
-    Without a pattern: all files of our kinds but those of a test or validation part.
+    progress: a file that says "DONE TOTAL" (bytes) meanwhile. options: snapshot_download's.
     """
-    name, revision, pattern = NAME.fullmatch(value).groups()
     import huggingface_hub
 
+    with _told(progress, name, options) if progress else contextlib.nullcontext():
+        return Path(huggingface_hub.snapshot_download(name, **options))
+
+
+@contextlib.contextmanager
+def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
+    """Write to `progress` once a second how many of its bytes are in the cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = _blobs(name, options)
+    folder = Path(HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=options.get("repo_type", "model")))
+    over = threading.Event()
+
+    def tell() -> None:
+        while blobs and not over.wait(1):
+            with contextlib.suppress(OSError):  # one that becomes complete changes its name
+                done = sum(file.stat().st_size for blob in blobs for file in folder.glob(f"blobs/{blob}*"))
+                progress.write_text(f"{done} {sum(blobs.values())}\n", encoding="ascii")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                name,
-                repo_type="dataset",
-                revision=revision,
-                allow_patterns=[pattern] if pattern else [f"*{suffix}" for suffix in files.SUFFIXES],
-            )
+        yield
+    finally:
+        over.set()
+        teller.join()
+        progress.unlink(missing_ok=True)
+
+
+def _blobs(name: str, options: dict) -> dict[str, int]:
+    """What snapshot_download with `options` brings: bytes by the names that they have in the cache; {} if unknown."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    where = {key: options.get(key) for key in ("repo_type", "revision")}
+    which = {key: options.get(key) for key in ("allow_patterns", "ignore_patterns")}
+    try:
+        tree = list(huggingface_hub.HfApi().list_repo_tree(name, recursive=True, **where))
+    except Exception:  # snapshot_download will say it
+        return {}
+    found = [entry for entry in tree if isinstance(entry, huggingface_hub.hf_api.RepoFile)]
+    found = filter_repo_objects(found, key=lambda entry: entry.path, **which)
+    return {entry.lfs.sha256 if entry.lfs else entry.blob_id: entry.size for entry in found}
+
+
+@functools.cache  # once in a process, so that it sees one state of the repository
+def fetch(value: str, progress: Path | None = None) -> tuple[Path, ...]:
+    """The files of a data set, downloaded to huggingface_hub's cache unless they are there; raises BadInput.
+
+    Without a pattern: all files of our kinds but those of a test or validation part. progress: as snapshot has it.
+    """
+    name, revision, pattern = NAME.fullmatch(value).groups()
+    try:
+        folder = snapshot(
+            name,
+            progress,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=[pattern] if pattern else [f"*{suffix}" for suffix in files.SUFFIXES],
         )
     except Exception as error:  # whatever a network and a library may raise
         offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
