@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 
-from bench import equal, padding, strategies, vocabulary, watched
+from bench import equal, gpu, padding, strategies, vocabulary, watched
 from bench.measure import Options
 
 TABLES = {
@@ -13,6 +13,7 @@ TABLES = {
     "vocabulary": vocabulary,
     "strategies": strategies,
     "watched": watched,
+    "gpu": gpu,
 }
 
 

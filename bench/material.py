@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         {
             "model": str(folder / "model"),
             "dataset": dataset,
-            "device": "cpu",
+            "device": case.device,
             "threads": case.threads,
             "sequence_length": case.sequence_length,
             "batch_size": case.batch_size,

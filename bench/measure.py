@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class Case:
     layers: int = 4
     threads: int = len(os.sched_getaffinity(0))
     lr: float = 1e-3
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,34 @@ def contend(name: str, folder: Path) -> Measured:
 
 def metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def launch(folder: Path, name: str, ranks: int, *words: str) -> list[dict]:
+    """The steps of a run of `prepared`'s configuration with the keys `words` on so many ranks of this machine."""
+    run_dir = folder / f"run-{name}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "TRAINYARD_RUN_DIR": str(run_dir),
+        "TRAINYARD_CACHE_DIR": str(folder / "cache"),
+        "NNODES": "1",
+        "NODE_RANK": "0",
+        "NPROC_PER_NODE": str(ranks),
+        "RANK_OFFSET": "0",
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "CLUSTER_ADDRESS": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    process([sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), *words], folder, settings)
+    return [one for one in metrics(run_dir) if one["kind"] == "train"]
+
+
+def speed_of(steps: list[dict], case: Case) -> float:
+    """The median of the timed steps' tokens a second."""
+    return statistics.median(one["tokens"] / one["step_seconds"] for one in steps[case.untimed :])
 
 
 def process(command: Sequence[str], folder: Path, settings: dict[str, str] | None = None) -> tuple[str, int]:

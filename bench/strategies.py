@@ -1,12 +1,9 @@
 """Every strategy on two ranks of this machine, like for like: memory, speed and bytes on the wire."""
 
 import os
-import socket
-import statistics
-import sys
 from pathlib import Path
 
-from bench.measure import Case, Options, markdown, metrics, prepared, process, tell
+from bench.measure import Case, Options, launch, markdown, prepared, speed_of, tell
 from trainer.ways import USED
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
@@ -34,28 +31,9 @@ take next to nothing, and both ranks share this machine's cores."""
 
 
 def _row(name: str, case: Case, folder: Path) -> list[str]:
-    run_dir = folder / f"run-{name}"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {
-        "TRAINYARD_RUN_DIR": str(run_dir),
-        "TRAINYARD_CACHE_DIR": str(folder / "cache"),
-        "NNODES": "1",
-        "NODE_RANK": "0",
-        "NPROC_PER_NODE": "2",
-        "RANK_OFFSET": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "CLUSTER_ADDRESS": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    command = [sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), f"strategy={name}"]
-    process([*command, "micro_batch_size=1", "checkpoint_async=false"], folder, settings)
-    steps = [one for one in metrics(run_dir) if one["kind"] == "train"]
-    speed = statistics.median(one["tokens"] / one["step_seconds"] for one in steps[case.untimed :])
-    sent = steps[-1]["wire_bytes"]
+    words = (f"strategy={name}", "micro_batch_size=1", "checkpoint_async=false")
+    steps = launch(folder, name, 2, *words)
+    speed, sent = speed_of(steps, case), steps[-1]["wire_bytes"]
     tell(f"{name}: {speed:,.0f} tokens/s")
     return [
         name,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import measure, slow
+from bench import gpu, measure, slow
 from bench.measure import Case, Measured, Options
 
 CASE = Case("text", vocabulary=300, batch_size=2, sequence_length=8, steps=2, untimed=1, threads=1)
@@ -49,6 +49,15 @@ def test_a_process_that_fails_says_why(tmp_path):
 def test_options():
     assert Options(True, 7, None).rounds(5) == 1 and Options(False, None, None).rounds(5) == 5
     assert Options(False, 7, 3).fitted(CASE, CASE).threads == 3
+
+
+def test_without_a_gpu_its_table_says_so_and_with_one_names_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu.table(Options(False, None, None)).endswith("not measured.")
+    stand_in = tmp_path / "nvidia-smi"
+    stand_in.write_text("#!/bin/sh\necho 'NVIDIA H100, 580.95.05'\necho 'NVIDIA A100, 580.95.05'\n")
+    stand_in.chmod(0o755)
+    assert gpu.devices() == "NVIDIA H100, driver 580.95.05"
 
 
 @pytest.mark.full
