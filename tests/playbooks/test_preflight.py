@@ -5,7 +5,7 @@ import socket
 import subprocess
 
 import pytest
-from yard import ROOT, Yard, changed, failures, said
+from yard import ROOT, SMALL, Yard, changed, failures, said
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,20 @@ def test_a_warning_ends_with_1(yard):
     done = play(yard, "preflight_steps=0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WARN  baseline: node1: node1: 0 GPUs, 1 on" in done.stdout and "cure:  rm " in done.stdout
+    # Before a run it keeps nothing from starting; a failure does.
+    settings = [f"{key}={value}" for key, value in SMALL.items()]
+    done = play(yard, "preflight_steps=0", "run=first", *settings, then="train.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARN  baseline" in done.stdout and "step 4/4" in done.stdout
+    done = play(yard, "preflight_memory_gb=99999", "run=second", *settings, then="train.yml")
+    assert done.returncode == 2 and "Preflight failed: memory" in done.stdout, done.stdout + done.stderr
+    assert not (yard.node("node1") / "var/runs/second").exists()
     baseline.unlink()
 
 
-def play(yard, *extra):
-    words = ["ansible-playbook", "-i", str(yard.inventory), "playbooks/preflight.yml"]
+def play(yard, *extra, then=None):
+    books = ["playbooks/preflight.yml", *([then] if then else [])]
+    words = ["ansible-playbook", "-i", str(yard.inventory), *books]
     return subprocess.run(
         [*words, *(word for one in extra for word in ("-e", one))],
         cwd=ROOT,
