@@ -28,7 +28,7 @@ def table():
 @pytest.fixture(scope="module")
 def importing(plays):
     """Seconds that torch and transformers take to load on all hosts at once, as when all their ranks begin anew."""
-    load = "/opt/trainyard/current/bin/python -c 'import torch, transformers.models.gpt2.modeling_gpt2'"
+    load = "/opt/trainyard/env/current/bin/python -c 'import torch, transformers.models.gpt2.modeling_gpt2'"
     begin = time.monotonic()
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda host: plays.sh(host, load), HOSTS))
