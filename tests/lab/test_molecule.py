@@ -33,6 +33,7 @@ def molecule(*words, ok=True):
     return done.stdout + done.stderr
 
 
+@pytest.mark.timeout(5400)
 @pytest.mark.parametrize(
     "name", [name if name == IN_SHORT else pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS]
 )
