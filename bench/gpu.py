@@ -1,5 +1,6 @@
 """One NVIDIA GPU and a model of a billion weights, trained by every way that one GPU has: speed, MFU and memory."""
 
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -47,8 +48,8 @@ def devices() -> str:
         done = subprocess.run(query, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    name, driver = done.stdout.splitlines()[0].split(", ")
-    return f"{name}, driver {driver}"
+    name, _, driver = done.stdout.partition("\n")[0].partition(", ")
+    return f"{name}, driver {driver}" if driver else ""
 
 
 def _row(name: str, words: tuple[str, ...], case: Case, folder: Path) -> list[str]:
@@ -60,5 +61,5 @@ def _row(name: str, words: tuple[str, ...], case: Case, folder: Path) -> list[st
         return [name, "failed", "", ""]
     speed, shares = speed_of(steps, case), [one["mfu"] for one in steps[case.untimed :]]
     tell(f"{name}: {speed:,.0f} tokens/s")
-    mfu = f"{sum(shares) / len(shares):.1%}" if None not in shares else "unknown"
+    mfu = "unknown" if None in shares else f"{statistics.median(shares):.1%}"
     return [name, f"{speed:,.0f}", mfu, f"{steps[-1]['memory_peak_bytes'] >> 20:,}"]

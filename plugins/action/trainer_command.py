@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import shlex
 import sys
 import threading
 from pathlib import Path
 
+from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -30,20 +33,23 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         progress = arguments.pop("progress", None)
         over = threading.Event()
+        words = (f"cat {shlex.quote(str(progress))}", task_vars["inventory_hostname"], over)
+        teller = threading.Thread(target=self._tell, args=words, daemon=True)
         if progress:
-            read = f"cat {shlex.quote(str(progress))}"
-            threading.Thread(
-                target=self._tell, args=(read, task_vars["inventory_hostname"], over), daemon=True
-            ).start()
+            teller.start()
         try:
             return {**result, **self._execute_module(module_args=arguments, task_vars=task_vars)}
         finally:
             over.set()
+            if progress:
+                teller.join(2 * TOLD)
 
     def _tell(self, read: str, host: str, over: threading.Event) -> None:
+        # A connection keeps what belongs to one command at a time; and no password is asked for beside the module's.
+        connection = copy.copy(self._connection)
         while not over.wait(TOLD):
-            # As the login user: no password is asked for beside the module's own.
-            answer = self._low_level_execute_command(read, sudoable=False)
-            numbers = answer["stdout"].split()
-            if answer["rc"] == 0 and len(numbers) == 2 and not over.is_set():
-                display.display(brought(host, *map(int, numbers)))
+            with contextlib.suppress(AnsibleError, ValueError):  # it is told the next time
+                status, said, _ = connection.exec_command(read, sudoable=False)
+                done, total = map(int, said.split()) if status == 0 else (0, 0)
+                if total and not over.is_set():
+                    display.display(brought(host, done, total))

@@ -30,8 +30,8 @@ def time_sync_fault(rc: int, words: str) -> str:
     if int(refid, 16) == 0:
         return "no time source answers it yet. `chronyc sources` on the host shows whom it asks."
     return (
-        f"its clock is {time_sync_off(words):.1f} s off, and chrony mends that slowly. `chronyc sources` on the host "
-        "shows whom it follows, `chronyc tracking` how far it is."
+        f"its clock is {time_sync_off(words):.1f} s off, and chrony mends that slowly. `sudo chronyc makestep` on the "
+        "host does it at once; `chronyc sources` there shows whom it follows."
     )
 
 

@@ -20,7 +20,7 @@ from trainer.config import from_mapping
 from trainer.data import tokenizer
 own = tokenizer.wrap(tokenizer.train(from_mapping({"vocab_size": 300})))
 own.save_pretrained(sys.argv[1])
-GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=32, n_layer=2, n_head=2)).save_pretrained(sys.argv[1])
+GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=64, n_layer=2, n_head=2)).save_pretrained(sys.argv[1])
 """
 
 
@@ -44,7 +44,7 @@ def hub(plays, tmp_path):
     plays.sh(
         "node1",
         f"systemd-run --unit=hub --collect --property=StandardOutput=file:{SHOWN} "
-        f"python3 /root/hub.py {PORT} /root/model {TOKEN} 8",
+        f"python3 /root/hub.py {PORT} /root/model {TOKEN} 3",
     )
     yield f"http://127.0.0.1:{PORT}"
     plays.sh("node1", "systemctl stop hub")

@@ -306,6 +306,7 @@ def test_clock_kernel_settings_and_locked_memory(pair, tmp_path):
     play = plays.run("time_sync")
     assert play.rc == 0 and play.changed == {"node1": 0, "node2": 1}, play.text
     assert off(pair, "node2") < 0.1
+    assert abs(float(pair.exec("node2", "date", "+%s")) - time.time()) < 20
     assert plays.run("time_sync").changed == {"node1": 0, "node2": 0}
     tasks = [{"name": "Reboot", "ansible.builtin.reboot": {"reboot_timeout": 300}}]
     play = playbook.run(pair, [{"hosts": "node2", "gather_facts": False, "become": True, "tasks": tasks}])

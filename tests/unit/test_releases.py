@@ -10,25 +10,24 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES = {"Debian": ("bookworm", "trixie"), "Ubuntu": ("jammy", "noble")}
 # Packages that all four releases have by this name, by their own package lists. Ubuntu's are in main and universe.
 EVERYWHERE = {
-    *(
-        "chrony",
-        "etcd-server",
-        "ibverbs-providers",
-        "ibverbs-utils",
-        "infiniband-diags",
-        "iperf3",
-        "netplan.io",
-    ),
-    *(
-        "nfs-common",
-        "nfs-kernel-server",
-        "nftables",
-        "opensm",
-        "perftest",
-        "prometheus",
-        "prometheus-node-exporter",
-    ),
-    *("python3", "python3-venv", "rdma-core", "systemd-timesyncd"),
+    "chrony",
+    "etcd-server",
+    "ibverbs-providers",
+    "ibverbs-utils",
+    "infiniband-diags",
+    "iperf3",
+    "netplan.io",
+    "nfs-common",
+    "nfs-kernel-server",
+    "nftables",
+    "opensm",
+    "perftest",
+    "prometheus",
+    "prometheus-node-exporter",
+    "python3",
+    "python3-venv",
+    "rdma-core",
+    "systemd-timesyncd",
 }
 # Ubuntu 22.04's Python is 3.10, and the trainer wants 3.11: there python_env asks for one in python_env_python.
 WITHOUT_A_PYTHON = {("jammy", "python_env"), ("jammy", "trainer")}

@@ -39,14 +39,19 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
+    progress.unlink(missing_ok=True)
     blobs = _blobs(name, options)
-    folder = Path(HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=options.get("repo_type", "model")))
+    repository = repo_folder_name(repo_id=name, repo_type=options.get("repo_type", "model"))
+    folder = Path(HF_HUB_CACHE, repository, "blobs")
     over = threading.Event()
+    for blob in blobs:  # what a fetch that was killed left: the library begins a new one beside it
+        for part in folder.glob(f"{blob}.*"):
+            part.unlink(missing_ok=True)
 
     def tell() -> None:
         while blobs and not over.wait(1):
             with contextlib.suppress(OSError):  # one that becomes complete changes its name
-                done = sum(file.stat().st_size for blob in blobs for file in folder.glob(f"blobs/{blob}*"))
+                done = sum(file.stat().st_size for blob in blobs for file in folder.glob(f"{blob}*"))
                 progress.write_text(f"{done} {sum(blobs.values())}\n", encoding="ascii")
 
     teller = threading.Thread(target=tell, daemon=True)
