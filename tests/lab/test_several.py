@@ -1,9 +1,11 @@
 """Several runs on the same hosts: one beside another, and one that waits for its turn."""
 
 import pytest
+from plays import wait_for
 from test_train import LONG, SETTINGS, active, book, losses, plays, results, status, stop, wait_for_step
 
 pytestmark = pytest.mark.full
+HOSTS = ("node1", "node2", "node3")
 __all__ = ["plays", "results"]  # the fixtures of test_train
 
 
@@ -23,7 +25,7 @@ def test_one_beside_another_and_one_that_waits(plays, results):
         done = book(plays, "train.yml", run="second", **waits, **SETTINGS)
         assert done.returncode == 0, done.stdout
         assert "waits for the end of long" in done.stdout, done.stdout
-        assert {status(plays, "second", host)["state"] for host in ("node1", "node2", "node3")} == {"queued"}
+        wait_for(lambda: {status(plays, "second", host).get("state") for host in HOSTS} == {"queued"}, 60)
 
         step = status(plays, "long")["step"]
         share = {"beside": "true", "trainer_results_dir": results}
@@ -56,6 +58,6 @@ def test_one_that_waits_is_stopped(plays, results):
         assert done.returncode == 0, done.stdout
         stop(plays, "third")
         assert status(plays, "third")["state"] == "stopped"
-        assert active(plays, "first-long") == ["node1", "node2", "node3"]
+        assert active(plays, "first-long") == list(HOSTS)
     finally:
         stop(plays, "first-long")
