@@ -112,8 +112,8 @@ class Group:
         """Kill every process at once and wait for the last."""
         if not self.trees["v2"].exists():
             return
-        # Not by cgroup.kill: on newer kernels (6.18) a group that it was used on kills whatever is begun right inside it,
-        # as systemd 257 begins services. Frozen, none can begin another meanwhile.
+        # Not by cgroup.kill: on newer kernels (6.18) a group that it was used on kills whatever is begun right inside
+        # it, as systemd 257 begins services. Frozen, none can begin another meanwhile.
         with contextlib.suppress(LabError):  # one that waits for a disk cannot be
             self.freeze(True)
         for pid in self.pids():
