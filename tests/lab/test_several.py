@@ -40,6 +40,9 @@ def test_one_beside_another_and_one_that_waits(plays, results):
             for name in ("long", "beside")
         ]
         assert places[0] != places[1] or not any(places)
+    except BaseException:
+        stop(plays, "second")
+        raise
     finally:
         stop(plays, "long")
 

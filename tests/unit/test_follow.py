@@ -257,6 +257,12 @@ def test_a_new_attempt_is_news_once():
     assert follow.news("first", [view("a", status={"attempt": 1, "note": None})], 0) == (1, "")
 
 
+def test_a_host_that_said_something_speaks_for_one_that_did_not():
+    waits = view("node1", status={"state": "queued", "reason": "it waits for the end of long"}, seen=NOW - 1)
+    line = follow.progress_line("second", [view("node2"), waits], NOW)
+    assert line == "second  queued  it waits for the end of long"
+
+
 def test_a_line_of_progress_before_the_first_answer():
     line = follow.progress_line("first", [follow.View("node1"), follow.View("node2")], NOW)
     assert line == "first  starting  node1 has not answered yet  node2 has not answered yet"
