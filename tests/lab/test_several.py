@@ -35,11 +35,6 @@ def test_one_beside_another_and_one_that_waits(plays, results):
         wait_for_step(plays, "long", step + 1)  # which the other did not hurt
         assert status(plays, "long")["attempt"] == 1
         assert status(plays, "second")["state"] == "queued"
-        places = [
-            plays.sh("node1", f"grep -h MASTER_PORT /etc/trainyard/runs/{name}.env || true")
-            for name in ("long", "beside")
-        ]
-        assert places[0] != places[1] or not any(places)
     except BaseException:
         stop(plays, "second")
         raise
