@@ -77,7 +77,7 @@ def active(plays, run):
     """The hosts on which the run's unit is active."""
     return [
         host
-        for host in ("node1", "node2", "node3")
+        for host in plays.lab.hosts
         if plays.sh(host, f"systemctl is-active trainyard@{run} || true").strip()
         in ("active", "deactivating")
     ]
