@@ -246,12 +246,11 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
 
 
 def under_way(views: list[View]) -> bool:
-    """Whether a run that was started has made a step on a host, or waits for the runs before it."""
-    return any(
-        view.status.get("state") == "queued"
-        or (view.status.get("state") == "running" and view.status.get("step"))
-        for view in views
-    )
+    """Whether a run that was started has made a step on a host, or waits on all that answer for the runs before it."""
+    heard = [view for view in views if view.silent_since is None]
+    if heard and all(view.status.get("state") == "queued" for view in heard):
+        return True
+    return any(view.status.get("state") == "running" and view.status.get("step") for view in views)
 
 
 def blamed(failed: list[View], silent: list[View]) -> View:

@@ -257,12 +257,6 @@ def test_a_new_attempt_is_news_once():
     assert follow.news("first", [view("a", status={"attempt": 1, "note": None})], 0) == (1, "")
 
 
-def test_a_host_that_said_something_speaks_for_one_that_did_not():
-    waits = view("node1", status={"state": "queued", "reason": "it waits for the end of long"}, seen=NOW - 1)
-    line = follow.progress_line("second", [view("node2"), waits], NOW)
-    assert line == "second  queued  it waits for the end of long"
-
-
 def test_a_line_of_progress_before_the_first_answer():
     line = follow.progress_line("first", [follow.View("node1"), follow.View("node2")], NOW)
     assert line == "first  starting  node1 has not answered yet  node2 has not answered yet"
@@ -348,10 +342,12 @@ def test_a_run_is_left_to_itself_once_it_has_made_a_step_or_waits_for_others():
         ({"state": "running", "step": 0}, False),
         ({"state": "running", "step": 1}, True),
         ({"state": "stopped", "step": 9}, False),
-        ({"state": "queued"}, True),
+        ({"state": "queued"}, False),  # the other has not said so yet
     ):
         view.status = status
-        assert follow.under_way([follow.View("node2"), view]) is expected
+        assert bool(follow.under_way([follow.View("node2"), view])) is expected
+    dead = follow.View("node3", silent_since=NOW)
+    assert follow.under_way([follow.View("node2", status={"state": "queued"}), view, dead])
     view.state = "ended"
     assert follow.explain("first", "running", None, [view], COMMANDS).startswith(
         "Run first goes on. Watch it: "
