@@ -281,9 +281,7 @@ def slowest(views: list[View]) -> tuple[str, float] | None:
 
 def progress_line(run: str, views: list[View], now: float) -> str:
     """One line on the whole run, from the host that has got furthest."""
-    ahead = max(
-        views, key=lambda v: (v.last.get("step") or v.status.get("step") or 0, bool(v.status), v.seen)
-    )
+    ahead = max(views, key=lambda v: (v.last.get("step") or v.status.get("step") or 0, v.seen))
     status = {
         **ahead.last,
         **{k: v for k, v in ahead.status.items() if v is not None},
