@@ -20,6 +20,8 @@ import yaml
 
 from bench.measure import WAYS, markdown
 from lab.lab import Lab, Options, obstacles
+from trainer.balance import solve
+from trainer.ways import BLOCK, USED
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTS = ("node1", "node2", "node3")
@@ -36,7 +38,13 @@ COMMON = {
     "tensorboard": False,
     "threads": 1,
     "lr": 0.001,
+    "lr_schedule": "constant",  # another would give runs of other lengths other rates, and so other losses
 }
+SEQUENCES = 48  # of a step of the tables on balance
+WAITS = 0.8  # of a step's time, by exact ddp behind the links of the table on ways
+STOPPED = 75  # how a trainer ends that was asked to
+# What is asked of each: times fewer bytes than exact.
+FEWER = {"16bit": 2, "8bit": 4, "powersgd": 20, "diloco": 200}
 RECORDED: list[dict] = []  # what was measured, as `python -m bench.simulate --check` takes it
 LEARNT = 24  # steps in which shares are learnt, and which do not count
 
@@ -67,7 +75,10 @@ class Group:
             }
             words = [f"{key}={value}" for key, value in variables.items()]
             place = f"{FOLDER}/{name}.yaml"
-            script = f"mkdir -p {FOLDER}; cat > {place}; exec env {' '.join(words)} {TRAINER} train {place}"
+            script = (
+                f"mkdir -p {FOLDER}; cat > {place}; echo $$ > {FOLDER}/{name}.pid; "
+                f"exec env {' '.join(words)} {TRAINER} train {place}"
+            )
             command = lab.host(host).enter("sh", "-c", script)
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -77,17 +88,28 @@ class Group:
             process.stdin = None  # communicate would close it again
             self.ranks.append(process)
 
-    def ended(self) -> "Group":
-        """Wait for all of them; exits with what they said where one failed."""
+    def running(self) -> bool:
+        return all(process.poll() is None for process in self.ranks)
+
+    def stop(self) -> "Group":
+        """Ask all of them to end, and wait until they have."""
+        for host in self.hosts:
+            self.lab.exec(host, "sh", "-c", f"kill $(cat {FOLDER}/{self.name}.pid)", check=False)
+        return self.ended(0, STOPPED)
+
+    def ended(self, *codes: int) -> "Group":
+        """Wait for all of them; exits with what they said where one ended with none of `codes`, of 0 unless given."""
         said = [process.communicate()[0].decode(errors="replace") for process in self.ranks]
         for host, process, text in zip(self.hosts, self.ranks, said, strict=True):
-            if process.returncode:
+            if process.returncode not in (codes or (0,)):
                 sys.exit(f"{self.name} on {host} ended with {process.returncode}:\n{text[-2000:]}")
         return self
 
     def rows(self, host: str | None = None) -> list[dict]:
-        text = self.lab.exec(host or self.hosts[0], "cat", f"{FOLDER}/{self.name}/metrics.jsonl")
-        return [row for row in map(json.loads, text.splitlines()) if row["kind"] == "train"]
+        """Of the steps that are done; of a run that goes on, too."""
+        text = self.lab.exec(host or self.hosts[0], "cat", f"{FOLDER}/{self.name}/metrics.jsonl", check=False)
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [row for row in map(json.loads, lines) if row["kind"] == "train"]
 
 
 def speed(rows: list[dict]) -> float:
@@ -119,7 +141,7 @@ def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | N
                 for host, own, share in zip(HOSTS, alone, cpus, strict=True)
             ],
             "comm": config.get("comm", "exact"),
-            "sync_every": 50,
+            "sync_every": config.get("sync_every", 50),
             "shares": config.get("balance", "auto"),
             "sequence_length": COMMON["sequence_length"],
             "batch_size": config["batch_size"],
@@ -130,15 +152,48 @@ def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | N
     )
 
 
-def apart(lab: Lab, name: str, steps: dict[str, int]) -> dict[str, list[dict]]:
-    """The steps of each host for itself, all at the same time, while all of them compute."""
+def apart(lab: Lab, name: str, batches: dict[str, int], count: int) -> dict[str, list[dict]]:
+    """`count` steps or more of each host for itself, of its own batch, all at the same time, while all of them compute.
+
+    A host's batch is to be what it has of the coupled step: an optimizer's step is then as rare, and all steps are
+    about as long. They begin at very different times, the slowest last, so that none ends by itself.
+    """
     groups = {
-        host: Group(lab, f"{name}-{host}", [host], batch_size=4, steps=count) for host, count in steps.items()
+        host: Group(lab, f"{name}-{host}", [host], batch_size=batch, steps=100_000)
+        for host, batch in batches.items()
     }
-    rows = {host: group.ended().rows() for host, group in groups.items()}
+    late = time.monotonic() + 1800
+    while True:
+        time.sleep(2)
+        rows = together({host: group.rows() for host, group in groups.items()})
+        if min(map(len, rows.values())) >= count:
+            break
+        for group in groups.values():
+            if not group.running():
+                group.ended()
+        if time.monotonic() > late:
+            had = {host: len(found) for host, found in rows.items()}
+            sys.exit(f"{name}: in half an hour the hosts had {had} steps at the same time, of {count}")
+    for group in groups.values():
+        group.stop()
+    return rows
+
+
+def together(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Of each host's steps those that lie in the time in which all hosts have computed, their first three apart."""
+    if min(map(len, rows.values())) <= 3:
+        return {host: [] for host in rows}
     begin = max(found[2]["time"] for found in rows.values())
     end = min(found[-1]["time"] for found in rows.values())
-    return {host: [row for row in found if begin < row["time"] <= end] for host, found in rows.items()}
+    return {
+        host: [row for row in found if begin <= row["time"] - row["step_seconds"] and row["time"] <= end]
+        for host, found in rows.items()
+    }
+
+
+def asked(figure: float, least: float, form: str = ".3f") -> str:
+    """A table's cell: a figure, what it is to be at least, and whether it is."""
+    return f"{figure:{form}} (asked {least:g}: {'met' if figure >= least else 'missed'})"
 
 
 @contextlib.contextmanager
@@ -152,27 +207,36 @@ def cpus(lab: Lab, shares) -> Iterator[None]:
             lab.set_cpus(host, None)
 
 
+def parts(shares) -> dict[str, int]:
+    """What each host gets of SEQUENCES where its speed is its share of a CPU."""
+    return dict(zip(HOSTS, solve(SEQUENCES, [1 / share for share in shares]), strict=True))
+
+
 def balance(lab: Lab, quick: bool) -> str:
     """Even shares, learnt ones, and the hosts each for itself, at quotas of 2:1:1 and 4:2:1."""
     rows = []
     steps = 20 if quick else 60
-    for shares in ((0.8, 0.4, 0.4), (0.8, 0.4, 0.2)):
+    # What is asked: auto over even, where something is, and auto over the sum.
+    for shares, faster, of_sum in (((0.8, 0.4, 0.4), 1.25, 0.92), ((0.8, 0.4, 0.2), None, 0.90)):
         name = ":".join(f"{share / min(shares):.0f}" for share in shares)
         label = name.replace(":", "")
         with cpus(lab, shares):
-            alone_rows = apart(
-                lab, f"apart{label}", {h: round(steps * s / 0.4) for h, s in zip(HOSTS, shares, strict=True)}
-            )
+            alone_rows = apart(lab, f"apart{label}", parts(shares), steps // 3)
             even = Group(
-                lab, f"even{label}", HOSTS, batch_size=48, balance="even", steps=LEARNT // 2 + steps // 3
+                lab,
+                f"even{label}",
+                HOSTS,
+                batch_size=SEQUENCES,
+                balance="even",
+                steps=LEARNT // 2 + steps // 3,
             )
             even_rows = even.ended().rows()
-            auto = Group(lab, f"auto{label}", HOSTS, batch_size=48, steps=LEARNT + steps)
+            auto = Group(lab, f"auto{label}", HOSTS, batch_size=SEQUENCES, steps=LEARNT + steps)
             auto_rows = auto.ended().rows()
         alone = {host: speed(found) for host, found in alone_rows.items()}
         own = [paces(alone_rows[host])[0] for host in HOSTS]
-        record(f"{name}, even", even_rows[3:], own, shares, batch_size=48, balance="even")
-        record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=48)
+        record(f"{name}, even", even_rows[3:], own, shares, batch_size=SEQUENCES, balance="even")
+        record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=SEQUENCES)
         total, before, after = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
         far = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(auto_rows, even_rows, strict=False))
         rows.append(
@@ -183,14 +247,14 @@ def balance(lab: Lab, quick: bool) -> str:
                 f"{before:,.0f}",
                 f"{after:,.0f}",
                 ":".join(map(str, auto_rows[-1]["shares"])),
-                f"{after / before:.2f}",
-                f"{after / total:.2f}",
-                f"{far:.1e}",
+                asked(after / before, faster) if faster else f"{after / before:.2f}",
+                asked(after / total, of_sum),
+                f"{far:.1e} (asked at most 1e-05: {'met' if far <= 1e-5 else 'missed'})",
             )
         )
     head = ("quotas", *(f"{host} alone" for host in HOSTS), "their sum", "even", "auto", "shares", "auto/even",
             "auto/sum", "losses differ by")  # fmt: skip
-    what = "Tokens/s on three hosts with a share of CPU each, 48 sequences of 128 tokens a step"
+    what = f"Tokens/s on three hosts with a share of CPU each, {SEQUENCES} sequences of 128 tokens a step"
     return f"{what}:\n\n{markdown(head, rows)}"
 
 
@@ -198,23 +262,28 @@ def slowed(lab: Lab, quick: bool) -> str:
     """A host that loses half of its speed in mid-run, and how soon the run is where it can be."""
     shares, later = (0.8, 0.4, 0.4), (0.4, 0.4, 0.4)
     with cpus(lab, later):
-        new = sum(map(speed, apart(lab, "apartslow", dict.fromkeys(HOSTS, 15 if quick else 40)).values()))
+        new = sum(map(speed, apart(lab, "apartslow", parts(later), 8 if quick else 20).values()))
     with cpus(lab, shares):
-        group = Group(lab, "slowed", HOSTS, batch_size=48, steps=LEARNT + (30 if quick else 80))
-        while not _step(group) >= LEARNT:
+        group = Group(lab, "slowed", HOSTS, batch_size=SEQUENCES, steps=LEARNT + (30 if quick else 80))
+        while not _step(group) >= LEARNT and group.running():
             time.sleep(0.5)
         lab.set_cpus(HOSTS[0], later[0])
         at = _step(group)
         rows = group.ended().rows()
-    after = [row for row in rows if row["step"] > at]
-    windows = [(after[i]["step"] - at, speed(after[i : i + 5]) / new) for i in range(len(after) - 4)]
-    reached = next((f"{steps} steps" for steps, share in windows if share >= 0.88), "never")
-    last = speed(after[-10:]) / new
+    reached, last = recovery(rows, at, new)
     return (
-        f"node1 of 2:1:1 loses half of its speed in step {at}: five steps in a row reach 0.88 of the new sum "
-        f"({new:,.0f} tokens/s) from {reached} on; the last ten have {last:.2f} of it, with shares "
-        f"{':'.join(map(str, rows[-1]['shares']))}."
+        f"node1 of 2:1:1 loses half of its speed in step {at}. Five steps in a row have 0.88 of the new sum "
+        f"({new:,.0f} tokens/s) {f'by the end of step {reached} after it' if reached else 'never'} "
+        f"(asked: within 30 steps: {'met' if reached and reached <= 30 else 'missed'}); the last ten have {last:.2f} "
+        f"of it, with shares {':'.join(map(str, rows[-1]['shares']))}."
     )
+
+
+def recovery(rows: list[dict], at: int, new: float) -> tuple[int | None, float]:
+    """By which step after `at` five in a row have had 0.88 of `new` tokens/s, and what the last ten have of it."""
+    after = [row for row in rows if row["step"] > at]
+    windows = [(after[i + 4]["step"] - at, speed(after[i : i + 5]) / new) for i in range(len(after) - 4)]
+    return next((steps for steps, share in windows if share >= 0.88), None), speed(after[-10:]) / new
 
 
 def _step(group: Group) -> int:
@@ -225,45 +294,68 @@ def _step(group: Group) -> int:
         return 0
 
 
+def lengths(keys: dict, steps: int) -> tuple[int, int]:
+    """Steps of two runs by one way, whose difference in bytes is what the steps between them send.
+
+    What is sent before the first step is in both, and is no part of training. A run ends with a meeting, as each round
+    of diloco does: the shorter run is one round, the longer one three.
+    """
+    return (keys["sync_every"], 3 * keys["sync_every"]) if "sync_every" in keys else (2, steps)
+
+
+def slow_link(rows: list[dict]) -> int:
+    """Mbit/s at which ranks with these steps, of a link without limit, would spend WAITS of their time waiting."""
+    step = statistics.median(row["step_seconds"] for row in rows)
+    sent = statistics.mean(row["wire_bytes"] for row in rows)
+    return max(1, round(8 * sent / USED / (step * WAITS / (1 - WAITS)) / 1e6))
+
+
 def wire(lab: Lab, quick: bool) -> str:
     """Bytes at the interfaces and tokens a second, by what crosses the wire, where plain ddp mostly waits."""
-    steps, megabits = 20 if quick else 100, 20
-    rate, quotas = f"{megabits}mbit", (0.5, 0.5, 0.5)
-    settings = {"batch_size": 24, "steps": steps, "balance": "even", "micro_batch_size": 4}
+    quotas = (0.5, 0.5, 0.5)
+    settings = {"batch_size": 24, "balance": "even", "micro_batch_size": 4}
+    steps = 20 if quick else 60
+    # A round of 50 steps, the key's default, sends 4 x 50 times less than exact at most, before any header.
+    ways = {**WAYS, "diloco": {**WAYS["diloco"], "sync_every": 6 if quick else 60}}
     with cpus(lab, quotas):
-        fast = Group(lab, "fast", HOSTS, **settings).ended().rows()
+        fast = Group(lab, "fast", HOSTS, **settings, steps=steps).ended().rows()
         best, alone = speed(fast[3:]), paces(fast[3:])
         record("no limit, exact", fast[3:], alone, quotas, **settings)
+        megabits = slow_link(fast[3:])
         for host in HOSTS:
-            lab.set_rate(host, rate)
+            lab.set_rate(host, f"{megabits}mbit")
         found = {}
         try:
-            for name, keys in WAYS.items():
-                # The meeting before the first step costs, too, and is no part of training.
-                short, _ = _counted(lab, f"{name}-2", {**settings, **keys, "steps": 2})
-                whole, rows = _counted(lab, f"{name}-all", {**settings, **keys})
-                record(f"{rate}, {name}", rows[3:], alone, quotas, megabits * 1e6, **settings, **keys)
-                found[name] = ((whole - short) / sum(row["tokens"] for row in rows[2:]), rows)
+            for name, keys in ways.items():
+                short, long = lengths(keys, steps)
+                few, _ = _counted(lab, f"{name}-few", {**settings, **keys, "steps": short})
+                many, rows = _counted(lab, f"{name}-many", {**settings, **keys, "steps": long})
+                loss = statistics.mean(row["loss"] for row in rows[:steps][-10:])
+                rows = rows[short:]
+                record(f"{megabits} Mbit/s, {name}", rows, alone, quotas, megabits * 1e6, **settings, **keys)
+                found[name] = ((many - few) / sum(row["tokens"] for row in rows), rows, loss)
         finally:
             for host in HOSTS:
                 lab.set_rate(host, None)
-    plain, plain_rows = found["exact"]
-    waits = 1 - speed(plain_rows[3:]) / best
+    plain, plain_rows, _ = found["exact"]
+    waits = 1 - speed(plain_rows) / best
     rows = [
         (
             name,
             f"{bytes_a_token:,.0f}",
-            f"{plain / bytes_a_token:.1f}",
-            f"{speed(own[3:]):,.0f}",
-            f"{speed(own[3:]) / best:.2f}",
-            f"{statistics.mean(row['loss'] for row in own[-10:]):.3f}",
+            asked(plain / bytes_a_token, FEWER[name]) if name in FEWER else f"{plain / bytes_a_token:.2f}",
+            f"{speed(own):,.0f}",
+            asked(speed(own) / best, 0.9) if name == "diloco" else f"{speed(own) / best:.2f}",
+            f"{loss:.3f}",
         )
-        for name, (bytes_a_token, own) in found.items()
+        for name, (bytes_a_token, own, loss) in found.items()
     ]
-    head = ("comm", "bytes a token", "less by", "tokens/s", "of no network", "loss, last 10 steps")
+    head = ("comm", "bytes a token", "less by", "tokens/s", "of no network", f"loss near step {steps}")
     return (
-        f"Three hosts behind {rate}/s each way, where exact ddp has {best:,.0f} tokens/s without a limit and waits "
-        f"{waits:.0%} of its time with one; {steps} steps. Bytes are those that the interfaces counted.\n\n"
+        f"Three hosts behind {megabits} Mbit/s each way, where exact ddp has {best:,.0f} tokens/s without a limit and "
+        f"waits {waits:.0%} of its time with one (asked: {WAITS:.0%}); {steps} steps, of diloco three rounds of "
+        f"{ways['diloco']['sync_every']}. Bytes are those that the interfaces counted. With a scale of 4 bytes for "
+        f"each {BLOCK} values, 8bit sends {4 * BLOCK / (BLOCK + 4):.2f} times less than float32, and never 4.\n\n"
         f"{markdown(head, rows)}"
     )
 

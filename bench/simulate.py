@@ -57,9 +57,8 @@ class Work:
     shares: str = "auto"  # auto, even, or listed
     comm: str = "exact"
     sync_every: int = 50
-    overlap: bool = (
-        False  # diloco's meetings travel while the next round computes; the trainer cannot do that yet
-    )
+    overlap: bool = False  # diloco's meetings travel while the next round computes, as long as that takes
+    checkpoint_every: int = 0  # steps; lossy ways send for each
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,10 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
             end = max(busy) + (meeting + coding) / work.sync_every
         else:
             end = max(busy) + coding + wire + coded
+        saves = ways.saved(work.gradients, ranks, work.checkpoint_every)[work.comm]
+        sent += saves
         seconds = end + small  # the loop's own exchange of losses and times
+        seconds += saves / min(host.link for host in hosts)
     return Step(
         seconds=seconds,
         tokens=work.batch_size * work.sequence_length,
@@ -260,7 +262,14 @@ def tables(assumed: Assumed) -> str:
 
 
 def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
-    base = Work(found.gradients, found.factors, config.sequence_length, 0, config.micro_batch_size)
+    base = Work(
+        found.gradients,
+        found.factors,
+        config.sequence_length,
+        0,
+        config.micro_batch_size,
+        checkpoint_every=config.checkpoint_every,
+    )
     variants = {
         "exact, even shares": {"shares": "even"},
         **{way: {"comm": way} for way in WAYS},

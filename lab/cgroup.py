@@ -14,7 +14,11 @@ from pathlib import Path
 from lab.shell import LabError, wait_until
 
 TOP = "trainyard-lab"
-PERIOD_US = 100_000
+# A host's share of CPU is given out by such periods, of which it gets no less than the kernel's least quota. In the
+# usual 100 ms a host of 0.4 CPUs computes for 40 and stands still for 60, which others wait for in each exchange; a
+# slower machine computes all the time.
+PERIOD_US = 5_000
+QUOTA_US = 1_000
 # Of all labs together, in processes of this machine. Hosts are machines, not one process among many, when tests run
 # beside them; where hosts train on every core, what drives them starves at much more than 2 (make faults).
 WEIGHT = int(os.environ.get("TRAINYARD_LAB_WEIGHT", "16"))
@@ -78,12 +82,13 @@ class Group:
 
     def set_cpus(self, cpus: float | None) -> None:
         """At most that many CPUs' time together; None lifts the limit."""
-        quota = None if cpus is None else max(1000, round(cpus * PERIOD_US))
+        period = PERIOD_US if cpus is None else max(PERIOD_US, round(QUOTA_US / cpus))
+        quota = None if cpus is None else max(QUOTA_US, round(cpus * period))
         if "cpu" in self.trees:
-            (self.trees["cpu"] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self.trees["cpu"] / "cpu.cfs_period_us").write_text(str(period))
             (self.trees["cpu"] / "cpu.cfs_quota_us").write_text(str(quota or -1))
         else:
-            (self.trees["v2"] / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
+            (self.trees["v2"] / "cpu.max").write_text(f"{quota or 'max'} {period}")
 
     def set_memory(self, more: int | None) -> None:
         """At most `more` bytes beyond what its processes have now, caches of files apart; None lifts the limit.

@@ -180,14 +180,15 @@ class Network:
     def set_rate(self, number: int, rate: str | None) -> None:
         """At most RATE (tc's words: 20mbit) in each direction of a host's wire; None lifts the limit.
 
-        With as much room for what waits as a small switch has: in more, a sender's acknowledgements stand behind its
-        data. (Hosts have fair queues, which not every kernel brings along.) The burst is two of TCP's largest segments.
+        With as much room for what waits as a small switch has: in much more, a sender's acknowledgements stand behind
+        its data (hosts have fair queues, which not every kernel brings along); in less, a few of TCP's largest
+        segments that come from several peers at once are lost and sent again. The burst is two of them.
         """
         for end in (f"u{number}", f"d{number}"):
             if rate is None:
                 subprocess.run(self.enter("tc", "qdisc", "del", "dev", end, "root"), capture_output=True)
             else:
-                shaping = ("tbf", "rate", rate, "burst", "128kb", "latency", "25ms")
+                shaping = ("tbf", "rate", rate, "burst", "128kb", "limit", "512kb")
                 run(*self.enter("tc", "qdisc", "replace", "dev", end, "root", *shaping))
 
     # --- the end -----------------------------------------------------------------------------------------------------

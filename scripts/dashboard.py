@@ -1,11 +1,13 @@
 """Opens the way to the page of the role monitoring: scripts/dashboard.py [-i INVENTORY] [--port PORT]
 
-Prometheus listens on the loopback of its host alone. This is an SSH tunnel there, with the address, user, key and
-options that the inventory has for that host; SSH asks for what it needs beyond that. It lasts until Ctrl-C.
+Prometheus, and Grafana where there is one, listen on the loopback of their host alone. This is an SSH tunnel there,
+with the address, user, key and options that the inventory has for that host; SSH asks for what it needs beyond that.
+It lasts until Ctrl-C.
 """
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import shlex
@@ -17,7 +19,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PORT = 9090  # roles/monitoring/defaults/main.yml
+PORT, GRAFANA = 9090, 3001  # roles/monitoring/defaults/main.yml
 LOOPBACK = "127.0.0.1"
 # What Ansible would log in with, templates and vaults resolved by itself.
 ASKED = {
@@ -28,6 +30,7 @@ ASKED = {
     "key": "ansible_ssh_private_key_file | default('')",
     "options": "ansible_ssh_common_args | default('') ~ ' ' ~ ansible_ssh_extra_args | default('')",
     "there": f"monitoring_port | default({PORT})",
+    "grafana": f"monitoring_grafana_port | default({GRAFANA})",
 }
 
 
@@ -57,10 +60,13 @@ def ask(inventory: str | None) -> dict[str, str]:
     return {name: str(value) for name, value in json.loads(answer.partition(" => ")[2])["msg"].items()}
 
 
-def tunnel(host: dict[str, str], port: int) -> list[str]:
-    """The command that leads `port` of this machine to Prometheus."""
+def tunnel(host: dict[str, str], port: int, grafana: int) -> list[str]:
+    """The command that leads `port` of this machine to Prometheus, and `grafana` to Grafana."""
     return [
         *("ssh", "-N", "-L", f"{LOOPBACK}:{port}:{LOOPBACK}:{host['there']}"),
+        *("-L", f"{LOOPBACK}:{grafana}:{LOOPBACK}:{host['grafana']}"),
+        # That nobody answers at Grafana's port is no fault to be told.
+        *("-o", "LogLevel=ERROR"),
         # A connection of its own, which ends with it.
         *("-o", "ExitOnForwardFailure=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
         *("-o", "ServerAliveInterval=15"),
@@ -72,9 +78,9 @@ def tunnel(host: dict[str, str], port: int) -> list[str]:
     ]
 
 
-def free(wanted: int) -> int:
-    """`wanted` if nobody has it here, else any port that nobody has."""
-    for port in (wanted, 0):
+def free(wanted: int, taken: int = 0) -> int:
+    """`wanted` if nobody has it here, and it is not `taken`, else any port that nobody has."""
+    for port in (0 if wanted == taken else wanted, 0):
         with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)) as door:
             return door.getsockname()[1]
     raise Fault(f"no port is free on {LOOPBACK}")
@@ -87,22 +93,30 @@ def listens(port: int) -> bool:
     return False
 
 
-def ready(port: int) -> bool:
-    """Whether Prometheus answers at `port`; no proxy that this machine may have is asked."""
+def answers(port: int, path: str) -> bool:
+    """Whether `path` is answered at `port`; no proxy that this machine may have is asked."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with contextlib.suppress(OSError), opener.open(f"http://{LOOPBACK}:{port}/-/ready", timeout=10) as answer:
-        return answer.status == 200
-    return False
+    try:
+        with opener.open(f"http://{LOOPBACK}:{port}{path}", timeout=10) as answer:
+            return answer.status == 200
+    except (OSError, http.client.HTTPException):  # the second: one that is not HTTP's
+        return False
 
 
-def lead(host: dict[str, str], port: int) -> None:
+def tell_of_grafana(port: int) -> None:
+    """Say where Grafana is, if one answers."""
+    if answers(port, "/api/health"):
+        print(f"http://{LOOPBACK}:{port}/dashboards shows it in Grafana.", flush=True)
+
+
+def lead(host: dict[str, str], port: int, grafana: int) -> None:
     """Hold the tunnel until it ends."""
-    process = subprocess.Popen(tunnel(host, port))
+    process = subprocess.Popen(tunnel(host, port, grafana))
     try:
         while process.poll() is None and not listens(port):
             time.sleep(0.2)
         if process.poll() is None:
-            if not ready(port):
+            if not answers(port, "/-/ready"):
                 raise Fault(
                     f"{host['name']}: Prometheus does not answer at its port {host['there']}; expected what site.yml "
                     "sets up. Run site.yml --tags monitoring, or there: systemctl status trainyard-prometheus"
@@ -111,6 +125,7 @@ def lead(host: dict[str, str], port: int) -> None:
                 f"http://{LOOPBACK}:{port}/user/ shows the cluster, from {host['name']}, until Ctrl-C.",
                 flush=True,
             )
+            tell_of_grafana(grafana)
         if process.wait():
             raise Fault(f"{host['name']} ({host['address']}): SSH ended, as it says above")
     finally:
@@ -131,8 +146,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(
                 f"http://{LOOPBACK}:{host['there']}/user/ shows the cluster: it is this machine that serves it."
             )
+            tell_of_grafana(int(host["grafana"]))
         else:
-            lead(host, free(asked.port))
+            port = free(asked.port)
+            lead(host, port, free(GRAFANA, port))
     except Fault as fault:
         print(fault, file=sys.stderr)
         return 2

@@ -167,8 +167,9 @@ def rows_of(cast):
 
 # ---- the terminal as a moving picture ----
 
-SPEED = 12  # the recording is played so many times as fast
-FRAME = 0.1  # seconds; what changed within is shown at once
+SPEED = 12  # the recording is played so many times as fast, or more where that would take longer than LONGEST
+LONGEST = 25.0  # seconds; a busy machine's recording is to be neither longer nor larger
+FRAME = 0.2  # seconds; what changed within is shown at once
 REST = 8.0  # seconds for which the end stands still
 ROW, COLUMN, EDGE = 18, 8.4, 12  # pixels; the last between text and border
 COLOURS = {
@@ -204,7 +205,8 @@ def moving(cast):
     version has its time.
     """
     rows, columns, height = rows_of(cast)
-    versions = [sorted({round(at / SPEED / FRAME): runs for at, runs in row}.items()) for row in rows]
+    speed = max(SPEED, max(at for row in rows for at, _ in row) / LONGEST)
+    versions = [sorted({round(at / speed / FRAME): runs for at, runs in row}.items()) for row in rows]
     whole = versions[-1][-1][0] + round(REST / FRAME)
 
     def percent(frame):

@@ -20,7 +20,7 @@ FIGURES = (
     ("steps", "steps", "{:,}"),
     ("tokens", "tokens", "{:,}"),
     ("seconds in steps", "train_seconds", "{:,.1f}"),
-    ("bytes of memory, first rank", "memory_peak_bytes", "{:,}"),
+    ("bytes of memory, the most of a rank", "memory_peak_bytes", "{:,}"),
     ("bytes on the wire a step", "wire_bytes", "{:,.0f}"),
     ("restarts", "restarts", "{}"),
 )

@@ -1,18 +1,26 @@
 """Who does how much of a step.
 
-Each rank's time for a sequence is learnt from the steps themselves: all ranks know all ranks' times (loop.exchange), so
-that all come to the same shares without another word. The loss does not depend on them (loop.py).
+Each rank's time for a sequence is tried before the first step (calibrate.py), and then learnt from the steps
+themselves: all ranks know all ranks' times (loop.exchange), so that all come to the same shares without another word.
+The loss does not depend on them (loop.py).
 """
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 
 from trainer.errors import BadInput
 
 SETTLE = 2  # steps after a change that say nothing: caches fill, memory is found
 WINDOW = 8  # steps whose median counts; a single slow one moves nothing
-INERTIA = 0.5  # how much what was learnt before counts beside a window
-GAIN = 0.05  # by what part the slowest rank's time must fall for shares to be changed
+INERTIA = 0.5  # how much what was learnt before counts beside a window that says about the same
+JUMP = 0.15  # by what part a rank's time must differ from what was learnt for the window alone to count
+GAIN = 0.03  # by what part the slowest rank's time must fall for shares to be changed
+AGAIN = 600.0  # seconds of steps after which ranks that no step tells of are tried anew: one may have become faster
+# Times as long as a trial that ranks go through steps before the next one: on a network whose own speed comes and goes,
+# all of a step tells of other ranks again and again.
+REST = 50
+TRIAL = 0.1  # the same of the first shares: a trial is shorter than a window, and as easily disturbed
 
 
 def shares(batch_size: int, world_size: int) -> list[int]:
@@ -39,47 +47,176 @@ def given(balance: str) -> list[int] | None:
     return listed
 
 
-def solve(batch_size: int, seconds: list[float], grain: int = 1) -> list[int]:
+def miscounted(balance: str, ranks: int) -> BadInput | None:
+    """What is wrong with shares that are listed, and not for so many ranks; None where nothing is."""
+    listed = given(balance)
+    if not listed or len(listed) == ranks:
+        return None
+    return BadInput(
+        f"balance: found {len(listed)} shares ({balance}); expected one for each of the {ranks} ranks. "
+        "Correct them, or write auto"
+    )
+
+
+def solve(
+    batch_size: int, seconds: list[float], grain: int = 1, most: Sequence[int] | None = None
+) -> list[int]:
     """The shares, of at least one sequence, with which the last rank is done as early as can be.
 
     seconds: of each rank for a sequence. grain: sequences that are given out at once; what is left over goes, in ones,
-    to whoever is done with them first. Greedy, which is exact for times that grow with the share: a sequence more
-    always goes where it ends earliest.
+    to whoever is done with them first. most: each rank's share at most; together they are to be enough for the batch.
+    Greedy, which is exact for times that grow with the share: a sequence more always goes where it ends earliest.
     """
+    most = most or [batch_size] * len(seconds)
     split = [1] * len(seconds)
-    if grain > 1 and batch_size >= grain * len(seconds):
+    if grain > 1 and batch_size >= grain * len(seconds) and min(most) >= grain:
         split = [grain] * len(seconds)
     while (left := batch_size - sum(split)) > 0:
         more = grain if left >= grain else 1
-        rank = min(range(len(seconds)), key=lambda rank: (split[rank] + more) * seconds[rank])
+        free = [rank for rank, share in enumerate(split) if share + more <= most[rank]]
+        if not free:  # for so many at once
+            more, free = 1, [rank for rank, share in enumerate(split) if share < most[rank]]
+        rank = min(free, key=lambda rank: (split[rank] + more) * seconds[rank])
         split[rank] += more
     return split
 
 
-class Balance:
-    """The shares of the next step, `split`, learnt from those before."""
+def passes(split: Sequence[int], at_once: Sequence[int]) -> int:
+    """Micro-batches in which every rank is through with its share; at_once: sequences of one at most, by rank."""
+    return max(-(-share // most) for share, most in zip(split, at_once, strict=True))
 
-    def __init__(self, batch_size: int, world_size: int, balance: str = "auto", grain: int = 1):
-        self.batch_size, self.grain = batch_size, grain
-        even = shares(batch_size, world_size)
+
+def sizes(share: int, count: int) -> list[int]:
+    """`share` sequences in `count` micro-batches as even as can be; the larger ones, and those with any, come first."""
+    whole, rest = divmod(share, count)
+    return [whole + (number < rest) for number in range(count)]
+
+
+class Balance:
+    """The shares of the next step, `split`, learnt from those before.
+
+    lockstep: the size of a micro-batch where every rank goes through as many, each as long as its slowest rank takes;
+    0 where each rank has its own number of them. Each has its own price, on the wire or, of a small model, in passes
+    over nothing, which would be taken for slowness. So their number is that of even shares, or what memory needs,
+    whatever the shares are: a faster rank's micro-batches are larger instead. at_once: sequences of one at most, by
+    rank; as lockstep has it unless given.
+    watched: whether a rank's seconds of a step are its own. Where they hold its waiting for others, all of a step is
+    watched instead: `stale` says that it takes another time than it did, or that the last trial is long ago, so that
+    ranks are to be tried anew; but not before the last trial is a fiftieth of the time since (REST).
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        world_size: int,
+        balance: str = "auto",
+        grain: int = 1,
+        lockstep: int = 0,
+        at_once: Sequence[int] | None = None,
+        watched: bool = True,
+    ):
+        self.batch_size, self.grain, self.lockstep = batch_size, grain, lockstep
+        self.at_once = list(at_once or [lockstep or batch_size] * world_size)
+        self.even = shares(batch_size, world_size)
         listed = given(balance)
-        self.split = listed or even
+        self.split = listed or self.even
         self.learns = balance == "auto" and world_size > 1
+        self.watched, self.stale = watched, False
         self.expected = 1.0  # how many times as fast as before the last change was to make the slowest rank
+        self.wants: int | None = (
+            None  # sequences that a rank would compute at once, and may not, with shares by speed
+        )
         self._skip = SETTLE
         self._seconds: list[float] = []  # a sequence's, by rank, smoothed
         self._times: deque[list[float]] = deque(maxlen=WINDOW)  # seconds a sequence, by rank
+        self._steps: list[float] = []  # the slowest rank's seconds, where no rank's own are known
+        self._usual: float | None = None
+        self._since = 0.0  # seconds of steps since the last trial
+        self._took = 0.0  # seconds of that trial
+
+    @property
+    def passes(self) -> int:
+        """Micro-batches of a step that every rank goes through, where they keep step."""
+        return max(self._passes(), passes(self.split, self.at_once))
+
+    def _passes(self) -> int:
+        """As many as even shares of the size that is set need, or more where memory does not hold that."""
+        return max(-(-max(self.even) // self.lockstep), -(-self.batch_size // sum(self.at_once)))
+
+    def largest(self, rank: int) -> int:
+        """Sequences of a rank's largest micro-batch, where ranks keep step."""
+        return -(-self.split[rank] // self.passes)
 
     @property
     def gain(self) -> float:
         """How many times as soon as with even shares the slowest rank should be done, by what is known of all."""
-        if not self._seconds:
-            return 1.0
-        even = shares(self.batch_size, len(self.split))
-        return self._longest(even) / self._longest(self.split)
+        return self._longest(self.even) / self._longest(self.split) if self._seconds else 1.0
 
     def _longest(self, split: list[int]) -> float:
-        return max(own * share for own, share in zip(self._seconds, split, strict=True))
+        """Seconds of computing that a step of these shares takes."""
+        if not self.lockstep:
+            return _last(self._seconds, split)
+        count = max(self._passes(), passes(split, self.at_once))
+        by_pass = zip(*(sizes(share, count) for share in split), strict=True)
+        return sum(_last(self._seconds, own) for own in by_pass)
+
+    def _solve(self) -> list[int]:
+        """The best shares by what is known of all."""
+        found = solve(self.batch_size, self._seconds, self.grain)
+        self.wants = None
+        if not self.lockstep:
+            return found
+        count = self._passes()
+        if passes(found, self.at_once) <= count:
+            return found
+        within = self._within(count)
+        for more in range(
+            count + 1, passes(self.even, self.at_once) + 1
+        ):  # where memory is less than was set
+            other = self._within(more)
+            if self._longest(other) <= (1 - GAIN) * self._longest(within):
+                within = other
+        if _last(self._seconds, found) <= (1 - GAIN) * _last(self._seconds, within):
+            self.wants = -(-max(found) // count)
+        return within
+
+    def _within(self, count: int) -> list[int]:
+        """The best shares that need no more than so many micro-batches."""
+        return solve(self.batch_size, self._seconds, self.grain, [count * one for one in self.at_once])
+
+    def begin(self, seconds: list[float]) -> None:
+        """Have the shares of ranks that were tried and take so long for a sequence; even ones if these are as good."""
+        self._seconds, self.stale, self._usual = list(seconds), False, None
+        self._steps.clear()
+        self._skip, self._since = SETTLE, 0.0
+        before, self.split = self._longest(self.split), self.even
+        self._change(TRIAL)
+        self.expected = before / self._longest(self.split)
+
+    def tried(self, seconds: float) -> None:
+        """The trial that led to `begin` took so long; the same on all ranks."""
+        self._took = seconds
+
+    @property
+    def speeds(self) -> list[float] | None:
+        """What is known of the ranks' speeds, as parts of the fastest one's; None: nothing."""
+        return [min(self._seconds) / own for own in self._seconds] or None
+
+    def _change(self, gain: float) -> bool:
+        """Take the best shares where they make the slowest rank's time shorter by such a part."""
+        found = self._solve()
+        now, then = self._longest(self.split), self._longest(found)
+        if then > (1 - gain) * now:
+            return False
+        self.split, self.expected = found, now / then
+        self._skip = SETTLE
+        return True
+
+    def foresee(self, seconds: list[float]) -> None:
+        """Have the shares to which ranks with these times for a sequence, in any unit, would lead."""
+        self._seconds = list(seconds)
+        if self.learns:
+            self.split = self._solve()
 
     def learn(self, rank_seconds: list[float]) -> bool:
         """Take in each rank's own seconds of a step of these shares; whether the shares are others now."""
@@ -88,19 +225,37 @@ class Balance:
         if self._skip:
             self._skip -= 1
             return False
+        if not self.watched:
+            self._watch(max(rank_seconds))
+            return False
         self._times.append([own / share for own, share in zip(rank_seconds, self.split, strict=True)])
         if len(self._times) < WINDOW:
             return False
         seconds = [statistics.median(times) for times in zip(*self._times, strict=True)]
         self._times.clear()
         if self._seconds:
-            pairs = zip(self._seconds, seconds, strict=True)
-            seconds = [INERTIA * old + (1 - INERTIA) * new for old, new in pairs]
+            seconds = list(map(_known, self._seconds, seconds))
         self._seconds = seconds
-        found = solve(self.batch_size, seconds, self.grain)
-        now, then = self._longest(self.split), self._longest(found)
-        if then > (1 - GAIN) * now:
-            return False
-        self.split, self.expected = found, now / then
-        self._skip = SETTLE
-        return True
+        return self._change(GAIN)
+
+    def _watch(self, seconds: float) -> None:
+        """Take in all of a step's seconds, and see whether they are still what they were after the last trial."""
+        self._steps.append(seconds)
+        self._since += seconds
+        if len(self._steps) < WINDOW:
+            return
+        median = statistics.median(self._steps)
+        self._steps.clear()
+        self._usual = self._usual or median
+        due = abs(median - self._usual) > JUMP * self._usual or self._since >= AGAIN
+        self.stale = due and self._since >= REST * self._took
+
+
+def _known(old: float, new: float) -> float:
+    """A rank's time by what was learnt of it and the newest window: noise is evened out, another speed is believed."""
+    return new if abs(new - old) > JUMP * old else INERTIA * old + (1 - INERTIA) * new
+
+
+def _last(seconds: list[float], split: Sequence[int]) -> float:
+    """When the last rank is done with its part of `split`, in seconds."""
+    return max(own * share for own, share in zip(seconds, split, strict=True))

@@ -12,7 +12,6 @@ A step waits only until the tensors are copied to the CPU's memory; the rest goe
 import base64
 import contextlib
 import copy
-import errno
 import json
 import re
 import shutil
@@ -168,10 +167,7 @@ class Saver:
 
     def _check_room(self) -> None:
         """Refuse to begin what will not fit; what is there stays."""
-        needed = MARGIN + sum(
-            part.element_size() * self.strategy.shape(name).numel() + 8 * self.strategy.shape(name).numel()
-            for name, part in self.strategy.trainable.items()
-        )
+        needed = MARGIN + tensor_bytes(self.strategy)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.folder).free
@@ -182,6 +178,15 @@ class Saver:
                 f"{self.folder}: the checkpoint cannot be saved: no space left: it needs {needed >> 20} MiB, "
                 f"{free >> 20} MiB are free; free some space there"
             )
+
+
+def tensor_bytes(strategy: Strategy) -> int:
+    """Bytes of a checkpoint's tensors: weights, AdamW's moments, and what `strategy` keeps besides, at most."""
+    each = 8 + 4 * len(strategy.keeps)
+    return sum(
+        (part.element_size() + each) * strategy.shape(name).numel()
+        for name, part in strategy.trainable.items()
+    )
 
 
 def find(run_dir: Path, world: World, step: int | None = None) -> Found | None:
@@ -313,18 +318,25 @@ def load(found: Found, strategy: Strategy, optimizer) -> None:
                 )
                 optim.restore(optimizer, part, step.item(), mean, square)
             if strategy.keeps:
-                there = set(world.share(sorted(files[1].keys()) if files[1] else [], found.source))
-                wanted = [(f"{kind}.{name}", name) for kind in strategy.keeps for name in strategy.trainable]
-                strategy.restore(
-                    {key: _rows(found, files[1], key, strategy, name) for key, name in wanted if key in there}
-                )
+                wanted = {f"{kind}.{name}": name for kind in strategy.keeps for name in strategy.trainable}
+                here = [key for key in files[1].keys() if key in wanted] if files[1] else []  # noqa: SIM118
+                shapes = world.share({key: files[1].get_slice(key).get_shape() for key in here}, found.source)
+                kept = {}
+                for key, shape in sorted(shapes.items()):
+                    kept[key] = _rows(found, files[1], key, strategy, wanted[key], shape)
+                strategy.restore(kept)
     torch.set_rng_state(
         torch.frombuffer(bytearray(base64.b64decode(found.manifest["rng"])), dtype=torch.uint8)
     )
 
 
-def _rows(found: Found, file, key: str, strategy: Strategy, name: str) -> torch.Tensor:
-    """This rank's part of tensor `key` of a file, or where some host lacks it, as received from the source."""
+def _rows(
+    found: Found, file, key: str, strategy: Strategy, name: str, shape: list[int] | None = None
+) -> torch.Tensor:
+    """This rank's part of tensor `key` of a file, or where some host lacks it, as received from the source.
+
+    shape: of all of it, unless it is that of parameter `name`.
+    """
     if found.everywhere:
         one = file.get_slice(key)
         return one[strategy.rows(name)] if one.get_shape() else file.get_tensor(key)
@@ -332,7 +344,7 @@ def _rows(found: Found, file, key: str, strategy: Strategy, name: str) -> torch.
     if file is not None:
         value = file.get_tensor(key).contiguous()
     else:
-        shape = () if scalar else strategy.shape(name)
+        shape = () if scalar else shape or strategy.shape(name)
         value = torch.empty(shape, dtype=strategy.trainable[name].dtype)
     strategy.world.broadcast(value, found.source)
     return value if scalar else value[strategy.rows(name)]
@@ -372,7 +384,7 @@ def _copied(
             weights[keys[name]], *both = map(kept, wholes, parts)
             for kind, whole in zip(MOMENTS, (state["step"].float().cpu().clone(), *both), strict=True):
                 moments[f"{kind}.{name}"] = whole
-    for key, value in strategy.kept().items():
+    for key, value in strategy.kept():
         if strategy.world.rank in writers:
             moments[key] = value.cpu().contiguous()
     if file == "model.safetensors" and strategy.world.rank in writers:
@@ -420,7 +432,7 @@ def _commit(temporary: Path, final: Path, manifest: dict) -> None:
 
 
 def _disk_message(folder: Path, error: Exception) -> str:
-    full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
+    full = disk.is_full(error) or "os error 28" in str(error)
     reason = getattr(error, "strerror", None) or str(error)
     cure = "free some space there" if full else "look at the disk and at who may write there"
     if full:

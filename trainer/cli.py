@@ -14,6 +14,8 @@ from trainer.errors import BadInput, TrainerError
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code. Bad input is one message, never a traceback."""
     options = _parser().parse_args(arguments)
+    if options.command == "launch":
+        environment.stamp_errors()
     _quiet()
     try:
         return _run(options)
@@ -70,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "plan":
         from trainer.commands import plan
 
-        return plan.main(config, place, options.link, options.json)
+        return plan.main(config, place, options.link, options.json, options.speeds)
 
     if "RANK" not in os.environ and environment.number("WORLD_SIZE", 1) > 1:
         raise BadInput(
@@ -119,7 +121,15 @@ def _parser() -> argparse.ArgumentParser:
 
         if name == "plan":
             command.add_argument(
-                "--link", metavar="SPEED", help="between the hosts, such as 1gbit; default: the interface's"
+                "--link",
+                metavar="SPEED",
+                help="between the hosts, such as 1gbit, or a result of bench.yml or preflight.yml; default: the newest "
+                "result below runs/ for as many hosts, else the interface's",
+            )
+            command.add_argument(
+                "--speeds",
+                metavar="LIST",
+                help="of the ranks, in any unit, such as 2,1,1: what shares they will have",
             )
             command.add_argument("--json", action="store_true", help="bytes and seconds, as JSON")
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 import torch.distributed as dist
 
+from trainer.sums import Sum
 from trainer.ways import BLOCK
 from trainer.world import Circle, World, translated
 
@@ -156,8 +157,9 @@ class Factors:
     One power iteration a step, from where the last one ended. What is no matrix, or too small to gain, goes whole.
     """
 
-    def __init__(self, gradients: list[torch.Tensor], rank: int, world: World):
-        self.world, self.rank = world, rank
+    def __init__(self, gradients: list[torch.Tensor], rank: int, world: World, total: Sum | None = None):
+        """total: what sums; without it all ranks go one by one."""
+        self.world, self.rank, self._total = world, rank, total or Sum(world, None)
         self.split = [factored(one.shape, rank) is not None for one in gradients]
         self.shapes = [
             (one.shape[0], one.numel() // one.shape[0])
@@ -197,7 +199,7 @@ class Factors:
         values = sum(self.rank * (rows + columns) for rows, columns in self.shapes) + sum(
             one.numel() for one in rest
         )
-        self.sent = 2 * (self.world.size - 1) * 4 * values // self.world.size
+        self.sent = self._total.sent(4 * values)
 
     def _sum(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """All ranks' sums, by one collective."""
@@ -205,6 +207,6 @@ class Factors:
             return []
         flat = torch.cat([one.flatten() for one in tensors])
         with translated(self.world):
-            dist.all_reduce(flat, group=self.world.training)
+            self._total(flat)
         parts = flat.split([one.numel() for one in tensors])
         return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]

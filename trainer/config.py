@@ -18,7 +18,7 @@ from trainer.balance import given
 from trainer.errors import BadInput
 from trainer.ways import EXACT
 
-STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity")
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity", "split")
 
 
 def key(default, doc, *, least=None, above=None, most=None, choices=None, pattern=None):
@@ -121,18 +121,28 @@ class Config:
 
     batch_size: int = key(16, "sequences in an optimizer step, over all ranks", least=1, most=1 << 20)
     micro_batch_size: int = key(
-        4, "sequences that a rank computes at once, at most; less needs less memory", least=1, most=1 << 20
+        4,
+        "sequences that a rank computes at once, at most; less needs less memory. Under a sharded strategy with "
+        "balance: auto a faster rank computes more, if it has room",
+        least=1,
+        most=1 << 20,
     )
     balance: str = key(
         "auto",
-        "each rank's share of a step: auto, by its speed, and changed when that changes; even; or the sequences of "
-        "each rank, such as 8,4,4",
+        "each rank's share of a step: auto, by its speed, which is tried first, and changed when that changes; even; "
+        "or the sequences of each rank, such as 8,4,4",
     )
     loss_chunk: int | None = key(
         None,
         "tokens whose logits are computed at once: fewer need less memory, many fewer are slower; 0: all; "
         "default: as many as make 128 MiB of logits",
         least=0,
+    )
+    loss_kernel: str = key(
+        "torch",
+        "what computes the head and the loss in chunks: torch, or on GPUs Liger's fused kernel, if the package "
+        "liger-kernel is installed beside the trainer",
+        choices=("torch", "liger"),
     )
     router_aux_loss_coef: float | None = key(
         None,
@@ -188,6 +198,19 @@ class Config:
     )
     seed: int = key(0, "seed of the random weights and of the order of the data", least=0, most=2**63 - 1)
 
+    force_strategy: bool = key(
+        False,
+        "let a sharded strategy send an adapter's frozen weights over interfaces of 2.5 Gbit/s and less, where ddp has "
+        "room, too",
+    )
+    bucket_mb: int | None = key(
+        None,
+        "MB of gradients that travel together under ddp: with fewer the first leave earlier, in more messages; a model "
+        "whose gradients are less than that sends nothing before backward is over; default: by the link that "
+        "preflight.yml or bench.yml has measured between the run's hosts, else 25",
+        least=1,
+        most=25,
+    )
     comm: str = key(
         "auto",
         "how gradients travel, with strategy ddp. exact; auto: exact, and after some steps it says whether another way "
@@ -219,7 +242,8 @@ class Config:
     strategy: str = key(
         "ddp",
         "what a rank holds. ddp: everything; zero1: its part of the optimizer's state; zero2: of the gradients, too; "
-        "fsdp (or zero3): of the weights, too; offload: that part in the CPU's memory; infinity: AdamW's state on disk",
+        "fsdp (or zero3): of the weights, too; offload: that part in the CPU's memory; infinity: AdamW's state on "
+        "disk; split: everything, its layers on one of the host's GPUs after the other",
         choices=STRATEGIES,
     )
     offload_dir: str | None = key(
@@ -354,6 +378,13 @@ def check_together(config: Config) -> Config:
         problems.append(
             f"optimizer: strategy infinity keeps AdamW's state in 32 bits on disk; set optimizer to adamw, "
             f"found {config.optimizer}"
+        )
+    if config.strategy == "split" and config.compile:
+        problems.append("compile: strategy split moves tensors between layers; set compile to false")
+    if config.strategy == "split" and config.attention == "flex_attention":
+        problems.append(
+            "attention: flex_attention's masks stay on one GPU, and strategy split has layers on several; set "
+            "attention to auto or sdpa"
         )
     try:
         listed = given(config.balance)

@@ -2,14 +2,18 @@
 
 import contextlib
 import ctypes
+import glob
+import io
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer import disk
 from trainer.errors import BadInput
 
 LOG_BYTES = 64 << 20  # of a rank's log, at the start of an attempt
@@ -99,6 +103,24 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def rdma(root: Path = Path("/sys/class/infiniband")) -> bool:
+    """Whether this host has an RDMA port that is up, and NCCL may use it.
+
+    A port that goes while it is looked at is none: an error of one rank would be the others' lost peer.
+    """
+    if os.environ.get("NCCL_IB_DISABLE", "0") == "1":
+        return False
+    states = glob.glob("*/ports/*/state", root_dir=root)  # Path.glob raises where a folder is gone by now
+    return any("ACTIVE" in _port_state(root / file) for file in states)
+
+
+def _port_state(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
 def keep_freed_memory() -> None:
     """Have the C library keep what this process frees, up to a GiB at a time, instead of giving it back to the kernel.
 
@@ -124,10 +146,36 @@ def follow_launcher() -> bool:
     return True
 
 
+class Stamped:
+    """A stream whose lines begin with date and time of day, to the second."""
+
+    def __init__(self, stream):
+        self.stream, self._within = stream, False
+
+    def write(self, text: str) -> int:
+        stamp, parts = time.strftime("%Y-%m-%d %H:%M:%S "), []
+        for line in text.splitlines(keepends=True):
+            parts.append(line if self._within else stamp + line)
+            self._within = not line.endswith("\n")
+        self.stream.write("".join(parts))
+        return len(text)
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
+def stamp_errors() -> None:
+    """Give the lines of stderr their times where it is a file; the journal has its own, and a terminal needs none."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.fstat(2).st_mode):
+            sys.stderr = Stamped(sys.stderr)
+
+
 def log_to(environment: Environment, run: str) -> None:
     """Send this process's output to logs/rank-N.log, after what earlier attempts wrote; LOG_BYTES and more go aside.
 
-    A rank itself writes a line in ten seconds; it is libraries' debug output that fills a disk.
+    A rank itself writes a line in ten seconds; it is libraries' debug output that fills a disk. What Python prints on a
+    full one is kept until there is room; libraries' own output is lost.
     """
     folder = environment.run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +187,10 @@ def log_to(environment: Environment, run: str) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    log = disk.Growing(io.FileIO(1, "a", closefd=False))
+    sys.stdout = sys.stderr = io.TextIOWrapper(
+        log, encoding="utf-8", errors="backslashreplace", write_through=True
+    )
     print(
         f"=== run {run}, attempt {environment.attempt}, rank {environment.rank} of {environment.world_size} on "
         f"{environment.host}, {time.strftime('%Y-%m-%d %H:%M:%S')}",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trainer import optim
-from trainer.balance import Balance
+from trainer import machine, optim
+from trainer.balance import Balance, sizes
 from trainer.config import Config
 from trainer.data.index import Index
 from trainer.data.pack import IGNORE, Packed
@@ -27,6 +27,7 @@ from trainer.world import World
 
 SETTLED = 20  # steps before a loss can be called a spike
 SCALE, LARGEST_SCALE = 2.0**16, 2.0**24  # of the loss in float16: at first, and at most
+EMPTY = 2  # tokens of a micro-batch without sequences
 GROWTH = 2000  # steps without an overflow, after which the scale is doubled
 
 
@@ -64,6 +65,9 @@ class Run:
     steps: int  # number of the last step
     peak_lr: float
     balance: Balance
+    micro_batch_size: (
+        int  # sequences that this rank computes at once; where ranks keep step, all have room for them
+    )
     router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
 
 
@@ -82,6 +86,8 @@ class StepReport:
     save: bool  # the first rank finds that it is time for a checkpoint
     save_failed: bool  # the checkpoint that some rank was writing did not come to be
     rank_seconds: list[float]  # compute, by rank
+    rank_memory_peak_bytes: list[int]  # the most so far, by rank, before the optimizer's step
+    rank_held_bytes: list[int]  # of metrics and log, that its disk has no room for, by rank
     step_seconds: float
     compute_seconds: float  # own
     comm_seconds: float  # own
@@ -137,8 +143,8 @@ def train_step(run: Run, observer) -> StepReport:
     split = run.balance.split
     offset = sum(split[: world.rank])
     mine = batch[offset : offset + split[world.rank]]
-    largest = max(split) if run.strategy.lockstep else len(mine)
-    micro_batches = spread(mine, -(-largest // config.micro_batch_size))
+    alone = -(-len(mine) // run.micro_batch_size)
+    micro_batches = spread(mine, run.balance.passes if run.strategy.lockstep else alone)
     own = int(run.packed.valid[mine].sum())
     divisor = max(1, own) if run.strategy.independent else tokens
 
@@ -157,17 +163,22 @@ def train_step(run: Run, observer) -> StepReport:
                 losses[1] += balance.detach()
             (whole * scale).backward()
         losses[0] += part.detach() * (divisor / tokens)
-    compute_seconds = _now(world) - begin - run.strategy.waited_seconds
+    compute_seconds = now(world) - begin - run.strategy.waited_seconds
 
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip, scale)
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
-    loss, router_loss, squares, stop, save, save_failed, *rank_seconds = exchange(
-        run, losses, grad_norm, flags, compute_seconds
+    loss, router_loss, squares, stop, save, save_failed, *by_rank = exchange(
+        run,
+        losses,
+        grad_norm,
+        flags,
+        [compute_seconds, machine.peak_bytes(world.devices), observer.held_bytes()],
     )
+    rank_seconds, peaks, held = (by_rank[n * world.size :][: world.size] for n in range(3))
     if run.strategy.independent:
         grad_norm = math.sqrt(squares / world.size) if math.isfinite(squares) else math.inf
-    comm_seconds = _now(world) - begin - compute_seconds
+    comm_seconds = now(world) - begin - compute_seconds
     run.balance.learn(rank_seconds)
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
@@ -177,9 +188,9 @@ def train_step(run: Run, observer) -> StepReport:
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     run.optimizer.step()
-    stepped = _now(world)
+    stepped = now(world)
     run.strategy.stepped(own, last=progress.step + 1 == run.steps)
-    comm_seconds += _now(world) - stepped
+    comm_seconds += now(world) - stepped
 
     epoch = progress.cursor // run.index.sequences
     progress.step += 1
@@ -198,7 +209,9 @@ def train_step(run: Run, observer) -> StepReport:
         save=save > 0,
         save_failed=save_failed > 0,
         rank_seconds=rank_seconds,
-        step_seconds=_now(world) - begin,
+        rank_memory_peak_bytes=[int(peak) for peak in peaks],
+        rank_held_bytes=[int(one) for one in held],
+        step_seconds=now(world) - begin,
         compute_seconds=compute_seconds,
         comm_seconds=comm_seconds,
     )
@@ -236,8 +249,7 @@ def refuse_harm(run: Run, loss: float, grad_norm: float) -> None:
 
 def spread(sequences: list[int], count: int) -> list[list[int]]:
     """`sequences` in `count` micro-batches as even as can be; where there are fewer, the last ones are empty."""
-    whole, rest = divmod(len(sequences), count)
-    ends = [number * whole + min(number, rest) for number in range(count + 1)]
+    ends = [0, *itertools.accumulate(sizes(len(sequences), count))]
     return [sequences[first:end] for first, end in itertools.pairwise(ends)]
 
 
@@ -266,30 +278,39 @@ def token_loss(run: Run, sequences: list[int], routed: router.Ask | None = None)
 
 def summed_loss(run: Run, packed: Packed, sequences: list[int], routed: router.Ask | None = None):
     """As `token_loss`, of any packed sequences (model/loss.py)."""
-    arrays = zip(*(packed[k] for k in sequences or [0]), strict=True)
-    device = run.world.device
-    inputs, labels, positions = (
-        torch.from_numpy(np.stack(array)).to(device, non_blocking=True) for array in arrays
-    )
-    if not sequences:
-        labels = torch.full_like(labels, IGNORE)
-        if routed is not None and routed.weights is not None:
-            routed = router.Ask(routed.chosen, torch.zeros_like(routed.weights))
-    with autocast(device, run.config.dtype):
+    inputs, labels, positions = tensors(run, packed, sequences)
+    if not sequences and routed is not None and routed.weights is not None:
+        routed = router.Ask(routed.chosen, torch.zeros_like(routed.weights))
+    with autocast(run.world.device, run.config.dtype):
         return run.strategy.module(inputs, labels, positions, *([routed] if routed else []))
 
 
-def exchange(
-    run: Run, losses: torch.Tensor, norm: float, flags: tuple[bool, ...], seconds: float
-) -> list[float]:
-    """What ranks tell each other beside gradients, in one message.
+def tensors(run: Run, packed: Packed, sequences: list[int]) -> list[torch.Tensor]:
+    """Inputs, labels and positions (B, S) of some packed sequences, on the device.
 
-    [both losses, the sum of the squared norms, how many set the first flag, the second one, …, seconds of rank 0, …].
+    Without sequences they are a few tokens without a loss: a rank that only keeps step has next to nothing to compute.
     """
-    times = [0.0] * run.world.size
-    times[run.world.rank] = seconds
+    arrays = [np.stack(array) for array in zip(*(packed[k] for k in sequences or [0]), strict=True)]
+    if not sequences:
+        arrays = [array[:, :EMPTY] for array in arrays]
+        arrays[1] = np.full_like(arrays[1], IGNORE)
+    return [torch.from_numpy(array).to(run.world.device, non_blocking=True) for array in arrays]
+
+
+def exchange(
+    run: Run, losses: torch.Tensor, norm: float, flags: tuple[bool, ...], own: list[float]
+) -> list[float]:
+    """What ranks tell each other beside gradients, in one message; `own`: figures that each rank has of itself.
+
+    [both losses, the sum of the squared norms, how many set the first flag, the second one, …, the first figure of
+    rank 0, of rank 1, …, the second one of rank 0, …].
+    """
+    figures = [[0.0] * run.world.size for _ in own]
+    for figure, value in zip(figures, own, strict=True):
+        figure[run.world.rank] = value
+    told = itertools.chain.from_iterable(figures)
     message = torch.tensor(
-        [0.0, 0.0, norm**2 if math.isfinite(norm) else math.inf, *map(float, flags), *times],
+        [0.0, 0.0, norm**2 if math.isfinite(norm) else math.inf, *map(float, flags), *told],
         dtype=torch.float64,
         device=run.world.device,
     )
@@ -297,8 +318,9 @@ def exchange(
     return run.strategy.sum(message).tolist()
 
 
-def _now(world: World) -> float:
-    """The time in seconds, once the device has done what it was given."""
+def now(world: World) -> float:
+    """The time in seconds, once the rank's devices have done what they were given."""
     if world.device.type == "cuda":
-        torch.cuda.current_stream().synchronize()
+        for device in world.devices:
+            torch.cuda.current_stream(device).synchronize()
     return time.perf_counter()

@@ -2,27 +2,33 @@
 
 metrics.jsonl, one object a line, by `kind`:
   train  step epoch loss router_loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
-         compute_seconds comm_seconds rank_seconds wire_bytes world_size shares memory_allocated_bytes
-         memory_reserved_bytes memory_peak_bytes time
-         (compute, comm and memory are the writing rank's own; rank_seconds: compute, by rank; on a CPU, reserved and
-         mfu are null; mfu: model/flops.py; router_loss: model/router.py)
+         compute_seconds comm_seconds rank_seconds rank_memory_peak_bytes wire_bytes world_size shares
+         memory_allocated_bytes memory_reserved_bytes memory_peak_bytes time
+         (compute, comm and memory are the writing rank's own; rank_…: by rank, the seconds being those of computing and
+         the memory the most so far; on a CPU, reserved and mfu are null; mfu: model/flops.py; router_loss:
+         model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
-  event  event step time, and what the event needs; each attempt begins with start, resume or restart, and its ranks'
-         hosts
-After a resume the lines beyond the checkpoint's step are cut: a step stands once.
+  event  event step time, and what the event needs; each attempt begins with start, resume or restart, its ranks'
+         hosts, and machines: what these are (machine.py), those that are alike as one. calibration has
+         micro_batch_seconds: of each rank, by the size of the micro-batch
+After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
+are kept in memory, and written when there is room.
 
 status.json, whole and renamed into place: run state step steps loss tokens_per_second eta_seconds attempt
 world_size last_checkpoint reason updated host compute_seconds slowest eval_loss best_eval note launch
-shares speed_up parts losses advice.
+shares speed_up parts losses advice metrics_port.
 compute_seconds: of every rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}; note: why this
-attempt was made; shares: of the last step; speed_up: {expected, got}, where they are not even; parts: where the last
-steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as TREND means at most; advice:
-what else would be faster (ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that has ended so, null before.
+attempt was made; shares: of the last step; speed_up, where they are not even: {expected, got, speeds}, how many times
+as fast as with even ones by the ranks' speeds, which are parts of the fastest one's, and by steps that had even ones,
+or null; parts: where the last steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as
+TREND means at most; advice: what else would be faster (ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that
+has ended so, null before; metrics_port: the setting, for Prometheus, or null.
 stalled: the host waits for others, as reason says; ending: its ranks have ended, and its launcher has yet to say how.
 What is not known yet is null.
 """
 
+import io
 import json
 import os
 import time
@@ -38,7 +44,7 @@ FINAL = ("stopped", "failed", "finished")
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
-    *("note", "warning", "launch", "shares", "speed_up", "parts", "losses", "advice"),
+    *("note", "warning", "launch", "shares", "speed_up", "parts", "losses", "advice", "metrics_port"),
 )
 POINTS = 1000  # losses in a summary, at most
 TREND = 40  # losses in a status, at most
@@ -64,32 +70,56 @@ class Status:
         if changed or at_once or time.monotonic() - self._written >= self.EVERY:
             self.facts["updated"] = time.time()
             told = {name: fact() if callable(fact) else fact for name, fact in self.facts.items()}
-            write_json(self.path, told, settle=changed)
+            try:
+                write_json(self.path, told, settle=changed)
+            except OSError as error:
+                if not disk.is_full(error):
+                    raise
+                if not disk.overwrite(self.path, as_text(told)):
+                    self._written = 0.0  # the next update tries again
+                    return
             self._written = time.monotonic()
 
 
 class Metrics:
-    """A run's metrics.jsonl, cut back to `step` and appended to."""
+    """A run's metrics.jsonl, cut back to `step` and appended to; a disk that is full for a while costs no line."""
 
     def __init__(self, run_dir: Path, step: int):
         self.path = run_dir / "metrics.jsonl"
+        self._file = disk.Growing(io.FileIO(self.path, "a"))
         self.cut(step)
 
+    @property
+    def held(self) -> int:
+        """Bytes of lines that the disk has not taken yet."""
+        return self._file.held
+
     def cut(self, step: int) -> None:
-        """Forget what was written of later steps."""
-        if self.path.exists():
-            temporary = self.path.with_suffix(".tmp")
-            with temporary.open("w") as file:
-                file.writelines(
-                    json.dumps(record) + "\n" for record in read(self.path) if record["step"] <= step
-                )
-            os.replace(temporary, self.path)
-        self._file = self.path.open("a")
+        """Forget what was written of later steps, and what a crash has cut short. Needs no room on the disk."""
+        end, gap, after = 0, False, []
+        for line in self._file.lines():
+            if not _is_until(line, step):
+                gap = True
+            elif gap:  # a checkpoint is told of some steps later
+                after.append(line)
+            else:
+                end += len(line)
+        if gap:
+            self._file.truncate(end)
+            self._file.write(b"".join(after))
+
+    def lines(self) -> list[bytes]:
+        """All of them."""
+        return list(self._file.lines())
+
+    def replace(self, content: bytes) -> None:
+        """Have other lines instead."""
+        self._file.truncate(0)
+        self._file.write(content)
 
     def write(self, record: dict) -> None:
         """Append one line."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps(record).encode() + b"\n")
 
 
 class Trend:
@@ -127,12 +157,29 @@ def read(path: Path):
                 continue
 
 
+def _is_until(line: bytes, step: int) -> bool:
+    """Whether a line is whole, and of a step up to `step`."""
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= step
+    except ValueError:
+        return False
+
+
+def as_text(content: dict) -> str:
+    """As it stands in a JSON file."""
+    return json.dumps(content, indent=1) + "\n"
+
+
 def write_json(path: Path, content: dict, settle: bool = True) -> None:
     """Write a JSON file whole: a reader sees the old one or the new one; with `settle` after a power cut, too."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    if settle:  # a step must not wait for a slow disk
-        disk.settle(temporary)
+    try:
+        temporary.write_text(as_text(content))
+        if settle:  # a step must not wait for a slow disk
+            disk.settle(temporary)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
 
 
@@ -179,9 +226,14 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
         "train_seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds if seconds else None,
-        "memory_peak_bytes": max((record["memory_peak_bytes"] or 0 for record in train), default=None),
+        "memory_peak_bytes": max(map(most_memory, train), default=None),
         "parts": parts(last_ranks(train)),
     }
+
+
+def most_memory(record: dict) -> int:
+    """The most that any rank has held until a line of kind train, in bytes; 0 where the line does not say."""
+    return max([record.get("memory_peak_bytes") or 0, *(record.get("rank_memory_peak_bytes") or [])])
 
 
 def thinned(rows: list, count: int) -> list:

@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
-import resource
 import statistics
 import sys
 import time
@@ -13,7 +13,7 @@ from collections import deque
 import torch
 from tqdm import tqdm
 
-from trainer import checkpoint, metrics, ways
+from trainer import calibrate, checkpoint, machine, metrics, ways
 from trainer.compress import factor_bytes
 from trainer.config import Config
 from trainer.data.index import last_step
@@ -43,15 +43,15 @@ class Recorder:
         self.run, self.identity, self.status = run, identity, status
         self.environment = run.world.environment
         self.stop_signal = stop_signal
-        share_history(run.world, run.progress.step)
         self.metrics = (
             Metrics(self.environment.run_dir, run.progress.step) if run.world.first_on_host else None
         )
+        share_history(run.world, self.metrics)
         self.bar = _bar(run)
         self.sinks = Sinks(run.config, self.environment, dataclasses.asdict(run.config), self._say)
         self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
         self.flops = flops.per_token(run.strategy.model)
-        self.peak = flops.peak(run.world.device, run.config.dtype)
+        self.peak = flops.peak(run.world.devices, run.config.dtype)
         self.saver = checkpoint.Saver(
             self.environment.run_dir,
             run.strategy,
@@ -64,25 +64,29 @@ class Recorder:
         self.best_saved = run.progress.best_step  # the newest of the best that has a checkpoint
         self.saved_at = time.monotonic()
         self._unsaved = 0  # checkpoints in a row that could not be saved
+        self._warnings: dict[str, str] = {}  # by what they are about
+        self._full: list[str] = []  # hosts whose disks take no lines
         self._seconds = 0.0  # a step's, smoothed
         self._even_seconds: deque[float] = deque(maxlen=EVEN_STEPS)  # of steps with even shares
         self._recent: deque[dict] = deque(maxlen=RECENT_STEPS)  # lines of kind train
         several = run.world.size > 1 and run.config.strategy == "ddp"
         self._steps_to_proposal = SETTLED_STEPS if several and run.config.comm == "auto" else 0
-        before = metrics.read(self.metrics.path) if self.metrics else ()
+        before = map(json.loads, self.metrics.lines()) if self.metrics else ()
         self._trend = metrics.Trend(one["loss"] for one in before if one["kind"] == "train")
         self._logged = 0.0
+        self._told_wants = False
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
         cleared = {"warning": None, "reason": None}
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         self._tell_attempt()
 
     def _tell_attempt(self) -> None:
-        """Write down that an attempt begins, by whom and why."""
+        """Write down that an attempt begins: by whom, on what, and why."""
         reason = os.environ.get("TRAINYARD_REASON")  # the launcher's, of an attempt after the first
         what = "restart" if reason else "resume" if self.run.progress.step else "start"
         hosts, attempt = self.run.world.hosts, self.environment.attempt
-        self._tell("event", event=what, attempt=attempt, reason=reason, ranks=hosts)
+        on = machine.machines(self.run.world)
+        self._tell("event", event=what, attempt=attempt, reason=reason, ranks=hosts, machines=on)
         if reason and self.run.world.first:
             self._say(f"attempt {attempt}: {reason}")
 
@@ -142,7 +146,8 @@ class Recorder:
         self.show(state="evaluating")
         run.strategy.settle()
         begin = time.perf_counter()
-        loss = evaluate(run, run.held_out)
+        # The launcher of a rank that trains alone takes a long silence for a hang.
+        loss = evaluate(run, run.held_out, lambda: self.show(state="evaluating"))
         better = progress.best_loss is None or loss < progress.best_loss
         if better:
             progress.best_loss, progress.best_step, progress.no_better = loss, progress.step, 0
@@ -168,6 +173,7 @@ class Recorder:
         """Write down one step."""
         run, progress = self.run, self.run.progress
         self._tell_saved()
+        self._tell_full(report)
         self._seconds = (
             0.9 * self._seconds + 0.1 * report.step_seconds if self._seconds else report.step_seconds
         )
@@ -177,7 +183,7 @@ class Recorder:
         progress.epoch_loss += report.loss * report.tokens
         progress.epoch_tokens += report.tokens
         self.profiler.step()
-        self._tell_shares(report)
+        self._tell_shares(report.shares)
         self._propose()
         told = self._tell(
             "train",
@@ -194,10 +200,11 @@ class Recorder:
             compute_seconds=report.compute_seconds,
             comm_seconds=report.comm_seconds,
             rank_seconds=report.rank_seconds,
+            rank_memory_peak_bytes=report.rank_memory_peak_bytes,
             wire_bytes=run.strategy.wire_bytes,
             world_size=run.world.size,
             shares=report.shares,
-            **memory(run.world.device),
+            **memory(run.world.devices),
         )
         self._recent.append(told)
         self._trend.add(report.loss)
@@ -229,27 +236,68 @@ class Recorder:
                 f"step {progress.step}/{run.steps}  loss {report.loss:.4f}  lr {report.lr:.2e}  "
                 f"{speed:,.0f} tokens/s  {span(eta)} left"
             )
+        if run.balance.stale and progress.step < run.steps:
+            self.calibrate()
 
     def _speed_up(self, report: StepReport) -> dict | None:
-        """How much faster the steps are than with even shares: expected by the ranks' times, and got; None if even."""
+        """How much faster the steps are than with even shares; None if they are.
+
+        {expected, got, speeds}: by the ranks' times, and by the last steps with even shares, None where there were
+        none; and what is known of the ranks' speeds.
+        """
         if max(report.shares) - min(report.shares) <= 1:
             self._even_seconds.append(report.step_seconds)
             return None
-        if not self._even_seconds:
-            return None
-        return {
-            "expected": self.run.balance.gain,
-            "got": statistics.median(self._even_seconds) / self._seconds,
-        }
-
-    def _tell_shares(self, report: StepReport) -> None:
-        """Write down that the next step's shares are others than this one's."""
         balance = self.run.balance
-        if balance.split == report.shares:
+        if not balance.speeds:
+            return None
+        even = self._even_seconds
+        got = statistics.median(even) / self._seconds if even else None
+        return {"expected": balance.gain, "got": got, "speeds": balance.speeds}
+
+    def calibrate(self) -> None:
+        """Try the ranks' speeds, and have the next step's shares follow them, unless these are set.
+
+        All ranks must call.
+        """
+        balance, before = self.run.balance, self.run.balance.split
+        if not balance.learns:
             return
-        self._tell(
-            "event", event="shares", shares=balance.split, before=report.shares, expected=balance.expected
-        )
+        start = time.perf_counter()
+        seconds = calibrate.begin(self.run)
+        took = time.perf_counter() - start
+        shown = ", ".join(f"{one:.2f}" for one in balance.speeds[:16])
+        more = ", …" if len(balance.speeds) > 16 else ""
+        text = f"the ranks' speeds, tried for {took:.1f} s: {shown}{more} of the fastest one's"
+        self._tell("event", event="calibration", reason=text, micro_batch_seconds=seconds)
+        if self.run.world.first:
+            self._say(text)
+        self._tell_shares(before)
+
+    def _tell_shares(self, before: list[int]) -> None:
+        """Write down that the next step's shares are others than those before."""
+        balance = self.run.balance
+        if balance.wants and not self._told_wants:
+            self._told_wants = True
+            config = self.run.config
+            text = (
+                f"these ranks' speeds differ, and with {config.strategy} all ranks go through as many micro-batches: "
+                f"by speed, one would compute {balance.wants} sequences at once, and "
+                + (
+                    f"compile: true keeps all at {config.micro_batch_size}; with micro_batch_size: {balance.wants} it "
+                    "would"
+                    if config.compile
+                    else "has no memory for so many; gradient_checkpointing: true needs less"
+                )
+                + " (docs/slow-networks.md)"
+            )
+            self.show(advice=text)
+            self._tell("event", event="advice", reason=text)
+            if self.run.world.first:
+                self._say(text)
+        if balance.split == before:
+            return
+        self._tell("event", event="shares", shares=balance.split, before=before, expected=balance.expected)
         if self.run.world.first:
             shown = ", ".join(map(str, balance.split[:16])) + (", …" if len(balance.split) > 16 else "")
             self._say(
@@ -263,16 +311,15 @@ class Recorder:
             return
         run = self.run
         trained = list(run.strategy.trainable.values())
+        gradients = 4 * sum(one.numel() for one in trained)
+        factors = factor_bytes(trained, run.config.powersgd_rank)
+        size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
+        row = run.world.layers() is None
         text = ways.proposal(
             metrics.parts(list(self._recent)),
-            ways.sent(
-                4 * sum(one.numel() for one in trained),
-                factor_bytes(trained, run.config.powersgd_rank),
-                run.world.size,
-                run.config.sync_every,
-                len(run.world.firsts),
-            ),
-            run.config.sync_every,
+            ways.sent(gradients, factors, size, every, hosts, row),
+            every,
+            ways.saved(gradients, size, run.config.checkpoint_every, hosts, row),
         )
         self.show(advice=text)
         if text:
@@ -318,6 +365,36 @@ class Recorder:
         self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved)
         self.show(state="running")
 
+    def held_bytes(self) -> int:
+        """What this rank has to say, and its disk has no room for, in bytes."""
+        return getattr(self.metrics, "held", 0) + getattr(getattr(sys.stdout, "buffer", None), "held", 0)
+
+    def _tell_full(self, report: StepReport) -> None:
+        """Warn of disks without room for what their ranks say, on the others' hosts, too; and say when it is over."""
+        hosts = self.run.world.hosts
+        full = list(dict.fromkeys(hosts[rank] for rank, held in enumerate(report.rank_held_bytes) if held))
+        if full == self._full:
+            return
+        self._full = full
+        text = None
+        if full:
+            text = (
+                f"{', '.join(full)}: no space left for metrics.jsonl, status.json or logs in "
+                f"{self.environment.run_dir}; training goes on, and its lines are kept until there is room: free some "
+                "space there"
+            )
+        self._warn("full", text)
+        self._tell("event", event="disk full" if full else "disk has room", reason=text)
+        if self.run.world.first:
+            self._say(f"warning: {text}" if full else "there is room again for what all ranks say")
+
+    def _warn(self, about: str, text: str | None) -> None:
+        """Show a warning beside those about other things, or that it is over."""
+        self._warnings.pop(about, None)
+        if text:
+            self._warnings[about] = text
+        self.show(warning="; ".join(self._warnings.values()) or None)
+
     def save_has_failed(self) -> bool:
         """Whether this rank knows that the checkpoint under way will not come to be."""
         return self.saver.failed
@@ -342,7 +419,8 @@ class Recorder:
             self._tell("event", event="checkpoint failed", reason=str(failure.__cause__))
             if self.run.world.first:
                 self._say(f"warning: {failure.__cause__}; training goes on, and the next checkpoint is tried")
-            self.show(state="running", warning=str(failure.__cause__))
+            self._warn("checkpoint", str(failure.__cause__))
+            self.show(state="running")
 
     @contextlib.contextmanager
     def _fatal(self):
@@ -377,7 +455,8 @@ class Recorder:
         self._unsaved = 0
         if saved.step == self.run.progress.best_step:
             self.best_saved = saved.step
-        self.show(last_checkpoint=saved.step, warning=None)
+        self._warn("checkpoint", None)
+        self.show(last_checkpoint=saved.step)
 
     def _tell(self, kind: str, **record) -> dict:
         """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks; returns it."""
@@ -414,15 +493,14 @@ class Recorder:
             self.status.update(**facts)
 
 
-def share_history(world: World, step: int) -> None:
+def share_history(world: World, own: Metrics | None) -> None:
     """Give hosts that were not there for all steps so far the metrics of one that was; all ranks must call.
 
+    own: cut back to the step that the run goes on from; None on ranks that write none.
     So the loss of any host, the first one too, loses none of the run's history.
     """
-    path = world.environment.run_dir / "metrics.jsonl"
-    known = 0
-    if world.first_on_host and path.exists():
-        known = sum(one["kind"] == "train" and one["step"] <= step for one in metrics.read(path))
+    lines = own.lines() if own else []
+    known = sum(json.loads(line)["kind"] == "train" for line in lines)
     counts = world.gather(known)
     most = max(counts)
     if all(counts[rank] == most for rank in world.firsts):
@@ -430,13 +508,13 @@ def share_history(world: World, step: int) -> None:
     source = counts.index(most)
     data = torch.empty(0, dtype=torch.uint8)
     if world.rank == source:
-        data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.uint8)
     size = world.share(len(data), source)
     if world.rank != source:
         data = torch.empty(size, dtype=torch.uint8)
     world.broadcast(data, source)
-    if world.first_on_host and known < most:
-        path.write_bytes(data.numpy().tobytes())
+    if own and known < most:
+        own.replace(data.numpy().tobytes())
 
 
 def _bar(run: Run) -> tqdm | None:
@@ -457,18 +535,18 @@ def facts(config: Config, progress: Progress, identity: dict) -> dict:
     }
 
 
-def memory(device: torch.device) -> dict:
-    """This rank's memory in bytes: the accelerator's, or the process's where it computes on the CPU."""
-    if device.type == "cuda":
+def memory(devices: list[torch.device]) -> dict:
+    """This rank's memory in bytes: its accelerators', or the process's where it computes on the CPU."""
+    if devices[0].type == "cuda":
         return {
-            "memory_allocated_bytes": torch.cuda.memory_allocated(device),
-            "memory_reserved_bytes": torch.cuda.memory_reserved(device),
-            "memory_peak_bytes": torch.cuda.max_memory_allocated(device),
+            "memory_allocated_bytes": sum(map(torch.cuda.memory_allocated, devices)),
+            "memory_reserved_bytes": sum(map(torch.cuda.memory_reserved, devices)),
+            "memory_peak_bytes": machine.peak_bytes(devices),
         }
     return {
         "memory_allocated_bytes": resident_bytes(),
         "memory_reserved_bytes": None,
-        "memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "memory_peak_bytes": machine.peak_bytes(devices),
     }
 
 

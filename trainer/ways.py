@@ -8,7 +8,8 @@ import math
 from trainer.errors import BadInput
 
 USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
-BUCKET_BYTES = 25 << 20  # of gradients that travel together, and a little more
+BUCKET_MB = 25  # of gradients that travel together at most, and where nothing is known of the link
+BUCKET_BYTES = BUCKET_MB << 20
 SLOW = 0.5  # of the time to compute, which sending may take before another way is worth its price
 FRAGMENTS = 4  # of diloco, in a proposal
 BLOCK = 1024  # values of `8bit` that share a scale of 4 bytes
@@ -25,16 +26,17 @@ EXACT = (
 
 
 def sent(
-    gradients: int, factors: int, ranks: int, sync_every: int, hosts: int | None = None
+    gradients: int, factors: int, ranks: int, sync_every: int, hosts: int | None = None, row: bool = False
 ) -> dict[str, int]:
-    """Bytes that a rank sends in a step, on average, by way (trainer/compress.py).
+    """Bytes that leave a host in a step, on average, by way; of one host alone, those that a rank of it sends.
 
     gradients: bytes of all of them, float32; factors: as powersgd sends them. hosts: of the ranks, as many unless
-    given. Between hosts a coded way's bytes are those of a host's first rank; a host alone codes nothing.
+    given. All ways go inside hosts first (trainer/sums.py, compress.py), but in a `row` of all ranks not those that
+    code nothing; a host alone codes nothing.
     """
     hosts = hosts or ranks
-    exact = 2 * gradients * (ranks - 1) // ranks
-    half = quarter = exact
+    among = _among(ranks, hosts, row)
+    exact = half = quarter = 2 * gradients * (among - 1) // among
     if hosts > 1:
         between = 2 * gradients * (hosts - 1) // hosts
         half, quarter = between // 2, int(between * (BLOCK + 4) / (4 * BLOCK))
@@ -42,9 +44,27 @@ def sent(
         "exact": exact,
         "16bit": half,
         "8bit": quarter,
-        "powersgd": 2 * factors * (ranks - 1) // ranks,
+        "powersgd": 2 * factors * (among - 1) // among,
         "diloco": quarter // sync_every,
     }
+
+
+def _among(ranks: int, hosts: int | None, row: bool) -> int:
+    """How many sum over the wire: hosts, or in a row, and of one host, the ranks."""
+    return hosts if hosts and hosts > 1 and not row else ranks
+
+
+def saved(
+    gradients: int, ranks: int, checkpoint_every: int, hosts: int | None = None, row: bool = False
+) -> dict[str, int]:
+    """Bytes that leave a host in a step, as for `sent`, for checkpoints: sums in float32, whatever travels else.
+
+    Of what messages have left out; with diloco also of both moments.
+    """
+    among = _among(ranks, hosts, row)
+    exact = 2 * gradients * (among - 1) // among
+    sums = {"exact": 0, "16bit": 1, "8bit": 1, "powersgd": 1, "diloco": 3}
+    return {way: count * exact // checkpoint_every if checkpoint_every else 0 for way, count in sums.items()}
 
 
 def fragments(sizes: list[int], count: int) -> list[slice]:
@@ -83,18 +103,21 @@ def hidden(seconds: float, compute: float, sync_every: int) -> tuple[int, int] |
     return (FRAGMENTS, overlap) if FRAGMENTS * overlap < sync_every else None
 
 
-def proposal(parts: dict, by_way: dict[str, int], sync_every: int) -> str | None:
+def proposal(
+    parts: dict, by_way: dict[str, int], sync_every: int, saves: dict[str, int] | None = None
+) -> str | None:
     """What to say of exact steps whose time went as `parts` tells (trainer/metrics.py); None where they are as they
-    should be. by_way: as `sent` gives it.
+    should be. by_way: as `sent` gives it. saves: as `saved` does.
     """
     compute = parts["compute"][0] + parts["waiting"][0] + parts["rest"]
     wire = parts["wire"]
     if wire <= SLOW * compute:
         return None
-    takes = {way: wire * by_way[way] / by_way["exact"] for way in PRICE}
+    saves = saves or dict.fromkeys(by_way, 0)
+    takes = {way: wire * (by_way[way] + saves[way]) / by_way["exact"] for way in PRICE}
     way = next((way for way, seconds in takes.items() if seconds <= SLOW * compute), "diloco")
     step = compute + wire
-    meeting = takes["diloco"] * sync_every
+    meeting = wire * by_way["diloco"] / by_way["exact"] * sync_every
     found = hidden(meeting, compute, sync_every) if way == "diloco" else None
     hides = found and (
         f". Each of its meetings takes {meeting:.2g} s; with -e diloco_fragments={found[0]} "
@@ -102,7 +125,7 @@ def proposal(parts: dict, by_way: dict[str, int], sync_every: int) -> str | None
     )
     return (
         f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s). A larger batch_size makes that "
-        f"less at no price; comm: {way} sends {by_way[way] / by_way['exact']:.1%} of the bytes, for steps "
+        f"less at no price; comm: {way} sends {takes[way] / wire:.1%} of the bytes, for steps "
         f"{step / (compute + takes[way]):.1f} times as fast. Its price: {PRICE[way]}. "
         f"A run goes on with it after stop.yml, by -e resume=true -e comm={way} (docs/slow-networks.md){hides or ''}"
     )

@@ -7,6 +7,7 @@ Two process groups: `control` (gloo, patient: data preparation and saving may ta
 import contextlib
 import dataclasses
 import datetime
+import importlib.metadata
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainer import __version__, errors
 from trainer.config import Config
-from trainer.environment import Environment
+from trainer.environment import Environment, rdma
 
 PATIENCE = datetime.timedelta(hours=2)
 # What may differ by host: paths (their content is compared) and how a host computes.
@@ -39,6 +40,15 @@ class Circle:
         return len(self.ranks)
 
 
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """How the ranks of several hosts sum inside hosts first (trainer/sums.py)."""
+
+    within: Circle  # this rank's host
+    between: Circle  # of each host the rank with this one's place there, or where not `even` the first one
+    even: bool  # all hosts have as many ranks
+
+
 class World:
     """All ranks of the run, and this one's place among them.
 
@@ -50,14 +60,15 @@ class World:
         self.environment = environment
         self.rank, self.size = environment.rank, environment.world_size
         self.device = torch.device("cpu")  # until all have met
-        self.control = self.training = None
+        self.devices = [self.device]  # of which the first is `device`; several under strategy split
+        self.control = self.training = self._layers = None
         self.hosts = [environment.host]
         self._timeout = timeout = datetime.timedelta(seconds=config.timeout_seconds)
         if self.size > 1:
             with translated(self):
                 dist.init_process_group("gloo", timeout=timeout)
                 self.training = dist.group.WORLD
-                self.control = dist.new_group(backend="gloo", timeout=PATIENCE)
+                self.control = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="control")
         mine = {
             "host": environment.host,
             "node": environment.node_rank,
@@ -72,17 +83,19 @@ class World:
         self.addresses = {one["address"]: one["host"] for one in everyone if one["address"]}
         for name in mine["versions"]:
             values = [one["versions"].get(name) for one in everyone]
-            self.same(f"version of {name}", values, "run site.yml, which makes them equal")
+            cure = "run site.yml on all of them, which makes them equal; then start the run again, with -e resume=true"
+            self.same(f"version of {name}", values, cure)
         for key in mine["settings"]:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
-        self.device = self.together(lambda: _device(config, environment))
+        self.devices = self.together(lambda: _devices(config, environment))
+        self.device = self.devices[0]
         # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.
         cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
         self.same("kind of device", self.gather(self.device.type), cure)
         if self.size > 1 and self.device.type == "cuda":
             with translated(self):
-                self.training = dist.new_group(backend="nccl", timeout=timeout)
+                self.training = dist.new_group(backend="nccl", timeout=timeout, group_desc="training")
 
     @property
     def first(self) -> bool:
@@ -97,19 +110,46 @@ class World:
         if self.size == 1:
             return None
         with translated(self):
-            return dist.new_group(backend="gloo", timeout=PATIENCE)
+            return dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="background")
+
+    def layers(self) -> Layers | None:
+        """How to sum inside hosts first; None where all ranks are one row: each alone on its host, or all on one.
+
+        They are that, too, where all hosts have RDMA for their GPUs: NCCL uses every card and port at once by itself.
+        All ranks must call.
+        """
+        if self._layers is None:
+            self._layers = self._laid(self._by_host()) if 1 < len(self.firsts) < self.size else ()
+        return self._layers or None
+
+    def _laid(self, hosts: list[list[int]]) -> Layers | tuple[()]:
+        """As `layers`; hosts: the ranks of each."""
+        if self.device.type == "cuda" and all(self.gather(rdma())):
+            return ()
+        even = len({len(ranks) for ranks in hosts}) == 1
+        within = [self._circle(ranks) for ranks in hosts]
+        across = [list(ranks) for ranks in zip(*hosts, strict=True)] if even else [sorted(self.firsts)]
+        between = [self._circle(ranks) for ranks in across]
+        mine = next(one for one in within if one.rank is not None)
+        own = next((one for one in between if one.rank is not None), between[0])
+        return Layers(mine, own, even)
+
+    def _by_host(self) -> list[list[int]]:
+        """The ranks of each host, by its first."""
+        return sorted(
+            [rank for rank, node in enumerate(self.nodes) if node == one] for one in set(self.nodes)
+        )
 
     def circles(self, apart: bool = False) -> tuple[Circle, Circle]:
         """The ranks of this one's host, and the first ranks of all hosts; all ranks must call.
 
         apart: over groups of their own (gloo, on the CPU), for another thread.
         """
-        hosts = [[rank for rank, node in enumerate(self.nodes) if node == one] for one in set(self.nodes)]
-        within = [self._circle(ranks, apart) for ranks in sorted(hosts)]
+        within = [self._circle(ranks, apart) for ranks in self._by_host()]
         mine = next(one for one in within if one.rank is not None)
         return mine, self._circle(sorted(self.firsts), apart)
 
-    def _circle(self, ranks: list[int], apart: bool) -> Circle:
+    def _circle(self, ranks: list[int], apart: bool = False) -> Circle:
         device = torch.device("cpu") if apart else self.device
         group = None
         if len(ranks) == self.size and not apart:
@@ -117,7 +157,7 @@ class World:
         elif len(ranks) > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
             with translated(self):
-                group = dist.new_group(ranks, backend=backend, timeout=self._timeout)
+                group = dist.new_group(ranks, backend=backend, timeout=self._timeout, group_desc="circle")
         return Circle(ranks, ranks.index(self.rank) if self.rank in ranks else None, group, device)
 
     def gather(self, message, group=None) -> list:
@@ -202,24 +242,34 @@ def versions() -> dict:
     import transformers
 
     return {
-        "trainer": __version__,
+        "trainer": release(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
 
 
-def _device(config: Config, environment: Environment) -> torch.device:
+def release() -> str:
+    """The trainer's version: of a release on a host with the hash of its content, of a checkout without."""
+    try:
+        return importlib.metadata.version("trainyard")
+    except importlib.metadata.PackageNotFoundError:
+        return __version__
+
+
+def _devices(config: Config, environment: Environment) -> list[torch.device]:
+    """Where this rank computes: its GPU, under strategy split its part of the host's; or the CPU."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+        return [torch.device("cpu")]
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if environment.local_rank >= found:
         raise errors.BadInput(
             f"{environment.local_world_size} processes want a GPU each, torch {torch.__version__} sees {found}; "
             f"set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
         )
-    device = torch.device("cuda", environment.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    each = found // environment.local_world_size if config.strategy == "split" else 1
+    first = environment.local_rank * each
+    torch.cuda.set_device(first)
+    return [torch.device("cuda", number) for number in range(first, first + each)]
 
 
 @contextlib.contextmanager
@@ -235,11 +285,18 @@ def translated(world: World | None = None):
         raise errors.LostPeers(_peer_message(world, str(error))) from error
     except RuntimeError as error:
         text = str(error)
-        if "can't allocate memory" in text or "out of memory" in text.lower():
+        if lacks_memory(error):
             raise errors.OutOfMemory(_memory_message(world, text)) from error
         if re.search(r"gloo|nccl|connection (closed|reset)|broken pipe|timed out", text, re.IGNORECASE):
             raise errors.LostPeers(_peer_message(world, text)) from error
         raise
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether torch's error says that there is no memory: beside its own kind, cuBLAS', cuDNN's and the driver's."""
+    text = str(error).lower()
+    words = ("can't allocate memory", "out of memory", "status_alloc_failed")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in text for word in words)
 
 
 def _memory_message(world: World | None, text: str) -> str:

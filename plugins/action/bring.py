@@ -55,11 +55,14 @@ class ActionModule(ActionBase):
         begun = step("begin")
         if self._task.check_mode or not begun["missing"]:
             return {**result, "changed": begun["changed"]}
-        self._feed(args["files"], begun["missing"], place, host)
+        self._feed(args["files"], begun["missing"], place, host, lambda: step("begin")["missing"])
         return {**result, **step("settle")}
 
-    def _feed(self, files: list[dict], missing: dict[str, int], place: dict, host: str) -> None:
-        """Append the rest of every file to what the host has of it. Raises AnsibleActionFail."""
+    def _feed(self, files: list[dict], missing: dict[str, int], place: dict, host: str, look) -> None:
+        """Write the rest of every file behind what the host has of it; `look` says what is missing there by now.
+
+        Raises AnsibleActionFail.
+        """
         state_dir, user = place["state_dir"], place["user"]
         wanted = [one for one in files if missing.get(one["path"], one["bytes"]) < int(one["bytes"])]
         total = sum(int(one["bytes"]) for one in wanted)
@@ -70,15 +73,16 @@ class ActionModule(ActionBase):
                     f"{host}: {one['path']} was fetched there, and is gone; run train.yml again"
                 )
             target = f"{state_dir}/incoming/{one['path']}"
-            # As the service user, whose directory it is: root would follow a link that it has put there. sh ends with
-            # an error where the disk is full.
-            append = f"cat >> {shlex.quote(target)}"
-            if self._connection.become:
-                append = f"runuser -u {shlex.quote(user)} -- sh -c {shlex.quote(append)}"
             with open(one["source"], "rb") as file:
                 file.seek(missing[one["path"]])
                 while piece := file.read(PIECE):
-                    answer = self._low_level_execute_command(append, in_data=piece)
+                    command = writing(target, file.tell() - len(piece))
+                    # As the service user, whose directory it is: root would follow a link that it has put there.
+                    if self._connection.become:
+                        command = f"runuser -u {shlex.quote(user)} -- {command}"
+                    answer = self._low_level_execute_command(command, in_data=piece)
+                    if answer["rc"] != 0 and one["path"] not in look():
+                        break  # another play has brought it meanwhile
                     if answer["rc"] != 0:
                         said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
                         raise AnsibleActionFail(
@@ -89,3 +93,12 @@ class ActionModule(ActionBase):
                     if time.monotonic() - told > TOLD:
                         told = time.monotonic()
                         display.display(brought(host, sent, total))
+
+
+def writing(target: str, at: int) -> str:
+    """The command that writes its input into the file `target`, from byte `at` on. It fails where the disk is full.
+
+    In its place, so that another play that brings the same file writes the same.
+    """
+    place = f"of={shlex.quote(target)} oflag=seek_bytes seek={at} conv=notrunc,nocreat"
+    return f"dd {place} iflag=fullblock bs=1M status=none"

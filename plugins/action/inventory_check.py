@@ -37,6 +37,7 @@ LIMITS = {
     "monitoring_days": (1, 10**4),
     "monitoring_exporter_port": (1024, 65535),
     "monitoring_gb": (1, 10**6),
+    "monitoring_grafana_port": (1024, 65535),
     "monitoring_port": (1024, 65535),
     "nproc_per_node": (1, 1024),
     "packages_cache_valid_time": (0, 10**9),

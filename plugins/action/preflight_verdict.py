@@ -29,6 +29,13 @@ from preflight_report import (
 from telling import same_hosts
 
 CHECKOUT = Path(__file__).parents[2]
+if str(CHECKOUT) not in sys.path:
+    sys.path.append(str(CHECKOUT))
+
+from trainer.data.read import SHIPPED as TEXTS
+from trainer.data.read import names
+from trainer.model.files import SHIPPED
+
 CHECKPOINTS = 3
 # Of a model's file in 16 bits: 4 bytes of weights and 8 of AdamW's moments a parameter, over the file's 2.
 CHECKPOINT_SHARE = 6
@@ -59,11 +66,22 @@ def size(path: str) -> int:
     )
 
 
-def run_gb(model: str, dataset: str) -> float:
-    """Disk that a full fine-tune of a model's directory takes, GB: data, model and three checkpoints."""
-    weights = size(os.path.expanduser(model)) if model else 0
-    data = size(os.path.expanduser(dataset)) if dataset else 0
-    return (data + weights * (1 + CHECKPOINTS * CHECKPOINT_SHARE)) / 1e9
+def run_room(model: str, dataset: str, validation: str = "") -> tuple[float, str]:
+    """Disk that a full fine-tune takes, GB: data, model and three checkpoints; and of what of it the size is unknown.
+
+    model, dataset, validation: as train.yml takes them, "" for none. What is not on this controller, on the hub or on
+    the hosts, has a size that nobody here knows.
+    """
+    weights, data, unknown = 0, 0, []
+    if model and model not in SHIPPED:
+        weights = size(os.path.expanduser(model))
+        unknown += [] if os.path.exists(os.path.expanduser(model)) else [model]
+    for name in [*(names(dataset) if dataset else []), *([validation] if validation else [])]:
+        if os.path.exists(os.path.expanduser(name)):
+            data += size(os.path.expanduser(name))
+        elif not (TEXTS / f"{name}.txt").exists():
+            unknown.append(name)
+    return (data + weights * (1 + CHECKPOINTS * CHECKPOINT_SHARE)) / 1e9, ", ".join(unknown)
 
 
 def reason(result: dict) -> str:
@@ -112,8 +130,8 @@ def commands() -> dict[str, str]:
 
 
 class ActionModule(ActionBase):
-    """Arguments: hosts (as cluster_hosts has them, in node order), limits (fields of Limits), steps, local, model and
-    dataset (of the run to come, or ""), results (directory), began (s since the epoch), quiet.
+    """Arguments: hosts (as cluster_hosts has them, in node order), limits (fields of Limits), steps, local, model,
+    dataset and validation (of the run to come, or ""), results (directory), began (s since the epoch), quiet.
 
     quiet: nothing is told or written; returns failed_checks (names) and active (names of runs) alone.
 
@@ -132,8 +150,8 @@ class ActionModule(ActionBase):
             host["name"]: fact_of(task_vars["hostvars"][host["name"]], host, host["name"] in rdma)
             for host in args["hosts"]
         }
-        needed = run_gb(str(args.get("model") or ""), str(args.get("dataset") or ""))
-        limits = Limits.of({**args["limits"], **commands(), "run_gb": needed})
+        needed, unknown = run_room(*(str(args.get(key) or "") for key in ("model", "dataset", "validation")))
+        limits = Limits.of({**args["limits"], **commands(), "run_gb": needed, "run_unknown": unknown})
         steps = args.get("steps") or {"result": SKIP, "message": "they were not asked for"}
         cluster = Cluster(facts, limits, steps, bool(args.get("local")))
         if args.get("quiet"):

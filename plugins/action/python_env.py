@@ -13,6 +13,8 @@ from ansible.utils.display import Display
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "plugins" / "module_utils"))
 
+from how_far import ENVIRONMENT
+from meanwhile import Said, file_on_host, told
 from offline_wheels import Failure, wheelhouse
 
 QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
@@ -31,12 +33,14 @@ class ActionModule(ActionBase):
         def say(text: str) -> None:
             display.display(f"{host}: {text}")
 
-        # Ansible shows a task when its first host is done, and this one takes minutes.
+        # Where no region shows a row of each host, nothing would be seen of this task for a minute.
         notice = threading.Timer(QUIET_SECONDS, say, ["building the locked environment, which takes minutes"])
         notice.daemon = True
-        notice.start()
+        if not getattr(display, "led_by_region", False):
+            notice.start()
         try:
-            result = self._execute_module(task_vars=task_vars)
+            with told(host, file_on_host(self, f"{self._task.args['dir']}/{ENVIRONMENT}")):
+                result = self._execute_module(task_vars=task_vars)
         finally:
             notice.cancel()
         if result.get("failed") or "target" not in result:
@@ -45,7 +49,9 @@ class ActionModule(ActionBase):
         directory = ROOT / ".trainyard" / "wheelhouse" / key
         try:
             args = self._task.args
-            found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say)
+            said = Said()
+            with told(host, said.read):
+                found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say, said.say)
         except Failure as failure:
             raise AnsibleActionFail(str(failure)) from None
         sizes = {name: (directory / name).stat().st_size for name in found}

@@ -32,6 +32,7 @@ if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
 sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
+from same_files import mark
 from telling import same_hosts
 
 from trainer import config as trainer_config
@@ -207,7 +208,7 @@ def content_hash(hashes: dict[str, str]) -> str:
 
 def upload(key: str, name: str, path: str) -> dict:
     """What to bring to the hosts: `key` of the configuration and the name there, source, where it goes below the state
-    directory, and its files (source, path, bytes, sha256).
+    directory, its files (source, path, bytes, sha256), and its mark (same_files.py).
     """
     hashes = file_hashes(path)
     digest = content_hash(hashes)
@@ -220,6 +221,7 @@ def upload(key: str, name: str, path: str) -> dict:
         "directory": f"{below}/{digest}",
         "path": place,
         "bytes": size(path),
+        "mark": mark(path),
         "files": [
             {
                 "source": os.path.join(path, below_it) if below_it else path,
@@ -245,9 +247,14 @@ def commands(run: str) -> dict[str, str]:
     playbooks = os.path.relpath(os.path.join(CHECKOUT, "playbooks"))
     results = os.path.relpath(os.path.join(CHECKOUT, "runs", run))
     ansible = shlex.join(["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST)])
+    anywhere = shlex.join(
+        ["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)]
+    )
     return {
         "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true",
         "resume": f"{ansible} {shlex.quote(train)} -e run={run} -e resume=true",
+        "limit": context.CLIARGS.get("subset") or "",  # and the command that can have another one
+        "resume_on": f"{anywhere} {shlex.quote(train)} -e run={run} -e resume=true",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
         "generate": f"{ansible} {shlex.quote(os.path.join(playbooks, 'generate.yml'))} -e run={run} -e prompt=She",
         "results": results,

@@ -20,7 +20,8 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ansible import constants as C
@@ -30,8 +31,9 @@ from ansible.utils.display import Display
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
-from host_runs import JOB_SCRIPT
-from run_keeper import read_state, state_command
+from host_runs import JOB_SCRIPT, UNIT
+from run_keeper import STAMP, read_state, state_command
+from telling import with_rows
 
 from trainer.words import span
 
@@ -75,7 +77,8 @@ class View:
 
     `state` is that of the keeper (systemd, or the process group): active, ended, or unknown before the first
     answer. `code` is the launcher's exit code, `cause` systemd's word for its end (oom-kill, signal, …);
-    `seen` is controller time. `denied`: its user may not read the run directory, and will not be the next time.
+    `seen` is controller time, and so is `moved`: when it last had something new to tell. `denied`: its user may not
+    read the run directory, and will not be the next time.
     """
 
     host: str
@@ -88,6 +91,7 @@ class View:
     logs: dict[str, list[str]] = field(default_factory=dict)
     offset: int = 0
     seen: float = 0.0
+    moved: float = 0.0
     silent_since: float | None = None
     denied: bool = False
     error: str = ""
@@ -106,6 +110,20 @@ class View:
         if self.status.get("state") in FINAL:
             return self.status["state"]
         return "finished" if self.code == 0 else "failed"
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that it was in last, 0 before the first."""
+        return self.status.get("attempt") or 0
+
+    def has_gone_on(self, attempt: int) -> bool:
+        """Whether it takes part, or took, in a later attempt than that.
+
+        What only starts, and not for a reason, may have the number of the attempt before this start of the run.
+        """
+        state = self.status.get("state")
+        begun = bool(self.status.get("note")) if state == "starting" else state not in (None, "queued")
+        return begun and self.attempt > attempt
 
 
 def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
@@ -169,6 +187,8 @@ def read_poll(view: View, output: str, now: float) -> None:
         view.code = int(code) if code.isdigit() else None
         view.cause = keeper.get("Result", "")
     with_status = _json_object(status)
+    if with_status and with_status != view.status:
+        view.moved = now
     if with_status:
         view.status = with_status
     if keeper["queued"]:  # what status.json says is of an earlier start
@@ -181,7 +201,7 @@ def read_poll(view: View, output: str, now: float) -> None:
     for line in whole.splitlines():
         record = _json_object(line)
         if record and record.get("kind", "train") == "train":
-            view.last = record
+            view.last, view.moved = record, now
             if "compute_seconds" in record:
                 view.compute_seconds = [*view.compute_seconds, float(record["compute_seconds"])][
                     -RECENT_STEPS:
@@ -214,28 +234,35 @@ def _json_object(text: str) -> dict:
 
 @dataclass
 class Limits:
-    """Seconds of patience: `settle` for the others to end after the first did, `unreachable` for a host that
-    is silent.
+    """Seconds of patience: `settle` for the others to end, or to tell more, after the first ended; `unreachable` for a
+    host that is silent. apart: each host is a run of its own, and every result counts.
     """
 
     settle: float = 20.0
     unreachable: float = 300.0
+    apart: bool = False
 
 
 def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | None]:
     """What has become of the run, and the host to blame: (running | finished | stopped | failed |
     unreachable, host or None).
 
-    The launchers of a run end it together, so that the others get `settle` seconds to end once the first has. A host
-    that is silent keeps no run from going on, nor from ending, on those that are left.
+    The launchers of a run end it together, so that once the first has ended, the others get `settle` seconds to do so
+    from when they last had something to tell. A host that is silent keeps no run from going on, nor from ending, on
+    those that are left; nor does one that failed alone, and that the others have left behind.
     """
+    behind = [] if limits.apart else left_behind(views)
+    views = [v for v in views if v not in behind]
     ended = [v for v in views if v.state == "ended"]
     failed = [v for v in ended if v.result == "failed"]
     silent = [v for v in views if v.state != "ended" and v.silent_since is not None]
     if any(view.denied for view in silent):
         return "unreachable", next(view for view in silent if view.denied)
     others = [v for v in views if v.state != "ended"]
-    if not ended or (others and now - min(v.seen for v in ended) < limits.settle):
+    told = max((v.moved for v in others if v.silent_since is None), default=0.0)
+    if not ended or (
+        others and (limits.apart or now - max(told, min(v.seen for v in ended)) < limits.settle)
+    ):
         lost = [view for view in silent if now - view.silent_since > limits.unreachable]
         return ("unreachable", lost[0]) if len(lost) == len(others) else ("running", None)
     if failed:
@@ -243,6 +270,12 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     if len(silent) < len(others):
         return "running", None
     return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
+
+
+def left_behind(views: list[View]) -> list[View]:
+    """The hosts that failed by themselves: others have gone on without them, in a later attempt."""
+    failed = [v for v in views if v.state == "ended" and v.result == "failed"]
+    return [one for one in failed if any(other.has_gone_on(one.attempt) for other in views)]
 
 
 def under_way(views: list[View]) -> bool:
@@ -314,6 +347,27 @@ def progress_line(run: str, views: list[View], now: float) -> str:
     return "  ".join(parts)
 
 
+def host_line(view: View, now: float) -> str:
+    """What one host of the run does now."""
+    if view.state == "ended":
+        return view.result
+    if view.silent_since is not None:
+        return f"unreachable for {span(now - view.silent_since)}"
+    if view.state == "unknown":
+        return "has not answered yet"
+    state = str(view.status.get("state") or "starting")
+    if state != "running":
+        reason = str(view.status.get("reason") or "").splitlines()
+        return ": ".join([state, *reason[:1]])
+    parts = [state]
+    if view.compute_seconds and view.last.get("step_seconds"):
+        own = sum(view.compute_seconds) / len(view.compute_seconds)
+        parts.append(f"computes {own:.2g} s of a step's {view.last['step_seconds']:.2g} s")
+    if view.last.get("memory_peak_bytes"):
+        parts.append(f"{view.last['memory_peak_bytes'] / 2**30:.1f} GiB")
+    return ", ".join(parts)
+
+
 def news(run: str, views: list[View], known: int) -> tuple[int, str]:
     """(attempt, line): the newest attempt, and what it was made for if it is newer than `known`; else an empty line."""
     newest = max(views, key=lambda v: v.status.get("attempt") or 0)
@@ -328,6 +382,22 @@ def warned(run: str, views: list[View], known: str) -> tuple[str, str]:
     """(warning, line): what the run's newest word warns of, and the line that says so if it is not `known` yet."""
     warning = max(views, key=lambda v: v.status.get("updated") or 0).status.get("warning") or ""
     return warning, f"{run}  warning: {warning}" if warning and warning != known else ""
+
+
+def without(run: str, view: View, keeper: str) -> str:
+    """The line on a host that failed while the run goes on without it."""
+    reason = view.status.get("reason") if view.status.get("state") == "failed" else ""
+    said = [line for tail in guilty_logs(view).values() for line in tail if line.strip()]
+    why = STAMP.sub("", (str(reason).splitlines() or said[-1:] or [""])[0].strip())
+    back = (
+        f"`systemctl start {UNIT}{run}` there, as root, has it take part again, once that is cured"
+        if keeper == "systemd"
+        else "the next start of the run has it again"
+    )
+    return (
+        f"{run}  warning: {view.host} failed, and the run goes on without it: {meaning(view)[0]}"
+        f"{f': {why}' if why else ''}; {back}"
+    )
 
 
 def meaning(view: View) -> tuple[str, str]:
@@ -449,7 +519,7 @@ class ActionModule(ActionBase):
         self.log_every = float(args.get("log_every", 10))
         self.limits = Limits(unreachable=float(args.get("unreachable", 300)))
         if args.get("apart"):
-            self.limits.settle = float("inf")  # each host is a run of its own: every result counts
+            self.limits.apart = True
         self.detach = bool(args.get("detach"))
         self.commands = {k: str(v) for k, v in args["commands"].items()}
         self.spool = Spool(self._task._uuid)
@@ -507,6 +577,7 @@ class ActionModule(ActionBase):
         """In the worker of the first host: draw until the run is over, and find the outcome."""
         screen = Screen(self.log_every)
         attempt, warning = 0, ""
+        named: set[str] = set()  # hosts of which it is told that the run goes on without them
         while True:
             time.sleep(min(1.0, self.refresh))
             views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
@@ -519,7 +590,15 @@ class ActionModule(ActionBase):
             warning, line = warned(self.run_name, views, warning)
             if line:
                 screen.tell(line)
-            screen.draw(progress_line(self.run_name, views, now), now, last=over)
+            behind = [] if self.limits.apart else left_behind(views)
+            for view in behind:
+                if view.host not in named:
+                    screen.tell(without(self.run_name, view, self.keeper))
+                    named.add(view.host)
+            rows = [(view.host, host_line(view, now)) for view in views]
+            # The steps of a host that was left behind may be ahead of what the others take anew.
+            shown = [replace(view, last={}, status={}) if view in behind else view for view in views]
+            screen.draw(progress_line(self.run_name, shown, now), now, last=over, rows=rows)
             if over:
                 break
         message = "" if what == "finished" else explain(self.run_name, what, culprit, views, self.commands)
@@ -529,19 +608,25 @@ class ActionModule(ActionBase):
 
 
 class Screen:
-    """One line, redrawn on a terminal; in a log, a new line when it changed, at a calm rate."""
+    """One line, redrawn on a terminal; in a log, a new line when it changed, at a calm rate.
+
+    Where the callback live has a region at the bottom of the terminal, it shows a line a host, too.
+    """
 
     def __init__(self, log_every: float) -> None:
         self.log_every = log_every
         self.drawn_at = 0.0
         self.drawn = ""
 
-    def draw(self, line: str, now: float, last: bool) -> None:
-        """Show `line`, if it is time to; `last` leaves it standing."""
+    def draw(self, line: str, now: float, last: bool, rows: Iterable[tuple[str, str]] = ()) -> None:
+        """Show `line`, if it is time to; `last` leaves it standing. rows: (host, what it does now)."""
         if ON_A_TERMINAL:
+            if getattr(display, "led_by_region", False) and not last:
+                line = with_rows(line, rows)
+            else:
+                line = line[: max(20, display.columns)]
             if line != self.drawn or last:
-                width = max(20, display.columns)
-                self._show(f"\r\x1b[K{line[:width]}", screen_only=True, newline=last)
+                self._show(f"\r\x1b[K{line}", screen_only=True, newline=last)
         elif line != self.drawn and (last or now - self.drawn_at >= self.log_every):
             self._show(line)
             self.drawn_at = now

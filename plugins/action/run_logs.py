@@ -1,8 +1,9 @@
 """A run's logs from one host: its ranks' and its launcher's, each line with its time and where it comes from.
 
 Once, it returns the last lines for the play to merge with the other hosts'. With `follow` it prints what comes, while
-the task runs, until the run ends on the host. Ranks' lines begin with the time of day; one without has that of the
-line before.
+the task runs, until the run ends on the host. Ranks' lines begin with the time of day, a launcher's in its file with
+the date, too; one without has the time of the line before. A launcher that systemd keeps speaks into the journal; where
+Slurm keeps it, or no systemd is, into logs/launch.log, beside which Slurm's own words stand in job.log.
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ from ansible.utils.display import Display
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from run_keeper import read_state, state_command
+from run_keeper import STAMP, read_state, state_command
 
 display = Display()
 
 WINDOW = 1 << 20  # bytes of a log that are read at most in one look
+JOURNAL = 1000  # lines of the journal, likewise
+OTHERS = {
+    "launch.log": "launch",
+    "job.log": "job",
+}  # the logs that are no rank's, and what their lines are marked with
 REFRESH = 1.0  # seconds between two looks
 DAY = 86400
 OF_DAY = re.compile(r"(\d\d):(\d\d):(\d\d) ")
@@ -36,11 +42,12 @@ BEGUN = re.compile(
 
 @dataclass(frozen=True)
 class Line:
-    """time: seconds since the epoch. source: HOST/rN of rank N, HOST/launch of the launcher."""
+    """time: seconds since the epoch. source: HOST/rN of rank N, HOST/launch of the launcher, HOST/job of Slurm's."""
 
     time: float
     source: str
     text: str
+    journal: bool = False
 
     def __str__(self) -> str:
         """As it is shown, with the controller's time of day."""
@@ -54,7 +61,7 @@ def look_command(
 
     offsets: bytes of each log that were read. cursor: the launcher's lines are those after it, s since the epoch.
     """
-    logs = f"rank-{rank}.log" if rank else "rank-*.log"
+    logs = f"rank-{rank}.log" if rank else " ".join(["rank-*.log", *OTHERS])
     seen = " ".join(f"{shlex.quote(name)}) from={offset};;" for name, offset in offsets.items())
     command = (
         f"cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state_command(keeper, run, run_dir)}; "
@@ -67,8 +74,8 @@ def look_command(
     if keeper == "systemd" and not rank:  # whoever may not read the journal sees nothing of it
         unit = shlex.quote(f"trainyard@{run}.service")
         command += (
-            f"; echo; echo '::log launch.log 0 0'; journalctl --quiet --unit {unit} --since=@{int(cursor)} "
-            "--lines=1000 --output=short-unix 2>/dev/null; true"
+            f"; echo; echo '::log journal 0 0'; journalctl --quiet --unit {unit} --since=@{int(cursor)} "
+            f"--lines={JOURNAL} --output=short-unix 2>/dev/null; true"
         )
     return command
 
@@ -112,6 +119,17 @@ def timed(lines: list[str], changed: float, east: int) -> list[tuple[float, str]
     return told
 
 
+def stamped(lines: list[str], changed: float, east: int) -> list[tuple[float, str]]:
+    """As `timed`, of a log whose lines begin with their date; those before the first such line have its time."""
+    found = [STAMP.match(line) for line in lines]
+    times = [mark and calendar.timegm(time.strptime(mark[1], "%Y-%m-%d %H:%M:%S")) - east for mark in found]
+    told, last = [], next((moment for moment in times if moment is not None), changed)
+    for line, moment in zip(lines, times, strict=True):
+        last = last if moment is None else moment
+        told.append((last, STAMP.sub("", line)))
+    return told
+
+
 def of_day(line: str) -> int | None:
     """The seconds since midnight that a line begins with."""
     found = OF_DAY.match(line)
@@ -123,37 +141,54 @@ def midnight(moment: float, east: int) -> float:
     return (moment + east) // DAY * DAY - east
 
 
-def read_look(output: str, host: str) -> tuple[str, list[Line], dict[str, int]]:
-    """The answer to `look_command`: the keeper's state, the lines, and each rank's log's new offset.
+def read_look(
+    output: str, host: str, known: dict[str, int] | None = None, cursor: float = 0
+) -> tuple[str, list[Line], dict[str, int], dict[str, float]]:
+    """The answer to `look_command`: the keeper's state, the lines, each log's new offset, and which logs were cut.
 
-    A line that is not whole yet is left for the next look.
+    A line that is not whole yet is left for the next look. known, cursor: how far was read before. Cut is a log of
+    which a look has not read all since then: {its name (journal: the journal): the time of the first line after that}.
     """
     head, *parts = output.split("\n::log ")
     keeper, _, rest = head.partition("::zone ")
     east = zone(rest.split()[0]) if rest.split() else 0
-    lines, offsets = [], {}
+    lines, offsets, cut = [], {}, {}
     for part in parts:
         title, _, text = part.partition("\n")
         name, changed, start = title.rsplit(" ", 2)
-        if name == "launch.log":
-            for line in text.splitlines():
-                moment, _, said = line.partition(" ")
-                # "HOST trainer[PID]: text"
-                if re.fullmatch(r"\d+\.\d+", moment) and ": " in said:
-                    lines.append(Line(float(moment), f"{host}/launch", said.split(": ", 1)[1]))
+        if name == "journal":
+            said = [moment_and_words(line) for line in text.splitlines()]
+            told = [one for one in said if one and one[0] > cursor]
+            lines += [Line(moment, f"{host}/launch", words, journal=True) for moment, words in told]
+            if told and len(said) >= JOURNAL and len(told) == sum(map(bool, said)):
+                cut[name] = min(moment for moment, _ in told)
             continue
         whole = text[: text.rfind("\n") + 1]
         offsets[name] = int(start) + len(whole.encode("utf-8", "surrogateescape"))
-        source = f"{host}/r{name.removeprefix('rank-').removesuffix('.log')}"
-        told = timed(whole.splitlines(), float(changed), east)
-        lines += [Line(moment, source, said) for moment, said in told if said]
-    return read_state(keeper)["state"], lines, offsets
+        skipped = int(start) > (known or {}).get(name, 0)
+        if skipped:
+            whole = whole.partition("\n")[2]  # from the middle of a line
+        source = OTHERS.get(name) or f"r{name.removeprefix('rank-').removesuffix('.log')}"
+        dated = stamped if name in OTHERS else timed
+        told = dated(whole.splitlines(), float(changed), east)
+        lines += [Line(moment, f"{host}/{source}", said) for moment, said in told if said]
+        if skipped:
+            cut[name] = told[0][0] if told else float(changed)
+    return read_state(keeper)["state"], lines, offsets, cut
+
+
+def moment_and_words(line: str) -> tuple[float, str] | None:
+    """(s since the epoch, what was said) of a line of the journal: "MOMENT HOST trainer[PID]: text"; else None."""
+    moment, _, said = line.partition(" ")
+    if not re.fullmatch(r"\d+\.\d+", moment) or ": " not in said:
+        return None
+    return float(moment), said.split(": ", 1)[1]
 
 
 class ActionModule(ActionBase):
     """Arguments: run, run_dir, keeper, rank (all with ""), follow, offsets and cursor (of an earlier look).
 
-    Returns lines ([time, text] each), offsets and cursor.
+    Returns lines, and what was left out, with the time up to which it was said ([time, text] each); offsets and cursor.
     """
 
     TRANSFERS_FILES = False
@@ -172,28 +207,39 @@ class ActionModule(ActionBase):
         )
         self.offsets = dict(args.get("offsets") or {})
         self.cursor = float(args.get("cursor") or 0)
-        state, lines = self._look()
+        state, lines, left_out = self._look()
         if not args.get("follow"):
             told = [[line.time, str(line)] for line in lines]
-            return {**result, "changed": False, "lines": told, "offsets": self.offsets, "cursor": self.cursor}
+            looked = {"lines": told, "left_out": left_out, "offsets": self.offsets, "cursor": self.cursor}
+            return {**result, "changed": False, **looked}
         while True:
+            for _, words in left_out:
+                display.display(words)
             for line in sorted(lines, key=lambda line: line.time):
                 display.display(str(line))
             if state == "ended":
                 return {**result, "changed": False}
             time.sleep(REFRESH)
-            state, lines = self._look()
+            state, lines, left_out = self._look()
 
-    def _look(self) -> tuple[str, list[Line]]:
+    def _look(self) -> tuple[str, list[Line], list[list]]:
         answer = self._low_level_execute_command(
             look_command(*self.about, self.offsets, self.cursor), sudoable=False
         )
         if answer["rc"] != 0:
             said = (answer["stderr"] or answer["stdout"]).strip()[-200:]
             raise AnsibleActionFail(f"cannot read the logs in {self.about[2]}: {said}")
-        state, lines, offsets = read_look(answer["stdout"].replace("\r\n", "\n"), self.host)
+        text = answer["stdout"].replace("\r\n", "\n")
+        state, lines, offsets, cut = read_look(text, self.host, self.offsets, self.cursor)
         self.offsets.update(offsets)
-        launched = [line for line in lines if line.source.endswith("/launch") and line.time > self.cursor]
-        lines = [line for line in lines if not line.source.endswith("/launch")] + launched
-        self.cursor = max([self.cursor, *(line.time for line in launched)])
-        return state, lines
+        self.cursor = max([self.cursor, *(line.time for line in lines if line.journal)])
+        _, run, run_dir, _ = self.about
+        left_out = []
+        for name, moment in cut.items():
+            place = f"`journalctl --unit trainyard@{run}`" if name == "journal" else f"{run_dir}/logs/{name}"
+            clock = time.strftime("%H:%M:%S", time.localtime(moment))
+            words = (
+                f"{self.host}: what {place} has before {clock} is too much, and was left out; read it there"
+            )
+            left_out.append([moment, words])
+        return state, lines, left_out

@@ -1,4 +1,4 @@
-"""Write a run's report.html anew, from what lies in its results; with `sample`, keep that text beside them first."""
+"""Write a run's report.html anew, from what lies in its results; with `samples`, keep these texts beside them first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ display = Display()
 
 
 class ActionModule(ActionBase):
-    """Arguments: results (directory), perhaps sample ({prompt, text}). Returns words: where the report is, or "".
+    """Arguments: results (directory), perhaps samples ([prompt, text] each). Returns words: where the report is, or "".
 
     Where nothing was brought to the controller yet, nothing is written; a report that cannot be written is a warning.
     """
@@ -29,15 +29,12 @@ class ActionModule(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
-        results, sample = Path(str(self._task.args["results"])), self._task.args.get("sample")
+        results, samples = Path(str(self._task.args["results"])), self._task.args.get("samples") or []
         words = ""
         if (results / "metrics.jsonl").exists():
             try:
-                if sample:
-                    row = {
-                        "time": time.time(),
-                        **{name: str(sample[name] or "") for name in ("prompt", "text")},
-                    }
+                for prompt, text in samples:
+                    row = {"time": time.time(), "prompt": str(prompt or ""), "text": str(text).strip("\n")}
                     with (results / "samples.jsonl").open("a", encoding="utf-8") as file:
                         file.write(json.dumps(row) + "\n")
                 words = f"Its report: {os.path.relpath(run_page.write(results))}"

@@ -215,11 +215,14 @@ def _shares(view: dict) -> str:
         return ""
     shown = ":".join(map(str, shares[:SHOWN_SHARES])) + (":…" if len(shares) > SHOWN_SHARES else "")
     gain = view.get("speed_up") or {}
-    told = (
-        f"; {gain['got']:.2f} times as fast as with even ones ({gain['expected']:.2f} expected)"
-        if gain
-        else ""
-    )
+    speeds = gain.get("speeds") or []
+    told = f" by speeds {':'.join(f'{one:.2f}' for one in speeds[:SHOWN_SHARES])}" if speeds else ""
+    if len(speeds) > SHOWN_SHARES:
+        told += ":…"
+    if gain.get("got"):
+        told += f"; {gain['got']:.2f} times as fast as with even ones ({gain['expected']:.2f} expected)"
+    elif gain:
+        told += f"; {gain['expected']:.2f} times as fast as with even ones, as expected by these"
     return f"shares of a step {shown}{told}"
 
 
@@ -286,9 +289,16 @@ def merged_logs(results: dict[str, dict], lines: str | int, since: str) -> str:
         begin = time.time() - int(count) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
         found = [line for line in found if line[0] >= begin]
     else:
+        begin = (
+            found[-int(lines)][0] if 0 < int(lines) <= len(found) else float("inf") if int(lines) == 0 else 0
+        )
         found = found[max(0, len(found) - int(lines)) :]
+    # What was too much to be read is told where it would have been among what is shown.
+    left_out = [
+        words for result in results.values() for at, words in result.get("left_out", []) if at > begin
+    ]
     silent = [silence(host, result) for host, result in results.items() if result.get("unreachable")]
-    return "\n".join([*(text for _, text in found), *silent]) or "There is no line yet."
+    return "\n".join([*left_out, *(text for _, text in found), *silent]) or "There is no line yet."
 
 
 class FilterModule:

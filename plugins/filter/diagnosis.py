@@ -17,7 +17,8 @@ UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slow
 MOST_TOLD = 10  # lines of NCCL's
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
-COLLECTIVE = re.compile(r"\bdistributed_c10d\.py:|\bwait_tensor\b|\bfinish \(trainer/")
+COLLECTIVE = re.compile(r"\bdistributed_c10d\.py:|\bwait_tensor\b|\bfinish \(trainer/|\bwait \(trainer/sums")
+ASLEEP = re.compile(r"\((threading|concurrent/futures/_base)\.py:")  # frames of a wait for another thread
 
 
 def diagnosis(results: dict[str, dict], run: str) -> str:
@@ -65,10 +66,12 @@ def _stopped(ranks: list[dict]) -> str:
         return ""
     one = stopped[0]
     others = f" (and {len(stopped) - 1} more)" if stopped[1:] else ""
+    lag = behind(ranks).get(one["rank"])
+    known = f" ({_how_far(lag)})" if lag else ""
     return (
         f"Rank {one['rank']} on {one['host']}{others} was stopped by a signal or a debugger, and the others wait "
-        f"for it: let it go on there, `kill -CONT {one['pid']}`, or leave it to its launcher, which ends it after "
-        "timeout_seconds."
+        f"for it{known}: let it go on there, `kill -CONT {one['pid']}`, or leave it to its launcher, which ends it "
+        "after timeout_seconds."
     )
 
 
@@ -152,12 +155,63 @@ def _why_slow(one: dict | None) -> str:
     return "; nothing else runs there, so its processor or card is the slower one, or it is throttled"
 
 
+def behind(ranks: list[dict]) -> dict[int, dict]:
+    """The ranks that others wait for, by how many collectives each has begun in its groups.
+
+    Of each: its own `group`, `furthest` (that of a rank which has begun the most) and `waiting` (the ranks which have
+    begun more). A rank that is itself ahead of others in another group waits there, and is none of them.
+    """
+    lags: dict[int, dict] = {}
+    ahead: set[int] = set()
+    reports: dict[str, dict[int, dict]] = {}
+    for rank in ranks:
+        for group in rank.get("groups") or []:
+            if rank["rank"] in group["ranks"]:
+                reports.setdefault(f"{group['name']} {group['ranks']}", {})[rank["rank"]] = group
+    for group in reports.values():
+        # Over NCCL a rank begins them long before its card does.
+        by_card = all(one["started"] >= 0 for one in group.values())
+        come = {rank: (one["sequence"], one["started"] if by_card else 0) for rank, one in group.items()}
+        least, most = min(come.values()), max(come.values())
+        if least == most:
+            continue
+        waiting = [rank for rank in come if come[rank] > least]
+        ahead.update(waiting)
+        furthest = next(group[rank] for rank in waiting if come[rank] == most)
+        for rank in come:
+            if come[rank] == least:
+                lags.setdefault(rank, {"group": group[rank], "furthest": furthest, "waiting": waiting})
+    return {rank: lag for rank, lag in lags.items() if rank not in ahead} or lags
+
+
+def _how_far(lag: dict) -> str:
+    """Which collective a rank has come to, and which the others."""
+    own, furthest = lag["group"], lag["furthest"]
+    whose = {"default_pg": "all ranks", "undefined": f"group {own['name']}"}.get(
+        own["desc"], f"group {own['desc']}"
+    )
+    come, most, begun = own["sequence"], furthest["sequence"], "begun"
+    if come == most:
+        come, most, begun = own["started"], furthest["started"], "started on its card"
+    numbers = [str(number) for number in lag["waiting"]]
+    others = f"{', '.join(numbers[:8])}{' and more' if numbers[8:] else ''}"
+    sizes = " and ".join("x".join(map(str, size)) for size in furthest["sizes"]) or "no"
+    what = f", {furthest['op']} of {sizes} elements" if furthest["op"] else ""
+    return (
+        f"of the collectives of {whose} it has {begun} {come}, where rank{'s' if numbers[1:] else ''} {others} "
+        f"came to {most}{what}"
+    )
+
+
 def _behind(ranks: list[dict]) -> str:
-    waiting = [rank for rank in ranks if _waits(rank)]
-    busy = [rank for rank in ranks if not _waits(rank)]
+    lags = behind(ranks)
+    waiting = [rank for rank in ranks if (rank["rank"] not in lags if lags else _waits(rank))]
+    busy = [rank for rank in ranks if rank not in waiting]
     if not waiting or not busy:
         return ""
     one = busy[0]
+    lag = lags.get(one["rank"])
+    known = f" ({_how_far(lag)})" if lag else ""
     where = f"in {one['stack'][0]}" if one["stack"] else "at a place that cannot be read"
     doing = STATES.get(one["state"]) or ("computing" if one["cpu"] > 0.5 else "waiting")
     cure = (
@@ -167,7 +221,7 @@ def _behind(ranks: list[dict]) -> str:
     )
     others = f" (and {len(busy) - 1} more)" if busy[1:] else ""
     return (
-        f"Rank {one['rank']} on {one['host']}{others} has not come to where {len(waiting)} wait for it; "
+        f"Rank {one['rank']} on {one['host']}{others} has not come to where {len(waiting)} wait for it{known}; "
         f"it is {doing} {where}: {cure}; after timeout_seconds its launcher ends it, and the run goes on from its last "
         "checkpoint."
     )
@@ -220,7 +274,8 @@ def _network(found: dict, ranks: list[dict]) -> str:
 
 
 def _waits(rank: dict) -> bool:
-    return bool(rank["stack"]) and bool(COLLECTIVE.search(rank["stack"][0]))
+    awake = next((frame for frame in rank["stack"] if not ASLEEP.search(frame)), "")
+    return bool(COLLECTIVE.search(awake))
 
 
 # --- what it rests on ---------------------------------------------------------------------------------------

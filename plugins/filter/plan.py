@@ -10,9 +10,14 @@ from pathlib import Path
 import yaml
 from ansible.errors import AnsibleFilterError
 
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
+from telling import silence
+
+from trainer import link
+from trainer.balance import given
 from trainer.data.read import names, placed
+from trainer.ways import EXACT
 
 PLAIN = r"[A-Za-z0-9_./:=@%+,-]*"  # what needs no quotes in a shell's or systemd's file of variables
 
@@ -24,6 +29,47 @@ def run_nodes(hosts: list[str], head: list[str]) -> list[str]:
     A subset of the cluster (`-l`) may lack the head; then its first host takes that place.
     """
     return [h for h in hosts if h in head] + [h for h in hosts if h not in head]
+
+
+def run_facts(answers: dict[str, dict]) -> dict[str, dict]:
+    """What run_host says of each host that answered. answers: what its task registered on every one, in node order."""
+    return {host: answer["host_facts"] for host, answer in answers.items() if "host_facts" in answer}
+
+
+def run_silent(answers: dict[str, dict]) -> str:
+    """The words on hosts that did not answer while a run is followed on the others; "" where all did."""
+    silent = [silence(host, answer) for host, answer in answers.items() if "host_facts" not in answer]
+    rest = ["The run is followed on the others; whoever answers again is seen again."] if silent else []
+    return "\n".join([*silent, *rest])
+
+
+def run_unanswered(answers: dict[str, dict], asked: dict) -> list[str]:
+    """What stands against a run since hosts did not answer; nothing where it is but followed, and one did.
+
+    asked: run_config's answer. A run never begins without some of its hosts unless that is asked for: those may be at
+    work on it, and only this controller cannot reach them.
+    """
+    silent = [host for host, answer in answers.items() if "host_facts" not in answer]
+    faults = [silence(host, answers[host]) for host in silent]
+    dead = all(answers[host].get("unreachable") for host in silent)
+    if not dead or len(silent) in (0, len(answers)):
+        return faults
+    if asked["follow"]:
+        return []
+    commands, them = asked["commands"], "it is" if len(silent) == 1 else "they are"
+    limit = without(commands["limit"], silent)
+    how = f"{commands['resume_on']} -l {limit}" if asked["resume"] else f"add -l {limit} to the command"
+    return [
+        *faults,
+        f"run {asked['run']}: found {len(silent)} of its {len(answers)} hosts silent; expected an answer of each. "
+        f"See to power and network there, and start it again:" + _ways({f"or without, if {them} off": how}),
+    ]
+
+
+def without(limit: str, hosts: list[str]) -> str:
+    """What -l takes, quoted for a shell, to leave these hosts out of those that `limit` means ("": all)."""
+    separator = "," if "," in limit else ":"  # Ansible splits at one of them
+    return shlex.quote(separator.join([*([limit] if limit else []), *(f"!{host}" for host in hosts)]))
 
 
 def run_plan(
@@ -99,6 +145,24 @@ def run_brought(config: dict, uploads: list[dict[str, str]], state_dir: str) -> 
     return placed(config, [{**one, "place": f"{state_dir}/{one['path']}"} for one in uploads])
 
 
+def run_shared_names(facts: dict[str, dict], asked: dict) -> list[str]:
+    """The sources among the uploads that every host sees as the controller does, on a disk of the network."""
+    return [
+        one["source"]
+        for one in asked["uploads"]
+        if one.get("mark")
+        and all(fact["shared"].get(one["source"]) == one["mark"] for fact in facts.values())
+    ]
+
+
+def run_shared(facts: dict[str, dict], asked: dict) -> dict:
+    """run_config's answer without the uploads that all hosts see where they lie; they are named by that."""
+    there = run_shared_names(facts, asked)
+    places = [{**one, "place": one["source"]} for one in asked["uploads"] if one["source"] in there]
+    rest = [one for one in asked["uploads"] if one["source"] not in there]
+    return {**asked, "config": placed(asked["config"], places), "uploads": rest}
+
+
 def run_kept_paths(config: dict, uploads: list[dict[str, str]]) -> list[str]:
     """The paths of a run's model and data that must lie on the hosts already."""
     brought = {(one["key"], one["name"]) for one in uploads}
@@ -123,8 +187,9 @@ def run_problems(
     beside: bool = False,
     need_bytes: int = 0,
     launcher: str = "systemd",
+    config: dict | None = None,
 ) -> list[str]:
-    """What stands against a run, each with its host and its cure; an empty list if it can start.
+    """What stands against a run of `config`, each with its host and its cure; an empty list if it can start.
 
     `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host. The
     run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or `beside` others
@@ -225,7 +290,25 @@ def run_problems(
                 else f"{host}: {path}: found nothing there; expected it in the directory that all hosts share. "
                 "Copy it there, on any of them"
             )
-    return problems
+    return problems + _shares(facts, config or {})
+
+
+def _shares(facts: dict[str, dict], config: dict) -> list[str]:
+    """What keeps a step of `config` from being shared by all ranks of these hosts, however late some of them come."""
+    ranks = sum(fact["processes"] for fact in facts.values())
+    batch, listed = config.get("batch_size", ranks), given(config.get("balance", "auto"))
+    if batch < ranks:
+        return [
+            f"batch_size: found {batch}; expected {ranks} or more, a sequence of each step for each of the {ranks} "
+            f"ranks on {_hosts(list(facts))}; set batch_size to {ranks} or more, or start fewer processes "
+            "(nproc_per_node) or hosts (-l)"
+        ]
+    if listed and len(listed) != ranks:
+        return [
+            f"balance: found {len(listed)} shares ({config['balance']}); expected one for each of the {ranks} ranks "
+            f"on {_hosts(list(facts))}; correct them, or write auto"
+        ]
+    return []
 
 
 def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = "systemd") -> bool:
@@ -238,10 +321,31 @@ def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = 
         return False
     if launcher == "slurm" and not all(run in f["jobs"] for f in facts.values()):
         return False
+    if not facts:
+        return False
     try:
-        return yaml.safe_load(next(iter(facts.values()))["run_config"] or "") == config
+        stored = yaml.safe_load(next(iter(facts.values()))["run_config"] or "")
+        if isinstance(stored, dict) and "bucket_mb" not in config:
+            stored.pop("bucket_mb", None)  # run_by_link chose it
+        return stored == config
     except yaml.YAMLError:
         return False
+
+
+def run_by_link(config: dict, hosts: list[str], results: str, rdma: list[str]) -> dict:
+    """`config` with the bucket_mb of the link that was measured between just these hosts, unless it says one.
+
+    results: where the playbooks keep what they have measured, by TCP. rdma: the hosts that have more than that.
+    The run keeps it when it is resumed: another one would change the last bits of its curve. What goes another way than
+    by exact sums has nothing of small buckets.
+    """
+    wanted = config.get("comm", "auto") in EXACT and config.get("strategy", "ddp") in ("ddp", "split")
+    if "bucket_mb" in config or not wanted or set(hosts) & set(rdma):
+        return config
+    for found in link.newest(Path(results)):
+        if found.hosts == set(hosts) and found.hop is not None:
+            return {**config, "bucket_mb": link.bucket_mb(found.stream, found.hop, len(hosts))}
+    return config
 
 
 def run_unknown(facts: dict[str, dict], run: str) -> str:
@@ -290,6 +394,11 @@ class FilterModule:
     def filters(self):
         return {
             "run_nodes": run_nodes,
+            "run_facts": run_facts,
+            "run_silent": run_silent,
+            "run_unanswered": run_unanswered,
+            "run_shared": run_shared,
+            "run_shared_names": run_shared_names,
             "run_plan": run_plan,
             "run_alone": run_alone,
             "run_env": run_env,
@@ -297,6 +406,7 @@ class FilterModule:
             "run_kept_paths": run_kept_paths,
             "run_problems": run_problems,
             "run_is_same": run_is_same,
+            "run_by_link": run_by_link,
             "run_unknown": run_unknown,
             "run_end": run_end,
         }

@@ -51,6 +51,23 @@ def reset_text(made: dict[str, dict]) -> str:
     return "\n\n".join(parts)
 
 
+def reset_stays(made: dict[str, dict]) -> str:
+    """The files of static addresses that stay, why, and how they go, a line each with its line break; "" if none.
+
+    made: host_made's answer of each host, or that of a task that was skipped.
+    """
+    told: dict[tuple[str, ...], list[str]] = {}
+    for host, result in made.items():
+        if paths := tuple(one["path"] for one in result.get("found", [])):
+            told.setdefault(paths, []).append(host)
+    return "".join(
+        f"\n{', '.join(hosts)}: {' and '.join(paths)} {'stays' if len(paths) == 1 else 'stay'}, for without the "
+        "static addresses nobody knows where the host would answer. At its console: remove that, put back what "
+        "lies beside as *.before-trainyard, and run netplan apply."
+        for paths, hosts in told.items()
+    )
+
+
 def _bytes_of(result: dict, path: str) -> int:
     return next(one["bytes"] for one in result["found"] if one["path"] == path)
 
@@ -70,4 +87,4 @@ def _size(count: int) -> str:
 
 class FilterModule:
     def filters(self):
-        return {"reset_fault": reset_fault, "reset_text": reset_text}
+        return {"reset_fault": reset_fault, "reset_text": reset_text, "reset_stays": reset_stays}

@@ -11,7 +11,8 @@ sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 from host_runs import JOB, JOB_SCRIPT
 from telling import names
 
-WARNING = 300  # seconds before the time limit, or less than a minute more, in which the ranks save and end
+# Seconds before the time limit, or less than a minute more, in which the ranks save and end; a short limit's part.
+WARNING, WARNING_SHARE = 300, 1 / 3
 
 WAIT = 60  # seconds after the first host's end in which the others end, too, or are taken for lost
 
@@ -66,7 +67,7 @@ fi
 saved="$SLURM_JOB_ID step $(sed -n 's/.*"last_checkpoint": *\\([0-9]*\\).*/\\1/p' status.json 2>/dev/null)"
 echo "$saved" >>requeued
 if [ "$(grep -cxF -- "$saved" requeued)" -gt {restarts} ]; then
-    echo "given up: begun anew {restarts} times without a new checkpoint (job and step: $saved)" >&2
+    echo "$(date '+%F %T') given up: begun anew {restarts} times without a new checkpoint (job and step: $saved)" >&2
     exit 1
 fi
 exec scontrol requeue "$SLURM_JOB_ID"
@@ -156,7 +157,7 @@ def slurm_script(
         "output": f"{run_dir}/logs/job.log".replace("%", "%%"),
         "open-mode": "append",
         "propagate": "NONE",  # limits are slurmd's, not those of whoever ran Ansible
-        "signal": f"TERM@{WARNING}",
+        "signal": f"TERM@{warning(options)}",
         **{name: value for name, value in chosen.items() if value},
     }
     lines = ["--exclusive", "--requeue", *(f"--{name}={value}" for name, value in asked.items()), *options]
@@ -168,6 +169,30 @@ def slurm_script(
         wait=WAIT,
         **{name: shlex.quote(place) for name, place in places.items()},
     )
+
+
+def warning(options: list[str]) -> int:
+    """Seconds before the time limit at which the ranks are to save, where `options` have one; else WARNING.
+
+    At a limit of less than that, each start of the job would be told to end as it begins.
+    """
+    limit = next((one.partition("=")[2] for one in reversed(options) if one.startswith("--time=")), "")
+    seconds = time_limit(limit)
+    return min(WARNING, int(seconds * WARNING_SHARE)) if seconds else WARNING
+
+
+def time_limit(text: str) -> int:
+    """Seconds of one of sbatch's time limits: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; 0 for none, or another text."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        return 0
+    numbers = [int(part) for part in parts]
+    if dash or len(parts) == 3:  # from hours on; else from minutes on
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def quoted(option: str) -> str:

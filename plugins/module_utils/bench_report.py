@@ -63,9 +63,12 @@ def _ways(pairs: dict[str, dict], hosts: list[str]) -> list[str]:
     tables = [
         ("Mbit/s by TCP (iperf3), each way while the other way is full, too", _mbit),
         ("Delay in ms, idle > under that load: half of the packets (99 %)", _delay),
+        ("Jitter in ms, idle > under that load: by how much two packets in a row differ", _jitter),
     ]
     if any(one.get("rdma") for one in cells.values()):
-        tables.append(("RDMA (perftest): Gbit/s, and delay in us, idle > under load: typical (99 %)", _rdma))
+        tables.append(
+            ("RDMA (perftest): Gbit/s, and delay in us, idle > under load: typical (99 %) ± jitter", _rdma)
+        )
     if len(hosts) > SHOWN_HOSTS:
         slow = sorted(cells, key=lambda way: cells[way].get("mbit", 0.0))[:SLOWEST]
         return [f"{title}, the slowest:\n" + "\n".join(f"{a} to {b}: {cell(cells[a, b])}" for a, b in slow)
@@ -98,12 +101,18 @@ def _times(one: dict) -> str:
     return f"{one['ms']:.2f} ({one['ms_99']:.2f})" + (f", {one['lost']:.1f} % lost" if one["lost"] else "")
 
 
+def _jitter(one: dict) -> str:
+    found = [(one.get(name) or {}).get("jitter_ms") for name in ("idle", "loaded")]
+    return " > ".join("no echo" if value is None else f"{value:.3f}" for value in found)
+
+
 def _rdma(one: dict) -> str:
     found = one.get("rdma")
     if not found:
         return "none"
     return f"{found['gbit']:.1f}, " + " > ".join(
-        f"{found[name]['us']:.1f} ({found[name]['us_99']:.1f})" for name in ("idle", "loaded")
+        f"{found[name]['us']:.1f} ({found[name]['us_99']:.1f}) ± {found[name]['us_jitter']:.2f}"
+        for name in ("idle", "loaded")
     )
 
 
@@ -142,9 +151,7 @@ def remarks(result: dict) -> list[str]:
         told += [f"{a} to {b}: {one['note']}" for b, one in found.items() if one.get("note")]
     told += [f"{host}: {why}" for host, why in result.get("failed", {}).items()]
     if result["worse"]:
-        told.append(
-            f"Worse than on {day(result['before'])}: " + "; ".join(text for _, text in result["worse"])
-        )
+        told.append("Worse than the best so far: " + "; ".join(text for _, text in result["worse"]))
     return told
 
 
@@ -186,15 +193,35 @@ def _suffers(pairs: dict[str, dict]) -> list[str]:
     if not ways:
         return []
     a, b, idle, loaded = max(ways, key=lambda way: way[3] / way[2])
+    shaken = [
+        *_shaken(pairs, "jitter_ms", "ms", lambda one: one),
+        *_shaken(pairs, "us_jitter", "us", lambda one: one.get("rdma") or {}),
+    ]
     if loaded <= idle:
-        return ["The delay of small packets does not grow under load: QoS would change nothing."]
+        return ["The delay of small packets does not grow under load: QoS would change nothing.", *shaken]
     grown = f"Under load the delay grows at most {loaded / idle:.1f} times ({a} to {b}: {idle:.2f} to {loaded:.2f} ms)"
     if loaded / idle > FLOODED and loaded - idle > FLOODED_MS:
         return [
             f"{grown}: whatever else crosses these links waits behind a run's gradients. A class of its own for it "
-            "(QoS), or a shorter queue (fq_codel on the interface), would help; it is no matter for the run itself."
+            "(QoS), or a shorter queue (fq_codel on the interface), would help; it is no matter for the run itself.",
+            *shaken,
         ]
-    return [f"{grown}: QoS would change little."]
+    return [f"{grown}: QoS would change little.", *shaken]
+
+
+def _shaken(pairs: dict[str, dict], name: str, unit: str, part) -> list[str]:
+    """The way whose jitter grows most under load. part: where a way's idle and loaded stand."""
+    ways = [
+        (a, b, *(((part(one).get(when) or {}).get(name)) for when in ("idle", "loaded")))
+        for a, found in pairs.items()
+        for b, one in found.items()
+    ]
+    ways = [way for way in ways if None not in way]
+    if not ways:
+        return []
+    a, b, idle, loaded = max(ways, key=lambda way: way[3] - way[2])
+    what = "Jitter" if unit == "ms" else "RDMA's jitter"
+    return [f"{what} at most: {idle:.3g} {unit} idle, {loaded:.3g} {unit} under load ({a} to {b})."]
 
 
 # ---- as a picture ----

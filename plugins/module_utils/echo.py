@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import select
 import socket
 import struct
@@ -62,6 +63,12 @@ def echoes(address: str, own: str, count: int, size: int, identity: int) -> tupl
                 times.append(heard - sent.pop(number))
                 sent[number] = float("inf")  # a second answer to the same request is none
     return count, [value for value in times if value >= 0]
+
+
+def jitter(values: list[float]) -> float:
+    """How much two delays in a row differ, on average (RFC 3550's measure, unsmoothed); 0 of fewer than two."""
+    steps = [abs(after - before) for before, after in itertools.pairwise(values)]
+    return sum(steps) / max(1, len(steps))
 
 
 def median(values: list[float]) -> float:

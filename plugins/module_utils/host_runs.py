@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import pwd
+import shlex
 
 UNIT = "trainyard@"
 # Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
@@ -22,6 +25,8 @@ JOB_QUESTION = (
 )  # `read_jobs` reads the answer
 JOB_AT_WORK = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "UNKNOWN")  # in other states it waits
 ENDED = ("finished", "stopped", "failed")
+RELEASE = "TRAINYARD_RELEASE"  # what RUN.env calls the directory of the release that the run keeps
+AT_BOOT = "/etc/systemd/system/*.wants/" + UNIT + "*.service"  # links of enabled units
 GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
 
 
@@ -125,6 +130,33 @@ def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = No
     units = [line.split()[0] for line in out.splitlines() if line.split()]
     by_unit = {unit.removeprefix(UNIT).removesuffix(".service") for unit in units}
     return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})
+
+
+def kept_releases(run_command, keeper: str, etc_dir: str, state_dir: str) -> set[str]:
+    """Paths of the releases that runs go on with here: of those alive, and those whose unit is started at boot.
+
+    A run that ended while nobody followed it is one of these, until its unit is put to rest: its launcher, which sees
+    that nothing is to be done, must be there, or the unit fails.
+    """
+    runs = set(active_runs(run_command, keeper, state_dir))
+    for link in glob.glob(AT_BOOT) if keeper == "systemd" else ():
+        runs.add(os.path.basename(link).removeprefix(UNIT).removesuffix(".service"))
+    named = set()
+    for run in runs:
+        with contextlib.suppress(FileNotFoundError):
+            named.add(run_variables(os.path.join(etc_dir, "runs", f"{run}.env")).get(RELEASE, ""))
+    return {os.path.realpath(path) for path in named if path}
+
+
+def run_variables(path: str) -> dict[str, str]:
+    """The variables of RUN.env, a file in systemd's EnvironmentFile format: KEY=VALUE, quoted where needed."""
+    variables = {}
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            for word in shlex.split(line, comments=True):
+                key, _, value = word.partition("=")
+                variables[key] = value
+    return variables
 
 
 def run_status(run_dir: str) -> dict | None:

@@ -10,16 +10,18 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from telling import SHOWN_HOSTS
+from telling import SHOWN_HOSTS, rows_of
 
 from trainer.words import span
 
 BAD = (("failures", "failed"), ("unreachable", "unreachable"))
 BAR = 20  # columns between a bar's brackets
+NAMED = 12  # columns in which a task's name says something
 KEPT_ROWS = 4  # of the terminal, for what scrolls above
 TAIL = 15  # lines of a failed command's words
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -~]?)")
 SHARE = re.compile(r"\b(\d[\d,]*)(?:/| of )(\d[\d,]*)\b")
+PERCENT = re.compile(r"(\d{1,3}) %")
 COUNTED = re.compile(r"(\S+): (\d[\d,]* of \d[\d,]* MB .*)")
 
 
@@ -61,9 +63,9 @@ def cut(text: str, columns: int) -> str:
     return f"{text}…"
 
 
-def bar(done: float, total: float) -> str:
-    full = int(BAR * min(1.0, max(0.0, done / total))) if total else 0
-    return f"[{'#' * full}{'-' * (BAR - full)}]"
+def bar(done: float, total: float, columns: int = BAR) -> str:
+    full = int(columns * min(1.0, max(0.0, done / total))) if total else 0
+    return f"[{'#' * full}{'-' * (columns - full)}]"
 
 
 def share(text: str) -> tuple[int, int] | None:
@@ -83,26 +85,33 @@ def counted(text: str) -> tuple[str, str] | None:
 class Doing:
     """What a host does since `since` (seconds of a clock): a task, and its uuid.
 
-    `note` is how far it is; `first` when a note first had a share, and which.
+    `note` is how far it is; `first` when a note first had a share of such a total, and which.
     """
 
     task: str
     uuid: str
     since: float
     note: str = ""
-    first: tuple[float, int] | None = None
+    first: tuple[float, int, int] | None = None
 
     def tell(self, note: str, now: float) -> None:
         self.note = note
-        if (found := share(note)) and self.first is None:
-            self.first = (now, found[0])
+        if found := share(note):
+            done, total = found
+            if self.first is None or total != self.first[2] or done < self.first[1]:
+                self.first = (now, done, total)
 
-    def words(self, now: float) -> str:
-        """The note, with a bar and the time left where it has a share."""
+    def words(self, now: float, columns: int = BAR) -> str:
+        """The note, with a bar and the time left where it has a share; with a bar where it begins with a percentage.
+
+        Percentages are of parts that differ too much for a time.
+        """
+        if percent := PERCENT.match(self.note):
+            return f"{bar(int(percent[1]), 100, columns)} {self.note}"
         found = share(self.note)
         if not found:
             return self.note
-        words = f"{bar(*found)} {self.note}"
+        words = f"{bar(*found, columns)} {self.note}"
         if self.first and found[0] > self.first[1]:
             left = (found[1] - found[0]) * (now - self.first[0]) / (found[0] - self.first[1])
             words += f", {span(left)} left"
@@ -110,7 +119,10 @@ class Doing:
 
 
 class Board:
-    """What all hosts do in a play. `note` is a line on all of them together, which its writer keeps writing over."""
+    """What all hosts do in a play. `note` is a line on all of them together, which its writer keeps writing over.
+
+    Below a note stand the hosts of which its writer tells something.
+    """
 
     def __init__(self) -> None:
         self.play, self.began, self.note = "", 0.0, ""
@@ -137,7 +149,11 @@ class Board:
         found = counted(text)
         doing = found and self.doing.get(found[0])
         if not newline:
-            self.note = clean(text).strip()
+            line, rows = rows_of(clean(text.removeprefix("\r")))
+            self.note = line.strip()
+            for host, words in rows:
+                if doing := self.doing.get(host):
+                    doing.tell(words, now)
         elif doing:
             doing.tell(found[1], now)
         elif text.startswith("\r"):  # the last word of such a line stays
@@ -153,23 +169,34 @@ class Board:
         columns, rows = size[0] - 1, max(2, size[1] - KEPT_ROWS)  # the last column would wrap
         if self.note:
             done = share(self.note)
-            return [cut(line, columns) for line in ([bar(*done)] if done else []) + [self.note]]
-        if not doing:
+            lines = ([bar(*done)] if done else []) + [self.note]
+            doing = {host: one for host, one in doing.items() if one.note}
+        elif doing:
+            far = f"{bar(self.at - 1, self.tasks)} task {self.at} of {self.tasks}  " if self.at else ""
+            spent = span(now - self.began)
+            lines = [f"{far}{cut(self.play, max(8, columns - len(far) - len(spent) - 2))}  {spent}"]
+        else:
             return []
-        far = f"{bar(self.at - 1, self.tasks)} task {self.at} of {self.tasks}  " if self.at else ""
+        left = max(0, rows - len(lines))
         shown = self.sorted(doing)
-        if len(doing) > rows - 1:
-            shown = sorted(doing, key=lambda host: doing[host].since)[: rows - 2]
+        if len(doing) > left:
+            shown = sorted(doing, key=lambda host: doing[host].since)[: max(0, left - 1)]
         names = {host: cut(host, max(8, columns // 3)) for host in shown}
         wide = max(map(columns_of, names.values()), default=0)
-        spent = span(now - self.began)
-        lines = [f"{far}{cut(self.play, max(8, columns - len(far) - len(spent) - 2))}  {spent}"]
         for host in shown:
             name = names[host] + " " * (wide - columns_of(names[host]))
             spent, note = span(now - doing[host].since), doing[host].words(now)
-            task = f"{doing[host].task}  {note}" if note else doing[host].task
-            lines.append(f"  {name}  {cut(task, columns - wide - len(spent) - 6)}  {spent}")
-        if len(shown) < len(doing):
+            if self.note:  # of the same task on all
+                lines.append(f"  {name}  {note}")
+                continue
+            room = columns - wide - len(spent) - 6
+            task = doing[host].task
+            if note:  # which says more than the task's name
+                note = note if columns_of(note) <= room else doing[host].words(now, BAR // 2)
+                named = room - columns_of(note) - 2
+                task = f"{cut(task, named)}  {note}" if named >= NAMED else note
+            lines.append(f"  {name}  {cut(task, room)}  {spent}")
+        if len(shown) < len(doing) and left:
             lines.append(f"  … and {len(doing) - len(shown)} more hosts, not so long at it")
         return [cut(line, columns) for line in lines]
 

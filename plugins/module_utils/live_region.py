@@ -70,9 +70,14 @@ class Region:
             @functools.wraps(shown)
             def call(*args, **kwargs):
                 # A worker only sends it to the process that has the terminal.
-                if os.getpid() != owner or self.over.is_set():
+                if os.getpid() != owner:
                     return shown(*args, **kwargs)
                 text = args[0] if args else kwargs.get("msg", "")
+                if self.over.is_set():
+                    if not kwargs.get("newline", True):  # one line can be written over, more cannot
+                        kwargs.pop("msg", None)
+                        args = (text.partition("\n")[0], *args[1:])
+                    return shown(*args, **kwargs)
                 if shown.__name__ == "display" and takes(text, kwargs.get("newline", True)):
                     with self.lock:
                         self.draw()
@@ -82,6 +87,7 @@ class Region:
 
             return call
 
+        display.led_by_region = True  # workers, which inherit it, may send rows of hosts
         for name in ("display", "prompt_until", "do_var_prompt"):
             setattr(display, name, around(getattr(display, name)))
 

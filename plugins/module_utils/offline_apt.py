@@ -18,25 +18,37 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from how_far import apt_get
 
 
 class Failure(Exception):
     """What the user is told: what failed, and the cure."""
 
 
-def run(command: list[str], environment: dict[str, str] | None = None) -> str:
-    """Run a command that must succeed; its output."""
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
-    )
-    if done.returncode:
-        last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])
-        raise Failure(f"on the controller, `{' '.join(command)}` ended with {done.returncode}:\n{last}")
-    return done.stdout
+def run(
+    command: list[str],
+    environment: dict[str, str] | None = None,
+    words: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> str:
+    """Run a command that must succeed; its output.
+
+    words: what an apt-get begins with, whose progress goes to `say`; its output has its errors among it.
+    """
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})}
+    if words:
+        code, output = apt_get(command, words, say, env=environment)
+        errors = ""
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        code, output, errors = done.returncode, done.stdout, done.stderr
+    if code:
+        last = "\n".join((output + errors).strip().splitlines()[-10:])
+        raise Failure(f"on the controller, `{' '.join(command)}` ended with {code}:\n{last}")
+    return output
 
 
 def network_settings() -> str:
@@ -74,8 +86,15 @@ class HostsApt:
     it, and the checkout's path may have one.
     """
 
-    def __init__(self, state: dict, directory: Path, host: str, named: Path) -> None:
-        self.state, self.named = state, named
+    def __init__(
+        self,
+        state: dict,
+        directory: Path,
+        host: str,
+        named: Path,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.state, self.named, self.say = state, named, say
         same = json.dumps(
             [state[key] for key in ("architecture", "foreign", "sources", "keyrings", "preferences")]
         )
@@ -150,9 +169,9 @@ class HostsApt:
         ]
         return "\n".join(lines) + "\n"
 
-    def apt(self, *arguments: str) -> str:
+    def apt(self, *arguments: str, words: str = "") -> str:
         """Run apt-get in the host's stead."""
-        return run(["apt-get", *arguments], {"APT_CONFIG": str(self.config)})
+        return run(["apt-get", *arguments], {"APT_CONFIG": str(self.config)}, words, self.say)
 
     def update(self, valid_seconds: int) -> None:
         """Refresh the index of the host's sources if the last refresh is too old."""
@@ -160,13 +179,13 @@ class HostsApt:
         if stamp.exists() and time.time() - stamp.stat().st_mtime < valid_seconds:
             return
         # Without --error-on=any apt takes a source that it cannot reach, or whose signature is wrong, for a warning.
-        self.apt("update", "--quiet", "--error-on=any")
+        self.apt("update", "--quiet", "--error-on=any", words="the controller refreshes its package index")
         stamp.touch()
 
     def lacking(self, names: list[str]) -> dict[str, str]:
         """File name -> SHA-256 of each package that the host needs for `names`; downloaded into `archives`."""
         install = ("install", "--yes", "--quiet", "--no-install-recommends")
-        self.apt(*install, "--download-only", *names)
+        self.apt(*install, "--download-only", *names, words="the controller works out what it lacks")
         simulated = self.apt(*install, "--simulate", *names)
         found = {}
         for name, version, architecture in parse_simulated(simulated):
@@ -207,9 +226,17 @@ def sha256(path: Path) -> str:
 
 
 def bring(
-    state: dict, names: list[str], directory: Path, host: str, valid_seconds: int
+    state: dict,
+    names: list[str],
+    directory: Path,
+    host: str,
+    valid_seconds: int,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Path, dict[str, str]]:
-    """(directory, file name -> SHA-256) of what a host lacks for `names`; several hosts may ask at once."""
+    """(directory, file name -> SHA-256) of what a host lacks for `names`; several hosts may ask at once.
+
+    say: gets, each second, how far it is.
+    """
     if not (shutil.which("apt-get") and shutil.which("apt-config")):
         raise Failure(
             f"{host} reaches no package index and lacks {', '.join(names)}; the controller cannot bring them, "
@@ -221,8 +248,9 @@ def bring(
             f"{host} has no package sources in /etc/apt, so its packages are unknown. Add its distribution's."
         )
     with tempfile.TemporaryDirectory(prefix="trainyard-keyrings-") as named:
-        apt = HostsApt(state, directory, host, Path(named))
+        apt = HostsApt(state, directory, host, Path(named), say)
         apt.shared.mkdir(parents=True, exist_ok=True)
+        say("the controller has another host's packages first")
         with (apt.shared / ".lock").open("w") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
             apt.write()

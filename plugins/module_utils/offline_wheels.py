@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from email.parser import HeaderParser
 from pathlib import Path
 
+from how_far import Pip, followed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -79,18 +81,36 @@ def platform_options(target: dict) -> list[str]:
     return options
 
 
-def download(requirements: list[str], target: dict, directory: Path, *options: str) -> None:
-    """Let the controller's pip, set up as it is, download these wheels for the host, and no dependencies."""
-    listed = directory / "requirements.txt"
+def download(
+    requirements: list[str],
+    target: dict,
+    directory: Path,
+    *options: str,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Let the controller's pip, set up as it is, download these wheels for the host, and no dependencies.
+
+    say: gets, each second, how far it is.
+    """
+    listed, temporary = directory / "requirements.txt", directory / "temporary"
     listed.write_text("".join(f"{line}\n" for line in requirements))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
+    temporary.mkdir()  # where it is seen to grow; and /tmp may be memory
+    command = [sys.executable, "-m", "pip", "download", "--progress-bar=off", "--no-deps", "--no-input"]
     command += ["--disable-pip-version-check", *platform_options(target), *options]
     command += ["--dest", str(directory), "--requirement", str(listed)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    pip = Pip(str(temporary), list, len(requirements))
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    code, output = followed(process, pip.hear, lambda: say(f"the controller: {pip.now()}"))
     listed.unlink()
-    if done.returncode == 0:
+    shutil.rmtree(temporary)
+    if code == 0:
         return
-    last = "\n".join([line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-6:])
+    last = "\n".join([line for line in output.splitlines() if line.strip()][-6:])
     markers = target["markers"]
     if "No module named pip" in last:
         raise Failure(
@@ -112,24 +132,35 @@ def wheel_of(name: str, directory: Path) -> Path:
     return found
 
 
-def collect(lock: str, torch: str, target: dict, directory: Path) -> None:
+def collect(lock: str, torch: str, target: dict, directory: Path, say: Callable[[str], None]) -> None:
     """Download all wheels for `target`: the lock's, and torch with what it asks for besides."""
     markers = target["markers"]
     locked = locked_for(lock, markers)
-    download(list(locked.values()), target, directory, "--require-hashes")
+    download(list(locked.values()), target, directory, "--require-hashes", say=say)
     known = set(locked)
     wanted = {canonicalize_name(Requirement(torch).name): torch}
     # torch pins the nvidia packages of a CUDA build exactly, so the first that pip takes is the right one.
     while wanted:
-        download(list(wanted.values()), target, directory)
+        download(list(wanted.values()), target, directory, say=say)
         known |= set(wanted)
         asked = [asked_by(wheel_of(name, directory), markers) for name in wanted]
         wanted = {name: text for one in asked for name, text in one.items() if name not in known}
 
 
-def wheelhouse(lock: str, torch: str, target: dict, directory: Path, say=lambda text: None) -> dict[str, str]:
-    """Name -> SHA-256 of the wheels in `directory`, downloaded if need be; several hosts may ask at once."""
+def wheelhouse(
+    lock: str,
+    torch: str,
+    target: dict,
+    directory: Path,
+    tell: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, str]:
+    """Name -> SHA-256 of the wheels in `directory`, downloaded if need be; several hosts may ask at once.
+
+    tell: gets what everybody should know; say: each second, how far it is.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
+    say("the controller has the wheels of another host first")
     with open(f"{directory}.lock", "w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         manifest = directory / "manifest.json"
@@ -137,12 +168,12 @@ def wheelhouse(lock: str, torch: str, target: dict, directory: Path, say=lambda 
             wheels = json.loads(manifest.read_text())
             if all((directory / name).is_file() for name in wheels):
                 return wheels
-        say(f"downloading wheels for Python {target['markers']['python_version']}, once for all such hosts")
+        tell(f"downloading wheels for Python {target['markers']['python_version']}, once for all such hosts")
         shutil.rmtree(directory, ignore_errors=True)
         partial = Path(f"{directory}.part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        collect(lock, torch, target, partial)
+        collect(lock, torch, target, partial, say)
         wheels = {path.name: sha256(path) for path in sorted(partial.glob("*.whl"))}
         with (partial / "manifest.json").open("w") as stream:
             json.dump(wheels, stream, indent=1)

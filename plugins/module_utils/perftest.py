@@ -40,12 +40,12 @@ def rdma_gbit(output: str) -> float | None:
 
 
 def rdma_latency(output: str) -> dict[str, float] | None:
-    """{us, us_99} of ib_send_lat's table.
+    """{us, us_99, us_jitter (the deviation)} of ib_send_lat's table.
 
     Its line is bytes, iterations, least, most, typical, mean, deviation, 99 %, 99.9 %.
     """
     for line in output.splitlines():
         words = line.split()
         if len(words) == 9 and words[0].isdigit() and words[1].isdigit():
-            return {"us": float(words[4]), "us_99": float(words[7])}
+            return {"us": float(words[4]), "us_99": float(words[7]), "us_jitter": float(words[6])}
     return None

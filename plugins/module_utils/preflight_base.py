@@ -33,6 +33,7 @@ class Limits:
     rdma_fail_percent: float = 85
     min_free_gb: float = 5
     run_gb: float = 0  # data, model and three checkpoints of the run to come; 0: it was not named
+    run_unknown: str = ""  # what of it has a size that nobody knows yet, by name
     port: int = 29500
     ansible: str = "ansible"  # these three with the inventory, to be pasted into a shell
     site: str = "ansible-playbook site.yml"

@@ -348,6 +348,8 @@ def clock_middle(cluster: Cluster, offsets: dict[str, float]) -> float:
 )
 def disk(cluster: Cluster) -> Iterable[Said]:
     need = cluster.limits.min_free_gb + cluster.limits.run_gb
+    unknown = cluster.limits.run_unknown
+    besides = f", besides {unknown}, of unknown size" if unknown else ""
     well = True
     for host, survey in cluster.survey().items():
         room = survey["disk"]
@@ -355,7 +357,9 @@ def disk(cluster: Cluster) -> Iterable[Said]:
         if room["read_only"]:
             fault = "it is mounted for reading alone"
         elif room["free"] < need * GB:
-            fault = f"{room['free'] / GB:.1f} of {room['total'] / GB:.1f} GB free, {need:.1f} GB needed"
+            fault = (
+                f"{room['free'] / GB:.1f} of {room['total'] / GB:.1f} GB free, {need:.1f} GB needed{besides}"
+            )
         elif room["inodes"] is not None and room["inodes"] < 10_000:
             fault = f"{room['inodes']} files may still be made"
         if fault:
@@ -366,7 +370,11 @@ def disk(cluster: Cluster) -> Iterable[Said]:
             )
     if well:
         least = min(survey["disk"]["free"] for survey in cluster.survey().values())
-        yield Said(PASS, cluster.alive, f"{least / GB:.0f} GB free or more")
+        yield Said(
+            PASS,
+            cluster.alive,
+            f"{least / GB:.0f} GB free or more{f'; unknown: what {unknown} takes' if unknown else ''}",
+        )
 
 
 @check(

@@ -1,4 +1,4 @@
-"""What preflight found, as text, as JSON, and against the last good result (the baseline)."""
+"""What preflight found, as text, as JSON, and against the best of earlier good results (the baseline)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ import telling
 from preflight_base import CHECKS, FAIL, PASS, SKIP, WARN, Cluster, Finding, Limits, findings, named
 
 EXIT = {PASS: 0, SKIP: 0, WARN: 1, FAIL: 2}
-KEPT_SHARE = 0.9  # of a figure of the last good result that is not worse
+KEPT_SHARE = 0.9  # of the best figure so far, for one that is not worse
 # Of a link without a speed of its own (a virtual machine's): what other guests do changes it more than that.
 KEPT_SHARE_VIRTUAL = 0.25
-KEPT_LATENCY = (2.0, 1.0)  # times the last one, and ms on top: short times are mostly chance
+KEPT_LATENCY = (2.0, 1.0)  # times the best one, and ms on top: short times are mostly chance
+LESS_IS_BETTER = ("rtt_ms", "loaded_ms")
 MATRIX_HOSTS = 8  # that a table of pairs is shown for
 UNITS = {
     "mbit": "Mbit/s",
@@ -36,14 +37,14 @@ UNITS = {
 }
 MARKS = {FAIL: "FAIL", WARN: "WARN", PASS: "pass", SKIP: "skip"}
 BASELINE = (
-    "Nothing is worse than in the last good result",
+    "Nothing is worse than the best of earlier good results",
     "bandwidth and link speed 90 % (bandwidth of a virtual link 25 %), latency twice and 1 ms, as many GPUs",
     "baseline-….json beside last.json, which each result without a failure renews",
 )
 
 
 def report(cluster: Cluster, before: dict | None, seconds: float, baseline_path: str = "") -> dict:
-    """The whole result. `before`: the last good one's; `seconds`: since the playbook began."""
+    """The whole result. `before`: the baseline; `seconds`: since the playbook began."""
     found = findings(cluster)
     figures = figures_of(cluster)
     found += against(figures, before, cluster, baseline_path)
@@ -77,7 +78,7 @@ def figures_of(cluster: Cluster) -> dict[str, dict]:
 
 
 def against(figures: dict, before: dict | None, cluster: Cluster, path: str) -> list[Finding]:
-    """What got worse since `before`, a whole result, one finding a host or pair."""
+    """What is worse than in `before`, a baseline, one finding a host or pair."""
     _, limit, source = BASELINE
     if not before:
         return [
@@ -97,31 +98,47 @@ def against(figures: dict, before: dict | None, cluster: Cluster, path: str) -> 
 
 
 def day(result: dict) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(result["time"]))
+    return _day(result["time"])
+
+
+def _day(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
+def best_of(before: dict | None) -> dict[str, dict[str, tuple[float, float]]]:
+    """The best that a baseline knows: {figure: {key: (value, when it was measured)}}."""
+    if not before:
+        return {}
+    last = {
+        name: {key: (value, before["time"]) for key, value in found.items()}
+        for name, found in before["figures"].items()
+    }
+    best = before.get("best", {})
+    return {name: {**last.get(name, {}), **best.get(name, {})} for name in {**last, **best}}
 
 
 def worse_than(figures: dict, before: dict, real: Collection[str]) -> list[tuple[str, str]]:
-    """(figure's key, in words) of each that is worse than `before`, a whole result.
+    """(figure's key, in words) of each that is worse than the best of `before`, a baseline.
 
     real: the hosts whose link is no virtual one.
     """
-    worse = []
+    worse, known_best = [], best_of(before)
     for figure, unit in UNITS.items():
         for key, value in figures.get(figure, {}).items():
-            last = before["figures"].get(figure, {}).get(key)
-            if last is None:
+            if key not in known_best.get(figure, {}):
                 continue
+            best, when = known_best[figure][key]
             if figure in ("mbit", "bus", "gbit"):
                 known = set(before["hosts"] if figure == "bus" else key.split(">"))
-                bad = value < last * (KEPT_SHARE if known <= set(real) else KEPT_SHARE_VIRTUAL)
+                bad = value < best * (KEPT_SHARE if known <= set(real) else KEPT_SHARE_VIRTUAL)
             elif figure == "speed":
-                bad = value < last * KEPT_SHARE
+                bad = value < best * KEPT_SHARE
             elif figure == "gpus":
-                bad = value < last
+                bad = value < best
             else:
-                bad = value > last * KEPT_LATENCY[0] + KEPT_LATENCY[1]
+                bad = value > best * KEPT_LATENCY[0] + KEPT_LATENCY[1]
             if bad:
-                worse.append((key, f"{key.replace('>', ' to ')}: {value} {unit}, {last} on {day(before)}"))
+                worse.append((key, f"{key.replace('>', ' to ')}: {value} {unit}, {best} on {_day(when)}"))
     return worse
 
 
@@ -132,11 +149,22 @@ def is_good(result: dict) -> bool:
 
 
 def renewed(result: dict, before: dict | None) -> dict:
-    """The new baseline: `result`, and the figures of `before` for what was not measured now (a ring of pairs)."""
-    old = (before or {}).get("figures", {})
+    """The new baseline: `result`, and the figures of `before` for what was not measured now (a ring of pairs).
+
+    best: of each figure the best so far. Held against the last one alone, what gets worse little by little would
+    never be told.
+    """
+    old, best = (before or {}).get("figures", {}), best_of(before)
+    for name, figures in result["figures"].items():
+        known = best.setdefault(name, {})
+        for key, value in figures.items():
+            sign = -1 if name in LESS_IS_BETTER else 1
+            if key not in known or sign * value > sign * known[key][0]:
+                known[key] = (value, result["time"])
     return {
         **result,
         "figures": {name: {**old.get(name, {}), **new} for name, new in result["figures"].items()},
+        "best": best,
     }
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, job_words, read_jobs
+
+# How a line of launch.log begins: trainer/environment.py, Stamped.
+STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 
 
 def state_command(keeper: str, run: str, run_dir: str) -> str:

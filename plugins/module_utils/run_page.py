@@ -23,13 +23,21 @@ from trainer import metrics
 POINTS = 1500  # of a curve; more could not be told apart
 SHOWN_EVENTS = 300
 SHOWN_RANKS = 16  # of more, the slowest and the fastest
+SHOWN_MACHINES = 8  # of different kinds
 SHOWN_SHARES = 300
 SHOWN_SAMPLES = 20
-# Of each line of kind train.
+# Of each line of kind train; memory is that of the rank that has had the most.
 SERIES = (
     *("step", "loss", "router_loss", "lr", "grad_norm", "tokens_total", "tokens_per_second", "mfu"),
     *("step_seconds", "wire_bytes", "memory_peak_bytes"),
 )
+SPIKES = ("loss", "grad_norm", "step_seconds")  # what is thinned loses none of theirs
+# Of a machine, as the ranks told it when the attempt began (trainer/machine.py): what it is called on the page.
+MACHINE = {
+    **{"cards": "cards", "driver": "driver", "cuda": "CUDA", "cpu": "CPU", "memory_bytes": "memory"},
+    **{"system": "system", "kernel": "kernel", "python": "Python", "torch": "torch"},
+    **{"transformers": "transformers", "trainer": "trainer"},
+}
 NETWORK = 0.4  # a share of a step that the network takes, from which less on the wire would help
 UNEVEN = 0.2  # a share that the fastest rank waits for the slowest, from which other shares would help
 
@@ -57,13 +65,18 @@ def write(directory: Path) -> Path:
 def found(directory: Path) -> dict:
     """What the page shows of the run whose results lie in `directory`."""
     records = read_metrics(directory / "metrics.jsonl")
-    train = [one for one in records if one["kind"] == "train"]
+    train = [
+        {**one, "memory_peak_bytes": metrics.most_memory(one) or None}
+        for one in records
+        if one["kind"] == "train"
+    ]
     summary, status = _json(directory / "summary.json"), _json(directory / "status.json")
     events = [one for one in records if one["kind"] == "event"]
     evals = [[one["step"], one["loss"]] for one in records if one["kind"] == "eval"]
     state = status.get("state") or summary.get("state") or "interrupted"
     names = rank_names(events, train)
     shown, left = _events(events)
+    known = machines(events)
     return {
         "name": directory.name,
         "state": state,
@@ -79,7 +92,9 @@ def found(directory: Path) -> dict:
         "rank_names": names,
         "parts": parts(train, names),
         "settings": summary.get("settings") or _yaml(directory / "config.yaml"),
-        "environment": _environment(summary, names),
+        "environment": _environment(summary, names, known),
+        "machines": known,
+        "memory": memory(train, names),
         "samples": _samples(directory),
     }
 
@@ -114,20 +129,29 @@ def _finite(record: dict) -> dict:
 def series(train: list[dict]) -> dict[str, list]:
     """The columns of at most POINTS steps, as they were written, to six digits; hours: of training, until then.
 
-    Of the steps that fall together the first is kept, and the one with the highest loss: no spike is lost.
+    Half of the points are steps at even distances, the others the highest of each of SPIKES, stretch by stretch.
     """
     hours, total = [], 0.0
     for one in train:
         total += one.get("step_seconds") or 0.0
         hours.append(total / 3600)
-    size = -(-len(train) // (POINTS // 2)) if len(train) > POINTS else 1
-    kept = []
-    for first in range(0, len(train), size):
-        group = range(first, min(first + size, len(train)))
-        kept += sorted({first, max(group, key=lambda n: train[n].get("loss") or float("-inf"))})
-    kept = sorted({*kept, len(train) - 1})
+    kept = range(len(train))
+    if len(train) > POINTS:
+        even = _stretches(len(train), POINTS // 2)
+        highest = {
+            max(stretch, key=lambda n: train[n].get(name) or float("-inf"))
+            for name in SPIKES
+            for stretch in _stretches(len(train), POINTS // 2 // len(SPIKES))
+        }
+        kept = sorted({*(stretch[0] for stretch in even), *highest, len(train) - 1})
     columns = {name: [_rounded(train[n].get(name)) for n in kept] for name in SERIES}
     return {**columns, "hours": [_rounded(hours[n]) for n in kept]}
+
+
+def _stretches(length: int, count: int) -> list[range]:
+    """At most `count` stretches, equally long but for the last, of range(length)."""
+    size = -(-length // count)
+    return [range(first, min(first + size, length)) for first in range(0, length, size)]
 
 
 def _rounded(value):
@@ -199,6 +223,51 @@ def _advice(step: float, compute: list[float], slowest: float, wire: float, name
     return "Most of the time is spent computing."
 
 
+# ---- memory and machines ----
+
+
+def memory(train: list[dict], names: list[str]) -> dict:
+    """Whose memory is shown, and {name, bytes} of the last attempt's ranks, those with the most first.
+
+    whose: "any rank" where the lines have that of each, else "the first rank", which has written them.
+    """
+    last = train[-1].get("rank_memory_peak_bytes") or []
+    told = all(one.get("rank_memory_peak_bytes") for one in train)
+    by_rank = zip(names, last, strict=True) if len(last) == len(names) else ()
+    ranks = sorted(({"name": name, "bytes": most} for name, most in by_rank), key=lambda one: -one["bytes"])
+    return {
+        "whose": "any rank" if told else "the first rank",
+        "ranks": ranks[:SHOWN_RANKS],
+        "ranks_left": max(0, len(ranks) - SHOWN_RANKS),
+    }
+
+
+def machines(events: list[dict]) -> dict | None:
+    """What the last attempt ran on: hosts, of each kind of machine; rows, [what, of the first kind, …]; left.
+
+    None for metrics that do not say.
+    """
+    kinds = next((one["machines"] for one in reversed(events) if one.get("machines")), [])
+    shown = kinds[:SHOWN_MACHINES]
+    rows = [[label, *(_of_machine(one, key) for one in shown)] for key, label in MACHINE.items()]
+    return {
+        "hosts": [several(one["hosts"]) for one in shown],
+        "rows": [row for row in rows if any(row[1:])],
+        "left": len(kinds) - len(shown),
+    } if kinds else None  # fmt: skip
+
+
+def _of_machine(machine: dict, key: str) -> str:
+    value = machine.get(key)
+    if key == "cards":
+        return ", ".join(f"{value.count(card)} x {card}" for card in dict.fromkeys(value or []))
+    if key == "memory_bytes" and value:
+        return f"{value / 2**30:.3g} GiB"
+    if key == "cpu" and value and machine.get("cores"):
+        return f"{value}, {machine['cores']} cores"
+    return "" if value is None else str(value)
+
+
 # ---- words and figures ----
 
 
@@ -230,7 +299,7 @@ def _figures(train: list[dict], evals: list[list], events: list[dict]) -> dict:
         "steps": train[-1]["step"],
         "tokens": tokens,
         "train_seconds": seconds,
-        "memory_peak_bytes": max((one.get("memory_peak_bytes") or 0 for one in train), default=0) or None,
+        "memory_peak_bytes": max((one["memory_peak_bytes"] or 0 for one in train), default=0) or None,
         "wire_bytes": sum(wired) / len(wired) if any(wired) else None,
         "restarts": sum(one.get("event") == "restart" for one in events),
     }
@@ -272,8 +341,9 @@ def _told(event: dict) -> str:
     return str(event.get("reason") or "")
 
 
-def _environment(summary: dict, names: list[str]) -> list[list[str]]:
-    rows = [[f"version of {name}", str(value)] for name, value in (summary.get("versions") or {}).items()]
+def _environment(summary: dict, names: list[str], known: dict | None) -> list[list[str]]:
+    versions = {} if known else summary.get("versions") or {}  # each machine has its own
+    rows = [[f"version of {name}", str(value)] for name, value in versions.items()]
     world = summary.get("world") or {}
     if world.get("hosts"):
         rows.append(["hosts", ", ".join(world["hosts"])])

@@ -32,6 +32,22 @@ def brought(host: str, done: float, total: float) -> str:
     return f"{host}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB have come"
 
 
+def with_rows(line: str, rows) -> str:
+    """A line that is written over, and what each host does now: (host, words). The callback live reads it, too."""
+    return "\n".join([line, *(f"{host}\t{words}" for host, words in rows)])
+
+
+def row(host: str, words: str) -> str:
+    """As `with_rows` of one host, and no line on all of them."""
+    return with_rows("\r", [(host, words)])
+
+
+def rows_of(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """(line, rows) of `with_rows`."""
+    line, *rows = text.split("\n")
+    return line, [(host, words) for host, mark, words in (row.partition("\t") for row in rows) if mark]
+
+
 def same_hosts(cli, default=(), subset: bool = True) -> list[str]:
     """The options by which another ansible-playbook, called from here, means the same hosts.
 

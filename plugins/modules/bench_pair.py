@@ -37,8 +37,8 @@ EXAMPLES = r"""
 RETURN = r"""
 measured:
   description: >-
-    Of C(measure): C(peer), C(mbit), C(retransmits), C(idle) and C(loaded) ({ms, ms_99, lost (percent)}), C(rdma)
-    ({gbit, idle, loaded ({us, us_99})}), C(note) where something came to nothing.
+    Of C(measure): C(peer), C(mbit), C(retransmits), C(idle) and C(loaded) ({ms, ms_99, jitter_ms, lost (percent)}),
+    C(rdma) ({gbit, idle, loaded ({us, us_99, us_jitter})}), C(note) where something came to nothing.
   type: dict
   returned: with C(measure)
 """
@@ -51,7 +51,7 @@ import threading
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.echo import ECHO_INTERVAL, echoes, median
+from ansible.module_utils.echo import ECHO_INTERVAL, echoes, jitter, median
 from ansible.module_utils.perftest import latency_command, rdma_command, rdma_gbit, rdma_latency
 
 UNIT = "trainyard-bench"
@@ -104,15 +104,16 @@ def listen(run, address: str, device: str, port: int, most: int) -> None:
 
 
 def delays(address: str, own: str, packets: int) -> dict:
-    """{ms, ms_99, lost (percent)} of echo requests to a peer; ms and ms_99 are None where none came back."""
+    """{ms, ms_99, jitter_ms, lost (percent)} of echo requests to a peer; the times are None where none came back."""
     identity = int(time.monotonic() * 1000) & 0xFFFF
     count, times = echoes(address, own, packets, PING_BYTES, identity)
     if not times:
-        return {"ms": None, "ms_99": None, "lost": 100.0}
+        return {"ms": None, "ms_99": None, "jitter_ms": None, "lost": 100.0}
     slowest = sorted(times)[min(len(times) - 1, int(NINETY_NINE * len(times)))]
     return {
         "ms": round(median(times) * 1000, 3),
         "ms_99": round(slowest * 1000, 3),
+        "jitter_ms": round(jitter(times) * 1000, 4),
         "lost": round(100 * (count - len(times)) / count, 2),
     }
 

@@ -7,14 +7,18 @@ DOCUMENTATION = r"""
 module: bring_host
 short_description: Take part in bringing files from host to host
 description:
+  - C(have) gives files their place that are here under another name, in another version of the same directory; so
+    that of a directory only the files that differ travel. It says how much there is of each, which tells who shall
+    be the first of the chain.
   - C(begin) says which files are not there yet, and how much of each has come before; what is there is laid out
     for the next host.
   - C(pull) begins, fetches from the host before what is missing, while it still grows there, over SSH as the service
     user, and settles.
   - C(settle) checks every file's SHA-256 and gives it its place, where root alone can change it.
-  - C(tidy) removes what was laid out.
+  - C(tidy) removes what was laid out of these files, and what others' transfers have left a day ago. Another play may
+    bring files meanwhile.
 options:
-  step: {type: str, choices: [begin, pull, settle, tidy], required: true, description: See above.}
+  step: {type: str, choices: [have, begin, pull, settle, tidy], required: true, description: See above.}
   files:
     description: "Each with C(path) (below O(state_dir)), C(bytes) and C(sha256)."
     type: list
@@ -38,6 +42,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+here:
+  description: C(have)'s answer, path to the bytes that are here.
+  type: dict
+  returned: with C(have)
 missing:
   description: C(begin)'s answer, path to the bytes that have come before.
   type: dict
@@ -51,7 +59,6 @@ import json
 import os
 import select
 import shlex
-import shutil
 import stat
 import subprocess
 import time
@@ -59,7 +66,10 @@ import time
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 
+KEPT = ("data", "models")  # below the state directory, where files have their place
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
+# Seconds for which what came of a transfer that broke off is kept, for the next one to go on.
+STALE = 24 * 60 * 60
 AT_ONCE = 1 << 20  # bytes of a read, and of a pipe: the fewer turns, the less they cost
 F_SETPIPE_SZ = 1031  # Linux's; Python has a name for it from 3.10 on
 # Seconds in which more comes to the source, where little has; and between two looks at a file that has not grown.
@@ -86,9 +96,14 @@ for path, at, whole in json.loads(sys.stdin.buffer.raw.readline()):
     file = None
     while at < whole:
         if file is None:
-            try:
-                file = os.open(os.path.join(folder, path), os.O_RDONLY)
-            except FileNotFoundError:
+            # In its place it is whole: another play may have brought it, and tidied up.
+            for place in (folder, os.path.dirname(folder)):
+                try:
+                    file = os.open(os.path.join(place, path), os.O_RDONLY)
+                    break
+                except FileNotFoundError:
+                    pass
+            else:
                 more(pause)
                 continue
         there = min(os.fstat(file).st_size, whole)
@@ -120,6 +135,85 @@ def missing(files: list[dict], state_dir: str) -> list[dict]:
     return [one for one in files if size(os.path.join(state_dir, one["path"])) != one["bytes"]]
 
 
+def have(files: list[dict], state_dir: str, group: int) -> bool:
+    """Give those files their place that are here already, elsewhere below `data` or `models`; whether there were any.
+
+    Who has a byte less or more is not even read, and a file of the same name is read before others of its size.
+    """
+    wanted = missing(files, state_dir)
+    sizes: dict[int, list[str]] = {one["bytes"]: [] for one in wanted if one["bytes"]}
+    for top in KEPT if sizes else ():
+        for folder, _, names in os.walk(os.path.join(state_dir, top)):
+            for path in (os.path.join(folder, name) for name in sorted(names)):
+                if (found := size(path)) in sizes:
+                    sizes[found].append(path)
+    digests: dict[str, str] = {}
+    placed = False
+    for one in wanted:
+        name = os.path.basename(one["path"])
+        for path in sorted(sizes.get(one["bytes"], ()), key=lambda path: os.path.basename(path) != name):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            except OSError:
+                continue
+            with open(descriptor, "rb") as file:
+                # Whoever owns it could change it later.
+                if os.fstat(descriptor).st_uid != os.geteuid():
+                    continue
+                if path not in digests:
+                    digests[path] = sha256(file)
+                if digests[path] == one["sha256"]:
+                    place(descriptor, os.path.join(state_dir, one["path"]), group)
+                    placed = True
+                    break
+    return placed
+
+
+def here(files: list[dict], state_dir: str) -> dict[str, int]:
+    """The bytes that there are of each file, in its place or as far as it has come; files of none are left out."""
+    found = {}
+    for one in files:
+        count = size(os.path.join(state_dir, one["path"]))
+        if count != one["bytes"]:
+            count = size(os.path.join(state_dir, INCOMING, one["path"])) or 0
+        if 0 < count <= one["bytes"]:
+            found[one["path"]] = count
+    return found
+
+
+def place(descriptor: int, final: str, group: int) -> None:
+    """Give an open file its place, besides the one that it may have."""
+    os.makedirs(os.path.dirname(final), mode=0o750, exist_ok=True)
+    os.chown(os.path.dirname(final), -1, group)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(final)  # cut short by something else
+    try:
+        # Of this very file, whatever its path leads to by now; only with a directory does Python follow the link.
+        os.link(f"/proc/self/fd/{descriptor}", final, src_dir_fd=descriptor, follow_symlinks=True)
+    except FileExistsError:
+        # Another play has had the same file under another name.
+        if size(final) != os.fstat(descriptor).st_size:
+            raise
+
+
+def remove(path: str, descriptor: int) -> None:
+    """Remove an open file from its path, unless another play has put another one there, or nothing."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
+            os.unlink(path)
+
+
+def abandoned(path: str, one: dict, state_dir: str) -> None:
+    """Remove a file that was checked and got no place then. Waits for another play that is about to give it one."""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file,
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if missing([one], state_dir):
+            remove(path, file.fileno())
+
+
 def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
     """Lay out what is there for the next host, and make room for the rest; path to its bytes that have come before."""
     incoming = os.path.join(state_dir, INCOMING)
@@ -131,7 +225,9 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
         for one in wanted:
             path = os.path.join(incoming, one["path"])
             if (size(path) or 0) and not os.access(path, os.W_OK, effective_ids=True):
-                os.unlink(path)  # checked already, and then it got no place
+                abandoned(path, one, state_dir)
+            if not missing([one], state_dir):
+                continue  # another play has brought it meanwhile
             descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o640)
             try:
                 if os.fstat(descriptor).st_size > one["bytes"]:
@@ -141,7 +237,8 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
                 os.close(descriptor)
     for one in files:
         if one["path"] not in growing:
-            with contextlib.suppress(FileExistsError):
+            # Where another play has tidied up, the next host finds it in its place.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
                 os.link(os.path.join(state_dir, one["path"]), os.path.join(incoming, one["path"]))
     return growing
 
@@ -154,9 +251,12 @@ def pull(files: list[dict], state_dir: str, user: str, source: str, patience: fl
     before, because more has come meanwhile: the last of eight hosts then lags behind by as much as the whole takes.
     """
     incoming = os.path.join(state_dir, INCOMING)
-    wanted = missing(files, state_dir)
     since, said = time.monotonic(), ""
-    while rest := [one for one in wanted if (size(os.path.join(incoming, one["path"])) or 0) < one["bytes"]]:
+    while rest := [
+        one
+        for one in missing(files, state_dir)  # another play may have brought one meanwhile
+        if (size(os.path.join(incoming, one["path"])) or 0) < one["bytes"]
+    ]:
         left = max(0.0, since + patience - time.monotonic())
         came, words = stream(rest, incoming, user, source, left)
         said = words or said
@@ -191,8 +291,11 @@ def stream(rest: list[dict], incoming: str, user: str, source: str, patience: fl
         with contextlib.suppress(BrokenPipeError):  # why stands in what ssh says
             process.stdin.write(json.dumps(asked).encode() + b"\n")
         for path, at, whole in asked:
-            with acting_as(user):
-                file = os.open(os.path.join(incoming, path), os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                with acting_as(user):
+                    file = os.open(os.path.join(incoming, path), os.O_WRONLY | os.O_NOFOLLOW)
+            except (FileNotFoundError, PermissionError):
+                break  # another play has brought it, and gives it its place
             try:
                 got = take(process.stdout.fileno(), file, at, whole, patience)
             finally:
@@ -229,29 +332,74 @@ def take(pipe: int, file: int, at: int, whole: int, patience: float) -> int:
 
 
 def settle(files: list[dict], state_dir: str, group: int) -> bool:
-    """Check what has come, and give it its place; whether anything was. Raises Failure."""
-    wanted = missing(files, state_dir)
-    for one in wanted:
+    """Check what has come, and give it its place; whether anything was. Raises Failure.
+
+    A file is locked from before it becomes root's until it has its place, so that another play which meets it between
+    waits (`abandoned`, or here), and does not take it for one that nobody wants.
+    """
+    placed = False
+    for one in missing(files, state_dir):
         path = os.path.join(state_dir, INCOMING, one["path"])
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if not missing([one], state_dir):
+                continue  # another play has brought it, and tidied up
+            raise Failure(
+                f"{path}: found no file; expected one of {one['bytes']} bytes. Another play has removed it, because it "
+                "arrived damaged, or somebody has; run train.yml again."
+            ) from None
         with open(descriptor, "rb") as file:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not missing([one], state_dir):
+                continue  # another play has brought it meanwhile
             os.fchown(descriptor, os.geteuid(), group)
             os.fchmod(descriptor, 0o640)
             digest = sha256(file)
             if digest != one["sha256"]:
-                os.unlink(path)
+                remove(path, descriptor)
                 raise Failure(
                     f"{one['path']}: found a SHA-256 of {digest[:12]}…; expected {one['sha256'][:12]}…. It arrived "
                     "damaged and was removed; run train.yml again."
                 )
-            final = os.path.join(state_dir, one["path"])
-            os.makedirs(os.path.dirname(final), mode=0o750, exist_ok=True)
-            os.chown(os.path.dirname(final), -1, group)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(final)  # cut short by something else
-            # Of this very file, whatever its path leads to by now; only with a directory does Python follow the link.
-            os.link(f"/proc/self/fd/{descriptor}", final, src_dir_fd=descriptor, follow_symlinks=True)
-    return bool(wanted)
+            place(descriptor, os.path.join(state_dir, one["path"]), group)
+            placed = True
+    return placed
+
+
+def tidy(files: list[dict], state_dir: str) -> None:
+    """Remove what was laid out or has come of `files`, what is STALE, and the directories that are empty by that.
+
+    Whatever else is there, another play is bringing. The service user may have put links there: none is followed.
+    """
+    incoming = os.path.join(state_dir, INCOMING)
+    ours, emptied, old = {os.path.normpath(one["path"]) for one in files}, set(), time.time() - STALE
+    for path in ours:
+        emptied.update(parents(path))
+    with contextlib.suppress(FileNotFoundError):
+        for folder, folders, names, handle in os.fwalk(incoming, topdown=False):
+            below = os.path.relpath(folder, incoming)
+            for name in names:
+                path = os.path.normpath(os.path.join(below, name))
+                with contextlib.suppress(FileNotFoundError):
+                    # Of a link to a file of long ago, too, this is when it was made.
+                    if path in ours or os.lstat(name, dir_fd=handle).st_ctime < old:
+                        os.unlink(name, dir_fd=handle)
+                        emptied.update(parents(path))
+            for name in folders:
+                with contextlib.suppress(OSError):  # not empty
+                    if os.path.normpath(os.path.join(below, name)) in emptied:
+                        os.rmdir(name, dir_fd=handle)
+    with contextlib.suppress(OSError):
+        os.rmdir(incoming)
+
+
+def parents(path: str) -> list[str]:
+    """The directories above a relative path."""
+    found = []
+    while path := os.path.dirname(path):
+        found.append(path)
+    return found
 
 
 def sha256(file) -> str:
@@ -265,7 +413,7 @@ def sha256(file) -> str:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "step": {"type": "str", "choices": ["begin", "pull", "settle", "tidy"], "required": True},
+            "step": {"type": "str", "choices": ["have", "begin", "pull", "settle", "tidy"], "required": True},
             "files": {"type": "list", "elements": "dict", "required": True},
             "state_dir": {"type": "path", "required": True},
             "user": {"type": "str", "required": True},
@@ -278,15 +426,19 @@ def main() -> None:
     p = module.params
     files, state_dir, user = p["files"], p["state_dir"], p["user"]
     if module.check_mode:
-        module.exit_json(changed=bool(missing(files, state_dir)), missing={})
+        changed = p["step"] != "have" and bool(missing(files, state_dir))
+        module.exit_json(changed=changed, missing={}, here=here(files, state_dir))
     os.umask(0o027)
     try:
         with acting_as(user) as entry:
             group = entry.pw_gid
+        if p["step"] == "have":
+            placed = have(files, state_dir, group)
+            module.exit_json(changed=placed, here=here(files, state_dir))
         if p["step"] == "begin":
             module.exit_json(changed=False, missing=begin(files, state_dir, user))
         if p["step"] == "tidy":
-            shutil.rmtree(os.path.join(state_dir, INCOMING), ignore_errors=True)
+            tidy(files, state_dir)
             module.exit_json(changed=False)
         if p["step"] == "pull":
             begin(files, state_dir, user)

@@ -35,9 +35,9 @@ diagnosis:
   description: >-
     C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was written),
     C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack (frames,
-    innermost first), said (the log's last line), silent_seconds), C(interface) (name, and what its counters grew by),
-    C(kernel) (lines), C(ras) (lines of NCCL's RAS), C(flights) (dumps of torch's flight recorder), C(gpus), C(busy)
-    (other processes that took the CPU), C(load), C(cpus).
+    innermost first), said (the log's last line), silent_seconds, groups (of trainer/collectives.py)), C(interface)
+    (name, and what its counters grew by), C(kernel) (lines), C(ras) (lines of NCCL's RAS), C(flights) (dumps of torch's
+    flight recorder), C(gpus), C(busy) (other processes that took the CPU), C(load), C(cpus).
   type: dict
   returned: always
 """
@@ -70,6 +70,7 @@ KERNEL_LINES = 10
 RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS_ADDR)
 RAS_SECONDS = 5.0  # it asks all ranks, and waits as long for those that are silent
 RAS_BYTES = 1 << 20
+GROUPS_BYTES = 1 << 20  # of what a rank writes, read at most
 BUSY = 0.3  # of a core, for a process that is named
 
 
@@ -128,6 +129,31 @@ def last_words(path: str) -> tuple[str, float | None]:
         return (lines[-1] if lines else ""), time.time() - os.path.getmtime(path)
     except OSError:
         return "", None
+
+
+def groups_of(run_dir: str, rank: int, pid: int) -> list[dict]:
+    """What the rank itself has written of its groups (trainer/collectives.py); empty where it has not."""
+    try:
+        path = os.path.join(run_dir, "logs", f"collectives-{rank}.json")
+        # The directory is the service user's: neither a link nor a pipe there shall hold this up.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            word = json.loads(file.read(GROUPS_BYTES))
+        if word["pid"] != pid:
+            return []
+        return [
+            {
+                "name": str(one["name"]),
+                "desc": str(one["desc"])[:50],
+                "ranks": [int(number) for number in one["ranks"]],
+                "sequence": int(one["sequence"]),
+                "started": int(one.get("started", -1)),
+                "op": str(one.get("op", ""))[:50],
+                "sizes": [[int(size) for size in sizes] for sizes in one.get("sizes", [])][:4],
+            }
+            for one in word["groups"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def counters(interface: str | None) -> dict[str, int]:
@@ -220,6 +246,7 @@ def main() -> None:
                 "stack": stacks[pid],
                 "said": said,
                 "silent_seconds": silent,
+                "groups": groups_of(run_dir, rank, pid),
             }
         )
     ours = set(run_processes(run_dir)) | {os.getpid(), os.getppid()}

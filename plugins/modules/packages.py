@@ -14,6 +14,7 @@ import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.how_far import PACKAGES, Note, apt_get
 from ansible.module_utils.received_files import Damaged, unpack
 
 DOCUMENTATION = r"""
@@ -22,7 +23,8 @@ short_description: Install distribution packages, also on a host without a packa
 description:
   - Asks dpkg what is missing and calls apt-get once for all of it.
   - With nothing missing it needs neither python3-apt nor an index, so check mode runs on an untouched host.
-  - The action plugin of the same name brings packages from the controller where the host reaches no index.
+  - The action plugin of the same name brings packages from the controller where the host reaches no index, and tells
+    meanwhile what apt does.
 options:
   names:
     description: Packages to have; real ones, not virtual.
@@ -78,6 +80,7 @@ LOCKED = re.compile(
     r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
 )
 LOOK_AGAIN = 2.0  # seconds
+NOTE = Note()  # what it does now; main says where
 
 
 class Failure(Exception):
@@ -94,19 +97,17 @@ def installed(names: list[str]) -> set[str]:
     return {line.split()[0] for line in query.stdout.splitlines() if line.endswith(" installed")}
 
 
-def run(command: list[str]) -> str:
-    """Run a command that must succeed; its output."""
+def run(command: list[str], words: str = "") -> str:
+    """Run a command that must succeed; its output. words: what an apt-get begins with, whose progress is told."""
     environment = {
         **os.environ,
         "DEBIAN_FRONTEND": "noninteractive",
         "LC_ALL": "C.UTF-8",
         "NEEDRESTART_MODE": "l",
     }
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
-    if done.returncode:
-        tail = "\n".join(done.stdout.strip().splitlines()[-15:])
+    code, output = apt_get(command, words, NOTE.say, env=environment)
+    if code:
+        tail = "\n".join(output.strip().splitlines()[-15:])
         if re.search("No space left on device|enough free space in ", tail):
             there = filter(os.path.isdir, PLACES)
             free = ", ".join(f"{shutil.disk_usage(one).free / 2**20:,.0f} MiB at {one}" for one in there)
@@ -114,23 +115,24 @@ def run(command: list[str]) -> str:
                 f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
                 "`journalctl --vacuum-size=200M`, `df -h`), and run again."
             )
-        raise Failure(f"`{' '.join(command)}` ended with {done.returncode}:\n{tail}")
-    return done.stdout
+        raise Failure(f"`{' '.join(command)}` ended with {code}:\n{tail}")
+    return output
 
 
-def run_apt(command: list[str], lock_timeout: int) -> str:
+def run_apt(command: list[str], lock_timeout: int, words: str = "") -> str:
     """As `run`, but waits until no other apt holds what this one needs: apt itself waits for dpkg's lock alone."""
     deadline = time.monotonic() + lock_timeout
     while True:
         try:
-            return run(command)
+            return run(command, words)
         except Failure as failure:
             locked = LOCKED.search(str(failure))
             if not locked:
                 raise
+            path, process, name = locked.groups()
+            holder = f"process {process} ({name})" if process else "another process"
+            NOTE.say(f"waiting for {holder}, which holds {path}")
             if time.monotonic() >= deadline:
-                path, process, name = locked.groups()
-                holder = f"process {process} ({name})" if process else "another process"
                 look = f"ps -fp {process}" if process else f"fuser -v {path}"
                 raise Failure(
                     f"{holder} holds {path}, for more than {lock_timeout} s now. Let it come to its end (see it with "
@@ -169,7 +171,7 @@ def as_options(*settings: str) -> list[str]:
 def apt_update(lock_timeout: int) -> None:
     """Refresh the host's package index."""
     options = as_options("Acquire::Retries=3", f"DPkg::Lock::Timeout={lock_timeout}")
-    run_apt(["apt-get", "update", *options], lock_timeout)
+    run_apt(["apt-get", "update", *options], lock_timeout, "refreshing the package index")
 
 
 def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
@@ -182,13 +184,14 @@ def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
     )
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *settings, *options, *what]
     try:
-        run_apt(command, lock_timeout)
+        run_apt(command, lock_timeout, "working out what to install")
     except Failure as failure:
         # apt held dpkg's lock when it found this, so no other run is at work: a power cut or a kill left it.
         if "dpkg was interrupted" not in str(failure):
             raise
+        NOTE.say("finishing what was interrupted")
         run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
-        run_apt(command, lock_timeout)
+        run_apt(command, lock_timeout, "working out what to install")
 
 
 def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> None:
@@ -319,14 +322,18 @@ def main() -> None:
         names = options["names"] if options["move"] else []
         if module.check_mode:
             module.exit_json(changed=bool(missing_of(names)), installed=missing_of(names))
+        NOTE.path = PACKAGES
         try:
             changed = move(names, options["remove"], options["upgrade"], options["lock_timeout"])
         except Failure as failure:
             module.fail_json(msg=str(failure))
+        finally:
+            NOTE.close()
         module.exit_json(changed=changed)
     missing = missing_of(options["names"])
     if not missing or module.check_mode:
         module.exit_json(changed=bool(missing), installed=missing)
+    NOTE.path = PACKAGES
     try:
         if options["files"] is not None:
             from_files(missing, options["files"], options["archive"], options["lock_timeout"])
@@ -336,6 +343,8 @@ def main() -> None:
             from_index(missing, options["cache_valid_time"], options["lock_timeout"])
     except (Failure, Damaged) as failure:
         module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
+    finally:
+        NOTE.close()
     still = missing_of(missing)
     if still:
         module.fail_json(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.how_far import ENVIRONMENT, Note, Pip, followed
 
 DOCUMENTATION = r"""
 module: python_env
@@ -24,8 +25,9 @@ description:
   - The environment is I(dir)/KEY; KEY is the hash of the lock, torch's pin, Python X.Y and the architecture.
   - It counts once C(.complete) is written, which is last. A killed run leaves none; the next starts anew.
   - I(dir)/current points to the newest, I(dir)/previous to the one before; others are removed, unless in use.
-  - Where the host reaches no index, the action plugin of the same name collects the wheels on the controller, and says
-    which they are; once they have been brought, it is called again.
+  - Meanwhile the file C(.progress) in I(dir) says how far it is, which the action plugin of the same name tells.
+  - Where the host reaches no index, that plugin collects the wheels on the controller, and says which they are; once
+    they have been brought, it is called again.
 options:
   dir:
     description: Directory of all environments.
@@ -244,9 +246,10 @@ class Environment:
         self.directory = options["dir"]
         self.path = os.path.join(self.directory, self.key)
         self.lock_descriptor = -1
+        self.note = Note(os.path.join(self.directory, ENVIRONMENT))
 
-    def run(self, *command: str) -> str:
-        """Run a command that must succeed; its output."""
+    def settings(self) -> dict:
+        """How its commands run, as subprocess takes it."""
         environment = {
             k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"
         }
@@ -254,17 +257,25 @@ class Environment:
             environment["PIP_CACHE_DIR"] = self.options["cache_dir"]
         # /tmp may be memory, and a CUDA build of torch is several gigabytes.
         environment.update(TMPDIR=self.temporary(), PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=environment,
-            pass_fds=[self.lock_descriptor],
-            cwd=self.directory,
-        )
+        return {"env": environment, "pass_fds": [self.lock_descriptor], "cwd": self.directory}
+
+    def run(self, *command: str) -> str:
+        """Run a command that must succeed; its output."""
+        done = subprocess.run(command, capture_output=True, text=True, **self.settings())
         if done.returncode:
             raise Failure(explain(command, done.stdout + done.stderr, self))
         return done.stdout
+
+    def install(self, *arguments: str, wanted: int = 0) -> None:
+        """Have the environment's pip install, and say meanwhile how far it is. wanted: as of `Pip`."""
+        command = (f"{self.path}/bin/python", "-I", "-m", "pip", "install", "--progress-bar=off", *arguments)
+        pip = Pip(self.temporary(), lambda: installed_versions(self.path), wanted)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **self.settings()
+        )
+        code, output = followed(process, pip.hear, lambda: self.note.say(pip.now()))
+        if code:
+            raise Failure(explain(command, output, self))
 
     def temporary(self) -> str:
         """A directory for pip's temporary files, on the environment's own disk."""
@@ -330,16 +341,18 @@ class Environment:
         started = time.monotonic()
         os.unlink(os.path.join(self.path, ".empty"))
         lock = self.write("requirements.txt", self.options["lock"])
-        install = ("install", "--quiet", "--no-compile", "--only-binary=:all:")
+        install = ("--no-compile", "--only-binary=:all:")
         if offline:
             install = ("--isolated", *install, "--no-index", "--find-links", self.options["wheels"])
         # The lock is complete but for torch, which some of its packages ask for.
-        self.pip(*install, "--no-deps", "--require-hashes", "--requirement", lock)
+        locked = len(re.findall(r"^[\w.-]+==", self.options["lock"], re.MULTILINE))
+        self.install(*install, "--no-deps", "--require-hashes", "--requirement", lock, wanted=locked)
         # A CPU build of torch finds all that it asks for in the lock. A CUDA build brings the nvidia packages
         # that it pins, and the constraints keep it from replacing anything of the lock.
         pinned = "".join(f"{name}=={version}\n" for name, version in installed_versions(self.path).items())
         constraints = self.write("constraints.txt", pinned)
-        self.pip(*install, "--constraint", constraints, self.options["torch"])
+        self.install(*install, "--constraint", constraints, self.options["torch"])
+        self.note.say("trying it out")
         self.pip("check")
         tested = json.loads(self.run(f"{self.path}/bin/python", "-I", "-c", SELF_TEST).splitlines()[-1])
         versions = installed_versions(self.path)
@@ -352,6 +365,7 @@ class Environment:
             "source": "controller" if offline else "index",
             "seconds": round(time.monotonic() - started, 1),
         }
+        self.note.say("waiting for the disk")
         # All that was installed reaches the disk before the mark that says so.
         subprocess.run(["sync", "-f", self.path], check=True)
         path = self.write(".complete.new", json.dumps(record, indent=1) + "\n")
@@ -422,13 +436,18 @@ def explain(command: tuple[str, ...], output: str, environment: Environment) -> 
 def have(environment: Environment, options: dict) -> dict:
     """Have the environment, or say what the controller must bring first; the module's result."""
     source = "controller" if options["wheels"] else options["source"]
-    with locked(environment.directory, options["lock_timeout"]) as environment.lock_descriptor:
+    with (
+        locked(environment.directory, options["lock_timeout"]) as environment.lock_descriptor,
+        contextlib.closing(environment.note) as note,
+    ):
         record = read_complete(environment.path)
         built = record is None
         if built:
+            note.say("making an empty environment")
             environment.start()
             # The pip of the empty environment is the one that can tell whether it reaches an index.
             if source == "auto":
+                note.say("asking for the package index")
                 source = "index" if environment.reaches_index() else "controller"
             if source == "controller" and not options["wheels"]:
                 return {"changed": False, "target": environment.about, "key": environment.key}

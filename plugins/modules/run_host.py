@@ -20,6 +20,11 @@ options:
   port: {type: int, required: true, description: The port that the run's master would listen on.}
   processes: {type: int, default: 0, description: Processes to start here; 0 means one a GPU, or one without.}
   paths: {type: list, elements: str, default: [], description: Paths whose presence is asked for.}
+  sources:
+    description: Paths of the controller; what lies at them here, on a disk of the network, gets a mark.
+    type: list
+    elements: str
+    default: []
   slurm: {type: bool, default: false, description: "Whether Slurm is asked for its nodes, too."}
   user: {type: str, default: "", description: The service user.}
 author: [Trainyard]
@@ -61,6 +66,7 @@ from ansible.module_utils.host_runs import (
     run_status,
     slurm_jobs,
 )
+from ansible.module_utils.same_files import shared_marks
 
 SLURM = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 QUESTION = ("timeout", "20", "sinfo", "--Node", "--noheader", "--format=%N|%n|%o|%R|%T")
@@ -152,6 +158,7 @@ def main() -> None:
             "port": {"type": "int", "required": True},
             "processes": {"type": "int", "default": 0},
             "paths": {"type": "list", "elements": "str", "default": []},
+            "sources": {"type": "list", "elements": "str", "default": []},
             "slurm": {"type": "bool", "default": False},
             "user": {"type": "str", "default": ""},
         },
@@ -184,6 +191,7 @@ def main() -> None:
             "processes": p["processes"] or gpus or 1,
             "port_holder": port_holder(p["port"]),
             "free_bytes": free_bytes(p["state_dir"]),
+            "shared": shared_marks(p["sources"], p["user"]) if p["user"] else {},
             "missing_paths": [path for path in p["paths"] if not os.path.exists(path)],
         },
     )

@@ -35,13 +35,12 @@ pids: {description: The run's processes after the module, type: list, elements: 
 """
 
 import os
-import shlex
 import signal
 import subprocess
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import VARIABLE, run_processes
+from ansible.module_utils.host_runs import VARIABLE, run_processes, run_variables
 
 # The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
 # keep it.
@@ -55,24 +54,11 @@ echo $code > "$0/.exit" && mv "$0/.exit" "$0/exit"
 """
 
 
-def read_env_file(path: str) -> dict[str, str]:
-    """The variables of a file in systemd's EnvironmentFile format, as RUN.env uses it: KEY=VALUE, quoted
-    where needed.
-    """
-    variables = {}
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            for word in shlex.split(line, comments=True):
-                key, _, value = word.partition("=")
-                variables[key] = value
-    return variables
-
-
 def start(run_dir: str, env_file: str, command: list[str]) -> None:
     """Start the keeper and return once it runs."""
     if os.path.exists(os.path.join(run_dir, "exit")):
         os.unlink(os.path.join(run_dir, "exit"))
-    environment = {**os.environ, **read_env_file(env_file), VARIABLE: run_dir}
+    environment = {**os.environ, **run_variables(env_file), VARIABLE: run_dir}
     with open(os.path.join(run_dir, "logs", "launch.log"), "ab") as log:
         subprocess.Popen(
             ["/bin/sh", "-c", KEEPER, run_dir, *command],

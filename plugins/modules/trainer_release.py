@@ -25,9 +25,20 @@ options:
     description: User that runs the self-test, as it will run the trainer. This module's own when not given.
     type: str
   keep:
-    description: Releases to keep, the current one included. One that a process runs from is kept besides.
+    description: Releases to keep, the current one included. One that a process runs from, or that an active run was
+      started with, is kept besides.
     type: int
     default: 3
+  keeper:
+    description: What keeps runs alive on this host, C(systemd) or C(process); with I(etc_dir) and I(state_dir) it says
+      which are active.
+    type: str
+  etc_dir:
+    description: Directory of C(runs/RUN.env), which names the release that a run was started with.
+    type: path
+  state_dir:
+    description: Directory of C(runs/RUN), which says how a run is.
+    type: path
   version:
     description: Filled by the action plugin. Version of the wheel.
     type: str
@@ -46,6 +57,9 @@ EXAMPLES = r"""
     dir: /opt/trainyard
     env_dir: /opt/trainyard/env
     user: trainyard
+    keeper: systemd
+    etc_dir: /etc/trainyard
+    state_dir: /var/lib/trainyard
 """
 
 import contextlib
@@ -56,8 +70,10 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import kept_releases
 from ansible.module_utils.received_files import Damaged, unpack
 
 COMMAND = """\
@@ -165,23 +181,30 @@ def in_use(releases: str) -> set[str]:
     return used
 
 
-def prune(directory: str, keep: int) -> list[str]:
-    """Remove all but the newest `keep` releases, the current one and those in use; their names."""
+def prune(directory: str, keep: int, kept: Callable[[], set[str]]) -> list[str]:
+    """Remove all but the newest `keep` releases, the current one and those in use; their names.
+
+    kept: asked for the paths of releases that runs go on with, be there a process of theirs just now or not.
+    """
     releases = os.path.join(directory, "releases")
     names = [name for name in os.listdir(releases) if not name.startswith(".")]
     names.sort(key=lambda name: os.stat(os.path.join(releases, name)).st_mtime, reverse=True)
     spared = {current(directory), *names[: max(keep, 1)]}
     pruned = [name for name in names if name not in spared]
     if pruned:
-        used = in_use(releases)
-        pruned = [name for name in pruned if name not in used]
+        used, paths = in_use(releases), kept()
+        pruned = [
+            name
+            for name in pruned
+            if name not in used and os.path.realpath(os.path.join(releases, name)) not in paths
+        ]
     for name in pruned:
         shutil.rmtree(os.path.join(releases, name))
     return pruned
 
 
-def have(options: dict, check_mode: bool) -> dict:
-    """Have the release, or say that the wheel is wanted; the module's result."""
+def have(options: dict, check_mode: bool, kept: Callable[[], set[str]] = set) -> dict:
+    """Have the release, or say that the wheel is wanted; the module's result. kept: as in `prune`."""
     directory = options["dir"]
     before = current(directory)
     if check_mode and not os.path.exists(os.path.join(options["env_dir"], "current")):
@@ -209,7 +232,7 @@ def have(options: dict, check_mode: bool) -> dict:
             raise Failure(f"the new release {name} does not run, so {stays}.\n{failure}") from None
         os.utime(release)
         switch(directory, name)
-        return {"changed": True, "pruned": prune(directory, options["keep"]), **result}
+        return {"changed": True, "pruned": prune(directory, options["keep"], kept), **result}
 
 
 def main() -> None:
@@ -220,21 +243,30 @@ def main() -> None:
             "env_dir": {"type": "path", "required": True},
             "user": {"type": "str"},
             "keep": {"type": "int", "default": 3},
+            "keeper": {"type": "str", "choices": ["systemd", "process"]},
+            "etc_dir": {"type": "path"},
+            "state_dir": {"type": "path"},
             "version": {"type": "str", "required": True},
             "wheels": {"type": "dict"},
             "archive": {"type": "path"},
         },
-        required_together=[["wheels", "archive"]],
+        required_together=[["wheels", "archive"], ["keeper", "etc_dir", "state_dir"]],
         supports_check_mode=True,
     )
     # The service user reads what root installs, whatever umask root has.
     os.umask(0o022)
+    p = module.params
+
+    def kept() -> set[str]:
+        places = p["keeper"], p["etc_dir"], p["state_dir"]
+        return kept_releases(module.run_command, *places) if p["keeper"] else set()
+
     try:
-        result = have(module.params, module.check_mode)
+        result = have(p, module.check_mode, kept)
     except (Failure, Damaged) as failure:
         module.fail_json(msg=str(failure))
     except OSError as failure:
-        module.fail_json(msg=f"{failure.filename or module.params['dir']}: {failure.strerror}")
+        module.fail_json(msg=f"{failure.filename or p['dir']}: {failure.strerror}")
     module.exit_json(**result)
 
 

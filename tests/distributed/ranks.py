@@ -56,9 +56,22 @@ def _signal_in_step(step: int) -> None:
     loop.token_loss = token_loss
 
 
-class Ranks:
-    """A run's processes. Every rank is its own host (run directory `root`/nodeN) unless `one_host`.
+def place(nodes: list[int], rank: int) -> dict[str, str]:
+    """What torchrun and RUN.env tell a rank of where it is; nodes: each rank's host."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(nodes)),
+        "LOCAL_RANK": str(nodes[:rank].count(nodes[rank])),
+        "LOCAL_WORLD_SIZE": str(nodes.count(nodes[rank])),
+        "GROUP_RANK": str(nodes[rank]),
+        "TRAINYARD_HOST": f"node{nodes[rank]}",
+    }
 
+
+class Ranks:
+    """A run's processes. Every rank is its own host (run directory `root`/nodeN) unless `one_host`, or `nodes` says.
+
+    nodes: each rank's host, one host's ranks side by side.
     patch: {(module, name): value}, set in every rank before it starts.
     stop_in: the last rank gets a SIGTERM in this step. per_rank: overrides of each rank's own.
     """
@@ -70,27 +83,24 @@ class Ranks:
         config: Path,
         *overrides: str,
         one_host: bool = False,
+        nodes: list[int] | None = None,
         patch: dict | None = None,
         stop_in: int | None = None,
         per_rank: list[list[str]] | None = None,
     ):
-        self.root, self.size, self.one_host = root, size, one_host
+        self.root, self.size = root, size
+        self.nodes = nodes or ([0] * size if one_host else list(range(size)))
         port = free_port()
         self.processes = []
         for rank in range(size):
             environment = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank if one_host else 0),
-                "LOCAL_WORLD_SIZE": str(size if one_host else 1),
-                "GROUP_RANK": str(0 if one_host else rank),
+                **place(self.nodes, rank),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "CLUSTER_ADDRESS": "127.0.0.1",
                 "GLOO_SOCKET_IFNAME": "lo",
                 "TRAINYARD_RUN_DIR": str(self.directory(rank)),
                 "TRAINYARD_CACHE_DIR": str(root / "cache"),
-                "TRAINYARD_HOST": "node0" if one_host else f"node{rank}",
             }
             if stop_in and rank == size - 1:
                 environment["SIGTERM_IN_STEP"] = str(stop_in)
@@ -102,7 +112,7 @@ class Ranks:
             self.processes.append(process)
 
     def directory(self, rank: int = 0) -> Path:
-        return self.root / ("node0" if self.one_host else f"node{rank}")
+        return self.root / f"node{self.nodes[rank]}"
 
     def codes(self, timeout: float = 300) -> list[int]:
         """Exit codes by rank; what has not ended in time is killed and shown as None."""
@@ -155,6 +165,45 @@ def losses(directory: Path) -> list[float]:
 
 def status(directory: Path) -> dict:
     return json.loads((directory / "status.json").read_text())
+
+
+# ---- ranks that have no more to do than to meet ----
+
+
+def _process(function, rank, nodes, port, file, keys):
+    os.environ.update(
+        **place(nodes, rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo"
+    )
+    import torch
+
+    from trainer import config as configuration
+    from trainer import environment
+    from trainer.world import World
+
+    torch.set_num_threads(1)
+    config = configuration.from_mapping({"device": "cpu", **keys})
+    world = World(config, environment.read("run"))
+    torch.save(function(world, config), file)
+    world.close()
+
+
+def together(folder, function, nodes, **keys) -> list:
+    """What `function(world, config)` returns on each rank; nodes: each rank's host."""
+    import torch
+
+    port, folder = free_port(), folder / str(len(list(folder.iterdir())))
+    folder.mkdir()
+    files = [folder / f"{rank}.pt" for rank in range(len(nodes))]
+    processes = [
+        context.Process(target=_process, args=(function, rank, nodes, port, file, keys))
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    assert [process.exitcode for process in processes] == [0] * len(nodes)
+    return [torch.load(file) for file in files]
 
 
 class Launch:

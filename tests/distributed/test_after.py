@@ -169,6 +169,28 @@ def test_generate_speaks(runs, capsys, name):
     assert not capsys.readouterr().out.startswith(("Captain", "<user>"))  # the answer alone
 
 
+def test_text_is_printed_as_it_comes(runs, capsys, monkeypatch):
+    """Between the passes of the model more and more has been printed; a word waits for its end, nothing else does."""
+    from trainer.model import saved
+
+    really, before = saved.open_model, []
+
+    def opened(*args):
+        model, tokenizer = really(*args)
+        model.register_forward_pre_hook(
+            lambda *_: before.append("".join(before[-1:]) + capsys.readouterr().out)
+        )
+        return model, tokenizer
+
+    monkeypatch.setattr(saved, "open_model", opened)
+    asked = ["--prompt", "Captain", "--max-new-tokens", "40", "--seed", "3"]
+    assert cli.main(["generate", str(runs["full"]), *asked]) == 0
+    text = "".join(before[-1:]) + capsys.readouterr().out
+    assert len(before) == 40 and text.startswith("Captain")
+    assert all(text.startswith(one) for one in before)
+    assert len(set(before)) > 4 and 0 < len(before[20]) < len(text)
+
+
 def test_a_conversation_is_remembered_as_far_as_there_is_room(runs, capsys, monkeypatch):
     from trainer.commands import generate
 
@@ -186,6 +208,49 @@ def test_a_conversation_is_remembered_as_far_as_there_is_room(runs, capsys, monk
     assert [len(one) for one in seen[:2]] == [1, 3]
     assert seen[1][0] == "who is Anne" and seen[1][2] == "and the captain"
     assert seen[-1][0] != "who is Anne" and len(seen) == 6
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_with_its_own_code(base, tmp_path, capsys):
+    """It is run only where that is asked for; what was trained has the code beside it, and speaks."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for file in base.iterdir():
+        (own / file.name).write_bytes(file.read_bytes())
+    content = json.loads((own / "config.json").read_text())
+    places = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    changed = {**content, "model_type": "own", "architectures": ["OwnModel"], "auto_map": places}
+    (own / "config.json").write_text(json.dumps(changed))
+    (own / "modeling_own.py").write_text(OWN_CODE)
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"model: {own}\nsequence_length: 32\nbatch_size: 2\nsteps: 1\nmax_samples: 40\nthreads: 1\n"
+    )
+    modules = {("transformers.dynamic_module_utils", "HF_MODULES_CACHE"): str(tmp_path / "modules")}
+    run(tmp_path / "not", 1, config, patch=modules, codes=[2])
+    log = (tmp_path / "not/node0/logs/rank-0.log").read_text()
+    assert "brings its own Python code: if you trust it, set trust_remote_code to true" in log
+    assert not (tmp_path / "modules").exists()
+    run(tmp_path / "asked", 1, config, "trust_remote_code=true", patch=modules)
+    model = tmp_path / "asked/node0/model"
+    assert (model / "modeling_own.py").read_text() == OWN_CODE
+    assert (
+        cli.main(["generate", str(tmp_path / "asked/node0"), "--prompt", "Captain", "--max-new-tokens", "2"])
+        == 0
+    )
+    assert capsys.readouterr().out.startswith("Captain")
 
 
 def refused(capsys, *arguments) -> str:

@@ -55,6 +55,7 @@ def test_two_hosts_with_one_and_two_ranks_measure_every_collective():
     assert all(ways["lo"] > 1 << 20 for ways in answer["ways"].values())
 
 
+@pytest.mark.full
 def test_nobody_stays_when_a_host_is_killed_or_alone_for_too_long():
     port = free_port()
     first = bench(place(0, port), "--largest", "64", "--seconds", "30")

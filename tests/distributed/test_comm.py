@@ -137,8 +137,10 @@ def test_the_curve_stays_near_all_ranks_stay_alike_and_less_is_sent(
     material, tmp_path, exact, comm, near, less
 ):
     folder, reference = exact
-    words = (*LONG, f"comm={comm}", "powersgd_rank=2", "sync_every=10")
-    found = ranks.run(tmp_path, 3, material / "run.yaml", *words)
+    # Without checkpoints, for which more is sent than steps need.
+    words = (*LONG, f"comm={comm}", "powersgd_rank=2", "sync_every=10", "checkpoint_every=0")
+    patch = {("trainer.strategies.ddp", "BUCKET_BYTES"): 48 << 10}  # three buckets or more
+    found = ranks.run(tmp_path, 3, material / "run.yaml", *words, patch=patch)
     assert found != reference
     assert found[0] == pytest.approx(reference[0], rel=1e-6)  # nothing has travelled yet
     last, before = sum(found[-5:]) / 5, sum(reference[-5:]) / 5
@@ -197,4 +199,17 @@ def test_what_a_checkpoint_makes_all_send_is_counted_with_the_step_after_it(mate
     )
     assert once[:11] == [0] * 11 and once[11] > 0
     assert [step for step, sent in enumerate(thrice, 1) if sent] == [5, 9, 12]
-    assert sum(thrice) == 3 * once[11]
+    # The sums of both moments and of what was left out, over two ranks, for the checkpoints of steps 4 and 8.
+    kept = load_file(tmp_path / "three/node0/checkpoints/step-00000008/optimizer.safetensors")
+    each = sum(one.nbytes for name, one in kept.items() if name.startswith(("exp_avg", "left.")))
+    assert sum(thrice) == 3 * once[11] + 2 * each
+
+
+@pytest.mark.full
+def test_what_8bit_sends_for_a_checkpoint_is_counted(material, tmp_path):
+    words = ("steps=6", "batch_size=4", "micro_batch_size=2", "comm=8bit", "checkpoint_every=3")
+    ranks.run(tmp_path, 2, material / "run.yaml", *words)
+    sent = [row["wire_bytes"] for row in ranks.records(tmp_path / "node0")]
+    kept = load_file(tmp_path / "node0/checkpoints/step-00000003/optimizer.safetensors")
+    left = sum(one.nbytes for name, one in kept.items() if name.startswith("left."))
+    assert sent == [sent[0]] * 3 + [sent[0] + left] + [sent[0]] * 2

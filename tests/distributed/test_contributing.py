@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = dict(
@@ -67,6 +68,54 @@ def test_the_check_and_the_role_hold_with_what_is_asked_of_every_one(patched):
     words = ["house_rules", "reset", "variables", "preflight"]
     files = [f"tests/unit/test_{word}.py" for word in words]
     assert " passed" in run(patched, ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files])
+
+
+# Of this machine nothing changes: where the role writes, it finds an empty directory of this test's own.
+PLAY = r"""
+mount -t tmpfs tmpfs /etc/profile.d
+play() { "$1" -m ansible playbook -i localhost, -c local motd.yml "${@:2}"; }
+told() { printf "\n== %s\n" "$1"; sh -c '. /etc/profile.d/trainyard.sh' 2>&1 || true; }
+play "$1" --check; told checked
+play "$1"; told first
+play "$1" -e '{"motd_text": "Mind $HOME"}'; told other
+play "$1" -e '{"motd_text": "Mind $HOME"}'; told again
+play "$1" -e '{"gone": true}'; told removed
+play "$1" -e '{"gone": true}'; told gone
+"""
+
+
+@pytest.mark.full
+def test_the_role_is_played_as_every_one_is(patched):
+    """Check mode on a host that was never touched, the first time, another text, the second time, and its removal."""
+    role = {"import_role": {"name": "motd"}, "when": "not gone | default(false)"}
+    removed = {"import_role": {"name": "motd", "tasks_from": "remove"}, "when": "gone | default(false)"}
+    tasks = [{"name": "It", **one} for one in (role, removed)]
+    play = {"name": "A play", "hosts": "all", "gather_facts": False, "tasks": tasks}
+    play["vars"] = {"ansible_python_interpreter": sys.executable}
+    (patched / "motd.yml").write_text(yaml.safe_dump([play]))
+    own = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    done = subprocess.run(
+        [*own, "bash", "-euc", PLAY, "bash", sys.executable],
+        cwd=patched,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(patched / "ansible.cfg"),
+            "ANSIBLE_STDOUT_CALLBACK": "default",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    plays = [int(found) for found in re.findall(r"changed=(\d+)", done.stdout)]
+    assert plays == [1, 1, 1, 0, 1, 0], done.stdout
+    said = [text.split("PLAY [")[0].strip() for text in done.stdout.split("\n== ")[1:]]
+    assert [one.partition("\n")[2] for one in said[1:4]] == [
+        "A host of a Trainyard cluster",
+        "Mind $HOME",
+        "Mind $HOME",
+    ]
+    assert all("No such file" in said[at] or "can't open" in said[at] for at in (0, 4, 5)), said
 
 
 @pytest.mark.full

@@ -1,8 +1,9 @@
 """Damaged configurations and data through the real command: trained, or refused with a message; no traceback, no hang.
 
-The hundreds are in tests/unit/test_trainer_damaged_*.py, in one process; these are a sample of them.
+With FULL=1 a hundred of each. CI has hundreds in one process (tests/unit/test_trainer_damaged_*.py), a sample here.
 """
 
+import os
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from tests.unit.test_trainer_damaged_data import damaged, sound
 
 pytestmark = pytest.mark.distributed
 
-SAMPLES = 10
+SAMPLES = 100 if os.environ.get("TRAINYARD_FULL") else 10
 SMALL = {
     **{
         "steps": 2,
@@ -39,6 +40,7 @@ def code_of(one: ranks.Ranks) -> int:
     return code
 
 
+@pytest.mark.timeout(1800)
 def test_configurations(tmp_path):
     codes = []
     for number in range(SAMPLES):
@@ -51,6 +53,7 @@ def test_configurations(tmp_path):
     assert {0, 2} <= set(codes)
 
 
+@pytest.mark.timeout(1800)
 def test_data(tmp_path):
     codes = []
     for number in range(SAMPLES):

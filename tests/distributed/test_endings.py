@@ -1,7 +1,11 @@
 """Every ending has its exit code, a reason in status.json, and no traceback."""
 
+import errno
+import io
 import math
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import ranks
@@ -32,7 +36,7 @@ KEYS = {
         "world_size",
         "shares",
     ),
-    *("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes"),
+    *("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes", "rank_memory_peak_bytes"),
 }
 
 
@@ -115,9 +119,57 @@ def _full(tensors, path, metadata):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class _Filling(io.FileIO):
+    """A file on the disk of node1, which somebody fills after step 3 of the run, until after step 8."""
+
+    def write(self, data):
+        _refuse_without_room()
+        return super().write(data)
+
+
+def _refuse_without_room():
+    there = Path(os.environ["TRAINYARD_RUN_DIR"]).with_name("node0")
+    if os.environ["RANK"] == "1" and 3 <= len(ranks.records(there)) < 8:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _status_without_room(path, content, settle=True):
+    from trainer import metrics
+
+    _refuse_without_room()
+    metrics.write_json_really(path, content, settle)
+
+
+def test_a_disk_that_somebody_fills(material, tmp_path):
+    """No rank ends over its metrics, status or log: all hosts say so, and every line is there when there is room."""
+    patch = {("io", "FileIO"): _Filling, ("trainer.metrics", "write_json"): _status_without_room}
+    assert len(ranks.run(tmp_path, 2, material / "run.yaml", "checkpoint_every=0", patch=patch)) == 12
+    assert ranks.losses(tmp_path / "node1") == ranks.losses(tmp_path / "node0")
+    for node in ("node0", "node1"):
+        events = {one["event"]: one for one in ranks.records(tmp_path / node, "event")}
+        assert "node1: no space left for metrics.jsonl" in events["disk full"]["reason"]
+        assert events["disk full"]["step"] < events["disk has room"]["step"]
+        state = ranks.status(tmp_path / node)
+        assert (state["state"], state["warning"]) == ("finished", None)
+    log = (tmp_path / "node0/logs/rank-0.log").read_text()
+    assert "warning: node1: no space left" in log and "there is room again" in log
+
+
 def test_more_ranks_than_sequences(material, tmp_path):
     reason = ended(tmp_path, 3, material, "batch_size=2", code=2)
     assert "batch_size 2 is less than the 3 ranks" in reason and "set batch_size to 3" in reason
+
+
+def _little():
+    """A host with hardly any memory left."""
+    return 8 << 20
+
+
+def test_no_memory_for_one_sequence(material, tmp_path):
+    patch = {("trainer.commands.plan", "_host_memory"): _little}
+    reason = ended(tmp_path, 2, material, code=2, patch=patch)
+    assert "a step of a single sequence needs about" in reason and "gradient_checkpointing: true" in reason
+    assert reason.startswith("node0: rank 0")
 
 
 def test_bad_data_is_refused_on_all_hosts_by_name(material, tmp_path):
@@ -176,6 +228,9 @@ def test_metrics_and_status_have_their_keys(material, tmp_path):
     for node in ("node0", "node1"):
         record = ranks.records(tmp_path / node)[0]
         assert set(record) == KEYS
+        most = record["rank_memory_peak_bytes"]
+        assert len(most) == 2 and min(most) > 50e6
+        assert record["memory_peak_bytes"] >= most[int(node[-1])]  # the optimizer has had its step since
         state = ranks.status(tmp_path / node)
         assert set(state) == set(metrics.KEYS)
         assert state["host"] == node and len(state["compute_seconds"]) == 2

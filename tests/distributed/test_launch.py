@@ -16,9 +16,17 @@ from trainer import cli
 pytestmark = pytest.mark.distributed
 
 
+# What has happened at the end of good runs, in torch's farewell: a rank of several must have ended before it.
+FAREWELL = "import atexit, os\nif 'RANK' in os.environ: atexit.register(os.abort)\n"
+
+
 def test_hosts_with_different_numbers_of_ranks(material, whole, tmp_path):
     """One rank on the head, two on the other; logs by global rank; equal to one process."""
-    assert ranks.Launch(tmp_path, [1, 2], material / "run.yaml").ended() == [(0, ""), (0, "")]
+    (tmp_path / "farewell").mkdir()
+    (tmp_path / "farewell/sitecustomize.py").write_text(FAREWELL)
+    path = f"{tmp_path / 'farewell'}{os.pathsep}{ranks.ROOT}"
+    attempt = ranks.Launch(tmp_path, [1, 2], material / "run.yaml", PYTHONPATH=path)
+    assert attempt.ended() == [(0, ""), (0, "")]
     for node in ("node0", "node1"):
         assert ranks.losses(tmp_path / node) == pytest.approx(whole, rel=1e-5)
         assert ranks.status(tmp_path / node)["state"] == "finished"

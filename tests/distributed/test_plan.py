@@ -81,7 +81,7 @@ def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
     return records(root / "node0")
 
 
-@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.full), "lora"])
 def test_memory_is_within_15_percent_of_the_measured_peak(config, tmp_path, adapter):
     answer = planned(config, f"adapter={adapter}")
     mine = answer["strategies"]["ddp"]
@@ -117,17 +117,40 @@ def test_bytes_on_the_wire_are_those_that_are_sent(small, tmp_path, adapter):
     assert seconds == pytest.approx(answer["strategies"]["ddp"]["wire_bytes"] * 8 / 0.94e9)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("bits", ["none", "4bit"])
+def test_bytes_of_frozen_weights_are_those_that_are_sent(small, tmp_path, bits):
+    """They travel as they are held, in 16 or 4 bits, where trained ones would in half of what they are held in."""
+    overrides = [
+        "micro_batch_size=1",
+        "sequence_length=32",
+        "adapter=lora",
+        "dtype=bfloat16",
+        "strategy=fsdp",
+    ]
+    overrides += [f"quantize={bits}"]
+    found = planned(small, *overrides, ranks=2)["strategies"]["fsdp"]
+    sent = measured(tmp_path, small, *overrides, ranks=2)[-1]["wire_bytes"]
+    assert found["wire_bytes"] == pytest.approx(sent, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "comm",
     [
         pytest.param("16bit", marks=pytest.mark.full),
         pytest.param("8bit", marks=pytest.mark.full),
-        "powersgd",
+        pytest.param("powersgd", marks=pytest.mark.full),
         "diloco",
     ],
 )
 def test_bytes_of_each_way_are_those_that_are_sent(small, tmp_path, comm):
-    overrides = ["micro_batch_size=1", "sequence_length=32", f"comm={comm}", "sync_every=2"]
+    overrides = [
+        "micro_batch_size=1",
+        "sequence_length=32",
+        f"comm={comm}",
+        "sync_every=2",
+        "checkpoint_every=0",
+    ]
     answer = planned(small, *overrides, ranks=2)
     rows = measured(tmp_path, small, *overrides, ranks=2)
     sent = sum(row["wire_bytes"] for row in rows) / len(rows)
@@ -142,6 +165,7 @@ def test_bytes_of_a_fragment_are_those_of_the_step_in_which_it_meets(small, tmp_
         "comm=diloco",
         "sync_every=6",
         "diloco_fragments=3",
+        "checkpoint_every=0",
     ]
     way = planned(small, *overrides, ranks=2)["ways"]["diloco"]
     *rows, last = [row["wire_bytes"] for row in measured(tmp_path, small, *overrides, "steps=7", ranks=2)]
@@ -154,7 +178,7 @@ def test_bytes_of_a_fragment_are_those_of_the_step_in_which_it_meets(small, tmp_
 
 def diloco(**keys):
     """What is planned of 4 hosts with a rank each at 1 Gbit/s, a step of 0.5 s, and 1 GB to meet with."""
-    config = from_mapping({"comm": "diloco", "sync_every": 50, **keys})
+    config = from_mapping({"comm": "diloco", "sync_every": 50, "checkpoint_every": 0, **keys})
     found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)})
     found = dataclasses.replace(found, gradients=4_000_000_000, fragment=1_000_000_000, weights=1 << 20)
     there = place(1 << 40, nodes=4)
@@ -176,11 +200,24 @@ def test_fragments_send_less_at_once_and_overlap_hides_the_waiting():
     assert more == memory | {"under way": 1_000_000_000}
 
 
+def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
+    """Both moments and what was left out, 6 GB each in float32 from each of four ranks, once in 500 steps: 153 s."""
+    _, waiting, memory = diloco(checkpoint_every=500)
+    assert waiting - diloco()[1] == pytest.approx(18e9 * 8 / 0.94e9 / 500, rel=0.01)
+    assert memory["checkpoint"] == 0  # nothing is trained in this footprint
+    found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)})
+    found = dataclasses.replace(found, trainable=1000)
+    for comm, each in (("exact", 12), ("8bit", 16), ("diloco", 20)):
+        config = from_mapping({"comm": comm})
+        assert plan.budget("ddp", config, found, place(1 << 40), 0).device["checkpoint"] == each * 1000
+
+
 def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("NNODES", "2")
     assert cli.main(["plan", str(small), "--link=1mbit"]) == 0
     out = capsys.readouterr().out
+    assert "of 4 sequences a step if they are as fast" in out and "state: all of it on each rank" in out
     assert "comm: exact" in out and "the curve as it is (as configured)" in out and "comm: diloco" in out
     assert cli.main(["plan", str(small), "--link=400gbit"]) == 0
     assert "comm: diloco" not in capsys.readouterr().out
@@ -188,6 +225,32 @@ def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monk
 
 def place(memory: int, nodes: int = 2) -> plan.Place:
     return plan.Place(4, nodes, 4 // nodes, torch.device("cpu"), memory, memory, 1e9)
+
+
+def test_what_leaves_a_host_does_not_grow_with_its_ranks(small, capsys, monkeypatch, tmp_path):
+    """Four ranks on two hosts send what two would, but that their shares are smaller; 3 + 1 of them, too, by ddp."""
+    result(tmp_path / "runs/preflight", ["a", "b"], [941.0], day=1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NNODES", "2")
+
+    def planned(ranks, here):
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        monkeypatch.setenv("NPROC_PER_NODE", str(here))
+        assert cli.main(["plan", str(small), "batch_size=12", "micro_batch_size=12", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["inside_hosts_first"] is (ranks > 2)
+        assert found["bucket"]["mb"] == 4  # 40 x 2 hosts x 0.25 ms x 118 MB/s are 2.2 MiB
+        sent = {name: one["wire_bytes"] for name, one in found["strategies"].items()}
+        return sent, {name: one["wire_bytes"] for name, one in found["ways"].items()}
+
+    two, four, uneven = planned(2, 1), planned(4, 2), planned(4, 3)
+    assert two == four and uneven[1] == four[1] and uneven[0]["ddp"] == four[0]["ddp"]
+    assert uneven[0]["fsdp"] == pytest.approx(1.5 * four[0]["fsdp"], rel=1e-3)  # 3/4 where hosts exchange 1/2
+    monkeypatch.setenv("NPROC_PER_NODE", "2")
+    assert cli.main(["plan", str(small)]) == 0
+    out = capsys.readouterr().out
+    assert "one ring of all 4 ranks would send 1.50 times as much" in out
+    assert "buckets: 4 MB of gradients travel together (by the link: a hop takes 0.25 ms)" in out
 
 
 def test_what_fits_and_sends_least_is_proposed():
@@ -224,3 +287,38 @@ def test_the_text_names_the_cure_where_nothing_fits(config, capsys, monkeypatch)
     assert "does not fit" in out and "none of the strategies fits" in out
     assert "gradient_checkpointing: true" in out and "quantize: 4bit" in out
     assert "4 FLOPs a frozen weight" in out
+
+
+def result(folder, hosts: list[str], megabits: list[float], day: int) -> None:
+    """A baseline as preflight.yml and bench.yml keep it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "mbit": {f"{number}>": one for number, one in enumerate(megabits)},
+        "rtt_ms": {"0>1": 0.5, "1>0": 0.1},
+    }
+    found = {"hosts": hosts, "time": 1.7e9 + 86400.0 * day, "figures": figures}
+    (folder / f"baseline-{len(hosts)}{day}.json").write_text(json.dumps(found))
+
+
+def test_the_link_is_what_was_measured_between_as_many_hosts(tmp_path, monkeypatch):
+    """The slowest pair of the newest result; not the older one's, another cluster's, nor one that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert plan._link(None, 2) == (1e9, "assumed: nothing was measured", None)
+    result(tmp_path / "runs/preflight", ["a", "b"], [941.0, 470.0], day=2)
+    result(tmp_path / "runs/bench", ["a", "b"], [99.0], day=1)
+    result(tmp_path / "runs/bench", ["a", "b", "c"], [9.0], day=3)
+    (tmp_path / "runs/bench/baseline-x.json").write_text('{"hosts": ["a", "b"], "figures": 3}')
+    speed, source, hop = plan._link(None, 2)
+    assert hop == 0.00025
+    assert speed == pytest.approx(500e6)  # whose Ethernet carries 470
+    assert source.startswith("measured 2023-11-") and "470 Mbit/s of the slowest pair" in source
+    assert source.endswith("runs/preflight/baseline-22.json")
+    assert plan._link(None, 1)[1] == plan._link(None, 4)[1] == "assumed: nothing was measured"
+    assert plan._link("runs/bench/baseline-33.json", 2)[0] == pytest.approx(9e6 / 0.94)
+    assert plan._link("1gbit", 2) == (1e9, "", None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # which reports no speed
+    assert plan._link(None, 5)[1] == "assumed: nothing was measured"
+    for other in ("runs/bench/baseline-x.json", "none.json"):
+        with pytest.raises(BadInput, match=r"--link: .*expected a result of preflight.yml or bench.yml"):
+            plan._link(other, 2)

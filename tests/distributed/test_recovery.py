@@ -131,6 +131,7 @@ def test_a_queued_run_is_stopped(launch, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_a_stop_between_two_attempts_is_not_lost(launch):
     """The ranks have ended to take a host in, and the launcher has not seen it yet: the run is no ended one."""
     run = launch(1)
@@ -148,8 +149,9 @@ def test_a_stop_between_two_attempts_is_not_lost(launch):
     assert state(run, 0)["state"] == "stopped"
 
 
+@pytest.mark.full
 def test_a_stop_while_the_launcher_comes_up_is_not_lost(launch):
-    """At boot it waits for its address; what is asked meanwhile holds."""
+    """At boot it waits for its address; what is asked meanwhile is heard."""
     run = launch(1)
     wait(lambda: step(run, 0) > 5)
     power_cut(run, 0)
@@ -157,10 +159,12 @@ def test_a_stop_while_the_launcher_comes_up_is_not_lost(launch):
     (run_dir / "stop").touch()  # left over from before
     run.environment["CLUSTER_ADDRESS"] = "192.0.2.1"  # documentation's, and nobody's: it does not come
     run.nodes[0] = run.start(0)
-    wait(lambda: not (run_dir / "stop").exists())
+    wait(lambda: state(run, 0)["state"] == "stalled")
+    assert "its cluster address 192.0.2.1 is not there yet" in state(run, 0)["reason"]
+    assert not (run_dir / "stop").exists()
     assert cli.main(["stop", str(run_dir)]) == 0
-    time.sleep(3)
-    assert (run_dir / "stop").exists()
+    assert run.nodes[0].wait(timeout=30) == 75
+    assert state(run, 0)["state"] == "stopped"
 
 
 def test_a_killed_rank(launch, curve):
@@ -223,6 +227,28 @@ def test_a_rank_that_hangs_alone(launch, curve):
     same(run, 0, curve)
 
 
+# What a rank does whose GPU has hung in a kernel: it asks in a loop whether that is over.
+SPINS = """import os, signal
+def spin(*_):
+    while True: pass
+if 'RANK' in os.environ: signal.signal(signal.SIGUSR1, spin)
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_spins_alone(launch, curve, tmp_path):
+    (tmp_path / "spins").mkdir()
+    (tmp_path / "spins/sitecustomize.py").write_text(SPINS)
+    path = f"{tmp_path / 'spins'}{os.pathsep}{ranks.ROOT}"
+    run = launch(1, "timeout_seconds=5", environment={"PYTHONPATH": path})
+    wait(lambda: step(run, 0) > 12)
+    os.kill(rank_pids(run.nodes[0].pid)["0"], signal.SIGUSR1)
+    wait(lambda: running(run, 0, 2, 1))
+    assert "node0: a rank hung: it computed for" in state(run, 0)["note"]
+    stop(run, 0)
+    same(run, 0, curve)
+
+
 @pytest.mark.full
 def test_a_host_that_shuts_down_leaves_the_run_to_the_others(launch, curve):
     run = launch(2)
@@ -253,11 +279,11 @@ def test_all_at_once_as_in_a_power_cut(launch, curve):
 
 
 @pytest.mark.full
-def test_who_loses_the_store_stops_before_the_others_go_on(launch, curve):
-    """One node's store is taken away, as a cut network does: no two halves train the same run."""
+def test_a_launcher_that_stands_still_is_left_behind_and_taken_in_again(launch, curve):
+    """Its lease runs out. Its rank lives, but has nobody left to make a step with, and ends when the launcher wakes."""
     run = launch(2)
     wait(lambda: step(run, 0) > 12)
-    os.kill(run.nodes[1].pid, signal.SIGSTOP)  # its lease runs out, while its ranks could go on
+    os.kill(run.nodes[1].pid, signal.SIGSTOP)
     wait(lambda: running(run, 0, 2, 1))
     os.kill(run.nodes[1].pid, signal.SIGCONT)
     wait(lambda: running(run, 0, 3, 2) and running(run, 1, 3, 2))
@@ -275,3 +301,52 @@ def test_what_fails_each_time_is_given_up(launch):
     assert run.nodes[0].wait(timeout=120) == 1
     reason = state(run, 0)["reason"]
     assert "2 attempts in a row failed without a new checkpoint" in reason and "SIGKILL" in reason
+
+
+@pytest.mark.full
+def test_a_host_that_fails_again_and_again_is_left_out_and_named(launch, curve):
+    """Its rank dies twice without a checkpoint between; the other two hosts go on, and say why."""
+    run, attempt = launch(3, "checkpoint_every=0"), 0
+
+    def train(after, *nodes):
+        """Whether an attempt after that one, of these nodes, makes steps."""
+        now = state(run, nodes[0]).get("attempt") or 0
+        return now > after and all(running(run, node, now, len(nodes)) for node in nodes)
+
+    for _ in range(2):
+        wait(lambda after=attempt: train(after, 0, 1, 2), 400)
+        attempt = state(run, 0)["attempt"]
+        os.kill(rank_pids(run.nodes[1].pid)["1"], signal.SIGKILL)
+    wait(lambda: train(attempt, 0, 2), 400)
+    attempt = state(run, 0)["attempt"]
+    for node in (0, 2):
+        assert "node1 failed again and again and is left out" in state(run, node)["note"]
+        assert "SIGKILL" in state(run, node)["note"]
+    wait(lambda: state(run, 1)["state"] == "stalled")
+    assert state(run, 1)["reason"] == "node1 is left out of the run: it failed again and again"
+    assert not rank_pids(run.nodes[1].pid)
+    # It lives, and is not taken in again.
+    wait(lambda: step(run, 0) > 25)
+    assert state(run, 0)["attempt"] == attempt
+    stop(run, 0, 1, 2)
+    assert "is left out" in events(run, 0)[-1]["reason"]
+    same(run, 0, curve)
+
+
+@pytest.mark.full
+def test_with_fewer_hosts_than_min_nodes_the_run_waits(launch, curve):
+    run = launch(2, "min_nodes=2")
+    wait(lambda: step(run, 0) > 12)
+    power_cut(run, 1)
+    wait(lambda: state(run, 0).get("state") == "stalled")
+    said = "node1 is gone; 1 of the 2 hosts that the run must have (min_nodes) are there: node0"
+    assert state(run, 0)["reason"] == said
+    assert not rank_pids(run.nodes[0].pid)
+    before = step(run, 0)
+    time.sleep(3)
+    assert (step(run, 0), state(run, 0)["state"]) == (before, "stalled")
+    run.nodes[1] = run.start(1)
+    wait(lambda: any(running(run, 0, attempt, 2) and running(run, 1, attempt, 2) for attempt in (2, 3)))
+    stop(run, 0, 1)
+    same(run, 0, curve)
+    same(run, 1, curve)

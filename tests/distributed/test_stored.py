@@ -1,6 +1,8 @@
 """Under strategies that share the weights each rank reads its own part of them: the same losses, less memory."""
 
+import json
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ def whole(config, world) -> bool:
     return False
 
 
-AS_A_WHOLE = {("trainer.strategies", "shares_weights"): whole}
+AS_A_WHOLE = {("trainer.strategies", "reads_weights"): whole}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,17 @@ def weighty(material, tmp_path_factory):
     [
         (3, ["strategy=fsdp"]),
         (2, ["strategy=infinity", "adapter=lora", "dtype=bfloat16"]),
+        (
+            2,
+            [
+                "strategy=fsdp",
+                "adapter=lora",
+                "quantize=4bit",
+                "dtype=bfloat16",
+                "gradient_checkpointing=true",
+            ],
+        ),
+        pytest.param(2, ["strategy=fsdp", "adapter=lora", "quantize=8bit"], marks=pytest.mark.full),
         pytest.param(1, ["strategy=offload"], marks=pytest.mark.full),
         pytest.param(2, ["strategy=fsdp", "adapter=lora", "lora_targets=all-linear"], marks=pytest.mark.full),
     ],
@@ -150,15 +163,61 @@ def test_no_rank_ever_holds_the_whole_model(tmp_path):
     assert min(growth["whole"]) > 1, growth
 
 
-def _load(rank: int, port: int, folder: Path, in_parts: bool) -> None:
-    """Build a rank's part of the model, and write by how many bytes the memory grew at most."""
-    import os
+def test_a_quantised_base_is_never_there_whole(tmp_path):
+    """Each rank reads one weight at a time, packs it, and keeps its half of the bytes; at most two are ever whole."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    sizes = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+    config = LlamaConfig(**sizes, num_attention_heads=8, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    port = ranks.free_port()
+    pair = [ranks.context.Process(target=_load_packed, args=(rank, port, tmp_path)) for rank in range(2)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(200)
+    assert [process.exitcode for process in pair] == [0, 0]
+    packed = 4 * (4 * 128 * 128 + 3 * 128 * 512) // 2  # bytes of four layers' linear weights in 4 bits
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["reads"] >= 4 * 7 and found["alive"] <= 2, found
+        assert found["held"] == packed / 2, found
+
+
+def _load_packed(rank: int, port: int, folder: Path) -> None:
+    """Build a rank's part of the model in 4 bits; write how many weights were read, were there at once, and stay."""
     from transformers import AutoConfig
 
-    from trainer import config, environment, strategies
+    from trainer import strategies
     from trainer.model import load
     from trainer.model.loss import TokenLoss
+
+    keys = {"strategy": "fsdp", "adapter": "lora", "quantize": "4bit", "dtype": "bfloat16"}
+    chosen, world = _meet(rank, port, folder, keys)
+    read, seen, alive = stored.Stored.read, [], [0]
+
+    def noted(self, name, rows):
+        tensor = read(self, name, rows)
+        seen.append(weakref.ref(tensor))
+        alive.append(sum(one() is not None for one in seen))
+        return tensor
+
+    stored.Stored.read = noted
+    source = load.Source(AutoConfig.from_pretrained(folder / "model"), None, str(folder / "model"), {})
+    model = load.build(chosen, source, world, strategies.reads_weights(chosen, world))
+    strategy = strategies.make(chosen, TokenLoss(model), world)
+    parts = [one.to_local() for one in strategy.model.parameters() if one.dtype == torch.uint8]
+    held = sum(one.nbytes for one in parts)
+    facts = {"reads": len(seen), "alive": max(alive), "held": held}
+    (folder / f"{rank}.json").write_text(json.dumps(facts))
+    world.close()
+
+
+def _meet(rank: int, port: int, folder: Path, keys: dict):
+    """(configuration, world) of one of two ranks."""
+    import os
+
+    from trainer import config, environment
     from trainer.world import World
 
     os.environ.update(
@@ -172,8 +231,19 @@ def _load(rank: int, port: int, folder: Path, in_parts: bool) -> None:
         TRAINYARD_HOST=f"node{rank}",
     )
     torch.set_num_threads(1)
-    chosen = config.from_mapping({"device": "cpu", "strategy": "fsdp", "model": str(folder / "model")})
-    world = World(chosen, environment.read("test"))
+    chosen = config.from_mapping({"device": "cpu", "model": str(folder / "model"), **keys})
+    return chosen, World(chosen, environment.read("test"))
+
+
+def _load(rank: int, port: int, folder: Path, in_parts: bool) -> None:
+    """Build a rank's part of the model, and write by how many bytes the memory grew at most."""
+    from transformers import AutoConfig
+
+    from trainer import strategies
+    from trainer.model import load
+    from trainer.model.loss import TokenLoss
+
+    chosen, world = _meet(rank, port, folder, {"strategy": "fsdp"})
     model_config = AutoConfig.from_pretrained(folder / "model")
     source = load.Source(model_config, None, str(folder / "model"), {})
     load.build(chosen, load.Source(_small(model_config), None, None, {}), world)  # its code is loaded

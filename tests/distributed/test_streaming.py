@@ -1,61 +1,19 @@
 """diloco in fragments and behind computing, and sums that go by host: the same on all ranks, on any network."""
 
-import os
+import functools
 import shutil
 import threading
 
 import pytest
 import ranks
 import torch
-from ranks import context, free_port
 from safetensors.torch import load_file
 
 from trainer import config as configuration
 from trainer.errors import BadInput
 
 pytestmark = pytest.mark.distributed
-
-
-# ---- ranks that have no more to do than to meet ----
-
-
-def _process(function, rank, nodes, port, file, keys):
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(len(nodes)),
-        LOCAL_RANK=str(nodes[:rank].count(nodes[rank])),
-        LOCAL_WORLD_SIZE=str(nodes.count(nodes[rank])),
-        GROUP_RANK=str(nodes[rank]),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        GLOO_SOCKET_IFNAME="lo",
-        TRAINYARD_HOST=f"node{nodes[rank]}",
-    )
-    from trainer import environment
-    from trainer.world import World
-
-    torch.set_num_threads(1)
-    config = configuration.from_mapping({"device": "cpu", "comm": "diloco", **keys})
-    world = World(config, environment.read("run"))
-    torch.save(function(world, config), file)
-    world.close()
-
-
-def together(folder, function, nodes, **keys) -> list:
-    """What `function(world, config)` returns on each rank; nodes: each rank's host."""
-    port, folder = free_port(), folder / str(len(list(folder.iterdir())))
-    folder.mkdir()
-    files = [folder / f"{rank}.pt" for rank in range(len(nodes))]
-    processes = [
-        context.Process(target=_process, args=(function, rank, nodes, port, file, keys))
-        for rank, file in enumerate(files)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(200)
-    assert [process.exitcode for process in processes] == [0] * len(nodes)
-    return [torch.load(file) for file in files]
+together = functools.partial(ranks.together, comm="diloco")
 
 
 class Toy(torch.nn.Module):
@@ -324,15 +282,27 @@ def test_ranks_of_one_host_lose_nothing(tmp_path):
 
 
 def _kept_twice(world, config):
-    from trainer import strategies
+    from trainer import checkpoint, strategies
 
     strategy = strategies.make(config, Toy(), world)
     for _ in walk(strategy, world, 1, 12, 12):
         pass
-    kept = {name: one.clone() for name, one in strategy.kept().items()}
+    summed, really, copied = [], strategy._sum_exactly, []
+    strategy._sum_exactly = lambda one: (summed.append(one.nbytes), really(one))
+    kept = {}
+    for name, one in strategy.kept():
+        kept[name] = one.clone()
+        if name.startswith("left."):
+            copied.append(len(summed))
+    strategy._sum_exactly = really
+    # One parameter after the other, so that there is never a second copy of all.
+    assert copied == list(range(1, len(strategy.trainable) + 1))
+    assert strategy._saved == sum(summed)  # of two hosts each sends as much
+    beside = sum(12 * one.numel() for one in strategy.trainable.values())
+    assert checkpoint.tensor_bytes(strategy) == beside + sum(one.nbytes for one in kept.values())
     strategy.restore(kept)
     sums = strategy._sums if config.comm == "8bit" else [part.sum for part in strategy._parts]
-    return kept, strategy.kept(), weights(strategy), any(one.error.any() for one in sums)
+    return kept, dict(strategy.kept()), weights(strategy), any(one.error.any() for one in sums)
 
 
 @pytest.mark.parametrize("comm", ["8bit", "diloco"])
@@ -344,6 +314,87 @@ def test_what_is_left_over_goes_to_those_who_send(tmp_path, comm):
         assert torch.equal(ends, found[0][2])
         assert kept.keys() == again.keys() and all(torch.equal(kept[name], again[name]) for name in kept)
         assert any(one.any() for name, one in kept.items() if name.startswith("left."))
+
+
+class Matrices(Toy):
+    """Two matrices that powersgd splits, and a vector that it sends whole."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = {"a": (40, 30), "b": (7,), "c": (60, 20)}
+        self.model = torch.nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()})
+
+
+def _columns(world, config):
+    from trainer import strategies
+
+    first, second = (strategies.make(config, Matrices(), world) for _ in range(2))
+    begun = [one.clone() for one in first._factors.right]
+    for _ in walk(first, world, 1, 3, 12):
+        pass
+    kept = dict(first.kept())
+    second.restore(kept)
+    second.restore({name: one for name, one in kept.items() if not name.startswith("right.")})
+    again = [one.clone() for one in second._factors.right]
+    second.restore({name: one[:, :1] if name.startswith("right.") else one for name, one in kept.items()})
+    return begun, first._factors.right, again, second._factors.right, sorted(kept)
+
+
+def test_powersgd_goes_on_from_the_columns_of_the_checkpoint(tmp_path):
+    for begun, last, again, other, names in together(
+        tmp_path, _columns, [0, 1], comm="powersgd", powersgd_rank=2
+    ):
+        assert names == ["left.a", "left.c", "right.a", "right.c"]
+        assert all(torch.equal(one, two) for one, two in zip(last, again, strict=True))
+        assert not any(torch.equal(one, two) for one, two in zip(begun, last, strict=True))
+        assert all(torch.equal(one, two) for one, two in zip(last, other, strict=True))
+
+
+def _sends(world, config):
+    """How many gradients were still to come when each bucket was sent."""
+    from trainer import strategies
+    from trainer.strategies import ddp
+
+    ddp.BUCKET_BYTES = 4096
+    strategy = strategies.make(config, Toy(), world)
+    really, left = strategy._send, []
+
+    def send():
+        left.append(sum(bucket.waiting for bucket in strategy.buckets))
+        really()
+
+    strategy._send = send
+    strategy.zero_grad()
+    with strategy.micro_batch(last=False):
+        sum((one * one).sum() for one in strategy.trainable.values()).backward()
+    first = list(left)
+    with strategy.micro_batch(last=True):
+        sum((one * one).sum() for one in strategy.trainable.values()).backward()
+    before = len(left)
+    strategy.finish()
+    return first, left, before, len(strategy.buckets)
+
+
+def test_buckets_are_as_large_as_is_asked():
+    from types import SimpleNamespace
+
+    from trainer.strategies.ddp import DDP
+
+    world = SimpleNamespace(device=torch.device("cpu"), size=1)
+
+    def buckets(**keys):
+        module = torch.nn.Module()
+        module.model = torch.nn.ParameterList(torch.zeros(300_000) for _ in range(4))  # 1.2 MB each
+        strategy = DDP(module, world, configuration.from_mapping(keys))
+        return [len(bucket.parameters) for bucket in strategy.buckets]
+
+    assert buckets() == [4] and buckets(bucket_mb=2) == [2, 2] and buckets(bucket_mb=1) == [1, 1, 1, 1]
+
+
+def test_gradients_travel_while_backward_still_runs(tmp_path):
+    for first, left, before, buckets in together(tmp_path, _sends, [0, 1], comm="exact"):
+        assert not first and buckets > 2 and before == len(left) == buckets
+        assert left[0] > 0 and left == sorted(left, reverse=True) and left[-1] == 0
 
 
 # ---- what does not go together ----

@@ -2,7 +2,12 @@
 
 import gzip
 import json
+import os
+import pty
+import select
 import shutil
+import sys
+import termios
 
 import pytest
 import ranks
@@ -78,6 +83,42 @@ def test_an_adapter_beside_quantised_weights(material, trained, quantised, tmp_p
     assert ranks.run(tmp_path / "two", 2, material / "run.yaml", *extra) == pytest.approx(one, rel=1e-5)
 
 
+def _by_hand(terminal: str, folder, arguments: list[str], launched: bool):
+    """`trainer train` as it is typed at a terminal, or as a launcher starts it there."""
+    handle = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    for number in (1, 2):
+        os.dup2(handle, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+    os.environ.update(TRAINYARD_RUN_DIR=str(folder / "run"), TRAINYARD_CACHE_DIR=str(folder / "cache"))
+    if launched:
+        os.environ["TRAINYARD_LAUNCHER"] = str(os.getppid())
+    from trainer import cli
+
+    sys.exit(cli.main(["train", *arguments]))
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_run_by_hand_has_a_bar(material, tmp_path, launched):
+    """At a terminal, with loss and speed; under a launcher there is none, and what is said is in the log."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    words = (os.ttyname(theirs), tmp_path, [str(material / "run.yaml"), "steps=3"], launched)
+    process = ranks.context.Process(target=_by_hand, args=words)
+    process.start()
+    said = b""
+    while process.is_alive() or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.2)[0]:
+            said += os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+    assert process.exitcode == 0, said
+    bars = [line for line in said.decode().split("\r") if "3/3" in line]
+    assert bool(bars) != launched
+    if bars:
+        assert "loss " in bars[-1] and "tokens/s" in bars[-1] and "100%" in bars[-1]
+        assert b"finished: model in" in said
+
+
 def test_an_adapter_is_resumed_to_the_last_bit(material, trained, tmp_path):
     extra = (f"model={trained}", "lr=0.02", "adapter=lora", "lora_dropout=0.2")
     whole = ranks.run(tmp_path / "whole", 1, material / "run.yaml", *extra, "steps=8")
@@ -86,7 +127,9 @@ def test_an_adapter_is_resumed_to_the_last_bit(material, trained, tmp_path):
     assert ranks.run(tmp_path / "cut", 1, material / "run.yaml", *extra, "steps=8") == whole
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw_8bit", "paged_adamw", pytest.param("paged_adamw_8bit", marks=pytest.mark.full)]
+)
 def test_other_optimizers_learn_and_resume(material, tmp_path, optimizer):
     extra = (f"optimizer={optimizer}", "steps=8")
     whole = ranks.run(tmp_path / "whole", 1, material / "run.yaml", *extra)

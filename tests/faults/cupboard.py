@@ -4,9 +4,12 @@ import contextlib
 import itertools
 import json
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
+import run_page
 from plays import Plays
 from processes import kill_all
 from test_train import LONG, book, command, status, stop
@@ -44,10 +47,15 @@ def deployed(name, hosts, directory):
 
 
 class Run:
-    """A run under way on all of `hosts`, started by train.yml, which then was killed: nobody watches."""
+    """A run under way on all of `hosts`, started by train.yml, which then was killed: nobody watches.
 
-    def __init__(self, plays, hosts=HOSTS, **settings):
+    before: what is done first, with the run's directory on each host.
+    """
+
+    def __init__(self, plays, hosts=HOSTS, before=None, **settings):
         self.plays, self.hosts, self.name = plays, hosts, f"fault{next(numbers)}"
+        if before:
+            before(f"/var/lib/trainyard/runs/{self.name}")
         self.settings = {**RUN, **settings}
         self.saved = {}  # by attempt, the newest checkpoint that a host was seen to know of
         arguments = {**self.settings, "run": self.name}
@@ -92,9 +100,9 @@ class Run:
     def end(self, curve, *hosts, reason="", damaged=None):
         """Stop it; its losses are those of the calm run, on each of `hosts`, and it lost no step that was saved.
 
-        reason: what the report says of it; damaged: the step whose checkpoint was, and the one before is taken; 0: any.
+        reason: what the report names; damaged: the step whose checkpoint was, and the one before is taken; 0: any.
         """
-        reasons = []
+        told = []
         try:
             for host in hosts:
                 text = self.plays.sh(host, f"cat /var/lib/trainyard/runs/{self.name}/metrics.jsonl")
@@ -113,12 +121,20 @@ class Run:
                         one,
                         self.saved,
                     )
-                reasons += [one["reason"] for one in restarts]
+                told += reported(text)
                 if damaged:
                     assert restarts[0]["step"] >= damaged - RUN["checkpoint_every"] > 0, restarts
-            assert any(reason in one for one in reasons) or not reason, (reason, reasons)
+            assert any(reason in one for one in told) or not reason, (reason, told)
         finally:
             stop(self.plays, self.name)
+
+
+def reported(text):
+    """What stands under "What happened" in the report of a run with these metrics, but for checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "metrics.jsonl").write_text(text)
+        run_page.write(Path(folder))
+        return [one["text"] for one in run_page.found(Path(folder))["events"] if one["event"] != "checkpoint"]
 
 
 def records(text):

@@ -82,7 +82,7 @@ def test_a_launcher(plays, curve, importing):
     run = Run(plays)
     plays.sh("node3", f"systemctl kill --kill-whom=main --signal=KILL trainyard@{run.name}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS) or run.goes_on(3, *HOSTS))
-    held("a launcher gets SIGKILL", seconds, None, importing)
+    held("a launcher gets SIGKILL", seconds, 10, importing)
     run.end(curve, *HOSTS, reason="node3")
 
 
@@ -220,7 +220,31 @@ def test_a_full_disk_during_a_checkpoint(plays, curve):
         plays.sh("node2", f"umount {folder}")
     run.wait(lambda: run.status("node1").get("warning") is None)
     assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="node2: ")
+
+
+def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve):
+    """Metrics, status and logs lie there, too: no rank ends over them, and no line is lost."""
+    folders = []
+
+    def mount(folder):
+        plays.sh("node2", f"mkdir -p {folder}; mount -t tmpfs -o size=96m small {folder}")
+        folders.append(folder)
+
+    run = Run(plays, before=mount, checkpoint_every=0)
+    try:
+        plays.sh("node2", f"cat /dev/zero > {folders[0]}/filler || true")
+        for host in HOSTS:  # node2's takes the place of the one before
+            run.wait(lambda host=host: "node2: no space" in (run.status(host).get("warning") or ""), 60)
+        step = run.status("node1")["step"]
+        run.wait(lambda: run.status("node1")["step"] > step + 5)
+        assert run.status("node2")["step"] > step
+        plays.sh("node2", f"rm {folders[0]}/filler")
+        run.wait(lambda: all(run.status(host).get("warning") is None for host in HOSTS), 60)
+        assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
+        run.end(curve, *HOSTS, reason="node2: no space left for metrics.jsonl")
+    finally:
+        plays.sh("node2", f"systemctl stop trainyard@{run.name}; umount -l {folders[0]}")
 
 
 def test_memory_runs_out_on_one_host(plays, curve, importing):
@@ -246,7 +270,7 @@ def test_all_units_are_restarted(plays, curve, importing):
         plays.sh(host, f"systemctl restart --no-block trainyard@{run.name}")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
     held("all units are restarted", seconds, None, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="node")
 
 
 def test_everything_loses_its_power(plays, curve, importing):
@@ -257,4 +281,4 @@ def test_everything_loses_its_power(plays, curve, importing):
         plays.lab.power(host, True)
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
     held("all hosts lose their power, and boot", seconds, None, importing)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="node")

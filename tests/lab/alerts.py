@@ -13,6 +13,7 @@ RUN = 'instance="node1", run="first"'
 CARD = 'instance="node1", gpu="0", bus="0000:01:00"'
 RANKS = [f'trainyard_run_rank_compute_seconds{{{RUN}, rank="{n}", host="node{n + 1}"}}' for n in range(3)]
 DISK = '{instance="node1", mountpoint="/", fstype="ext4"}'
+IMAGE = '{instance="node1", mountpoint="/media", fstype="udf"}'
 
 
 def series(name, labels, values):
@@ -37,7 +38,11 @@ CAUSED = [
     ("it never told any", series("up", HOST, "1x20"), 10, ['HostTellsNothing{instance="node1", job="host"}']),
     (
         "a disk is full",
-        {f"node_filesystem_avail_bytes{DISK}": "4x30", f"node_filesystem_size_bytes{DISK}": "100x30"},
+        {
+            f"node_filesystem_avail_bytes{DISK}": "4x30",
+            f"node_filesystem_size_bytes{DISK}": "100x30",
+            f"node_filesystem_readonly{DISK}": "0x30",
+        },
         20,
         ['DiskSoonFull{instance="node1", mountpoint="/", fstype="ext4"}'],
     ),
@@ -228,6 +233,18 @@ WELL = [
                 f'{HOST}, device="mlx5_0", port="1", counter="np_cnp_sent"',
                 "0+600x200",
             ),
+        },
+        180,
+    ),
+    (
+        "an image, which is full and which nobody writes to; a disk that filled before it became one",
+        {
+            f"node_filesystem_avail_bytes{IMAGE}": "0x200",
+            f"node_filesystem_size_bytes{IMAGE}": "100x200",
+            f"node_filesystem_readonly{IMAGE}": "1x200",
+            f"node_filesystem_avail_bytes{DISK}": "39-0.1x200",
+            f"node_filesystem_size_bytes{DISK}": "100x200",
+            f"node_filesystem_readonly{DISK}": "1x200",
         },
         180,
     ),

@@ -47,6 +47,9 @@ def test_a_slow_wire_stands_out(plays, results):
             mbit = found["pairs"][a][b]["mbit"]
             slow = "node2" in (a, b)
             assert (40 < mbit < 52) if slow else mbit > 100, (a, b, mbit)
+    for one in (way for ways in found["pairs"].values() for way in ways.values()):
+        assert 0 <= one["idle"]["jitter_ms"] < one["idle"]["ms_99"] and one["loaded"]["jitter_ms"] > 0, one
+    assert "Jitter in ms, idle > under that load" in said and "Jitter at most: " in said
     loaded = found["pairs"]["node1"]["node2"]["loaded"]["ms"]
     assert loaded > 2 * found["pairs"]["node1"]["node2"]["idle"]["ms"]  # its queue is full
     reduce = [row for row in found["collectives"]["rows"] if row["collective"] == "all_reduce"][-1]
@@ -65,7 +68,7 @@ def test_a_slow_wire_stands_out(plays, results):
 def test_what_became_slower_is_found_and_is_no_baseline(plays, results):
     plays.lab.set_rate("node2", "10mbit")
     said, found = bench(plays, results)
-    assert "Worse than on" in said and "node1 to node2" in said, said
+    assert "Worse than the best so far" in said and "node1 to node2" in said, said
     plays.lab.set_rate("node2", "50mbit")
     said, found = bench(plays, results)
     worse = [key for key, _ in found["worse"] if "node2" in key]

@@ -29,7 +29,11 @@ def bring(plays, source, name, hosts):
     place = {"state_dir": "/var/lib/trainyard", "user": "trainyard"}
     tasks = [
         {"bring": {"files": files, "hosts": hosts, **place}, "become": True},
-        {"bring_host": {"step": "tidy", "files": [], **place}, "become": True},
+        {
+            "bring_host": {"step": "tidy", "files": "{{ files | bring_files }}", **place},
+            "become": True,
+            "vars": {"files": files},
+        },
     ]
     play = plays.run(tasks, ",".join(hosts))
     assert play.rc == 0, play.text
@@ -40,6 +44,33 @@ def bring(plays, source, name, hosts):
         assert plays.sh(host, f"stat -c %U:%G:%a {there}").strip() == "root:trainyard:640"
         assert plays.sh(host, "ls /var/lib/trainyard").split() == ["data"]
     return play.seconds
+
+
+def test_whoever_has_the_content_passes_it_on(plays, tmp_path):
+    """node3 alone has it, under another name; the controller has lost it."""
+    source = tmp_path / "model.safetensors"
+    source.write_bytes(os.urandom(1_000_000))
+    bring(plays, source, "old", ["node3"])
+    digest, state_dir = hashlib.sha256(source.read_bytes()).hexdigest(), "/var/lib/trainyard"
+    source.unlink()
+    files = [{"source": str(source), "path": "data/new/renamed", "bytes": 1_000_000, "sha256": digest}]
+    members, place = HOSTS[:4], {"state_dir": state_dir, "user": "trainyard"}
+    chain = "{{ members | bring_order(files, hostvars) }}"
+    tasks = [
+        {
+            "bring_host": {"step": "have", "files": "{{ files | bring_files }}", **place},
+            "register": "__trainer_here",
+        },
+        {"bring": {"files": "{{ files }}", "hosts": chain, **place}},
+        {"bring_host": {"step": "tidy", "files": "{{ files | bring_files }}", **place}},
+    ]
+    tasks = [{**task, "become": True, "vars": {"files": files, "members": members}} for task in tasks]
+    play = plays.run(tasks, ",".join(members))
+    assert play.rc == 0, play.text
+    for host in members:
+        assert plays.sh(host, f"sha256sum {state_dir}/data/new/renamed").split()[0] == digest
+    again = plays.run(tasks, ",".join(members))
+    assert again.rc == 0 and set(again.changed.values()) == {0}, again.text
 
 
 def test_eight_hosts_take_little_longer_than_one(plays, tmp_path):

@@ -231,6 +231,7 @@ def test_killed_twice_before_it_was_confirmed_nothing_stays_loaded(plays):
     assert plays.answers("node2")
 
 
+@pytest.mark.full
 def test_killed_before_it_was_confirmed_the_next_run_passes(plays):
     plays.kill_when(lambda: waiting(plays, "node2"), "firewall", "node2", {"guard_timeout": 300})
     wait_for(lambda: waiting(plays, "node2")["state"] == "applied", 30)

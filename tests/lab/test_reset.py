@@ -123,7 +123,7 @@ def test_a_cluster_of_three_trains(lab, play, before):
 def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
     state = files(lab, "node3")
     lab.exec("node3", "sh", "-ec", BUSY)
-    refused = play("playbooks/reset.yml", "-l", "node3", reset="node3")
+    refused = play("playbooks/reset.yml", "-l", "node3", reset="node3", sure="true")
     assert refused.rc != 0
     assert "run busy: found it active on node3; expected no run there. Stop it first:" in refused.words
     lab.exec(
@@ -133,8 +133,10 @@ def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
         "systemctl stop trainyard@busy; rm -r /run/systemd/system/trainyard@busy.service.d",
     )
     unasked = play("playbooks/reset.yml", "-l", "node3")
-    assert unasked.rc != 0 and "-e reset=node3. Nothing was changed." in unasked.words
-    wrong = play("playbooks/reset.yml", reset="node3")
+    assert unasked.rc != 0 and "-e reset=node3 -e sure=true. Nothing was changed." in unasked.words
+    once = play("playbooks/reset.yml", "-l", "node3", reset="node3")
+    assert once.rc != 0 and "-e reset=node3 -e sure=true. Nothing was changed." in once.words
+    wrong = play("playbooks/reset.yml", reset="node3", sure="true")
     assert wrong.rc != 0 and "expected just the hosts of this play: node1,node2,node3." in wrong.words
     told = play("playbooks/reset.yml", "-l", "node3", "--check")
     assert told.rc == 0 and told.changed["node3"] > 5, told.text
@@ -143,7 +145,7 @@ def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
 
 
 def test_nothing_of_ours_is_left_and_nobody_is_locked_out(lab, play, before):
-    play_ = play("playbooks/reset.yml", "-l", "node3", reset="node3")
+    play_ = play("playbooks/reset.yml", "-l", "node3", reset="node3", sure="true")
     assert play_.rc == 0, play_.text
     new = files(lab, "node3") - before["node3"]
     new = {path for path in new - packaged(lab, "node3", new) if not STAYS.fullmatch(path)}
@@ -190,7 +192,7 @@ def test_it_becomes_a_member_again(lab, play):
 
 
 def test_runs_stay_where_that_is_asked_for(lab, play):
-    reset = play("playbooks/reset.yml", "-l", "node2", reset="node2", keep_runs="true")
+    reset = play("playbooks/reset.yml", "-l", "node2", reset="node2", sure="true", keep_runs="true")
     assert reset.rc == 0, reset.text
     kept = lab.exec(
         "node2", "sh", "-c", "ls /var/lib/trainyard /etc/trainyard; stat -c %U /var/lib/trainyard/runs/third"
@@ -205,7 +207,7 @@ def test_runs_stay_where_that_is_asked_for(lab, play):
 
 
 def test_a_whole_cluster_goes(lab, play):
-    reset = play("playbooks/reset.yml", reset="node1,node2,node3")
+    reset = play("playbooks/reset.yml", reset="node1,node2,node3", sure="true")
     assert reset.rc == 0, reset.text
     again = play("playbooks/reset.yml")
     assert again.rc == 0 and again.changed == dict.fromkeys(HOSTS, 0)

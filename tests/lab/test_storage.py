@@ -239,7 +239,7 @@ def test_a_dead_server_gives_errors_and_no_hang_and_comes_back(plays):
 @pytest.mark.full
 def test_reset_leaves_the_files_and_nothing_else(plays):
     inventory = ("-i", group(plays, "node1"))
-    reset = plays.book("playbooks/reset.yml", *inventory, reset="node1,node2")
+    reset = plays.book("playbooks/reset.yml", *inventory, reset="node1,node2", sure="true")
     assert reset.returncode == 0, reset.stdout + reset.stderr
     assert sorted(plays.sh("node1", f"ls {SHARED}").split()) == ["ops", "own", "root"]
     assert plays.sh("node1", MADE).split() == [SHARED]

@@ -234,11 +234,12 @@ def test_ctrl_c_wipes_the_region_and_ends_as_ansible_does(place):
 
 
 def test_a_question_stands_alone_until_it_is_answered(place):
-    """Nothing is drawn meanwhile: else there would be no silence."""
-    ask = {"name": "Ask", "reset_consent": {"hosts": ["a"]}, "run_once": True}
+    """Nothing is drawn meanwhile: else there would be no silence. The host is called like the first answer."""
+    ask = {"name": "Ask", "reset_consent": {"hosts": ["yes"]}, "run_once": True}
     write(place, [ask, {"name": "Wait", "ansible.builtin.command": "sleep 2"}])
-    code, text = at_a_terminal(place, when=b"type the names of the hosts (a): ", type_=b"a\r", silent=True)
+    code, text = at_a_terminal(place, when=b"from one host? (yes or no): ", type_=b"yes\r", silent=True)
     assert code == 0, text
+    assert "type the names of the hosts (yes): " in text
     assert "task 2 of 2" in text
 
 
@@ -289,3 +290,81 @@ def test_check_mode_handlers_retries_and_the_free_strategy(place):
     assert "Check mode: it says what would change" in checked.stdout and checked.returncode == 0
     listed = piped(place, "--list-tasks")
     assert listed.returncode == 0 and "Retry" in listed.stdout and "== A play" not in listed.stdout
+
+
+# An interpreter whose pip takes its time: a large wheel comes, and is installed.
+SLOW_PYTHON = """\
+#!{real} -I
+import json, os, shutil, sys, time
+words = sys.argv[2:]
+if words[:2] == ["-m", "venv"]:
+    os.makedirs(words[2] + "/bin")
+    os.makedirs(words[2] + "/lib/python3/site-packages/")
+    shutil.copy(sys.argv[0], words[2] + "/bin/python")
+elif words[:3] == ["-m", "pip", "install"] and "--requirement" not in words:
+    print("  Downloading torch-2.0-py3-none-any.whl (400.0 MB)", flush=True)
+    os.makedirs(os.environ["TMPDIR"] + "/pip-unpack-x", exist_ok=True)
+    for part in range(1, 5):
+        with open(os.environ["TMPDIR"] + "/pip-unpack-x/torch-2.0-py3-none-any.whl", "wb") as file:
+            file.truncate(part * 100_000_000)
+        time.sleep({pause})
+    print("Installing collected packages: torch", flush=True)
+elif words[:1] == ["-c"]:
+    markers = {{"python_version": "3.11", "platform_machine": "x86_64", "python_full_version": "3.11.0"}}
+    print(json.dumps({{"executable": sys.argv[0], "venv": True, "glibc": "2.36", "markers": markers}}))
+"""
+BUILD = {
+    "name": "Build it",
+    "python_env": {
+        "dir": "{{ place }}/env/{{ inventory_hostname }}",
+        "lock": "alpha==1.0",
+        "torch": "torch==2.0",
+        "python": "{{ place }}/slow python",
+        "source": "index",
+    },
+}
+
+
+@pytest.fixture
+def building(place):
+    """`building(pause)`: each host builds an environment, for four times that many seconds."""
+
+    def prepare(pause):
+        (place / "slow python").write_text(SLOW_PYTHON.format(real=sys.executable, pause=pause))
+        (place / "slow python").chmod(0o755)
+        write(place, [BUILD])
+        return "-e", json.dumps({"place": str(place)})
+
+    return prepare
+
+
+@pytest.mark.full
+def test_at_a_terminal_a_long_task_says_how_far_it_is_and_in_a_log_hardly(place, building):
+    log = place / "log"
+    arguments = building(2)
+    code, text = at_a_terminal(place, *arguments, ANSIBLE_LOG_PATH=str(log))
+    assert code == 0, text
+    for host in ("node1", "node2", "node3"):
+        assert re.search(
+            rf"  {host}  (Build it  )?\[[#-]+\] torch: \d00 of 400 MB(, \d+ s left)?  \d+ s\x1b\[K",
+            COLOUR.sub("", text),
+        )
+    assert re.search(r"torch: [34]00 of 400 MB, \d+ s left", text)
+    assert "changed  node1 node2 node3: Build it" in screen(text) and "torch:" not in "".join(screen(text))
+    assert "torch:" not in log.read_text()
+    assert not list((place / "env").glob("*/.progress*"))
+    done = piped(place, *arguments)
+    assert done.returncode == 0 and "node1  1 ok, 0 changed" in done.stdout, done.stdout + done.stderr
+    assert "MB" not in done.stdout and "building" not in done.stdout
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_a_long_task_that_says_how_far_it_is_and_the_next_run_completes_it(place, building):
+    arguments = building(3)
+    begun = time.monotonic()
+    code, text = at_a_terminal(place, *arguments, when=b"of 400 MB", type_=b"\x03")
+    assert code == 99 and time.monotonic() - begun < 11
+    assert "of 400 MB" not in "".join(screen(text))
+    done = piped(place, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 ok, 1 changed" in done.stdout and "1 failed" not in done.stdout

@@ -3,8 +3,10 @@
 import json
 import socket
 import subprocess
+import time
 
 import pytest
+import yaml
 from yard import ROOT, SMALL, Yard, changed, failures, said
 
 
@@ -39,7 +41,7 @@ def test_a_warning_ends_with_1(yard):
     # A card that was there the last time.
     (baseline,) = (yard.results / "preflight").glob("baseline-*.json")
     before = json.loads(baseline.read_text())
-    before["figures"]["gpus"] = {"node1": 1, "node2": 0}
+    before["best"]["gpus"] = {node: (count, before["time"]) for node, count in (("node1", 1), ("node2", 0))}
     baseline.write_text(json.dumps(before))
     done = play(yard, "preflight_steps=0")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -80,6 +82,47 @@ def test_a_fault_ends_with_2_and_no_step_is_tried(yard):
         and "not tried, since this failed: port" in text
     )
     assert failures(run) == ["Preflight failed: port. What to do stands above."]
+
+
+def test_a_dead_host_is_given_up_by_a_connection_of_its_own(yard, tmp_path):
+    """An earlier command's connection may wait a minute for a host that is gone: preflight does not use it."""
+    dead = yaml.safe_load(yard.inventory.read_text())
+    ssh, asked = tmp_path / "ssh", tmp_path / "asked"
+    # Asked by the way of other playbooks it would wait; by preflight's it says what ssh says once its patience is over.
+    ssh.write_text(
+        f'#!/bin/sh\ncat > /dev/null\necho "$*" >> {asked}\n'
+        f'case "$*" in *"{tmp_path}/.ansible/preflight/"*) ;; *) sleep 60 ;; esac\n'
+        'echo "ssh: connect to host node2 port 22: Connection timed out" >&2\nexit 255\n'
+    )
+    ssh.chmod(0o755)
+    dead["all"]["children"]["cluster"]["children"]["workers"]["hosts"]["node2"] = {
+        "ansible_connection": "ssh",
+        "ansible_ssh_executable": str(ssh),
+    }
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump(dead))
+    begin = time.monotonic()
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(inventory), "playbooks/preflight.yml"],
+        cwd=ROOT,
+        env={**yard.environment(), "HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert time.monotonic() - begin < 60, done.stdout
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "FAIL  answer: node2: " in done.stdout and "Connection timed out" in done.stdout, done.stdout
+    words = asked.read_text().splitlines()
+    assert 1 <= len(words) <= 2  # once for each look at the host, and no more
+    for line in words:
+        assert (
+            "ControlPersist=60s" in line and "ConnectTimeout=5 " in line and "ServerAliveInterval=3" in line
+        )
+    kept = result(yard)
+    failed = [(one["check"], one["hosts"]) for one in kept["checks"] if one["result"] == "fail"]
+    assert kept["result"] == "fail" and failed == [("answer", ["node2"])]
 
 
 def test_check_mode_changes_nothing_and_tries_nothing(yard):

@@ -1,7 +1,9 @@
 """A run's report in a real browser: what it draws, how fast, on what screens."""
 
+import itertools
 import json
 import math
+import re
 import time
 
 import browser as browsers
@@ -19,27 +21,30 @@ def browser(tmp_path_factory):
 
 
 def step(number, **facts):
-    """A line of kind train; three ranks, the first as fast as the others together."""
+    """A line of kind train; three ranks, the first as fast as the others together. No column is a straight line."""
+    speed = 8192 + 900 * math.sin(number / STEPS * 40)
+    memory = int(6e9 + 1e9 * number / STEPS + 2e8 * math.sin(number / STEPS * 9))
     return {
         "kind": "train",
         "step": number,
         "epoch": 0,
         "loss": 2 + 5 * math.exp(-number / STEPS * 9) + 0.05 * math.sin(number * 1.7),
-        "router_loss": None,
-        "lr": 1e-3 * (1 - number / STEPS),
+        "router_loss": 1 + 0.1 * math.cos(number / STEPS * 30),
+        "lr": 1e-3 * (1 + math.cos(number / STEPS * 3)) / 2,
         "grad_norm": 1 + 0.2 * math.sin(number),
         "tokens": 4096,
         "tokens_total": 4096 * number,
-        "tokens_per_second": 8192.0,
-        "mfu": 0.41,
-        "step_seconds": 0.5,
+        "tokens_per_second": speed,
+        "mfu": speed / 20_000,
+        "step_seconds": 4096 / speed,
         "compute_seconds": 0.2,
         "comm_seconds": 0.28,
         "rank_seconds": [0.2, 0.4, 0.38],
-        "wire_bytes": 5_804_032,
+        "wire_bytes": 5_804_032 + 400_000 * (number // 20_000),
         "world_size": 3,
         "shares": [24, 12, 12],
-        "memory_peak_bytes": 6e9,
+        "memory_peak_bytes": memory,
+        "rank_memory_peak_bytes": [memory, memory + 10**9, memory // 2],
         "time": 1.7e9 + number / 2,
         **facts,
     }
@@ -67,7 +72,13 @@ def write(directory, records, **summary):
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
     """100,000 steps with all that a report can show."""
-    start = {"kind": "event", "event": "start", "step": 0, "ranks": ["anna", "bert", "cleo"], "time": 1.7e9}
+    hosts = ["anna", "bert", "cleo"]
+    start = {"kind": "event", "event": "start", "step": 0, "ranks": hosts, "time": 1.7e9}
+    alike = {"kernel": "6.12.43+deb13-amd64", "driver": "570.133.20", "cuda": "12.8", "python": "3.13.5"}
+    start["machines"] = [
+        {"hosts": hosts[:2], "cards": ["NVIDIA GeForce RTX 3090"], **alike},
+        {"hosts": hosts[2:], "cards": ["NVIDIA GeForce GTX 1080 Ti"] * 2, **alike},
+    ]
     records = [start, *(step(number) for number in range(1, STEPS + 1))]
     records[5:5] = [
         {"kind": "event", "event": "restart", "reason": "bert is <gone>", "step": 4, "time": 1.7e9 + 2}
@@ -91,39 +102,169 @@ def test_a_long_runs_report_is_small_and_opens_at_once(browser, long_run):
     assert page.stat().st_size < 3e6
     began = time.monotonic()
     browser.open(page.as_uri())
-    assert time.monotonic() - began < 3
-    assert browser.value("document.querySelectorAll('.plot svg').length") == 9
+    seconds = time.monotonic() - began
+    print(f"{STEPS:,} steps: {page.stat().st_size:,} bytes, open after {seconds:.2f} s")
+    assert seconds < 3
+    assert browser.value("document.querySelectorAll('.plot svg').length") == len(PLOTS)
     assert browser.value("window.hit") is None
     assert "</script>" in browser.value("document.querySelector('.sample').textContent")
     assert "bert is <gone>" in browser.value("document.body.textContent")
+    rows = browser.value(
+        "[...document.querySelectorAll('details tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert ["", "anna, bert", "cleo"] in rows and ["driver", "570.133.20", "570.133.20"] in rows
+    assert ["cards", "1 x NVIDIA GeForce RTX 3090", "2 x NVIDIA GeForce GTX 1080 Ti"] in rows
     assert browser.errors == []
 
 
-def test_what_is_under_the_pointer_is_what_metrics_say(browser, long_run):
+# What each plot shows, by its title: columns of metrics.jsonl.
+PLOTS = {
+    "loss": ("loss", "held out"),
+    "Tokens a second": ("tokens_per_second",),
+    "Gradient norm": ("grad_norm",),
+    "Learning rate": ("lr",),
+    "Seconds a step": ("step_seconds",),
+    "Memory of any rank, the most so far": ("memory_peak_bytes",),
+    "Sent by the first rank a step": ("wire_bytes",),
+    "Model FLOPs utilisation": ("mfu",),
+    "Routers' balance loss": ("router_loss",),
+    "shares": (0, 1, 2),
+}
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "%": 0.01, "B": 1}
+UNITS |= {unit: 1024 ** (power + 1) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"))}
+
+
+def value_of(text):
+    """The number that the page means by `text`: 20k, 5.59 GiB, 41 %, 1e-4."""
+    number, unit = re.fullmatch(r"(-?[\d.]+(?:e[-+]?\d+)?) ?(\D*)", text).groups()
+    return float(number) * UNITS[unit]
+
+
+@pytest.fixture(scope="module")
+def written(long_run):
+    """What metrics.jsonl has for each plot's lines, and where a step lies on each axis: {column: {step: value}}."""
+    records = [json.loads(line) for line in (long_run / "metrics.jsonl").read_text().splitlines()]
+    train = [one for one in records if one["kind"] == "train"]
+    names = {column for columns in PLOTS.values() for column in columns if column in train[0]}
+    columns = {name: {one["step"]: one[name] for one in train} for name in names | {"tokens_total"}}
+    columns["memory_peak_bytes"] = {one["step"]: max(one["rank_memory_peak_bytes"]) for one in train}
+    columns["held out"] = {one["step"]: one["loss"] for one in records if one["kind"] == "eval"}
+    for rank in range(3):
+        columns[rank] = {one["step"]: one["shares"][rank] for one in train}
+    columns["shares"] = {
+        one["step"]: one["shares"]
+        for before, one in itertools.pairwise([{}, *train])
+        if one["shares"] != before.get("shares")
+    }
+    columns["step"] = {one["step"]: one["step"] for one in train}
+    seconds = itertools.accumulate(one["step_seconds"] for one in train)
+    columns["hours"] = {one["step"]: total / 3600 for one, total in zip(train, seconds, strict=True)}
+    return columns
+
+
+def six_digits(value):
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def calm(browser):
+    """No smoothing: lines are the values themselves."""
+    browser.value("view.smooth = 0; redraw()")
+
+
+def test_what_the_page_holds_is_what_metrics_say(browser, long_run, written):
+    """Every value of every curve, to the six digits that are kept; first, last and highest among them."""
+    browser.open((long_run / "report.html").as_uri())
+    held = json.loads(browser.value("JSON.stringify(data.runs[0])"))
+    steps = held["series"]["step"]
+    assert steps == sorted(set(steps)) and (steps[0], steps[-1]) == (1, STEPS) and len(steps) > 700
+    for name in (set(run_page.SERIES) | {"hours"}) - {"step"}:
+        assert held["series"][name] == [six_digits(written[name][step]) for step in steps], name
+    for name in run_page.SPIKES:
+        assert max(held["series"][name]) == six_digits(max(written[name].values())), name
+    assert max(held["series"]["loss"]) == 9.5  # the one spike among 100,000 steps
+    assert held["evals"] == [list(one) for one in written["held out"].items()]
+    assert held["shares"] == [list(one) for one in written["shares"].items()] and len(held["shares"]) == 3
+    assert held["figures"]["last_loss"] == written["loss"][STEPS]
+    assert held["figures"]["memory_peak_bytes"] == max(written["memory_peak_bytes"].values())
+
+
+@pytest.mark.parametrize("axis", ["step", "tokens_total", "hours"])
+def test_every_line_is_drawn_where_its_axes_say(browser, long_run, written, axis):
+    """Every point of every plot, by the figures at its axes, against metrics.jsonl: to two pixels."""
+    browser.open((long_run / "report.html").as_uri(), width=1280)
+    calm(browser)
+    browser.value(f"view.x = '{axis}'; redraw()")
+    steps = json.loads(browser.value("JSON.stringify(data.runs[0].series.step)"))
+    plots = browser.value("""
+      [...document.querySelectorAll('.plot svg')].map(svg => ({
+        title: svg.getAttribute('aria-label'),
+        texts: [...svg.querySelectorAll('text')].map(t => [t.textContent, +t.getAttribute('x'), +t.getAttribute('y'),
+          t.classList.contains('y')]),
+        lines: [...svg.querySelectorAll('g path')].map(p => p.getAttribute('d'))}))""")
+    assert [one["title"] for one in plots] == list(PLOTS)
+    for one in plots:
+        across = scale([(value_of(text), x) for text, x, _, upright in one["texts"] if not upright])
+        up = scale([(value_of(text), y - 4) for text, _, y, upright in one["texts"] if upright])
+        assert len(one["lines"]) == len(PLOTS[one["title"]]), one["title"]
+        for column, line in zip(PLOTS[one["title"]], one["lines"], strict=True):
+            drawn = [tuple(map(float, point.split(","))) for point in re.split("[ML]", line)[1:]]
+            wanted = points(column, written, steps, written[axis])
+            assert len(drawn) == len(wanted), (one["title"], column)
+            off = max(
+                max(abs(x - across(at)), abs(y - up(value)))
+                for (x, y), (at, value) in zip(drawn, wanted, strict=True)
+            )
+            assert off < 2, (one["title"], column, off)
+    assert browser.errors == []
+
+
+def scale(ticks):
+    """Pixel by value, as the outermost two of an axis' figures, (value, pixel), say."""
+    (low, at_low), (high, at_high) = min(ticks), max(ticks)
+    assert len(ticks) > 1 and high > low
+    return lambda value: at_low + (value - low) / (high - low) * (at_high - at_low)
+
+
+def points(column, written, steps, place):
+    """The points (place on the axis, value) that the line of a column goes through."""
+    if column == "held out":
+        near = [min(steps, key=lambda one: (abs(one - step), one)) for step in written[column]]
+        exact = place is written["step"]
+        at = [place[step] for step in (written[column] if exact else near)]
+        return list(zip(at, written[column].values(), strict=True))
+    if not isinstance(column, int):
+        return [(place[step], written[column][step]) for step in steps]
+    found = []  # shares stay what they are until the next ones
+    for step in (*written["shares"], STEPS):
+        found += [(place[step], found[-1][1])] if found else []
+        found.append((place[step], written[column][step]))
+    return found
+
+
+def test_what_is_under_the_pointer_is_what_metrics_say(browser, long_run, written):
     browser.open((long_run / "report.html").as_uri(), height=1000)
-    browser.value(
-        "(s => {s.value = 0; s.dispatchEvent(new Event('input'))})(document.querySelector('[type=range]'))"
-    )
-    losses = {}
-    for line in (long_run / "metrics.jsonl").read_text().splitlines():
-        one = json.loads(line)
-        losses.setdefault(one["kind"], {})[one["step"]] = one.get("loss")
-    frame = browser.value(
-        "(b => [b.x, b.y, b.width, b.height])(document.querySelector('.plot svg').getBoundingClientRect())"
-    )
-    seen = []
-    for share in (0.1, 0.33, 0.5, 0.77, 0.99):
-        browser.point(frame[0] + share * frame[2], frame[1] + frame[3] / 2)
-        tip = browser.value("document.querySelector('.plot .tip').innerText").split("\n")
-        number = int(tip[0].split()[-1])
-        train = float(tip[1].split()[-1])
-        assert train == pytest.approx(losses["train"][number], rel=1e-5)
-        held_out = float(tip[2].split()[-1])
-        assert held_out in [float(f"{one:.6g}") for one in losses["eval"].values()]
-        seen.append(number)
-    assert len(set(seen)) == 5
-    # The one spike among 100,000 steps is drawn.
-    assert max(json.loads(browser.value("JSON.stringify(data.runs[0].series.loss)"))) == 9.5
+    calm(browser)
+    for number, (title, columns) in enumerate(PLOTS.items()):
+        frame = browser.value(f"""
+          (svg => {{ svg.scrollIntoView({{block: 'center'}}); const b = svg.getBoundingClientRect();
+            return [b.x, b.y, b.width, b.height]; }})(document.querySelectorAll('.plot svg')[{number}])""")
+        seen = []
+        for share in (0.2, 0.33, 0.5, 0.77, 0.99):
+            browser.point(frame[0] + share * frame[2], frame[1] + frame[3] / 2)
+            tip = browser.value(
+                f"document.querySelectorAll('.plot')[{number}].querySelector('.tip').innerText"
+            )
+            head, *told = tip.split("\n")
+            step = int(head.split()[-1])
+            for column, line in zip(columns, told, strict=True):
+                text = re.search(r"-?[\d.]+(e[-+]?\d+)?( ?(%|[KMGT]?i?B))?$", line)[0]
+                exact = {"%": 2e-2, "B": 5e-3}.get(text[-1], 1e-5)  # how much of it is said
+                values = written[column]
+                near = [values[min(values, key=lambda one: abs(one - step))]]
+                near += [values[at] for at in written["shares"] if isinstance(column, int)]
+                assert any(value_of(text) == pytest.approx(one, rel=exact) for one in near), (title, line)
+            seen.append(step)
+        assert len(set(seen)) == 5 or columns == (0, 1, 2), (title, seen)
 
 
 def test_a_closer_look_and_other_axes(browser, long_run):
@@ -144,29 +285,77 @@ def test_a_closer_look_and_other_axes(browser, long_run):
     assert browser.errors == []
 
 
+# Texts that stand on others, or leave their card or the window (what is in a table may be scrolled to); plots with an
+# axis of fewer than two figures, or of equal ones.
+TEXTS = """
+  (() => {
+    const found = [], range = document.createRange();
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const node = walker.currentNode, parent = node.parentElement;
+      if (!node.data.trim() || parent.closest('script, style')) continue;
+      range.selectNodeContents(node);
+      for (const box of range.getClientRects())
+        if (box.width && box.height) found.push({ text: node.data.trim().slice(0, 40), box, parent });
+    }
+    const overlap = [], outside = [], slack = 1;
+    const meet = (a, b) => a.left < b.right - slack && b.left < a.right - slack
+      && a.top < b.bottom - slack && b.top < a.bottom - slack;
+    found.forEach((one, n) => {
+      for (const other of found.slice(n + 1)) if (meet(one.box, other.box)) overlap.push([one.text, other.text]);
+      if (one.parent.closest('.wide')) return;
+      const frame = (one.parent.closest('.card, .figure') || document.body).getBoundingClientRect();
+      const left = Math.max(0, frame.left), right = Math.min(innerWidth, frame.right);
+      if (one.box.left < left - slack || one.box.right > right + slack) outside.push(one.text);
+    });
+    const equal = [...document.querySelectorAll('.plot svg')].filter(svg => {
+      const axes = [true, false].map(up => [...svg.querySelectorAll('text')]
+        .filter(t => t.classList.contains(up ? 'y' : 'x')).map(t => t.textContent));
+      return axes.some(texts => texts.length < 2 || new Set(texts).size < texts.length);
+    }).map(svg => svg.getAttribute('aria-label'));
+    const wide = Math.max(0, document.documentElement.scrollWidth - innerWidth);
+    const plots = document.querySelectorAll('.plot svg').length;
+    return { count: found.length, plots, overlap, outside, equal, wide };
+  })()"""
+
+
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, 1400])
 def test_nothing_overlaps_on_any_screen(browser, long_run, width, dark, tmp_path):
+    """All texts of the page, those of every plot too, on each axis, with a logarithm, and from near."""
     browser.open((long_run / "report.html").as_uri(), width=width, height=800, dark=dark)
-    assert browser.value("document.documentElement.scrollWidth <= innerWidth")
-    overlapping = browser.value("""
-      [...document.querySelectorAll('.plot svg')].flatMap(svg => {
-        const boxes = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
-        return boxes.flatMap(([a, p], n) => boxes.slice(n + 1).filter(([b, q]) =>
-          p.left < q.right && q.left < p.right && p.top < q.bottom - 1 && q.top < p.bottom - 1).map(([b]) => [a, b]));
-      })""")
-    assert overlapping == []
-    outside = browser.value("""
-      [...document.querySelectorAll('.plot text')].filter(t => {
-        const card = t.closest('.card').getBoundingClientRect(), box = t.getBoundingClientRect();
-        return box.left < card.left || box.right > card.right;
-      }).map(t => t.textContent)""")
-    assert outside == []
+    browser.value("document.querySelectorAll('details').forEach(one => one.open = true)")
+    for look in (
+        "",
+        "view.log = true",
+        "view.log = false; view.x = 'tokens_total'",
+        "view.x = 'hours'",
+        "view.x = 'step'; view.range = [12000, 13500]",
+    ):
+        browser.value(f"{look}; redraw()")
+        seen = browser.value(TEXTS)
+        assert seen["count"] > 400 and seen["plots"] == len(PLOTS), look
+        assert (seen["overlap"], seen["outside"], seen["equal"], seen["wide"]) == ([], [], [], 0), look
+    browser.value("view.range = null; redraw()")
     ink = browser.value("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ink[4:-1].split(","))) < 150) is dark
     browser.picture(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 20_000
     assert browser.errors == []
+
+
+def test_what_is_under_the_pointer_stays_on_a_phone(browser, long_run):
+    browser.open((long_run / "report.html").as_uri(), width=360, height=800)
+    for number in range(len(PLOTS)):
+        frame = browser.value(f"""
+          (svg => {{ svg.scrollIntoView({{block: 'center'}}); const b = svg.getBoundingClientRect();
+            return [b.x, b.y, b.width, b.height]; }})(document.querySelectorAll('.plot svg')[{number}])""")
+        for share in (0.2, 0.6, 0.98):
+            browser.point(frame[0] + share * frame[2], frame[1] + frame[3] / 2)
+            left, right = browser.value(f"""
+              (b => [b.left, b.right])(
+                document.querySelectorAll('.plot')[{number}].querySelector('.tip').getBoundingClientRect())""")
+            assert 0 <= left < right <= 360, (number, share)
 
 
 def test_two_runs_beside_each_other(browser, long_run, tmp_path):

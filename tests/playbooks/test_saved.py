@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -44,6 +45,23 @@ def test_without_a_name_the_newest_run_speaks_and_a_file_holds_what_no_command_l
     *_, kept = (yard.results / "first/samples.jsonl").read_text().splitlines()
     assert json.loads(kept)["prompt"] == "It's late,\nshe said"
     assert kept[-20:-3] in (yard.results / "first/report.html").read_text()
+
+
+@pytest.mark.full
+def test_the_prompts_of_the_inventory_are_in_the_report_and_one_that_cannot_be_gone_on_with_is_named(yard):
+    prompts = json.dumps({"trainer_sample_prompts": ["She had 'a' $H;", "She " * 40]})
+    run = yard.play(run="texts", arguments=f"-e {shlex.quote(prompts)}", **SMALL)
+    assert run.rc == 0, said(run)
+    (kept,) = map(json.loads, (yard.results / "texts/samples.jsonl").read_text().splitlines())
+    assert kept["prompt"] == "She had 'a' $H;"
+    assert kept["text"].startswith(kept["prompt"]) and len(kept["text"]) > len(kept["prompt"])
+    assert (
+        json.dumps(kept["text"])[1:-1].replace("<", "\\u003c")
+        in (yard.results / "texts/report.html").read_text()
+    )
+    words = " ".join(said(run).split())
+    assert "The report has no text of the model: the prompt has" in words and "shorten it" in words
+    assert "Run texts finished" in words
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,6 +50,8 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert re.search(r"first  step 4/4 \(100 %\)  finished  loss \d+\.\d{4}", text)
     assert re.search(r"trainer'? generate .*runs/first'? --prompt", text)
     assert not yard.processes()
+    told = (yard.node("node2") / "etc/runs/first.env").read_text()
+    assert re.search(r"^TRAINYARD_RELEASE=.*/node2/opt/releases/test'?$", told, re.MULTILINE), told
     # Two ranks took part, and saw the same losses.
     other = (yard.node("node2") / "var/runs/first/metrics.jsonl").read_text().splitlines()
     assert {r["step"]: r["loss"] for r in map(json.loads, other) if r["kind"] == "train"} == losses
@@ -116,6 +119,7 @@ def test_killed_in_its_smoke_test_it_is_simply_run_again(yard):
 
 
 BROKEN = """#!/bin/sh
+echo "trainer: no card answers" >&2
 echo "the card fell off the bus" > "$TRAINYARD_RUN_DIR/logs/rank-$RANK_OFFSET.log"
 exit 4
 """
@@ -146,6 +150,7 @@ def test_a_host_that_fails_is_named_with_its_last_lines_and_the_others_are_stopp
     assert not yard.processes()
     assert "fell off" in (yard.results / "first/logs/node2/rank-1.log").read_text()
     assert "Traceback" not in said(run)
+    assert "node2/launch | trainer: no card answers" in said(yard.play("playbooks/logs.yml", run="first"))
 
 
 # ---- leaving it, stopping it, coming back ----
@@ -192,9 +197,9 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
         "-e resume=true",
     ):
         assert words in text
-    assert re.search(
-        r"\r(\x1b\[1A)?\[#*-+\]\x1b\[K\r\nfirst  step [1-9]\d*/", text
-    )  # a bar and a line, redrawn
+    # A bar, a line, and what each host does, redrawn.
+    above = r"\r(\x1b\[\dA)?\[#*-+\]\x1b\[K\r\nfirst  step [1-9]\d*/[^\r]*\r\n"
+    assert re.search(above + r"  node1  running, computes [^\r]* GiB\x1b\[K\r\n  node2  [a-z]", text), text
     step = yard.status("first")["step"]
     wait_for(lambda: yard.status("first")["step"] > step)
 
@@ -235,6 +240,7 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
     assert kept["vocab_size"] == SMALL["vocab_size"]  # of the run's own configuration, though not said anew
 
 
+@pytest.mark.full
 def test_a_killed_controller_leaves_the_run_and_it_can_be_followed_again(yard):
     leave(yard, signal.SIGKILL, run="first", **LONG)
     assert yard.processes()
@@ -253,6 +259,7 @@ def test_a_killed_controller_leaves_the_run_and_it_can_be_followed_again(yard):
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, step + 1))
 
 
+@pytest.mark.full
 def test_killed_at_the_start_it_is_simply_run_again(yard):
     """The first node was started, the second was not yet, or its launcher went with the controller's last breath."""
     process = subprocess.Popen(
@@ -266,6 +273,53 @@ def test_killed_at_the_start_it_is_simply_run_again(yard):
     run = yard.play(run="first", **SMALL)
     assert run.rc == 0, said(run)
     assert (yard.results / "first/summary.json").exists()
+
+
+# ---- with a dead host ----
+
+
+def dying(yard, tmp_path, node):
+    """The yard's inventory with `node` behind an ssh that says what ssh says of a host that is off."""
+    dead = yaml.safe_load(yard.inventory.read_text())
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\necho "ssh: connect to host port 22: Connection timed out" >&2\nexit 255\n')
+    ssh.chmod(0o755)
+    group = "head" if node == "node1" else "workers"
+    dead["all"]["children"]["cluster"]["children"][group]["hosts"][node] = {
+        "ansible_connection": "ssh",
+        "ansible_ssh_executable": str(ssh),
+    }
+    inventory = tmp_path / "dead.yml"
+    inventory.write_text(yaml.safe_dump(dead, sort_keys=False))
+    return inventory
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_with_a_dead_host_a_run_is_followed_on_the_other_and_resumed_only_where_that_is_asked_for(
+    yard, tmp_path, node
+):
+    other = {"node1": "node2", "node2": "node1"}[node]
+    assert yard.play(run="first", checkpoint_every=2, **SMALL).rc == 0
+    shutil.rmtree(yard.results)
+    yard.inventory = dying(yard, tmp_path, node)
+
+    followed = yard.play(run="first", follow="true")
+    text = said(followed)
+    assert followed.rc == 0, text
+    assert f"{node}: no answer: " in text and "Connection timed out" in text
+    assert (yard.results / "first/summary.json").exists() and (yard.results / "first/report.html").exists()
+    assert os.listdir(yard.results / "first/logs") == [other]
+
+    resumed = yard.play(run="first", resume="true", steps=6)
+    assert resumed.rc != 0 and changed(resumed) == 0
+    message = failures(resumed)[-1]
+    assert f"{node}: no answer: " in message and "Nothing was changed." in message
+    (command,) = re.findall(r"or without, if it is off: (.*)", message)
+    assert command.endswith(f"-e run=first -e resume=true -l '!{node}'")
+    alone = yard.play(run="first", resume="true", steps=6, arguments=f"-l '!{node}'")
+    assert alone.rc == 0, said(alone)
+    assert yard.status("first", other)["step"] == 6 and yard.status("first", node)["step"] == 4
 
 
 # ---- what is refused ----

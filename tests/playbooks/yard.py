@@ -23,6 +23,8 @@ RUN_VARIABLE = "TRAINYARD_RUN_DIR="
 class Yard:
     """Two nodes in a directory of their own, with a trainer deployed on each."""
 
+    checkout = ROOT  # whose playbooks are played
+
     def __init__(self, path):
         self.path, self.results = path, path / "runs"
         local = yaml.safe_load((ROOT / "inventory/local/hosts.yml").read_text())
@@ -60,7 +62,7 @@ class Yard:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         return {
             **kept,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CONFIG": str(self.checkout / "ansible.cfg"),
             "ANSIBLE_HOME": str(self.path / "ansible"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
@@ -76,7 +78,7 @@ class Yard:
         runner.mkdir()
         return ansible_runner.run(
             private_data_dir=str(runner),
-            project_dir=str(ROOT),
+            project_dir=str(self.checkout),
             playbook=playbook,
             inventory=str(self.inventory),
             cmdline=" ".join([*words, arguments]).strip() or None,

@@ -2,11 +2,13 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from trainer import config
-from trainer.balance import SETTLE, WINDOW, Balance, given, shares, solve
+from trainer.balance import AGAIN, REST, SETTLE, WINDOW, Balance, given, shares, solve
+from trainer.commands import plan, train
 from trainer.errors import BadInput
 
 
@@ -78,6 +80,155 @@ def test_a_machine_that_slows_down_and_returns():
     assert max(balance.split) <= 9
 
 
+@pytest.mark.parametrize("phase", range(2 * WINDOW))
+def test_half_of_a_machines_speed_is_made_up_for_within_thirty_steps(phase):
+    """1:2:2 becomes 2:2:2, whichever step of a window it is that meets it first."""
+    balance = Balance(48, 3)
+    steps(balance, [1.0, 2.0, 2.0], SETTLE + WINDOW + phase)
+    assert balance.split == [24, 12, 12]
+    steps(balance, [2.0, 2.0, 2.0], 20)
+    assert balance.split == [16, 16, 16]
+
+
+def lockstep_seconds(split, seconds, size):
+    """A step's computing, by hand: each pass as long as its slowest rank, a rank without sequences costs nothing."""
+    count, total = -(-max(split) // size), 0.0
+    for number in range(count):
+        mine = [share // count + (number < share % count) for share in split]
+        total += max(own * one for own, one in zip(seconds, mine, strict=True))
+    return total
+
+
+@pytest.mark.parametrize("seconds", [[1.0, 3.0], [1.0, 2.0, 2.0], [1.0, 2.2, 2.0], [1.0, 1.0, 9.0]])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_ranks_that_keep_step_are_never_slower_than_with_even_shares(seconds, size):
+    balance = Balance(24, len(seconds), lockstep=size)
+    even = balance.split
+    steps(balance, seconds, 60)
+    now, then = (lockstep_seconds(split, seconds, size) for split in (balance.split, even))
+    assert now <= then and balance.gain == pytest.approx(then / now)
+
+
+def test_ranks_that_keep_step_need_no_more_passes_than_with_even_shares():
+    balance = Balance(16, 2, lockstep=8)
+    assert steps(balance, [1.0, 3.0], 60) == 0 and balance.split == [8, 8]
+    assert balance.wants == 12
+    balance = Balance(16, 2, lockstep=10)
+    assert steps(balance, [1.0, 3.0], 60) == 1 and balance.split == [10, 6]
+    balance = Balance(16, 2, lockstep=12)
+    assert steps(balance, [1.0, 3.0], 60) == 1 and balance.split == [12, 4] and balance.wants is None
+    balance = Balance(16, 2, lockstep=8)
+    assert steps(balance, [1.0, 1.01], 60) == 0 and balance.wants is None
+
+
+def test_a_faster_rank_that_keeps_step_computes_more_at_once_where_it_has_room():
+    balance = Balance(16, 2, lockstep=2, at_once=[16, 16])
+    assert balance.passes == 4
+    balance.begin([1.0, 3.0])
+    assert balance.split == [12, 4] and balance.passes == 4 and balance.wants is None
+    assert [balance.largest(rank) for rank in (0, 1)] == [3, 1]
+    balance = Balance(16, 2, lockstep=8, at_once=[10, 16])
+    balance.begin([1.0, 3.0])
+    assert balance.split == [10, 6] and balance.passes == 1 and balance.wants == 12
+
+
+def test_ranks_that_keep_step_make_do_with_what_memory_one_has():
+    """Even shares of 8 are 3 micro-batches of what the second has room for; by speed, as many as are worth it."""
+    balance = Balance(16, 2, "even", lockstep=8, at_once=[8, 3])
+    assert balance.split == [8, 8] and balance.passes == 3 and balance.largest(1) == 3
+    balance = Balance(16, 2, lockstep=8, at_once=[8, 3])
+    balance.begin([1.0, 3.0])
+    assert balance.split == [12, 4] and balance.passes == 2
+    balance = Balance(16, 2, lockstep=8, at_once=[16, 3])
+    balance.begin([1.0, 1.0])  # 13 and 3 at once would take longer
+    assert balance.split == [8, 8] and balance.passes == 3
+    balance.begin([1.0, 4.0])
+    assert balance.split == [13, 3] and balance.passes == 1 and balance.wants is None
+
+
+def test_first_shares_are_even_where_others_are_hardly_better():
+    balance = Balance(16, 2)
+    balance.begin([1.0, 1.15])
+    assert balance.split == [8, 8] and balance.speeds == pytest.approx([1, 1 / 1.15])
+    balance.begin([1.0, 3.0])
+    assert balance.split == [12, 4] and balance.expected == pytest.approx(2)
+    balance.begin([1.0, 1.0])  # tried anew, in mid-run
+    assert balance.split == [8, 8] and balance.expected == pytest.approx(12 / 8)
+
+
+def test_where_no_ranks_seconds_are_its_own_all_of_a_step_is_watched():
+    balance = Balance(16, 2, lockstep=4, at_once=[16, 16], watched=False)
+    balance.begin([1.0, 3.0])
+    for seconds, stale in ((12.0, False), (13.0, False), (15.0, True)):
+        for _ in range(SETTLE + WINDOW):
+            assert not balance.learn([seconds, seconds])
+        assert balance.split == [12, 4] and balance.stale == stale
+    balance.begin([1.0, 1.0])
+    assert balance.split == [8, 8] and not balance.stale
+    assert steps(balance, [1.0, 9.0], SETTLE + WINDOW) == 0 and not balance.stale
+    balance.begin([1.0, 3.0])  # the second may become faster, and a step takes as long as ever
+    several = int(AGAIN / 12 / WINDOW)
+    assert steps(balance, [1.0, 3.0], SETTLE + several * WINDOW) == 0 and not balance.stale
+    assert steps(balance, [1.0, 3.0], WINDOW) == 0 and balance.stale
+
+
+def test_ranks_are_not_tried_again_before_the_last_trial_has_paid():
+    """On a wire whose speed comes and goes all of a step takes another time in every other window."""
+    balance, took = Balance(16, 2, lockstep=4, at_once=[16, 16], watched=False), 20.0
+    for _ in range(3):
+        balance.begin([1.0, 3.0])
+        balance.tried(took)
+        since = 0.0
+        for number in itertools.count():
+            seconds = 8.0 if number // WINDOW % 2 else 4.0
+            assert not balance.learn([seconds, seconds])
+            since += seconds if number >= SETTLE else 0
+            if balance.stale:
+                break
+            assert since < (REST + 10) * took
+        assert since >= REST * took
+    balance.begin([1.0, 3.0])
+    balance.tried(2 * AGAIN / REST)  # ten minutes are too soon after such a trial
+    steps(balance, [1.0, 3.0], SETTLE + int(AGAIN / 12) + WINDOW)
+    assert not balance.stale
+    steps(balance, [1.0, 3.0], int(AGAIN / 12) + WINDOW)
+    assert balance.stale
+
+
+@pytest.mark.parametrize(
+    ("keys", "speeds", "split", "faster"),
+    [
+        ({}, "2,1,1", [24, 12, 12], 16 / 12),
+        ({"balance": "even"}, "2,1,1", [16, 16, 16], 1.0),
+        ({"balance": "28,10,10"}, "2,1,1", [28, 10, 10], 16 / 14),
+        (
+            {"strategy": "fsdp", "micro_batch_size": 4},
+            "2,1,1",
+            [24, 12, 12],
+            16 / 12,
+        ),  # in 4 micro-batches of 6
+        ({"strategy": "fsdp", "micro_batch_size": 4, "compile": True}, "2,1,1", [16, 16, 16], 1.0),
+        ({"strategy": "fsdp", "micro_batch_size": 24}, "2,1,1", [24, 12, 12], 16 / 12),
+        ({}, None, [16, 16, 16], None),
+    ],
+)
+def test_plan_tells_the_shares_that_speeds_will_lead_to(keys, speeds, split, faster):
+    found = plan.share(config.from_mapping({"batch_size": 48, **keys}), 3, speeds)
+    assert found["split"] == split and found["speed_up"] == (faster and pytest.approx(faster))
+
+
+@pytest.mark.parametrize("speeds", ["2,1", "2,1,0", "fast", "1,1,inf", ""])
+def test_speeds_that_cannot_be_are_refused(speeds):
+    with pytest.raises(BadInput, match=r"--speeds: .*for each of the 3 ranks, by commas, such as 2,1,1"):
+        plan.share(config.from_mapping({"batch_size": 48}), 3, speeds)
+
+
+@pytest.mark.parametrize("grain", [1, 3])
+def test_no_share_is_larger_than_the_most(grain):
+    assert solve(16, [1.0, 9.0], grain, most=[9, 9]) == [9, 7]
+    assert solve(16, [1.0, 9.0], grain, most=[8, 8]) == [8, 8]
+
+
 def test_a_single_slow_step_and_a_little_noise_move_nothing():
     balance, chance = Balance(16, 2), random.Random(0)
     for number in range(200):
@@ -96,6 +247,24 @@ def test_what_is_set_stays(balance, split):
 def test_words_and_lists():
     assert given("auto") is given("even") is None
     assert given("8, 4,4") == [8, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reason", "refused"),
+    [(1, "", True), (1, "started on node1, node2 alone", False), (2, "node3 is gone", False)],
+)
+def test_listed_shares_are_for_when_all_hosts_are_there(monkeypatch, attempt, reason, refused):
+    """A host that comes late must not find the run ended: until then, shares are learnt."""
+    monkeypatch.setenv("TRAINYARD_REASON", reason)
+    environment = SimpleNamespace(attempt=attempt)
+    found = config.from_mapping({"balance": "24,12,12", "batch_size": 48})
+    two, three = (SimpleNamespace(size=size, environment=environment) for size in (2, 3))
+    assert train._shares(found, three) == "24,12,12"
+    if refused:
+        with pytest.raises(BadInput, match="found 3 shares"):
+            train._shares(found, two)
+    else:
+        assert train._shares(found, two) == "auto"
 
 
 @pytest.mark.parametrize("balance", ["8,4", "8,x", "16,0", "fast", "8;8", "-1,17"])

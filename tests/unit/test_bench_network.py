@@ -83,6 +83,17 @@ def test_what_iperf3_could_not_do_is_said(load_module, answer):
         module.sent(answer)
 
 
+def test_delay_and_jitter_of_echoes(load_module, monkeypatch):
+    module = load_module("bench_pair")
+    times = [0.001, 0.003, 0.001, 0.002]
+    monkeypatch.setattr(module, "echoes", lambda *_: (5, times))
+    assert module.delays("a", "b", 5) == {"ms": 2.0, "ms_99": 3.0, "jitter_ms": 1.6667, "lost": 20.0}
+    times.clear()
+    assert module.delays("a", "b", 5) == {"ms": None, "ms_99": None, "jitter_ms": None, "lost": 100.0}
+    times.append(0.001)
+    assert module.delays("a", "b", 5)["jitter_ms"] == 0
+
+
 def test_only_a_host_with_a_device_has_perftest_listen(load_module):
     module = load_module("bench_pair")
     assert "ib_" not in module.servers("10.77.0.11", "", 5201)
@@ -93,7 +104,7 @@ def test_only_a_host_with_a_device_has_perftest_listen(load_module):
 def test_perftests_tables():
     heads = "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] t_stdev[usec] 99% 99.9%"
     line = " 64      2000          1.02           9.70         1.11        1.13     0.10     1.50     3.20"
-    assert perftest.rdma_latency(f"{heads}\n{line}") == {"us": 1.11, "us_99": 1.5}
+    assert perftest.rdma_latency(f"{heads}\n{line}") == {"us": 1.11, "us_99": 1.5, "us_jitter": 0.1}
     assert perftest.rdma_latency("Couldn't connect") is None
 
 
@@ -105,8 +116,8 @@ def way(mbit=940.0, idle=0.2, loaded=0.9, **more):
         "mbit": mbit,
         "retransmits": 0,
         "note": "",
-        "idle": {"ms": idle, "ms_99": 2 * idle, "lost": 0.0},
-        "loaded": {"ms": loaded, "ms_99": 2 * loaded, "lost": 0.0},
+        "idle": {"ms": idle, "ms_99": 2 * idle, "jitter_ms": idle / 10, "lost": 0.0},
+        "loaded": {"ms": loaded, "ms_99": 2 * loaded, "jitter_ms": loaded / 4, "lost": 0.0},
         **more,
     }
 
@@ -151,6 +162,7 @@ def test_the_report_of_a_healthy_cluster():
     assert "940" in told and "0.20 (0.40) > 0.90 (1.80)" in told
     assert "Collectives over gloo, 3 ranks on cpu" in told and "64 MiB" in told
     assert "on all hosts by eth0 (100%)" in told and "QoS would change little" in told
+    assert "0.020 > 0.225" in told and "Jitter at most: 0.02 ms idle, 0.225 ms under load (node1 to" in told
     assert "belongs on" not in told and "Worse" not in told and "RDMA" not in told
 
 
@@ -166,12 +178,17 @@ def test_small_packets_that_wait_behind_a_stream_are_found():
     assert "125.0 times (node1 to node2: 0.20 to 25.00 ms): whatever else crosses" in bench_report.text(found)
 
 
+RDMA_IDLE = {"us": 1.1, "us_99": 1.5, "us_jitter": 0.15}
+RDMA_LOADED = {"us": 4.0, "us_99": 9.0, "us_jitter": 0.57}
+
+
 def test_rdma_has_a_table_where_it_is():
     found = result()
-    rdma = {"gbit": 97.2, "idle": {"us": 1.1, "us_99": 1.5}, "loaded": {"us": 4.0, "us_99": 9.0}}
+    rdma = {"gbit": 97.2, "idle": RDMA_IDLE, "loaded": RDMA_LOADED}
     found["pairs"]["node1"]["node2"]["rdma"] = rdma
     told = bench_report.text(found)
-    assert "97.2, 1.1 (1.5) > 4.0 (9.0)" in told
+    assert "97.2, 1.1 (1.5) ± 0.15 > 4.0 (9.0) ± 0.57" in told
+    assert "RDMA's jitter at most: 0.15 us idle, 0.57 us under load (node1 to node2)." in told
     assert bench_report.figures_of(found["pairs"], {})["gbit"] == {"node1>node2": 97.2}
 
 
@@ -200,7 +217,7 @@ def test_what_got_worse_is_named(change, key):
     worse = preflight_report.worse_than(now, before, set(before["hosts"]))
     assert [name for name, _ in worse] == [key]
     told = bench_report.text(result(before=before, worse=worse))
-    assert "Worse than on" in told and key.replace(">", " to ") in told
+    assert "Worse than the best so far" in told and key.replace(">", " to ") in told
 
 
 def test_the_picture_is_whole_and_names_cannot_break_it():

@@ -81,6 +81,16 @@ def test_a_hidden_meeting_costs_what_the_round_cannot_hide():
     assert step(hosts, work, AT_ONCE).seconds == pytest.approx(1 + (sent - 2) / 3, rel=1e-4)
 
 
+def test_what_checkpoints_send_is_a_pause_however_well_meetings_are_hidden():
+    """Three sums of 1 MB each, between two hosts, once in 10 steps: 0.3 s a step at 1 MB/s."""
+    hosts = [Host("one", 100.0, 1e6)] * 2
+    work = with_(WORK, comm="diloco", sync_every=50, overlap=True, batch_size=2)
+    now, then = (step(hosts, with_(work, checkpoint_every=every), AT_ONCE) for every in (10, 0))
+    assert now.seconds == pytest.approx(then.seconds + 0.3) and now.sent == then.sent + 300_000
+    work = with_(work, comm="exact")
+    assert step(hosts, with_(work, checkpoint_every=10), AT_ONCE) == step(hosts, work, AT_ONCE)
+
+
 def test_hops():
     assert [Network(backend="gloo").sum_hops(n) for n in (2, 3, 1000)] == [2, 4, 1998]
     assert [Network(backend="nccl").sum_hops(n) for n in (2, 3, 8, 1000)] == [2, 4, 6, 20]
@@ -184,6 +194,7 @@ def test_coding_is_measured_by_the_trainers_own_code():
 # ---- the document ----
 
 
+@pytest.mark.full
 def test_the_document_has_the_tables_as_they_are_printed_now(repository):
     said = (repository / "docs/slow-networks.md").read_text()
     for table in simulate.tables(simulate.Assumed(1e9, 1e-4, simulate.MFU, {})).split("\n\n"):

@@ -8,10 +8,16 @@ import os
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import yaml
+
+from plugins.action.bring import writing
+from plugins.filter.bring import bring_files, bring_order
 
 USER = getpass.getuser()
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -69,6 +75,69 @@ def test_what_is_whole_gets_its_place_and_what_is_damaged_goes(host):
     assert not module.settle(FILES, str(node), os.getgid())
     # What is there is laid out for the next host.
     assert (node / "incoming" / FILES[0]["path"]).read_bytes() == DATA
+
+
+def placed(node, files, contents):
+    """Give files their places, as `settle` does."""
+    for one, content in zip(files, contents, strict=True):
+        path = node / one["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o640)
+
+
+def test_of_a_directory_only_what_differs_travels(host):
+    """Another version of a directory, with one file changed, one renamed and one as it was."""
+    module, node1, node2 = host.module, host("node1"), host("node2")
+    old = [entry(f"data/0a/set/{name}", data) for name, data in (("a", DATA), ("b", MORE), ("c", b"third"))]
+    placed(node1, old, [DATA, MORE, b"third"])
+    new = [
+        entry(f"data/1b/set/{name}", data)
+        for name, data in (("a", DATA), ("b", b"a second FILE"), ("d", b"third"))
+    ]
+    assert module.have(new, str(node1), os.getgid())
+    assert not module.have(new, str(node1), os.getgid())
+    assert module.here(new, str(node1)) == {new[0]["path"]: len(DATA), new[2]["path"]: 5}
+    # A link, so that it takes no room, either.
+    assert (node1 / new[0]["path"]).stat().st_ino == (node1 / old[0]["path"]).stat().st_ino
+    assert module.begin(new, str(node1), USER) == {new[1]["path"]: 0}
+    assert not module.have(new, str(node2), os.getgid()) and module.here(new, str(node2)) == {}
+
+
+def test_only_roots_own_and_unchanged_files_are_taken_over(host, monkeypatch):
+    module, node = host.module, host("node1")
+    old, new = entry("data/0a/x", DATA), entry("data/1b/x", DATA)
+    placed(node, [old], [DATA[:-1] + b"!"])
+    assert not module.have([new], str(node), os.getgid())  # of the same size, and not the same
+    placed(node, [old], [DATA])
+    (node / old["path"]).rename(node / "data/0a/aside")
+    (node / old["path"]).symlink_to("aside")
+    (node / "data/0a/aside").rename(node / "aside")
+    assert not module.have([new], str(node), os.getgid())  # a link, and a file outside
+    (node / old["path"]).unlink()
+    placed(node, [old], [DATA])
+    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    assert not module.have([new], str(node), os.getgid())  # somebody's who may change it
+    monkeypatch.undo()
+    assert module.have([new], str(node), os.getgid())
+
+
+def test_whoever_has_it_is_the_first_of_the_chain():
+    files = [{"path": "a", "bytes": 10, "source": "/a"}, {"path": "b", "bytes": 5, "source": "/b"}]
+    nodes = ["n1", "n2", "n3"]
+
+    def order(files=files, **here):
+        answers = {node: {"__trainer_here": {"here": here.get(node, {})}} for node in nodes}
+        return bring_order(nodes, files, answers)
+
+    assert order() == nodes
+    assert order(n2={"a": 10}, n3={"b": 5}) == ["n2", "n1", "n3"]
+    assert order(n1={"a": 3}, n3={"a": 10, "b": 5}) == ["n3", "n1", "n2"]
+    # What the controller has not must be there, however much else another has.
+    fetched = [*files, {"path": "c", "bytes": 1}]
+    assert order(fetched, n1={"a": 10, "b": 5}, n3={"c": 1}) == ["n3", "n1", "n2"]
+    assert bring_order(nodes, files, {node: {} for node in nodes}) == nodes
+    assert bring_files([{**FILES[0], "source": "/secret/place"}]) == [FILES[0]]
 
 
 def test_what_has_come_before_stays_and_a_file_that_is_too_long_begins_anew(host):
@@ -211,6 +280,168 @@ def test_all_steps_run_as_a_module(run_module, tmp_path):
     assert run_module("bring_host", step="settle", files=FILES, **place)["changed"]
     assert not run_module("bring_host", step="settle", files=FILES, **place)["changed"]
     assert not run_module("bring_host", step="begin", check=True, files=FILES, **place)["changed"]
-    run_module("bring_host", step="tidy", files=[], **place)
+    run_module("bring_host", step="tidy", files=FILES, **place)
     assert not (tmp_path / "incoming").exists()
     assert state(tmp_path) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
+
+
+def test_what_another_play_brings_is_left_to_it(host, monkeypatch):
+    """Unless it has broken off, long ago."""
+    module, node = host.module, host("node1")
+    others = [entry("data/1c/other.jsonl", DATA), entry("data/1d/given/up.jsonl", DATA)]
+    placed(node, FILES, [DATA, MORE])
+    module.begin([*FILES, *others], str(node), USER)
+    growing = node / "incoming" / others[0]["path"]
+    growing.write_bytes(DATA[:1000])
+    old, really = node / "incoming" / others[1]["path"], os.lstat
+
+    def lstat(path, dir_fd=None):
+        found = really(path, dir_fd=dir_fd)
+        if found.st_ino == old_inode:
+            return os.stat_result((*found[:9], found.st_ctime - module.STALE - 60))
+        return found
+
+    old_inode = old.stat().st_ino
+    monkeypatch.setattr(module.os, "lstat", lstat)
+    module.tidy(FILES, str(node))
+    monkeypatch.undo()
+    assert [path for path in (node / "incoming").rglob("*") if path.is_file()] == [growing]
+    assert not old.parent.exists() and not (node / "incoming/models").exists()
+    assert state(node) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
+    module.tidy(others, str(node))
+    assert not (node / "incoming").exists()
+
+
+@pytest.mark.parametrize("tasks", ["trainer/tasks/upload.yml", "python_env/tasks/wheels.yml"])
+def test_a_role_tidies_up_what_it_has_brought_and_no_more(tasks):
+    given = {}
+    for task in yaml.safe_load((ROOT / "roles" / tasks).read_text()):
+        for module in {"bring", "bring_host"} & set(task):
+            given[task[module].get("step", module)] = task[module]["files"]
+    assert given["tidy"] == given["bring"].replace(" }}", " | bring_files }}")
+
+
+def test_two_plays_may_bring_the_same_files(host):
+    """One is done, and has tidied up on all hosts, before the other has fetched anything."""
+    module, node1, node2 = host.module, host("node1"), host("node2")
+    for node in (node1, node2):
+        module.begin(FILES, str(node), USER)
+    placed(node1, FILES, [DATA, MORE])
+    module.tidy(FILES, str(node1))
+    module.pull(FILES, str(node2), USER, "node1", 20)
+    (node2 / "incoming" / FILES[0]["path"]).unlink()
+    second = threading.Thread(target=module.pull, args=(FILES, str(node2), USER, "node1", 20))
+    second.start()
+    time.sleep(1)
+    placed(node2, FILES, [DATA, MORE])
+    second.join(20)
+    assert not second.is_alive() and not module.settle(FILES, str(node2), os.getgid())
+
+
+@pytest.mark.parametrize("second", ["begin", "settle"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_one_play_is_checking_is_left_to_it_by_another(host, monkeypatch, second, damaged):
+    """It is root's then, and has no place yet: the other waits, and neither loses it."""
+    module, node = host.module, host("node1")
+    file = FILES[:1]
+    module.begin(file, str(node), USER)
+    incoming = node / "incoming" / file[0]["path"]
+    incoming.write_bytes(b"?" + DATA[1:] if damaged else DATA)
+    monkeypatch.setattr(module.os, "access", lambda *_, **__: False)  # the service user's to root's file
+    checking, checked, digests = threading.Event(), threading.Event(), []
+    really = module.sha256
+
+    def sha256(file):
+        digests.append(really(file))
+        checking.set()
+        assert checked.wait(20)
+        return digests[-1]
+
+    monkeypatch.setattr(module, "sha256", sha256)
+    said = {}
+
+    def play(name, step, last):
+        try:
+            said[name] = getattr(module, step)(file, str(node), last)
+        except module.Failure as failure:
+            said[name] = str(failure)
+
+    one = threading.Thread(target=play, args=("one", "settle", os.getgid()))
+    one.start()
+    assert checking.wait(20)
+    other = threading.Thread(target=play, args=("other", second, USER if second == "begin" else os.getgid()))
+    other.start()
+    other.join(0.5)
+    assert other.is_alive() and incoming.exists() and len(digests) == 1
+    checked.set()
+    one.join(20)
+    other.join(20)
+    if damaged:
+        assert "arrived damaged and was removed" in said["one"] and state(node) == {}
+        assert said["other"] == {file[0]["path"]: 0} or "arrived damaged and was removed" in said["other"]
+    else:
+        assert said == {"one": True, "other": {} if second == "begin" else False}
+        assert state(node) == {file[0]["path"]: DATA} and incoming.read_bytes() == DATA and len(digests) == 1
+
+
+def test_what_was_checked_and_got_no_place_comes_anew(host, monkeypatch):
+    """The play that checked it was killed; and nobody's other file goes with it."""
+    module, node = host.module, host("node1")
+    module.begin(FILES, str(node), USER)
+    incoming = node / "incoming" / FILES[0]["path"]
+    incoming.write_bytes(DATA)
+    with incoming.open("rb") as old:
+        monkeypatch.setattr(module.os, "access", lambda *_, **__: False)
+        assert module.begin(FILES, str(node), USER)[FILES[0]["path"]] == 0
+        incoming.write_bytes(DATA[:1000])  # of a third play
+        module.remove(str(incoming), old.fileno())
+        assert incoming.read_bytes() == DATA[:1000]
+
+
+def test_another_play_that_has_placed_a_file_and_tidied_up_is_no_failure(host, monkeypatch):
+    module, node = host.module, host("node1")
+    module.begin(FILES, str(node), USER)
+    for one, data in zip(FILES, (DATA, MORE), strict=True):
+        (node / "incoming" / one["path"]).write_bytes(data)
+    really = module.sha256
+
+    def sha256(file):
+        placed(node, FILES[1:], [MORE])
+        (node / "incoming" / FILES[1]["path"]).unlink(missing_ok=True)
+        return really(file)
+
+    monkeypatch.setattr(module, "sha256", sha256)
+    assert module.settle(FILES, str(node), os.getgid())
+    assert state(node) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
+    (node / FILES[1]["path"]).unlink()
+    with pytest.raises(
+        module.Failure, match=r"config\.json: found no file; expected one of 13 bytes\. Another play"
+    ):
+        module.settle(FILES, str(node), os.getgid())
+
+
+def test_two_names_that_get_one_place_at_once_are_no_failure(host, monkeypatch):
+    module, node = host.module, host("node1")
+    final = node / "data/0a/x"
+    for name, data in (("a", DATA), ("b", DATA[:-1])):
+        (node / name).write_bytes(data)
+    monkeypatch.setattr(module.os, "unlink", lambda path: placed(node, [entry("data/0a/x", DATA)], [DATA]))
+    for name, fails in (("a", False), ("b", True)):
+        with (node / name).open("rb") as file:
+            if fails:
+                with pytest.raises(FileExistsError):
+                    module.place(file.fileno(), str(final), os.getgid())
+            else:
+                module.place(file.fileno(), str(final), os.getgid())
+    assert final.read_bytes() == DATA
+
+
+def test_two_controllers_write_the_same_into_one_file(tmp_path):
+    target = tmp_path / "a file"
+    target.touch()
+    for at in (0, 0, 100_000, 50_000):
+        piece = DATA[at : at + 100_000]
+        subprocess.run(["sh", "-c", writing(str(target), at)], input=piece, check=True)
+    assert target.read_bytes() == DATA[:200_000]
+    target.unlink()  # the other one has given it its place
+    assert subprocess.run(["sh", "-c", writing(str(target), 0)], input=b"x", check=False).returncode

@@ -1,5 +1,6 @@
 """What diagnose.yml says of a run, from what the hosts found."""
 
+import json
 import os
 import re
 import socket
@@ -9,9 +10,17 @@ import threading
 
 import pytest
 
-from plugins.filter.diagnosis import diagnosis
+from plugins.filter.diagnosis import behind, diagnosis
+from trainer import collectives
+from trainer.collectives import newest
 
 WAITS = ["DDP.finish (trainer/strategies/ddp.py:81)", "train_step (trainer/loop.py:158)"]
+WAITS_BY_HOST = [
+    "wait (threading.py:327)",
+    "result (concurrent/futures/_base.py:451)",
+    "wait (trainer/sums.py:93)",
+    "finish (trainer/strategies/ddp.py:88)",
+]
 WAITS_TOO = ["all_reduce (torch/distributed/distributed_c10d.py:3252)", "exchange (trainer/loop.py:281)"]
 COMPUTES = ["_engine_run_backward (torch/autograd/graph.py:979)", "train_step (trainer/loop.py:154)"]
 
@@ -107,6 +116,13 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             r"Rank 1 on b .* waiting for a disk in read .*dmesg",
         ),
         (
+            {
+                "a": host(rank(0, WAITS_BY_HOST)),
+                "b": host(rank(1, ["wait (threading.py:327)", "next (own.py:3)"])),
+            },
+            r"Rank 1 on b has not come to where 1 wait for it",
+        ),
+        (
             {"a": host(rank(0)), "b": host(rank(1), interface={"rx_errors": 12})},
             r"All ranks wait in a collective, and b's eth0 loses packets \(rx_errors 12\)",
         ),
@@ -141,6 +157,132 @@ def test_the_sentence(results, words):
     sentence = diagnosis(results, "r").split("\n\n")[0]
     assert re.search(words, sentence), sentence
     assert "\n" not in sentence
+
+
+def group(sequence, name="0", ranks=(0, 1, 2), started=-1, desc="default_pg", op="gloo:all_reduce"):
+    known = {"name": name, "desc": desc, "ranks": list(ranks), "op": op, "sizes": [[64, 2]]}
+    return {**known, "sequence": sequence, "started": started}
+
+
+def come(*groups):
+    """Ranks, each with its groups."""
+    return [rank(number, groups=list(own)) for number, own in enumerate(groups)]
+
+
+def test_who_has_begun_the_fewest_collectives_is_waited_for():
+    ranks = come([group(57)], [group(56)], [group(58)])
+    assert {number: lag["waiting"] for number, lag in behind(ranks).items()} == {1: [0, 2]}
+    # All frames look as if all waited.
+    sentence = diagnosis({"a": host(*ranks), "b": host()}, "r").split("\n\n")[0]
+    assert "Rank 1 on a has not come to where 2 wait for it" in sentence
+    assert (
+        "of the collectives of all ranks it has begun 56, where ranks 0, 2 came to 58, gloo:all_reduce of 64x2 elements"
+        in sentence
+    )
+    stopped = [ranks[0], {**ranks[1], "state": "T"}, ranks[2]]
+    sentence = diagnosis({"a": host(*stopped)}, "r").split("\n\n")[0]
+    assert (
+        "was stopped by a signal" in sentence and "it has begun 56, where ranks 0, 2 came to 58" in sentence
+    )
+
+
+def test_who_waits_in_another_group_is_not_to_blame():
+    """Rank 1 is behind in the first group, since it waits for rank 2 in the second one."""
+    ranks = come(
+        [group(9)],
+        [group(8), group(4, "1", (1, 2), desc="circle")],
+        [group(8), group(3, "1", (1, 2), desc="circle")],
+    )
+    assert list(behind(ranks)) == [2]
+    # In a ring of three groups there is no such one: all are named.
+    ring = come(
+        [group(2, "1", (0, 1)), group(1, "3", (2, 0))],
+        [group(1, "1", (0, 1)), group(2, "2", (1, 2))],
+        [group(1, "2", (1, 2)), group(2, "3", (2, 0))],
+    )
+    assert sorted(behind(ring)) == [0, 1, 2]
+
+
+def test_over_nccl_the_card_counts_and_over_gloo_it_is_not_asked():
+    assert list(behind(come([group(9, started=7)], [group(9, started=6)], [group(9, started=7)]))) == [1]
+    assert behind(come([group(9, started=7)], [group(9)], [group(9, started=7)])) == {}
+    assert behind(come([group(9)], [group(9)], [])) == {}
+    # A group that a rank is not in, and names that two groups share.
+    assert behind(come([group(9, ranks=(1, 2))], [group(8, ranks=(1, 2))], [group(8, ranks=(1, 2))])) == {}
+    assert behind(come([group(9, ranks=(0, 1))], [group(9, ranks=(0, 1))], [group(8, ranks=(2, 3))])) == {}
+
+
+def test_what_a_rank_wrote_is_read_with_care(load_module, tmp_path):
+    module = load_module("diagnose_host")
+    file = tmp_path / "logs/collectives-2.json"
+    file.parent.mkdir()
+    assert module.groups_of(str(tmp_path), 2, 7) == []
+    good = {"rank": 2, "pid": 7, "groups": [group(3, ranks=(0, 2))]}
+    file.write_text(json.dumps(good))
+    assert module.groups_of(str(tmp_path), 2, 7) == good["groups"]
+    assert module.groups_of(str(tmp_path), 2, 8) == []
+    for bad in (
+        "",
+        "[]",
+        "{}",
+        '{"pid": 7, "groups": [{"name": "0"}]}',
+        '{"pid": 7, "groups": {"a": 1}}',
+        "\x00" * 99,
+    ):
+        file.write_text(bad)
+        assert module.groups_of(str(tmp_path), 2, 7) == []
+    file.write_text(json.dumps(good))
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert module.groups_of(str(tmp_path), 2, 7) == []
+    file.unlink()
+    os.mkfifo(file)
+    assert module.groups_of(str(tmp_path), 2, 7) == []
+
+
+def record(number, name="0", op="nccl:all_reduce", p2p=False):
+    return {
+        "record_id": number,
+        "is_p2p": p2p,
+        "profiling_name": op,
+        "input_sizes": [[number]],
+        "pg_id": 0,
+        "process_group": [name, "default_pg"],
+    }
+
+
+def test_the_recorder_is_asked_when_a_run_stands_longer_than_usual(monkeypatch, tmp_path):
+    asked, sequence = [], [0]
+    monkeypatch.setattr(
+        collectives, "groups", lambda: [{"name": "0", "desc": "", "ranks": [0, 1], "sequence": sequence[0]}]
+    )
+    monkeypatch.setattr(collectives, "flight", lambda: asked.append(sequence[0]) or [])
+    watch = collectives.Watch(tmp_path, 0)
+
+    def stand(looks):
+        """A new collective, then so many looks without one; whether the recorder was asked."""
+        sequence[0] += 1
+        before = len(asked)
+        for _ in range(1 + looks):
+            watch.look()
+        return len(asked) - before
+
+    assert [stand(looks) for looks in (0, 2, 3, 4, 5, 7, 9, 13)] == [0, 0, 0, 0, 0, 0, 0, 0]
+    assert stand(99) == 1  # and once is enough
+    assert stand(59) == 0 and stand(60) == 1
+    words = json.loads((tmp_path / "logs/collectives-0.json").read_text())
+    assert words["groups"][0]["sequence"] == sequence[0] and words["pid"] == os.getpid()
+
+
+def test_the_flight_recorders_newest_entry_of_each_group_counts():
+    """NCCL's recorder, by what torch documents of it: this machine has no card."""
+    status = {"0": {"last_started_collective": "6", "last_completed_collective": "5"}}
+    nccl = {"entries": [record(8), record(7), record(9, p2p=True)], "pg_status": status}
+    gloo = {"entries": [record(3, "1", "gloo:broadcast")], "pg_status": status}
+    assert newest([nccl, gloo, {}]) == {
+        "0": {"op": "nccl:all_reduce", "sizes": [[8]], "started": 6, "completed": 5},
+        "1": {"op": "gloo:broadcast", "sizes": [[3]]},
+    }
 
 
 RAS_SAYS = """NCCL version 2.27.3 compiled with CUDA 12.8

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from plugins.action import run_follow as follow
 
+START = "roles/trainer/tasks/start.yml"
 COMMANDS = {"resume": "RESUME", "follow": "FOLLOW", "stop": "STOP", "logs": "runs/first/logs"}
 NOW = 1000.0
 
@@ -171,6 +173,17 @@ def ended(host, code, **facts):
     return view(host, "ended", code=code, **facts)
 
 
+def left(host, status=None):
+    """A host that failed a while ago, in the second attempt unless `status` says otherwise."""
+    return ended(host, 1, seen=NOW - 99, status={"attempt": 2} if status is None else status)
+
+
+def went(host, status=(), state="active", **facts):
+    """A host that was in the third attempt when it last told something, a while ago."""
+    status = {"state": "running", "attempt": 3, "step": 50, **dict(status)}
+    return view(host, state, moved=NOW - 99, status=status, **facts)
+
+
 @pytest.mark.parametrize(
     ("views", "result", "host"),
     [
@@ -181,7 +194,23 @@ def ended(host, code, **facts):
         ([ended("a", 5), ended("b", 4)], "failed", "b"),
         ([ended("a", 5), ended("b", None)], "failed", "b"),  # killed without a word
         ([ended("a", 4, seen=NOW - 1), view("b")], "running", None),  # the other may yet tell more
-        ([ended("a", 4, seen=NOW - 21), view("b")], "failed", "a"),  # it hangs: that is no reason to wait on
+        # It has nothing to tell any more, and has begun no attempt without the first: it hangs.
+        ([ended("a", 4, seen=NOW - 21), view("b", moved=NOW - 21)], "failed", "a"),
+        ([ended("a", 4, seen=NOW - 21), view("b", moved=NOW - 19)], "running", None),
+        # A host that failed alone ends nothing: the others are in a later attempt, however slow that is.
+        ([left("a"), went("b")], "running", None),
+        ([left("a", {}), went("b", {"attempt": 1})], "running", None),  # it never came to take part
+        ([left("a"), went("b", {"state": "starting", "note": "a is gone"})], "running", None),
+        ([left("a"), went("b", {"state": "stalled"})], "running", None),
+        ([left("a"), went("b", silent_since=NOW - 9)], "running", None),
+        ([left("a"), went("b", silent_since=NOW - 301)], "unreachable", "b"),
+        ([left("a"), went("b", {"state": "finished"}, state="ended", code=0)], "finished", None),
+        ([left("a"), went("b", {"state": "stopped"}, state="ended", code=75)], "stopped", None),
+        ([left("a"), went("b", {"state": "failed"}, state="ended", code=3)], "failed", "b"),
+        ([left("a"), left("b", {"attempt": 3}), went("c", {"attempt": 4})], "running", None),
+        # The attempt of b is one of before this start of the run: both wait for each other to begin.
+        ([left("a"), went("b", {"state": "starting"})], "failed", "a"),
+        ([left("a"), went("b", {"state": "queued"})], "failed", "a"),
         ([ended("a", 5, seen=NOW - 21), view("b", silent_since=NOW - 60)], "failed", "b"),
         ([view("a"), view("b", silent_since=NOW - 299)], "running", None),
         ([view("a"), view("b", silent_since=NOW - 301)], "running", None),  # it goes on without it
@@ -196,6 +225,81 @@ def ended(host, code, **facts):
 def test_the_verdict(views, result, host):
     what, culprit = follow.verdict(views, NOW, LIMITS)
     assert (what, culprit and culprit.host) == (result, host)
+
+
+def test_what_a_start_leaves_of_the_attempts_before_is_no_attempt_of_its_own(repository):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    (book,) = re.findall(r'content: "(\{\{ __trainer_host.*?\}\})', (repository / START).read_text())
+    known = {"state": "failed", "attempt": 5, "note": "node3 is gone", "reason": "no space left"}
+    facts = {"__trainer_host": {"host_facts": {"run_status": known}}}
+    status = json.loads(Templar(loader=DataLoader(), variables=facts).template(trust_as_template(book)))
+    assert status["attempt"] == 5 and not view("b", status=status).has_gone_on(2)
+    assert view("b", status=known).has_gone_on(2)
+
+
+def test_hosts_that_each_try_alone_leave_nobody_behind():
+    views = [ended("a", 1, seen=NOW - 99), view("b", status={"state": "running", "attempt": 1})]
+    apart = follow.Limits(settle=20, unreachable=300, apart=True)
+    assert follow.verdict(views, NOW, apart) == ("running", None)  # until each has its result
+    views[1] = ended("b", 0, status={"state": "finished", "attempt": 1})
+    what, culprit = follow.verdict(views, NOW, apart)
+    assert (what, culprit.host) == ("failed", "a")
+
+
+def test_a_host_tells_something_new_or_does_not():
+    seen = view("node1")
+    follow.read_poll(seen, answer(status={"state": "running", "step": 4}), NOW)
+    follow.read_poll(seen, answer(status={"state": "running", "step": 4}), NOW + 5)
+    assert (seen.seen, seen.moved) == (NOW + 5, NOW)
+    follow.read_poll(seen, answer(metrics='{"step": 5, "loss": 5.0}\n'), NOW + 6)
+    assert seen.moved == NOW + 6
+    follow.read_poll(seen, answer(status={"state": "saving", "step": 5}), NOW + 7)
+    assert seen.moved == NOW + 7
+
+
+@pytest.mark.parametrize(
+    ("keeper", "cure"),
+    [("systemd", "`systemctl start trainyard@first` there"), ("process", "the next start")],
+)
+def test_a_host_that_the_run_goes_on_without_is_named_once_with_its_reason(keeper, cure):
+    bad = ended("b", 2, logs={"launch.log": ["old", "error: port 1 is no port"]})
+    line = follow.without("first", bad, keeper)
+    assert line.startswith(
+        "first  warning: b failed, and the run goes on without it: bad input, nothing was started (exit code 2): "
+        "error: port 1 is no port; "
+    )
+    assert cure in line and "\n" not in line
+    told = ended("b", 1, status={"state": "failed", "reason": "no space left\nmore"})
+    assert ": no space left; " in follow.without("first", told, keeper)
+    assert "exit code 1)" not in follow.without("first", ended("b", None), keeper)
+
+
+def test_the_line_is_of_those_who_go_on_and_the_one_left_behind_is_told_once(monkeypatch, tmp_path):
+    views = {
+        "a": left("a", {"attempt": 1, "state": "running", "step": 50, "steps": 100}),
+        "b": went("b", {"attempt": 2, "step": 41, "steps": 100}),
+    }
+    shown = []
+    monkeypatch.setattr(follow, "ON_A_TERMINAL", False)
+    monkeypatch.setattr(follow.display, "display", lambda text, **how: shown.append(text))
+    task = follow.ActionModule.__new__(follow.ActionModule)
+    task.run_name, task.keeper, task.hosts = "first", "process", ["a", "b"]
+    task.refresh = task.log_every = 0
+    task.detach, task.limits, task.commands = False, follow.Limits(), COMMANDS
+    rounds = []
+
+    def get(host):
+        if host == "b" and rounds.append(host) is None and len(rounds) == 3:
+            views["b"] = went("b", {"attempt": 2, "step": 100, "state": "finished"}, state="ended", code=0)
+        return follow.asdict(views[host])
+
+    task.spool = type("Spool", (), {"get": staticmethod(get), "put": staticmethod(lambda *_: None)})()
+    assert task._draw() == {"result": "finished", "host": "", "message": ""}
+    warnings = [line for line in shown if "warning: a failed" in line]
+    assert len(warnings) == 1
+    assert "first  step 41/100 (41 %)  a failed" in shown
 
 
 def test_of_two_failures_the_earlier_is_to_blame():
@@ -331,6 +435,36 @@ def test_a_terminal_gets_one_line_that_is_redrawn(monkeypatch):
         ("\r\x1b[Kdone", True),
     ]
     assert all(len(text) <= 30 + 4 for text, _ in shown)
+
+
+def test_where_a_region_shows_it_each_host_has_a_line_too(monkeypatch):
+    shown = []
+    monkeypatch.setattr(follow, "ON_A_TERMINAL", True)
+    monkeypatch.setattr(follow.display, "columns", 30)
+    monkeypatch.setattr(follow.display, "led_by_region", True, raising=False)
+    monkeypatch.setattr(follow.display, "display", lambda text, **how: shown.append((text, how["newline"])))
+    screen = follow.Screen(log_every=10)
+    for words, last in (("running", False), ("running", False), ("saving", False), ("finished", True)):
+        screen.draw("step 1", NOW, last, rows=[("a", words), ("b", "running")])
+    assert shown == [
+        ("\r\x1b[Kstep 1\na\trunning\nb\trunning", False),
+        ("\r\x1b[Kstep 1\na\tsaving\nb\trunning", False),
+        ("\r\x1b[Kstep 1", True),
+    ]
+
+
+def test_what_a_host_does_now():
+    status = {"state": "running", "step": 3}
+    last = {"step": 3, "step_seconds": 0.5, "memory_peak_bytes": 3 << 30}
+    at_work = view("a", status=status, last=last, compute_seconds=[0.2, 0.3])
+    assert follow.host_line(at_work, NOW) == "running, computes 0.25 s of a step's 0.5 s, 3.0 GiB"
+    assert follow.host_line(view("a", status=status), NOW) == "running"
+    loads = {"state": "starting", "reason": "loading the model\nand more"}
+    assert follow.host_line(view("a", status=loads), NOW) == "starting: loading the model"
+    assert follow.host_line(view("a"), NOW) == "starting"
+    assert follow.host_line(view("a", state="unknown"), NOW) == "has not answered yet"
+    assert follow.host_line(view("a", silent_since=NOW - 65), NOW) == "unreachable for 1 min 5 s"
+    assert follow.host_line(ended("a", 4), NOW) == "failed"
 
 
 def test_a_run_is_left_to_itself_once_it_has_made_a_step_or_waits_for_others():

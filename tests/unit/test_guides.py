@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer import config
+from trainer import config, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
@@ -18,7 +18,7 @@ BLOCKS = [
 
 
 def test_each_has_one():
-    assert len(BLOCKS) == len(GUIDES) == 4
+    assert len(BLOCKS) == len(GUIDES) == 5
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -30,5 +30,16 @@ def test_a_configuration_is_valid(block):
 def test_an_inventory_that_is_copied_is_there(path):
     copied = re.findall(r"^    cp -r (\S+) (inventory/\w+)$", path.read_text(), re.M)
     used = set(re.findall(r"-i (inventory/\w+)", path.read_text()))
+    if path.stem == "at-night":  # of a cluster that is there
+        assert not copied and used == {"inventory/home"}
+        return
     assert len(copied) == 1 and (ROOT / copied[0][0] / "hosts.yml").is_file()
     assert used == {copied[0][1]}
+
+
+def test_the_states_of_a_run_are_all_told_at_night():
+    """What status.yml may show has its row, so that nobody looks for it in vain."""
+    text = (ROOT / "docs/guides/at-night.md").read_text()
+    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    states = {*metrics.STATES, "interrupted"} - {"starting", "ending"}  # a few seconds each
+    assert states == set(re.findall(r"`([a-z]+)`", rows))

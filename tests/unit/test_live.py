@@ -13,7 +13,7 @@ sys.path.append(str(ROOT / "plugins/module_utils"))
 import live_frame as live  # noqa: E402
 from live_plan import after_site  # noqa: E402
 from live_region import Region  # noqa: E402
-from telling import brought, same_hosts  # noqa: E402
+from telling import brought, row, same_hosts, with_rows  # noqa: E402
 
 NOW = 1000.0
 
@@ -164,6 +164,44 @@ def test_bytes_that_come_to_a_host_are_a_bar_with_the_time_left_at_the_rate_so_f
     assert not shown.takes("node1: reaches no package index; bringing 3 wheels, 500 MB", True, NOW)
 
 
+def test_a_percentage_is_a_bar_without_a_time():
+    shown = board(("node1", "Install", 60))
+    for percent, since in ((10, 50), (40, 0)):
+        shown.takes(row("node1", f"{percent} %, setting up 3 of 4"), False, NOW - since)
+    assert shown.lines((99, 24), NOW)[1] == (
+        "  node1  Install  [########------------] 40 %, setting up 3 of 4  1 min 0 s"
+    )
+    shown.takes(row("node1", "at 40 %"), False, NOW)
+    assert shown.lines((99, 24), NOW)[1] == "  node1  Install  at 40 %  1 min 0 s"
+
+
+def test_each_total_has_a_time_of_its_own():
+    shown = board(("node1", "Install", 60))
+
+    def told(words, since):
+        shown.takes(row("node1", words), False, NOW - since)
+        return shown.lines((120, 24), NOW - since)[1]
+
+    assert "left" not in told("a, 5 of 10 MB", 50)
+    assert "10 MB, 5 s left" in told("a, 9 of 10 MB", 30)
+    assert "left" not in told("b, 100 of 400 MB", 20)
+    assert "400 MB, 20 s left" in told("b, 200 of 400 MB", 10)
+    assert "left" not in told("c, 10 of 400 MB", 5)
+    assert "400 MB, 3 s left" in told("c, 250 of 400 MB", 0)
+
+
+def test_how_far_a_task_is_goes_before_its_name():
+    shown = board(("node1", "python_env : Have the locked environment (it takes minutes)", 60))
+    shown.takes(row("node1", "50 %, installing a"), False, NOW)
+    for columns, line in (
+        (80, "  node1  python_env : Ha…  [##########----------] 50 %, installing a  1 min 0 s"),
+        (70, "  node1  [##########----------] 50 %, installing a  1 min 0 s"),
+        (60, "  node1  [#####-----] 50 %, installing a  1 min 0 s"),
+        (40, "  node1  [#####-----] 50 %,…  1 min 0 s"),
+    ):
+        assert shown.lines((columns, 24), NOW)[1] == line, columns
+
+
 def test_a_line_that_is_written_over_takes_the_boards_place_until_its_last():
     shown = board(("node1", "Follow", 1))
     assert shown.takes("\r\x1b[Kfirst  step 12/24 (50 %)  3 s left", False, NOW)
@@ -173,6 +211,24 @@ def test_a_line_that_is_written_over_takes_the_boards_place_until_its_last():
     assert shown.note
     assert not shown.takes("\r\x1b[Kfirst  finished", True, NOW)
     assert not shown.note
+
+
+def test_below_a_line_that_is_written_over_stand_the_hosts_that_it_tells_of():
+    shown = board(("node1", "Follow", 60), ("node2", "Follow", 60), ("node3", "Follow", 60))
+    far = with_rows("\r\x1b[Kfirst  step 12/24", [("node2", "loading\x1b[2J it"), ("node1", "3 of 12 files")])
+    assert shown.takes(far, False, NOW)
+    assert shown.lines((80, 24), NOW) == [
+        "[##########----------]",
+        "first  step 12/24",
+        "  node1  [#####---------------] 3 of 12 files",
+        "  node2  loading it",
+    ]
+    shown.takes(with_rows("\rfirst  step 13/24", [("node1", "running"), ("stranger", "x")]), False, NOW)
+    assert shown.lines((80, 24), NOW)[2:] == ["  node1  running", "  node2  loading it"]
+    assert len(shown.lines((80, 8), NOW)) == 4  # there is room for four, and for three:
+    assert shown.lines((80, 7), NOW)[2:] == ["  … and 2 more hosts, not so long at it"]
+    assert not shown.takes("\r\x1b[Kfirst  finished", True, NOW)
+    assert "Follow" in shown.lines((80, 24), NOW)[1]
 
 
 # ---- what stays ----
@@ -359,4 +415,8 @@ def test_ansibles_display_is_led_through_the_region(region):
     assert region.out.rows == ["one", "two", "far"]
     assert display.log == ["one", "progress", "two"]
     assert display.prompt_until("Sure?") == ["one", "two", "Sure?", ""]  # no region while it asks
-    assert region.out.rows[-1] == "far"
+    assert region.out.rows[-1] == "far" and display.led_by_region
+    region.end()  # Ansible's own goes on: one line can be written over there
+    display.display("\r\x1b[Kfirst\nnode1\trunning", newline=False, screen_only=True)
+    display.display(msg="\r\x1b[Ksecond\nnode1\trunning", newline=False, screen_only=True)
+    assert region.out.rows[-1] == "second" and "node1" not in region.out.getvalue()

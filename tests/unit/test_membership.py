@@ -1,13 +1,20 @@
 """Who takes part in a run's next attempt: the rules, and the stores that hold them."""
 
+import contextlib
 import dataclasses
+import errno
+import gc
+import http.server
 import json
+import shutil
+import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from trainer import config, environment
+from trainer import config, environment, errors
 from trainer.cluster import membership, store
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.commands import launch
@@ -156,6 +163,68 @@ def test_the_last_host_is_never_left_out():
     assert names(third) == ["node0"] and third.left_out == []
 
 
+def test_a_host_without_which_the_run_could_not_go_on_is_not_left_out():
+    """It would wait for ever for a host that takes part no more; so its faults are the run's."""
+    current = plan(0, 1, saved=5)
+    for attempt in (1, 2, 3):
+        ended = [host(0, attempt, LOST, saved=5), host(1, attempt, 4, "out of memory")]
+        current = word(current, ended, expected=2, least=2)
+        assert (names(current), current.left_out) == (["node0", "node1"], [])
+    ended = [host(0, 4, LOST, saved=5), host(1, 4, 4, "out of memory")]
+    end = word(current, ended, expected=2, least=2)
+    assert end.code == 4 and "4 attempts in a row failed" in end.reason and "out of memory" in end.reason
+
+
+def test_a_host_is_left_out_while_those_that_are_away_would_do():
+    """node2 may come back: then the run has its two hosts again."""
+    second = word(plan(0, 1), [host(0, 1, LOST), host(1, 1, 4)], least=2)
+    assert isinstance(word(second, [host(0, 2, LOST), host(1, 2, 4)], least=2), Wait)
+    third = word(second, [host(0, 2, LOST), host(1, 2, 4), host(2, 2)], least=2)
+    assert (names(third), third.left_out) == (["node0", "node2"], ["node1"])
+
+
+def crash_loop(count, at_fault):
+    """Attempts until the run is given up, its end, and who was left out; at_fault(plan): the node that fails."""
+    current = word(None, [host(node) for node in range(count)], expected=count)
+    for attempt in range(1, 100):
+        ended = [
+            host(one.node, attempt, 1 if one.node == at_fault(current) else LOST, "IndexError in step 5")
+            for one in current.members
+        ]
+        found = word(current, ended, expected=count, now=NOW + 30 * attempt)
+        if isinstance(found, End):
+            return attempt, found, current.left_out
+        current = found
+    raise AssertionError(f"still no end: {current}")
+
+
+@pytest.mark.parametrize(("count", "attempts"), [(1, 4), (2, 6), (3, 5), (16, 5), (64, 5)])
+def test_a_fault_that_all_hosts_share_ends_the_run_soon(count, attempts):
+    """Each host whose turn it is to be the first falls over the same batch."""
+    found, end, left_out = crash_loop(count, lambda plan: plan.members[0].node)
+    assert (found, end.code, len(left_out)) == (attempts, 1, min(count - 1, 2))
+    assert "IndexError in step 5" in end.reason and "without a new checkpoint" in end.reason
+    assert ("3 hosts failed one after the other" in end.reason) == (count > 2)
+
+
+def test_bad_hosts_do_not_end_a_run_that_gets_on():
+    """Four of eight: left out one after the other, each after a new checkpoint."""
+    current = plan(*range(8))
+    for attempt in range(1, 9):
+        bad, saved = current.members[0].node, (attempt + 1) // 2 * 10
+        ended = [
+            host(one.node, attempt, 1 if one.node == bad else LOST, "x", saved) for one in current.members
+        ]
+        current = word(current, ended, expected=8, now=NOW + 3600 * attempt)
+    assert len(current.left_out) >= 3 and isinstance(current, Plan)
+
+
+def test_a_power_cut_after_two_bad_hosts_is_no_fault_that_they_share():
+    current = plan(*range(2, 6), left_out=["node0", "node1"], dropped=2)
+    found = word(current, [host(node, 1, LOST) for node in (2, 3, 4)], expected=6)
+    assert names(found) == ["node2", "node3", "node4"] and found.reason == "node5 is gone"
+
+
 def test_fewer_hosts_than_the_run_must_have():
     found = word(plan(0, 1, 2), [host(1, 1, LOST)], least=2)
     assert isinstance(found, Wait) and "node0, node2 are gone" in found.reason and "min_nodes" in found.reason
@@ -182,6 +251,17 @@ def shared(request, tmp_path):
         one = store.connect("", "run")
         return one, one
     return store.connect(str(tmp_path / "s"), "run"), store.connect(str(tmp_path / "s"), "run")
+
+
+def test_a_directory_on_a_full_disk_still_has_its_say(tmp_path, monkeypatch):
+    def full(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    one = store.connect(str(tmp_path), "run")
+    one.live("hosts/0", {"name": "a much longer name than the next"})
+    monkeypatch.setattr(store.Path, "write_text", full)
+    one.live("hosts/0", {"name": "short"})
+    assert one.read()["hosts/0"].value == {"name": "short"}
 
 
 def test_only_who_knows_the_newest_revision_changes_a_value(shared):
@@ -228,6 +308,175 @@ def test_runs_do_not_see_each_other(tmp_path):
     assert other.read() == {}
 
 
+class Etcd:
+    """An etcd of one process and several members, as far as launchers ask it; `mute` ones take what comes, silently.
+
+    renewed: when it last renewed a lease (time.monotonic).
+    """
+
+    def __init__(self, members):
+        self.mute, self.renewed, self.keys, self.revision = set(), 0.0, {}, 0
+        self.servers = []
+        for number in range(members):
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler(number))
+            server.handle_error = lambda *_: None  # who asked has gone
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            self.servers.append(server)
+        self.place = ",".join(f"http://127.0.0.1:{one.server_address[1]}" for one in self.servers)
+
+    def handler(self, number):
+        etcd = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self.say({"etcdserver": "3.5.0"})
+
+            def do_POST(self):
+                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.say(etcd.answer(self.path.partition("/v3/")[2], told) if number not in etcd.mute else {})
+
+            def say(self, message):
+                while number in etcd.mute:
+                    time.sleep(0.05)
+                body = json.dumps(message).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        return Handler
+
+    def answer(self, path, told):
+        if path == "kv/range":
+            kvs = [
+                {"key": key, "value": value, "mod_revision": str(revision)}
+                for key, (value, revision) in self.keys.items()
+            ]
+            return {"kvs": kvs}
+        if path == "lease/keepalive":
+            self.renewed = time.monotonic()
+            return {"result": {"TTL": str(store.LEASE)[0]}}
+        if path == "lease/grant":
+            self.renewed = time.monotonic()
+            return {"ID": "7"}
+        put = told if path == "kv/put" else told["success"][0]["request_put"]
+        self.revision += 1
+        self.keys[put["key"]] = put["value"], self.revision
+        return {"succeeded": True}
+
+    def close(self):
+        self.mute.clear()
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
+
+
+@pytest.fixture
+def etcd(monkeypatch):
+    """Three members, and all times of the store a quarter of what they are."""
+    for name in ("LEASE", "OUT_OF_TOUCH", "ANSWER", "PATIENCE", "HASTE"):
+        monkeypatch.setattr(store, name, getattr(store, name) / 4)
+    made = Etcd(3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def starved():
+    """Seconds that this process was kept waiting for a processor so far; they are nobody's fault here."""
+    lost, over = [0.0], threading.Event()
+
+    def watch():
+        while not over.is_set():
+            begin = time.monotonic()
+            time.sleep(0.02)
+            lost[0] += time.monotonic() - begin - 0.02
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield lost
+    over.set()
+    thread.join()
+
+
+def test_however_many_members_are_mute_an_answer_is_waited_for_once(etcd, starved):
+    one = store.connect(etcd.place, "run")
+    until_answered(lambda: one.live("hosts/0", {"node": 0}))
+    etcd.mute |= {0, 1, 2}
+    one.renewed = 0.0  # long ago
+    begin, before = time.monotonic(), starved[0]
+    with pytest.raises(store.Unreachable, match="does not answer"):
+        one.read()
+    assert time.monotonic() - begin < 1.5 * store.ANSWER + 4 * (starved[0] - before)
+    etcd.mute -= {0, 1, 2}
+    assert set(until_answered(one.read)) == {"hosts/0"}
+
+
+def until_answered(ask):
+    """The answer; on a busy machine the first one may be late, and where members are mute, one may not be asked yet."""
+    for _ in range(9):
+        with contextlib.suppress(store.Unreachable):
+            return ask()
+    raise AssertionError("no answer")
+
+
+def test_one_member_of_three_that_answers_will_do(etcd):
+    one = store.connect(etcd.place, "run")
+    until_answered(lambda: one.live("hosts/0", {"node": 0}))
+    for alive in range(3):
+        etcd.mute = {0, 1, 2} - {alive}
+        assert set(until_answered(one.read)) == {"hosts/0"}
+
+
+def test_who_loses_the_store_ends_its_ranks_before_its_lease_runs_out(etcd, monkeypatch, tmp_path, starved):
+    """As by a cut network, all members fall silent at once, and take what they are sent. No two halves train a run."""
+    killed = []
+
+    class Ranks:
+        def __init__(self, plan, *_):
+            self.plan, self.begin, self.has_started = plan, time.monotonic(), True
+
+        def poll(self):
+            return None
+
+        def kill(self):
+            killed.append(time.monotonic())
+
+    monkeypatch.setattr(launch, "Attempt", Ranks)
+    monkeypatch.setattr(launch, "LOOK", launch.LOOK / 4)
+    for name, value in {"STORE": etcd.place, "LAUNCH": "now", "AFTER": "", "RUN_DIR": tmp_path}.items():
+        monkeypatch.setenv(f"TRAINYARD_{name}", str(value))
+    monkeypatch.setenv("CLUSTER_ADDRESS", "")
+    monkeypatch.setenv("NNODES", "")
+    launcher = launch.Launcher(config.load(), environment.read("run"), [])
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end or not launcher.attempt or time.monotonic() - etcd.renewed > store.LEASE / 4:
+        launcher.turn()
+        time.sleep(launch.LOOK)
+    etcd.mute |= {0, 1, 2}
+    last, before = etcd.renewed, starved[0]
+    killed.clear()
+    while not killed:
+        launcher.turn()
+        time.sleep(launch.LOOK)
+    assert killed[0] - last < 0.9 * store.LEASE + 4 * (starved[0] - before)
+    assert launcher.me.code == LOST and "was cut off" in launcher.me.reason
+
+
+def test_a_directory_that_is_gone_does_not_answer(tmp_path):
+    one = store.connect(str(tmp_path / "s"), "run")
+    one.live("hosts/0", {"node": 0})
+    shutil.rmtree(tmp_path / "s")
+    for ask in (one.read, lambda: one.live("hosts/0", {}), lambda: one.put_if("plan", {}, 0)):
+        with pytest.raises(store.Unreachable, match=r"run\.json"):
+            ask()
+
+
 @pytest.mark.parametrize("place", ["https://10.0.0.1:2379", "http://10.0.0.1", "somewhere"])
 def test_a_place_that_is_none(place):
     with pytest.raises(store.BadInput, match="TRAINYARD_STORE"):
@@ -257,3 +506,55 @@ def test_a_signal_in_the_middle_of_a_look_is_not_lost(monkeypatch, tmp_path):
     assert launcher.look() is None
     assert launcher.asked
     assert launcher.look() == STOPPED
+
+
+# ---- the port ----
+
+
+@pytest.fixture
+def wanted(monkeypatch):
+    """A port that is free, and asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wanted = server.getsockname()[1]
+    monkeypatch.setenv("MASTER_PORT", str(wanted))
+    return wanted
+
+
+def test_two_runs_side_by_side_never_have_one_port(wanted):
+    """Also while nobody listens there: they look long before their ranks meet, and again after each attempt."""
+    first, second = launch.Port("127.0.0.1"), launch.Port("127.0.0.1")
+    assert first.choose() == wanted
+    assert second.choose() > wanted
+    mine = second.number
+    assert (first.choose(), second.choose()) == (wanted, mine)
+    with socket.create_server(("127.0.0.1", wanted)):  # its ranks meet there
+        assert launch.Port("127.0.0.1").choose() not in (wanted, mine)
+    del first
+    gc.collect()
+    assert launch.Port("127.0.0.1").choose() == wanted  # it goes with its process
+
+
+def test_a_port_that_a_stranger_took_between_two_attempts_is_given_up(wanted):
+    port = launch.Port("127.0.0.1")
+    assert port.choose() == wanted
+    with socket.create_server(("127.0.0.1", wanted)):
+        assert port.choose() > wanted
+    mine = port.number
+    assert port.choose() == mine
+    assert launch.Port("127.0.0.1").choose() == wanted
+
+
+def test_launchers_that_look_at_once_find_different_ports(wanted):
+    found = []
+    ports = [launch.Port("127.0.0.1") for _ in range(8)]
+    threads = [threading.Thread(target=lambda port=port: found.append(port.choose())) for port in ports]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 8
+
+
+def test_an_address_that_is_not_there_is_said(wanted):
+    with pytest.raises(errors.BadInput, match="is no address of this host"):
+        launch.Port("192.0.2.7").choose()

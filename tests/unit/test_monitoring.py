@@ -1,5 +1,7 @@
 """What a host tells Prometheus, without Prometheus: runs, cards, RDMA ports; rules and page; the way to the page."""
 
+import configparser
+import contextlib
 import importlib.util
 import json
 import math
@@ -7,14 +9,17 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from plugins.filter import grafana
 from plugins.module_utils.preflight_gpus import THROTTLES
 from trainer import metrics
 
@@ -31,6 +36,10 @@ def load(path):
 
 hm = load(FILES / "host_metrics.py")
 dashboard = load(ROOT / "scripts/dashboard.py")
+
+
+def collect(state_dir, smi, xids, root):
+    return hm.collect(hm.statuses(state_dir, time.time()), smi, xids, root)
 
 
 class Nothing:
@@ -62,7 +71,7 @@ def of(run, name, **labels):
 def look(tmp_path, monkeypatch):
     """`look()`: what is told of the state directory tmp_path, with tmp_path/root for /sys, of a host without cards."""
     monkeypatch.setattr(hm.shutil, "which", lambda name: None)
-    return lambda: told(hm.collect(tmp_path, Nothing(), Nothing(), str(tmp_path / "root")))
+    return lambda: told(collect(tmp_path, Nothing(), Nothing(), str(tmp_path / "root")))
 
 
 # ---- runs ----
@@ -115,6 +124,41 @@ def test_what_the_trainer_writes_is_told(tmp_path, look):
     assert not [key for key in found if key[0] in ("run_reason", "run_eval_loss")]
 
 
+RUNNING = {
+    "state": "running",
+    "run": "r",
+    "metrics_port": 9200,
+    "parts": {"ranks": ["node1", "node1", "node2"]},
+}
+
+
+def test_prometheus_is_told_where_ranks_answer(tmp_path):
+    """Of what the trainer writes into its status: each rank has the port and its number on its host."""
+    directory = tmp_path / "runs/r"
+    directory.mkdir(parents=True)
+    metrics.Status(directory, **RUNNING).update(at_once=True)
+    found = hm.trainer_targets(hm.statuses(tmp_path, time.time()))
+    assert [one["targets"] for one in found] == [["node1:9200"], ["node1:9201"], ["node2:9200"]]
+    assert [one["labels"] for one in found] == [{"run": "r", "rank": str(rank)} for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"state": "finished"},
+        {"metrics_port": None},
+        {"metrics_port": "9200"},
+        {"metrics_port": 80},
+        {"metrics_port": 1 << 16},
+        {"parts": None},
+        {"parts": {"ranks": "node1"}},
+        {"parts": {"ranks": [["node1"], "a:1/x?", "", "-o", 7]}},
+    ],
+)
+def test_nobody_else_is_asked(other):
+    assert hm.trainer_targets([{**RUNNING, **other}]) == []
+
+
 def write(directory, **status):
     directory.mkdir(parents=True)
     (directory / "status.json").write_text(json.dumps({"state": "running", "updated": time.time(), **status}))
@@ -153,7 +197,7 @@ def test_nothing_that_training_code_may_write_stops_it(tmp_path, look):
     )
     write(runs / "word", updated="soon")
     write(runs / "ranks", parts={"compute": [1] * 5000, "waiting": [0], "wire": 0, "rest": 0, "ranks": "x"})
-    text = hm.collect(tmp_path, Nothing(), Nothing(), str(tmp_path))
+    text = collect(tmp_path, Nothing(), Nothing(), str(tmp_path))
     hm.write(tmp_path / "a.prom", text)
     found = told((tmp_path / "a.prom").read_text())
     assert {dict(key[1:])["run"] for key in found} == {"good", "odd", "ranks"}
@@ -208,7 +252,7 @@ def cards(tmp_path, *places):
 def test_cards_tell_what_they_know(tmp_path, smi):
     cards(tmp_path, "0000:1b:00.0", "0000:41:00.0", "0000:01:00.0")
     reader = smi("cat <<'X'\n" + "\n".join((H100, RTX, LAPTOP)) + "\nX")
-    found = told(hm.collect(tmp_path, reader, Nothing(), str(tmp_path / "root")))
+    found = told(collect(tmp_path, reader, Nothing(), str(tmp_path / "root")))
 
     def card(fact, gpu, bus, **labels):
         return found.get((f"gpu_{fact}", *sorted({"gpu": gpu, "bus": bus, **labels}.items())))
@@ -234,7 +278,7 @@ def test_a_field_that_the_driver_does_not_know_is_left_out(tmp_path, smi):
 case "$1" in *power.limit*) echo 'Field "power.limit" is not a valid field to query.'; exit 2;; esac
 echo '0, 00000000:01:00.0, GeForce, GPU-1, 470.1, 0x0, 50, 99.5, 10, 1, 2, 300, [N/A], [N/A]'""")
     for _ in range(2):
-        found = told(hm.collect(tmp_path, reader, Nothing(), str(tmp_path)))
+        found = told(collect(tmp_path, reader, Nothing(), str(tmp_path)))
         assert found[("gpu_power_watts", ("bus", "0000:01:00"), ("gpu", "0"))] == 99.5
     # Only the first question was one too many.
     assert len((tmp_path / "calls").read_text().splitlines()) == 3
@@ -248,7 +292,7 @@ def test_an_nvidia_smi_that_hangs_is_not_started_twice(tmp_path, smi, monkeypatc
     reader = smi("exec sleep 60")
     try:
         for _ in range(3):
-            found = told(hm.collect(tmp_path, reader, Nothing(), str(tmp_path)))
+            found = told(collect(tmp_path, reader, Nothing(), str(tmp_path)))
             assert found == {("nvidia_smi_up",): 0}
         assert len((tmp_path / "calls").read_text().splitlines()) == 1
     finally:
@@ -258,7 +302,7 @@ def test_an_nvidia_smi_that_hangs_is_not_started_twice(tmp_path, smi, monkeypatc
 
 @pytest.mark.parametrize("script", ["echo 'Unable to determine the device handle'; exit 15", "exit 9"])
 def test_an_nvidia_smi_that_fails_is_told(tmp_path, smi, script):
-    assert told(hm.collect(tmp_path, smi(script), Nothing(), str(tmp_path))) == {("nvidia_smi_up",): 0}
+    assert told(collect(tmp_path, smi(script), Nothing(), str(tmp_path))) == {("nvidia_smi_up",): 0}
 
 
 def test_xids_are_counted_once_by_card(tmp_path, smi):
@@ -271,18 +315,88 @@ def test_xids_are_counted_once_by_card(tmp_path, smi):
     )
     xids, reader = hm.Xids(str(log)), smi(f"echo '{RTX}'")
     for _ in range(2):
-        found = told(hm.collect(tmp_path, reader, xids, str(tmp_path / "root")))
+        found = told(collect(tmp_path, reader, xids, str(tmp_path / "root")))
         assert found[("gpu_xid_errors_total", ("bus", "0000:41:00"))] == 2
         assert found[("gpu_xid_last", ("bus", "0000:41:00"))] == 79
         assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 0
     with log.open("a") as file:
         file.write("3,4,9,-;NVRM: Xid (PCI:0000:1b:00): 48, pid=2\n")
-    found = told(hm.collect(tmp_path, reader, xids, str(tmp_path / "root")))
+    found = told(collect(tmp_path, reader, xids, str(tmp_path / "root")))
     assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 1
 
 
+def test_a_card_whose_nvidia_smi_is_gone_is_told(tmp_path, look):
+    """Not one that nouveau, or a virtual machine, has: nvidia-smi would know nothing of it."""
+    cards(tmp_path, "0000:1b:00.0")
+    assert look()[("nvidia_smi_up",)] == 1  # Nothing answers for it
+    found = told(collect(tmp_path, hm.Smi(), Nothing(), str(tmp_path / "root")))
+    assert found[("nvidia_smi_up",)] == 0
+    (tmp_path / "root/sys/bus/pci/devices/0000:1b:00.0/driver").symlink_to("../drivers/nvidia")
+    assert look()[("nvidia_smi_up",)] == 1
+    (tmp_path / "root/sys/bus/pci/devices/0000:1b:00.0/driver").unlink()
+    (tmp_path / "root/sys/bus/pci/devices/0000:1b:00.0/driver").symlink_to("../drivers/nouveau")
+    assert look() == {}
+
+
+# As NVIDIA's exporter says it: an H100, a slice of it (MIG), a card that is known by its number alone; a pod twice.
+DCGM_PAGE = """HTTP/1.0 200 OK
+
+# TYPE DCGM_FI_PROF_PIPE_TENSOR_ACTIVE gauge
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0",UUID="GPU-6c",pci_bus_id="00000000:1B:00.0",modelName="H100 \\"x\\""} 0.53
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0",pci_bus_id="00000000:1B:00.0",GPU_I_ID="1"} 0.9
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0",pci_bus_id="00000000:1B:00.0",pod="a"} 0.54
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1",UUID="GPU-7d"} 0.25
+DCGM_FI_DEV_PCIE_REPLAY_COUNTER{gpu="1",UUID="GPU-7d"} 7
+DCGM_FI_PROF_DRAM_ACTIVE{gpu="1"} soon
+DCGM_FI_PROF_DRAM_ACTIVE{gpu="x"} 1
+DCGM_FI_DEV_GPU_TEMP{gpu="0"} 45
+"""
+
+
+def test_what_dcgm_knows_beyond_nvidia_smi_is_told(tmp_path, smi, monkeypatch):
+    monkeypatch.setattr(hm, "dcgm", lambda: DCGM_PAGE)
+    reader = smi("cat <<'X'\n" + "\n".join((H100, RTX)) + "\nX")
+    found = told(collect(tmp_path, reader, Nothing(), str(tmp_path)))
+    h100, rtx = ((("bus", "0000:1b:00"), ("gpu", "0")), (("bus", "0000:41:00"), ("gpu", "1")))
+    assert found[("gpu_tensor_active_ratio", *h100)] == 0.53
+    assert found[("gpu_tensor_active_ratio", *rtx)] == 0.25
+    assert found[("gpu_pcie_replays_total", *rtx)] == 7
+    assert sum("active" in key[0] for key in found) == 2
+    assert found[("gpu_temperature_celsius", *h100)] == 45
+
+
+def serve(answer, pause=0.0):
+    """A port at which a program gives each who asks the bytes of `answer`, piece by piece, and ends then."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def go():
+        with contextlib.suppress(OSError), server.accept()[0] as door:
+            door.recv(1 << 16)
+            for piece in answer:
+                door.sendall(piece)
+                time.sleep(pause)
+
+    threading.Thread(target=go, daemon=True).start()
+    return server
+
+
+def test_dcgms_exporter_is_asked_and_not_waited_for(monkeypatch):
+    with serve([DCGM_PAGE[:40].encode(), DCGM_PAGE[40:].encode()]) as server:
+        port = server.getsockname()[1]
+        assert hm.dcgm(port) == DCGM_PAGE
+    assert hm.dcgm(port) == ""  # nobody is there any more
+    monkeypatch.setattr(hm, "DCGM_SECONDS", 0.3)
+    begin = time.monotonic()
+    with serve([b"x"] * 100, pause=0.1) as server:
+        assert hm.dcgm(server.getsockname()[1]).strip("x") == ""
+    assert time.monotonic() - begin < 2
+    monkeypatch.setattr(hm, "DCGM_BYTES", 1000)
+    with serve([b"x" * 5_000_000]) as server:
+        assert 1000 <= len(hm.dcgm(server.getsockname()[1])) <= 1000 + (1 << 16)
+
+
 def test_a_log_that_is_not_ours_to_read_is_no_fault(tmp_path, smi):
-    found = told(hm.collect(tmp_path, smi(f"echo '{RTX}'"), hm.Xids(str(tmp_path / "none")), str(tmp_path)))
+    found = told(collect(tmp_path, smi(f"echo '{RTX}'"), hm.Xids(str(tmp_path / "none")), str(tmp_path)))
     assert not [key for key in found if key[0].startswith("gpu_xid")] and found[("nvidia_smi_up",)] == 1
 
 
@@ -309,6 +423,24 @@ def test_the_ports_counters_are_told(tmp_path, look):
         ("rdma_hw_counter_total", ("counter", "np_cnp_sent"), *labels): 12,
         ("rdma_hw_counter_total", ("counter", "out_of_sequence"), *labels): 3,
     }
+
+
+def test_a_ports_state_and_whose_it_is_are_told(tmp_path, look):
+    """Of RoCE's port, which a network interface shares; of InfiniBand's, without a cable."""
+    for device, state, link in (("mlx5_0", "4: ACTIVE", "Ethernet"), ("mlx5_1", "1: DOWN", "InfiniBand")):
+        port = tmp_path / "root/sys/class/infiniband" / device / "ports/1"
+        (port / "gid_attrs/ndevs").mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "link_layer").write_text(f"{link}\n")
+    ndevs = tmp_path / "root/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs"
+    (ndevs / "0").mkdir()  # what cannot be read, as an entry without an address
+    (ndevs / "1").write_text("ens1np0\n")
+
+    def up(device, link, interface):
+        about = {"device": device, "interface": interface, "link": link, "port": "1"}
+        return ("rdma_port_up", *sorted(about.items()))
+
+    assert look() == {up("mlx5_0", "Ethernet", "ens1np0"): 1, up("mlx5_1", "InfiniBand", ""): 0}
 
 
 @pytest.mark.parametrize(
@@ -365,6 +497,55 @@ def test_rules_and_page_ask_for_metrics_that_there_are():
     assert set(active) == set(metrics.STATES) - set(metrics.FINAL)
 
 
+DASHBOARDS = yaml.safe_load((FILES / "dashboards.yml").read_text())
+# What the trainer gives Prometheus itself (trainer/sinks.py): the numbers of a line of metrics.jsonl.
+TRAIN = re.search(r"^  train  ([a-z_\s]+)\(", metrics.__doc__, re.MULTILINE)[1].split()
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_dashboards_are_grafanas_and_ask_for_metrics_that_there_are(name):
+    """Of node_exporter's names, tests/playbooks/test_alerts.py asks it itself."""
+    board = json.loads(grafana.grafana_dashboard(DASHBOARDS, name))
+    assert board["uid"] == f"trainyard-{name}" and board["templating"]["list"][0]["name"] in ("host", "run")
+    panels = board["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    places = [panel["gridPos"] for panel in panels]
+    taken = Counter((place["x"] + n, place["y"]) for place in places for n in range(place["w"]))
+    assert max(taken.values()) == 1 and max(x for x, _ in taken) < 24
+    known = {f"trainyard_{one}" for one in hm.HELP} | {f"trainyard_train_{one}" for one in TRAIN}
+    for panel in panels:
+        assert panel["datasource"]["uid"] == "trainyard"
+        for target in panel["targets"]:
+            plain = re.sub(r"\{[^}]*\}|\[\w+\]|\bby \([^)]*\)", "", target["expr"])
+            words = set(re.findall(r"[a-zA-Z_]\w*", plain))
+            words -= {"sum", "count", "max", "avg", "rate", "increase", "timestamp", "unless", "up", "ALERTS"}
+            assert {word for word in words if not word.startswith("node_")} <= known
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= {
+                one["name"] for one in board["templating"]["list"]
+            }
+
+
+def rendered(name, **variables):
+    """A template of the role, as on a host with the role's defaults."""
+    given = yaml.safe_load((FILES.parent / "defaults/main.yml").read_text())
+    given |= {"_monitoring_etc": "/etc/trainyard-monitoring", **variables}
+    return jinja2.Template((FILES.parent / "templates" / name).read_text()).render(given)
+
+
+def test_grafana_is_for_who_is_on_the_host_and_lets_nobody_log_in():
+    ini = configparser.ConfigParser(interpolation=None, default_section="none")
+    ini.read_string(rendered("grafana.ini.j2", cluster_name="home"))
+    assert dict(ini["server"]) == {"http_addr": "127.0.0.1", "http_port": "3001"}
+    assert ini["auth.anonymous"]["org_role"] == "Viewer"
+    assert ini["security"].getboolean("disable_initial_admin_creation")
+    assert ini["auth"].getboolean("disable_login_form") and not ini["auth.basic"].getboolean("enabled")
+    assert not [key for section in ini.values() for key in section if "password" in key]
+    source = yaml.safe_load(rendered("grafana-source.yml.j2"))["datasources"][0]
+    assert (source["uid"], source["url"]) == ("trainyard", "http://127.0.0.1:9090")
+    (provider,) = yaml.safe_load(rendered("grafana-dashboards.yml.j2"))["providers"]
+    assert ini["dashboards"]["default_home_dashboard_path"] == f"{provider['options']['path']}/cluster.json"
+
+
 def test_each_alert_says_what_is_and_what_to_do():
     for rule in RULES:
         assert rule["labels"]["severity"] in ("warning", "critical"), rule
@@ -373,6 +554,13 @@ def test_each_alert_says_what_is_and_what_to_do():
             r"playbooks/(\w+\.yml)|(\bdiagnose\.yml|\blogs\.yml)", str(rule["annotations"])
         ):
             assert (ROOT / "playbooks" / "".join(playbook)).exists()
+
+
+def test_each_alert_is_caused_for_real():
+    causes = "".join(
+        (ROOT / "tests/lab" / name).read_text() for name in ("test_monitoring.py", "test_dashboard.py")
+    )
+    assert [rule["alert"] for rule in RULES if f'"{rule["alert"]}"' not in causes] == []
 
 
 def test_what_diverged_says_so_first():
@@ -415,8 +603,9 @@ def test_the_tunnel_goes_as_ansible_logs_in(inventory):
             monitoring_port=9191,
         )
     )
-    words = dashboard.tunnel(host, 9090)
+    words = dashboard.tunnel(host, 9090, 3002)
     assert words[:4] == ["ssh", "-N", "-L", "127.0.0.1:9090:127.0.0.1:9191"]
+    assert words[4:6] == ["-L", "127.0.0.1:3002:127.0.0.1:3001"]
     assert words[-11:] == [
         *("-o", "ProxyCommand=relay %h %p", "-J", "jump"),
         *("-p", "2222", "-l", "anna", "-i", "/keys/a", "192.0.2.7"),
@@ -434,11 +623,22 @@ def test_on_the_host_itself_no_tunnel_is_needed(inventory, capsys):
     assert "http://127.0.0.1:9090/user/" in capsys.readouterr().out
 
 
+def test_a_grafana_that_answers_is_told_of(inventory, capsys):
+    with serve([b"HTTP/1.0 200 OK\r\n\r\n{}"]) as server:
+        port = server.getsockname()[1]
+        where = inventory(ansible_connection="local", monitoring_grafana_port=port)
+        assert dashboard.main(["-i", where]) == 0
+    assert f"http://127.0.0.1:{port}/dashboards shows it in Grafana" in capsys.readouterr().out
+    assert dashboard.main(["-i", where]) == 0
+    assert "Grafana" not in capsys.readouterr().out
+
+
 def test_a_port_that_is_taken_is_not_insisted_on():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert dashboard.free(port) != port
     assert dashboard.free(port) == port
+    assert dashboard.free(port, port) != port
 
 
 def test_an_ssh_that_ends_is_told(inventory, capfd, monkeypatch, tmp_path):

@@ -3,6 +3,8 @@
 import base64
 import gzip
 import io
+import os
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ansible.module_utils.__path__.append(str(ROOT / "plugins/module_utils"))
+sys.path.append(str(ROOT / "plugins/module_utils"))
 
 from ansible.module_utils.received_files import Damaged, sha256, unpack  # noqa: E402
 
@@ -90,7 +93,7 @@ def test_torchs_own_packages_are_followed_and_the_locks_are_not(tmp_path, monkey
     }
     asked = []
 
-    def download(requirements, target, directory, *options):
+    def download(requirements, target, directory, *options, say):
         asked.append((sorted(requirements), options))
         for line in requirements:
             name = line.split("=")[0].split(">")[0].lower()
@@ -130,13 +133,50 @@ def test_pip_is_told_the_hosts_platform():
     assert "cp312" in options
 
 
-def test_a_missing_build_is_said_with_the_cure(tmp_path, monkeypatch):
-    class Done:
-        returncode, stdout, stderr = 1, "", "ERROR: No matching distribution found for torch==2.13.0"
+@pytest.fixture
+def pip(tmp_path, monkeypatch):
+    """`pip(script)`: the controller's Python is this shell script; returns the directory to download into."""
 
-    monkeypatch.setattr(offline_wheels.subprocess, "run", lambda *a, **k: Done)
+    def prepare(script):
+        (tmp_path / "python").write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "python").chmod(0o755)
+        monkeypatch.setattr(offline_wheels.sys, "executable", str(tmp_path / "python"))
+        (tmp_path / "house").mkdir()
+        return tmp_path / "house"
+
+    return prepare
+
+
+def test_a_missing_build_is_said_with_the_cure(pip):
+    house = pip("echo 'ERROR: No matching distribution found for torch==2.13.0' >&2; exit 1")
     with pytest.raises(offline_wheels.Failure, match=r"Python 3\.12 on x86_64.*(?s:.)*find-links.*"):
-        offline_wheels.download(["torch==2.13.0"], {"markers": MARKERS, "glibc": "2.36"}, tmp_path)
+        offline_wheels.download(["torch==2.13.0"], {"markers": MARKERS, "glibc": "2.36"}, house)
+
+
+def test_what_the_controller_downloads_is_said_and_nothing_besides_is_left(pip):
+    house = pip(
+        "echo '  Downloading big-1.0-py3-none-any.whl (40.0 MB)'\n"
+        "mkdir $TMPDIR/pip-unpack-a; truncate -s 10000000 $TMPDIR/pip-unpack-a/big-1.0-py3-none-any.whl; sleep 1.5"
+    )
+    said = []
+    offline_wheels.download(
+        ["big==1.0"], {"markers": MARKERS, "glibc": "2.36"}, house, "--require-hashes", say=said.append
+    )
+    assert said == ["the controller: big: 10 of 40 MB"]
+    assert list(house.iterdir()) == []
+
+
+def test_what_the_controllers_apt_downloads_is_said_and_why_it_fails(tmp_path, monkeypatch):
+    (tmp_path / "apt-get").write_text(
+        "#!/bin/bash\nfor one; do [[ $one == APT::Status-Fd=* ]] && fd=${one#*=}; done\n"
+        "echo 'Need to get 8 MB of archives.'; echo dlstatus:1:50:x >&$fd; sleep 1.5; echo E: gone >&2; exit 7\n"
+    )
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = []
+    with pytest.raises(offline_apt.Failure, match=r"`apt-get install x` ended with 7:(?s:.)*E: gone"):
+        offline_apt.run(["apt-get", "install", "x"], None, "it begins", said.append)
+    assert said == ["downloading, 4 of 8 MB"]
 
 
 # ---- distribution packages ----

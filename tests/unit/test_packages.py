@@ -80,7 +80,7 @@ def test_who_holds_the_index_too_long_is_named(packages, apt, tmp_path):
     ],
 )
 def test_every_lock_is_read_from_apts_words(packages, monkeypatch, output, words):
-    def run(command):
+    def run(command, words):
         raise packages.Failure(f"`apt-get update` ended with 100:\n{output}")
 
     monkeypatch.setattr(packages, "run", run)
@@ -90,7 +90,7 @@ def test_every_lock_is_read_from_apts_words(packages, monkeypatch, output, words
 
 
 def test_another_fault_is_not_waited_for(packages, monkeypatch):
-    def run(command):
+    def run(command, words):
         raise packages.Failure("E: Unable to locate package nftablse")
 
     monkeypatch.setattr(packages, "run", run)

@@ -1,16 +1,22 @@
 """Ranks, the hosts' environment files, and what stands against a run."""
 
+import json
+import re
 import shlex
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 
 from plugins.filter import plan
+from trainer import link
 
 COMMANDS = {
     "follow": "ansible-playbook train.yml -e run=first -e follow=true",
     "resume": "ansible-playbook train.yml -e run=first -e resume=true",
     "stop": "ansible-playbook playbooks/stop.yml -e run=first",
+    "limit": "",
+    "resume_on": "ansible-playbook train.yml -e run=first -e resume=true",
 }
 
 
@@ -71,6 +77,25 @@ def test_unequal_counts_give_every_rank_once():
     assert {env["WORLD_SIZE"] for env in made.values()} == {"7"}
     assert [env["NODE_RANK"] for env in made.values()] == ["0", "1", "2"]
     assert {env["MASTER_ADDR"] for env in made.values()} == {"10.77.0.11"}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"batch_size": 4}, "batch_size: found 4; expected 5 or more"),
+        (
+            {"batch_size": 24, "balance": "12,6,6"},
+            r"found 3 shares \(12,6,6\); expected one for each of the 5 ranks",
+        ),
+        ({"batch_size": 5, "balance": "even"}, None),
+        ({"batch_size": 8, "balance": "2,2,2,1,1"}, None),
+    ],
+)
+def test_steps_that_all_ranks_cannot_share_are_refused_before_a_host_is_touched(config, said):
+    """Ranks would refuse that, too, once they are all there: with a late host in the middle of the run."""
+    found = problems(facts({"processes": 2}, {"processes": 3}), config=config)
+    assert len(found) == (said is not None)
+    assert not said or (re.search(said, found[0]) and "node1, node2" in found[0])
 
 
 @pytest.mark.parametrize("way", ["queue", "beside"])
@@ -256,12 +281,71 @@ STORED = "run: first\nsteps: 5\nlr: 1.0e-05\nresume: auto\n"
         ([{"active": ["first"], "run_config": STORED}, {}], False),  # a start that was interrupted
         ([{"run_config": STORED}, {}], False),
         ([{"active": ["first"], "run_config": STORED.replace("5", "6")}], False),
+        ([{"active": ["first"], "run_config": f"{STORED}bucket_mb: 2\n"}], True),  # by the link
         ([{"active": ["first"], "run_config": None}], False),
         ([{"active": ["first"], "run_config": "a: [b"}], False),
+        ([{"active": ["first"], "run_config": "a"}], False),
     ],
 )
 def test_an_active_run_with_the_asked_settings_is_the_one_that_was_asked_for(changes, same):
     assert plan.run_is_same(facts(*changes), "first", CONFIG) is same
+
+
+def test_another_bucket_than_was_asked_for_is_another_run():
+    stored = facts({"active": ["first"], "run_config": f"{STORED}bucket_mb: 2\n"})
+    assert plan.run_is_same(stored, "first", {**CONFIG, "bucket_mb": 2})
+    assert not plan.run_is_same(stored, "first", {**CONFIG, "bucket_mb": 4})
+
+
+# ---- what travels at once ----
+
+
+def baseline(runs, hosts, place="preflight", day=1, **figures):
+    """A result between `hosts`: 1 Gbit/s, and 0.2 ms there and back."""
+    found = {"mbit": {"a>b": 941.0, "b>a": 999.0}, "rtt_ms": {"a>b": 0.2, "b>a": 0.1}, **figures}
+    (runs / place).mkdir(parents=True, exist_ok=True)
+    name = f"baseline-{day}{len(list((runs / place).iterdir()))}.json"
+    (runs / place / name).write_text(json.dumps({"hosts": hosts, "time": 86400.0 * day, "figures": found}))
+
+
+def test_a_run_has_the_buckets_of_the_link_between_its_hosts(tmp_path):
+    def chosen(config=CONFIG, hosts=("a", "b", "c"), rdma=()):
+        return plan.run_by_link(config, list(hosts), str(tmp_path), list(rdma)).get("bucket_mb")
+
+    assert chosen() is None
+    baseline(tmp_path, ["c", "b", "a"], day=3)
+    # 40 x 3 hosts x 0.1 ms x 117.6 MB/s are 1.35 MiB.
+    assert chosen() == 2
+    assert chosen(hosts="ab") is chosen(hosts="abd") is chosen(rdma="c") is None
+    for other in ({"comm": "8bit"}, {"strategy": "zero2"}):
+        assert chosen({**CONFIG, **other}) is None
+    assert chosen({**CONFIG, "comm": "exact", "strategy": "split"}) == 2
+    assert chosen({**CONFIG, "bucket_mb": 7}) == 7
+    baseline(tmp_path, ["a", "b", "c"], day=2, rtt_ms={"a>b": 9.0})  # an older one
+    assert chosen() == 2
+    baseline(tmp_path, ["a", "b", "c"], "bench", day=4, rtt_ms={"a>b": 0.6})
+    assert chosen() == 8
+    baseline(tmp_path, ["a", "b", "c"], "bench", day=5, rtt_ms={})  # which says nothing of it
+    baseline(tmp_path, ["a", "b", "c"], "bench", day=6, gbit={"a>b": 90.0})  # by RDMA
+    assert chosen() == 8
+
+
+@pytest.mark.parametrize(
+    ("megabits", "hop", "hosts", "mb"),
+    [
+        (941, 1e-4, 2, 1),
+        (941, 1e-4, 16, 8),
+        (941, 1e-4, 64, 25),
+        (9400, 5e-5, 2, 8),
+        (94, 1e-2, 2, 16),
+        (94, 1e-2, 8, 25),  # never more: what travels waits for the last of it
+        (941, None, 3, 25),
+        (941, 1e-4, 1, 25),
+        (941, 0.0, 3, 1),
+    ],
+)
+def test_a_bucket_is_as_small_as_its_hops_allow(megabits, hop, hosts, mb):
+    assert link.bucket_mb(megabits * 1e6, hop, hosts) == mb
 
 
 # ---- stopping ----
@@ -315,3 +399,128 @@ def test_a_resumed_runs_paths_must_lie_on_the_hosts():
     uploads = [{"key": "validation", "name": "/d/v.jsonl"}]
     assert plan.run_kept_paths(config, uploads) == ["/m/a", "/d/a.jsonl"]
     assert plan.run_kept_paths({"model": "tiny", "dataset": "austen"}, []) == []
+
+
+# ---- files that all hosts share ----
+
+
+def asked():
+    uploads = [
+        {"key": "model", "name": "./glm", "source": "/net/glm", "mark": "m"},
+        {"key": "dataset", "name": "a.jsonl", "source": "/net/a.jsonl", "mark": "a"},
+        {"key": "validation", "name": "b.jsonl", "source": "/net/b.jsonl", "mark": "b"},
+    ]
+    config = {"model": "./glm", "dataset": "a.jsonl,austen", "validation": "b.jsonl"}
+    return {"uploads": uploads, "config": config, "run": "first"}
+
+
+def test_what_all_hosts_see_at_one_path_is_not_brought():
+    marks = {"/net/glm": "m", "/net/a.jsonl": "a", "/net/b.jsonl": "other"}
+    them = facts({"shared": marks}, {"shared": marks})
+    assert plan.run_shared_names(them, asked()) == ["/net/glm", "/net/a.jsonl"]
+    answer = plan.run_shared(them, asked())
+    assert answer["config"] == {
+        "model": "/net/glm",
+        "dataset": "/net/a.jsonl,austen",
+        "validation": "b.jsonl",
+    }
+    assert [one["key"] for one in answer["uploads"]] == ["validation"] and answer["run"] == "first"
+
+
+def test_what_one_host_does_not_see_is_brought_to_all():
+    them = facts({"shared": {"/net/glm": "m", "/net/a.jsonl": "a"}}, {"shared": {"/net/a.jsonl": "b"}})
+    assert plan.run_shared_names(them, asked()) == []
+    assert plan.run_shared(them, asked()) == asked()
+
+
+# ---- hosts that do not answer ----
+
+
+def answers(**dead):
+    """What the task run_host registered on three hosts; dead: why one did not answer."""
+    said = {
+        "node1": {"host_facts": fact(1)},
+        "node2": {"host_facts": fact(2)},
+        "node3": {"host_facts": fact(3)},
+    }
+    return {**said, **{host: {"unreachable": True, "msg": f"ssh:\n{why}"} for host, why in dead.items()}}
+
+
+def words(limit="", **given):
+    return {
+        "run": "first",
+        "follow": False,
+        "resume": False,
+        **given,
+        "commands": {**COMMANDS, "limit": limit},
+    }
+
+
+def test_hosts_that_all_answer_stand_against_nothing():
+    for given in ({}, {"resume": True}, {"follow": True}):
+        assert plan.run_unanswered(answers(), words(**given)) == []
+    assert plan.run_silent(answers()) == ""
+    assert list(plan.run_facts(answers())) == ["node1", "node2", "node3"]
+
+
+def test_a_run_is_followed_past_a_dead_host_which_is_named():
+    them = answers(node1="Connection timed out")
+    assert plan.run_unanswered(them, words(follow=True)) == []
+    assert plan.run_silent(them).startswith("node1: no answer: Connection timed out\n")
+    assert list(plan.run_facts(them)) == ["node2", "node3"]
+
+
+def test_a_run_is_not_resumed_without_a_host_unless_that_is_asked_for():
+    fault, told = plan.run_unanswered(answers(node2="Connection timed out"), words(resume=True))
+    assert fault == "node2: no answer: Connection timed out"
+    assert told.startswith(
+        "run first: found 1 of its 3 hosts silent; expected an answer of each. See to power"
+    )
+    assert told.endswith(f"\n  or without, if it is off: {COMMANDS['resume_on']} -l '!node2'")
+    *faults, told = plan.run_unanswered(answers(node1="gone", node3="gone"), words("all,!node9"))
+    assert len(faults) == 2
+    assert told.endswith("\n  or without, if they are off: add -l 'all,!node9,!node1,!node3' to the command")
+
+
+def test_what_is_to_be_left_out_is_understood_by_ansible():
+    from ansible.inventory.manager import split_host_pattern
+
+    for limit, patterns in (
+        ("", ["!node2"]),
+        ("node1,node2", ["node1", "node2", "!node2"]),
+        ("node1:node2", ["node1", "node2", "!node2"]),
+        ("@some.retry", ["@some.retry", "!node2"]),
+    ):
+        (word,) = shlex.split(plan.without(limit, ["node2"]))
+        assert split_host_pattern(word) == patterns
+
+
+@pytest.mark.parametrize("given", [{"follow": True}, {"resume": True}])
+def test_what_no_host_answers_or_one_answers_wrongly_is_told(given):
+    dead = dict.fromkeys(("node1", "node2", "node3"), "gone")
+    assert len(plan.run_unanswered(answers(**dead), words(**given))) == 3
+    assert not plan.run_is_same({}, "first", {})
+    broken = {**answers(node1="gone"), "node2": {"failed": True, "msg": "no Python"}}
+    assert "node2: no answer: no Python" in plan.run_unanswered(broken, words(**given))
+
+
+def test_what_ends_at_a_dead_host_ends_nothing_else_of_a_run(repository):
+    """With any_errors_fatal, as in train.yml, a host that is unreachable ends the play also where that is ignored."""
+    found = 0
+    for name in ("plan", "collect", "samples"):
+        pending = yaml.safe_load((repository / f"roles/trainer/tasks/{name}.yml").read_text())
+        while pending:
+            task = pending.pop()
+            pending += task.get("block", [])
+            included = task.get("ansible.builtin.include_tasks")
+            for one in (task, (included or {}).get("apply", {}) if isinstance(included, dict) else {}):
+                if one.get("ignore_unreachable"):
+                    found += 1
+                    assert one.get("any_errors_fatal") is False and not one.get("run_once"), task["name"]
+    assert found == 6
+    for name, file in (("collect", "rest.yml"), ("follow", "stop.yml")):
+        tasks = yaml.safe_load((repository / f"roles/trainer/tasks/{name}.yml").read_text())
+        includes = [
+            one["ansible.builtin.include_tasks"] for one in tasks if "ansible.builtin.include_tasks" in one
+        ]
+        assert {"file": file, "apply": {"any_errors_fatal": False}} in includes

@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import random
 import socket
 import threading
 import time
@@ -382,11 +383,25 @@ def test_the_room_that_the_run_takes_is_asked_for(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/model.safetensors").write_bytes(bytes(1000))
     (tmp_path / "data.jsonl").write_bytes(bytes(500))
-    needed = preflight_verdict.run_gb(str(tmp_path / "model"), str(tmp_path / "data.jsonl"))
-    assert needed == pytest.approx((500 + 1000 * 19) / 1e9)
-    assert preflight_verdict.run_gb("tiny", "austen") == 0
+    room = preflight_verdict.run_room
+    needed, unknown = room(str(tmp_path / "model"), str(tmp_path / "data.jsonl"))
+    assert needed == pytest.approx((500 + 1000 * 19) / 1e9) and unknown == ""
+    assert room("tiny", "austen") == (0, "") == room("", "")
+    # A list of sets, and what is not here: its size is not none, it is not known.
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/a.txt").write_bytes(bytes(70))
+    listed = f"{tmp_path}/data.jsonl, {tmp_path}/more,austen,org/set@main:*.parquet"
+    assert room("org/model", listed, str(tmp_path / "more/a.txt")) == (
+        640 / 1e9,
+        "org/model, org/set@main:*.parquet",
+    )
+    assert room("tiny", "/on/hosts") == (0, "/on/hosts")
     (said,) = complaints(healthy("node1"), run_gb=399)
-    assert said.check == "disk" and "404.0 GB needed" in said.found
+    assert said.check == "disk" and said.found.endswith("404.0 GB needed")
+    (said,) = complaints(healthy("node1"), run_gb=399, run_unknown="org/model")
+    assert said.found.endswith("404.0 GB needed, besides org/model, of unknown size")
+    words = {one.check: one.found for one in findings(cluster(healthy("node1"), run_unknown="org/model"))}
+    assert words["disk"] == "400 GB free or more; unknown: what org/model takes"
 
 
 # ---- the report ----
@@ -445,6 +460,30 @@ def test_a_new_baseline_keeps_the_figures_that_were_not_measured():
     after = renewed(whole(facts, before), before)
     assert after["figures"]["mbit"] == before["figures"]["mbit"]
     assert baseline_name(["b", "a"]) == baseline_name(["a", "b"]) != baseline_name(["a"])
+
+
+def test_what_gets_worse_little_by_little_is_told(tmp_path):
+    """Each result is near the one before, and that is the best one no more."""
+    before = None
+
+    def measured(mbit, rtt_ms):
+        nonlocal before
+        facts = healthy()
+        facts["node1"]["pairs"]["node2"].update(mbit=mbit, rtt_ms=rtt_ms)
+        result = whole(facts, before)
+        if is_good(result):
+            write_result(str(tmp_path / "b.json"), renewed(result, before))
+            before = read_result(str(tmp_path / "b.json"))
+        return next(one["found"] for one in result["checks"] if one["check"] == "baseline")
+
+    measured(940.0, 0.9)
+    measured(1000.0, 0.6)
+    for mbit, rtt_ms in ((930.0, 1.4), (905.0, 2.1)):
+        assert measured(mbit, rtt_ms).startswith("as on")
+    said = measured(850.0, 3.0)  # within a tenth of the last, within twice the last and 1 ms
+    assert "node1 to node2: 850.0 Mbit/s, 1000.0 on" in said and "3.0 ms, 0.6 on" in said
+    assert before["figures"]["mbit"]["node1>node2"] == 905.0  # what plans go by is what was measured last
+    assert measured(1000.0, 0.6).startswith("as on")
 
 
 def test_a_damaged_baseline_is_none(tmp_path):
@@ -728,9 +767,17 @@ def exchange(load_module):
 
 
 def free_ports(count):
+    """Below the ports that the kernel gives to outgoing connections: an earlier test's may still hold one of those."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+        found = []
+        for port in random.sample(range(20000, 32000), 500):
+            server = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                server.bind(("", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"{count} free ports were not found")
 
 
 def test_three_hosts_measure_all_their_ways(exchange):

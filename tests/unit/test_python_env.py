@@ -105,9 +105,20 @@ def case(tmp_path, monkeypatch, empty_environment):
     return Case(tmp_path)
 
 
-def test_built_once_then_unchanged_and_whole_again_after_any_interruption(case):
+def test_built_once_then_unchanged_and_whole_again_after_any_interruption(case, monkeypatch):
+    said = []
+    say = python_env.Note.say
+    monkeypatch.setattr(sys.modules[python_env.Note.__module__], "LOOK", 0.05)
+    monkeypatch.setattr(
+        python_env.Note, "say", lambda note, words: (said.append((note.path, words)), say(note, words))
+    )
     first = case.have()
     assert first["changed"]
+    assert {path for path, _ in said} == {f"{case.options['dir']}/.progress"}
+    words = [words for _, words in said]
+    assert words[0] == "making an empty environment" and words[-1] == "waiting for the disk"
+    assert "0 %, taking alpha" in words or "0 %, installing alpha" in words
+    assert not Path(case.options["dir"], ".progress").exists()
     assert first["torch"] == "2.0+cpu"
     assert {"alpha": "1.0", "torch": "2.0+cpu"}.items() <= first["versions"].items()
     assert "pip" not in first["versions"]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.errors import AnsiblePromptNoninteractive
 
+from plugins.action import reset_consent
 from plugins.action.reset_consent import consent_fault
-from plugins.filter.reset import reset_fault, reset_text
+from plugins.filter.reset import reset_fault, reset_stays, reset_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEM = {
@@ -277,3 +279,52 @@ def test_just_the_hosts_of_the_play_must_be_named(typed, right):
     assert right or (
         "expected just the hosts of this play: n1,n2." in fault and "Nothing was changed." in fault
     )
+
+
+@pytest.mark.parametrize(
+    ("sure", "typed", "answers", "asked", "words"),
+    [
+        (None, None, ["yes", "n1,n2"], 2, ""),
+        (
+            None,
+            None,
+            ["Yes ", "n1"],
+            2,
+            "your answer: found n1; expected just the hosts of this play: n1,n2.",
+        ),
+        (None, None, ["n1,n2"], 1, "Not asked for by yes"),
+        (None, None, [""], 1, "Not asked for by yes"),
+        (True, None, ["n2,n1"], 1, ""),
+        (None, "n1,n2", ["yes"], 1, ""),
+        (None, "n1,n2", ["no"], 1, "Not asked for by yes"),
+        (False, "n1,n2", [], 0, "Not asked for by yes"),
+        (True, "n1,n2", [], 0, ""),
+        (True, "n1", [], 0, "reset: found n1; expected just the hosts of this play: n1,n2."),
+        (None, "n1", [], 0, "reset: found n1;"),
+    ],
+)
+def test_it_asks_twice_and_both_answers_count(monkeypatch, sure, typed, answers, asked, words):
+    left = list(answers)
+    monkeypatch.setattr(reset_consent, "ask", lambda question: left.pop(0))
+    fault = reset_consent.fault(["n1", "n2"], sure, typed)
+    assert words in fault and bool(fault) == bool(words)
+    assert len(answers) - len(left) == asked and (not fault or "Nothing was changed." in fault)
+
+
+@pytest.mark.parametrize(("sure", "typed"), [(None, None), (True, None), (None, "n1,n2")])
+def test_one_answer_without_a_terminal_is_none(monkeypatch, sure, typed):
+    def nobody(question):
+        raise AnsiblePromptNoninteractive("no terminal")
+
+    monkeypatch.setattr(reset_consent, "ask", nobody)
+    fault = reset_consent.fault(["n1", "n2"], sure, typed)
+    assert fault.endswith("-e reset=n1,n2 -e sure=true. Nothing was changed.")
+
+
+def test_the_static_addresses_that_stay_are_named_with_their_hosts():
+    netplan = {"found": found(("/etc/netplan/90-trainyard.yaml", 1, "static addresses"))}
+    (line,) = reset_stays(
+        {"n1": netplan, "n2": netplan, "n3": {"found": []}, "n4": {"skipped": True}}
+    ).splitlines()[1:]
+    assert line.startswith("n1, n2: /etc/netplan/90-trainyard.yaml stays, for") and "netplan apply" in line
+    assert reset_stays({"n1": {"found": []}}) == ""

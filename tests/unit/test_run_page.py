@@ -64,11 +64,13 @@ def test_what_a_model_wrote_cannot_end_the_script(tmp_path):
 
 def test_no_spike_is_thinned_away():
     steps = [step(n) for n in range(1, 50_001)]
-    steps[31_234]["loss"] = 77.0
+    for name in run_page.SPIKES:
+        steps[31_234][name] = 77.0
     columns = run_page.series(steps)
-    assert 77.0 in columns["loss"] and len(columns["loss"]) <= run_page.POINTS + 1
+    assert all(77.0 in columns[name] for name in run_page.SPIKES)
+    assert run_page.POINTS * 0.4 <= len(columns["loss"]) <= run_page.POINTS + 1
     assert columns["step"][0] == 1 and columns["step"][-1] == 50_000
-    assert columns["hours"][-1] == pytest.approx(50_000 * 2 / 3600, rel=1e-5)
+    assert columns["hours"][-1] == pytest.approx((49_999 * 2 + 77) / 3600, rel=1e-5)
     assert sorted(columns["step"]) == columns["step"]
 
 
@@ -96,6 +98,46 @@ def test_the_last_attempts_ranks_are_named(tmp_path):
     assert found["rank_names"] == ["a, rank 0", "a, rank 1", "c"]
     assert found["events"][1]["text"] == "b is gone; 3 ranks on a, c"
     assert found["figures"]["restarts"] == 1
+
+
+def test_whose_memory_is_shown(tmp_path):
+    start = {"kind": "event", "event": "start", "step": 0, "ranks": ["a", "b"]}
+    own = {"memory_peak_bytes": 700, "world_size": 2}
+    found = run_page.found(write(tmp_path, start, step(1, **own), step(2, **own)))
+    assert found["memory"] == {"whose": "the first rank", "ranks": [], "ranks_left": 0}
+    assert found["figures"]["memory_peak_bytes"] == 700
+    told = own | {"rank_memory_peak_bytes": [600, 900]}
+    found = run_page.found(
+        write(tmp_path, start, step(1, **own | {"rank_memory_peak_bytes": [600, 800]}), step(2, **told))
+    )
+    assert found["memory"]["whose"] == "any rank"
+    assert found["memory"]["ranks"] == [{"name": "b", "bytes": 900}, {"name": "a", "bytes": 600}]
+    assert found["figures"]["memory_peak_bytes"] == 900
+    assert found["series"]["memory_peak_bytes"] == [800, 900]
+
+
+def test_what_the_machines_were_is_told_of_the_last_attempt(tmp_path):
+    card = {"cards": ["RTX 3090", "RTX 3090", "GTX 1080"], "driver": "570.86", "cuda": "12.8"}
+    one = {"kernel": "6.12", "cpu": "a CPU", "cores": 16, "memory_bytes": 64 << 30, "python": "3.13.5"}
+    bare = {"cards": [], "driver": None, "cuda": None, **one}
+    events = [
+        {"kind": "event", "event": "start", "step": 0, "machines": [{"hosts": ["a"], **bare}]},
+        {"kind": "event", "event": "restart", "step": 1,
+         "machines": [{"hosts": ["a", "b"], **one, **card}, {"hosts": ["c"], **bare}]},
+        {"kind": "event", "event": "shares", "step": 1},
+    ]  # fmt: skip
+    known = run_page.found(write(tmp_path, *events, step(1), summary={"versions": {"torch": "2"}}))
+    rows = {row[0]: row[1:] for row in known["machines"]["rows"]}
+    assert known["machines"]["hosts"] == ["a, b", "c"] and known["machines"]["left"] == 0
+    assert rows["cards"] == ["2 x RTX 3090, 1 x GTX 1080", ""] and rows["driver"] == ["570.86", ""]
+    assert rows["CPU"] == ["a CPU, 16 cores"] * 2 and rows["memory"] == ["64 GiB"] * 2
+    assert "system" not in rows  # no machine has told its own
+    assert not any("torch" in row[0] for row in known["environment"])
+    # No card anywhere, and a run from before: what there is.
+    alone = run_page.found(write(tmp_path, events[0], step(1)))
+    assert "cards" not in {row[0] for row in alone["machines"]["rows"]}
+    before = run_page.found(write(tmp_path, step(1), summary={"versions": {"torch": "2"}}))
+    assert before["machines"] is None and ["version of torch", "2"] in before["environment"]
 
 
 def test_of_many_events_checkpoints_give_way():

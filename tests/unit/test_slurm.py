@@ -236,6 +236,7 @@ def test_slurms_own_queue_lets_runs_wait_but_not_for_those_of_systemd():
         "port_holder": "other's rank",
         "free_bytes": 1,
         "missing_paths": [],
+        "processes": 1,
     }
     commands = dict.fromkeys(("follow", "stop", "resume"), "run=first")
 
@@ -274,6 +275,36 @@ def test_options_that_trainyard_stands_on_are_not_passed_through(option, fits):
     spec = {"type": "list", "elements": "str"}
     fault = inventory_check.value_fault("trainer_slurm_options", [option], spec, False)
     assert (fault is None) == fits, fault
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ([], 300),
+        (["--time=24:00:00"], 300),
+        (["--time=4"], 80),
+        (["--time=4:30"], 90),
+        (["--time=0:9:0"], 180),
+        (["--time=1-0"], 300),
+        (["--time=0-0:03"], 60),
+        (["--time=1-02:03:04"], 300),
+        (["--time=60", "--time=3"], 60),
+        (["--time=UNLIMITED"], 300),
+        (["--time=0"], 300),  # sbatch's word for none
+    ],
+)
+def test_a_short_limit_leaves_time_to_train_before_the_ranks_save(options, seconds):
+    """Slurm's word to save, sent longer before the end than the job may last, would come as each start begins."""
+    text = slurm.slurm_script(
+        facts({}, {}),
+        "first",
+        run_dir="/run",
+        chosen={},
+        options=options,
+        restarts=1,
+        places={"trainer": "/t", "env": "/e", "config": "/c"},
+    )
+    assert f"#SBATCH --signal=TERM@{seconds}\n" in text
 
 
 # ---- how a job is ----

@@ -1,8 +1,12 @@
 """What status.yml and logs.yml show: runs chosen and told, and the lines of many hosts in one order."""
 
 import calendar
+import os
+import re
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +21,10 @@ from plugins.filter.cluster_status import (
     run_views,
     runs_to_retire,
 )
+from plugins.module_utils.run_keeper import STAMP
+from trainer import environment
 
+ROOT = Path(__file__).resolve().parents[2]
 NOW = 2_000_000_000.0
 SILENT = {
     "unreachable": True,
@@ -153,6 +160,12 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
     assert silent == "node3: no answer: ssh: connect to host: timed out"
 
 
+def test_shares_that_a_run_began_with_are_told_with_the_speeds_that_were_tried():
+    told = {"age": 1, "shares": [12, 4], "speed_up": {"expected": 2.0, "got": None, "speeds": [1.0, 1 / 3]}}
+    text = cluster_status({"node1": host(["a"], a=told)}, "a")
+    assert "12:4 by speeds 1.00:0.33; 2.00 times as fast as with even ones, as expected by these" in text
+
+
 def test_even_shares_are_not_worth_a_word():
     even = {"shares": [16, 16, 15], "speed_up": None, "age": 1}
     assert "shares" not in cluster_status({"node1": host(["a"], a=even)}, "a")
@@ -213,7 +226,7 @@ def look(tmp_path, offsets=None, rank=""):
     """One look at logs on this machine, by the very command."""
     command = run_logs.look_command("process", "a", str(tmp_path), rank, offsets or {}, 0)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    return run_logs.read_look(done.stdout, "node1")
+    return run_logs.read_look(done.stdout, "node1", offsets)[:3]
 
 
 def test_a_look_reads_whole_lines_and_the_next_look_the_rest(tmp_path):
@@ -237,16 +250,106 @@ def test_a_look_reads_whole_lines_and_the_next_look_the_rest(tmp_path):
 
 def test_the_launchers_lines_come_from_the_journal():
     output = (
-        "::keeper\nActiveState=active\n::zone +0000\n\n::log launch.log 0 0\n"
+        "::keeper\nActiveState=active\n::zone +0000\n\n::log journal 0 0\n"
         "1795313688.123456 node1 trainer[7]: attempt 2: node3 does not answer: yes\n-- Boot 1 --\n"
     )
-    state, (line,), offsets = run_logs.read_look(output, "node1")
+    state, (line,), offsets, cut = run_logs.read_look(output, "node1")
+    assert cut == {} and run_logs.read_look(output, "node1", cursor=line.time)[1] == []
     assert (state, offsets) == ("active", {})
     assert (line.time, line.source, line.text) == (
         1795313688.123456,
         "node1/launch",
         "attempt 2: node3 does not answer: yes",
     )
+
+
+@pytest.mark.parametrize("keeper", ["process", "systemd"])
+def test_a_launcher_without_a_journal_is_heard_too_and_so_is_the_job_it_is_in(tmp_path, keeper):
+    """On the nodes of one machine, and under Slurm; what begins with no time has that of the line before."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank-0.log").write_text("=== run a, attempt 1, rank 0 of 1 on node1, 2026-11-21 10:00:05\n")
+    stamps = [f"2026-11-{day} 10:00:07" for day in (20, 21)]
+    (logs / "launch.log").write_text(f"old\n{stamps[0]} error: no port\n{stamps[1]} attempt 2: one\n  two\n")
+    (logs / "job.log").write_text("2026-11-21 10:00:09 given up\n")
+    command = run_logs.look_command(keeper, "a", str(tmp_path), "", {}, 0)
+    shell = {**os.environ, "TZ": "UTC-1"}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=shell)
+    _, lines, offsets, cut = run_logs.read_look(done.stdout, "node1")
+    assert [(line.source, line.text) for line in sorted(lines, key=lambda line: line.time)] == [
+        ("node1/launch", "old"),
+        ("node1/launch", "error: no port"),
+        ("node1/r0", "=== run a, attempt 1, rank 0 of 1 on node1, 2026-11-21 10:00:05"),
+        ("node1/launch", "attempt 2: one"),
+        ("node1/launch", "  two"),
+        ("node1/job", "given up"),
+    ]
+    assert {line.time for line in lines if "two" in line.text} == {moment(stamps[1], 3600)}
+    assert set(offsets) == {"rank-0.log", "launch.log", "job.log"} and not cut
+    # Who asks for one rank gets that alone.
+    assert [line.source for line in look(tmp_path, rank="0")[1]] == ["node1/r0"]
+
+
+def test_the_launchers_lines_in_a_file_have_their_times_and_those_at_a_terminal_or_in_the_journal_none(
+    tmp_path,
+):
+    command = [sys.executable, "-m", "trainer", "launch", str(tmp_path / "none.yaml")]
+    with (tmp_path / "launch.log").open("wb") as log:
+        subprocess.run(command, stderr=log, cwd=ROOT)
+    (line,) = (tmp_path / "launch.log").read_text().splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d error: ", line)
+    said = subprocess.run(command, stderr=subprocess.PIPE, text=True, cwd=ROOT).stderr
+    assert said.startswith("error: ")
+
+
+def test_each_line_is_stamped_once_however_it_is_written(capsys):
+    stream = environment.Stamped(sys.stderr)
+    print("one", "two", file=stream)
+    stream.write("a\nb")
+    stream.write("c\n")
+    stream.flush()
+    lines = capsys.readouterr().err.splitlines()
+    assert [STAMP.sub("", line) for line in lines] == ["one two", "a", "bc"]
+    assert all(STAMP.match(line) for line in lines)
+
+
+def test_what_a_look_leaves_out_is_known_with_its_time(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    line = "10:00:%02d 12345678901234567890\n"
+    many = run_logs.WINDOW // len(line % 0) + 5000
+    head = "=== run a, attempt 1, rank 0 of 1 on node1, 2026-11-21 10:00:00\n"
+    (logs / "rank-0.log").write_text(head + "".join(line % (number * 60 // many) for number in range(many)))
+    os.utime(logs / "rank-0.log", (moment("2026-11-21 10:01:00"),) * 2)
+
+    def looked(known=None):
+        command = run_logs.look_command("process", "a", str(tmp_path), "", known or {}, 0)
+        shell = {**os.environ, "TZ": "UTC"}
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=shell)
+        return run_logs.read_look(done.stdout, "node1", known)
+
+    _, lines, offsets, cut = looked()
+    assert cut == {"rank-0.log": lines[0].time} and 5 < lines[0].time - moment("2026-11-21 10:00:00") < 10
+    assert {one.text for one in lines} == {"12345678901234567890"}  # none is half a line
+    assert looked(offsets)[1:] == ([], {}, {})
+    journal = "".join(
+        f"17953136{number // 100}.{number % 100:02d} node1 trainer[7]: x\n" for number in range(1000, 2000)
+    )
+    output = f"::keeper\nActiveState=active\n::zone +0000\n\n::log journal 0 0\n{journal}"
+    assert run_logs.read_look(output, "node1")[3] == {"journal": 1795313610.0}
+    # Not all of them are new: what is missing before was shown then.
+    assert run_logs.read_look(output, "node1", cursor=1795313612.0)[3] == {}
+
+
+def test_what_was_left_out_is_told_where_it_would_have_been_shown():
+    now = time.time()
+    lines = [[now - 50, "a"], [now - 40, "b"], [now - 30, "c"]]
+    results = {"node1": {"lines": lines, "left_out": [[now - 45, "CUT"]]}}
+    assert merged_logs(results, "2", "") == "b\nc"
+    assert merged_logs(results, "3", "") == "CUT\na\nb\nc"
+    assert merged_logs(results, "9", "") == "CUT\na\nb\nc"
+    assert merged_logs(results, "9", "42s") == "b\nc"
+    assert merged_logs(results, "9", "1m") == "CUT\na\nb\nc"
 
 
 def test_lines_of_many_hosts_stand_in_the_order_of_their_times():

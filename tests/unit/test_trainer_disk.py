@@ -1,10 +1,13 @@
-"""A directory gets its name only when all that is in it is safe on disk."""
+"""A directory gets its name only when all that is in it is safe on disk; a full disk costs a process no word."""
 
+import errno
+import io
+import json
 import os
 
 import pytest
 
-from trainer import disk
+from trainer import disk, metrics
 from trainer.config import from_mapping
 from trainer.data import pack, read, tokenizer
 
@@ -47,3 +50,91 @@ def test_tokenised_data_is_safe_before_it_has_its_name(tmp_path, events):
     (facts,) = (tmp_path / "cache").glob("*/train/facts.json")
     names = ("tokens.bin", "starts.bin", "loss.bin", "counts.bin", "facts.json")
     assert {(facts.parent / name).stat().st_ino for name in names} <= set(events[:turn])
+
+
+class Filling(io.FileIO):
+    """A file on a disk with `room` for so many bytes more."""
+
+    room = 1 << 20
+
+    def write(self, data):
+        if data and not Filling.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = super().write(bytes(data[: Filling.room]))
+        Filling.room -= written
+        return written
+
+
+def steps(path):
+    return [one["step"] for one in metrics.read(path)]
+
+
+def test_lines_that_a_full_disk_does_not_take_come_with_a_later_one(tmp_path, monkeypatch):
+    """Also the half of a line that it took."""
+    monkeypatch.setattr(io, "FileIO", Filling)
+    told = metrics.Metrics(tmp_path, 0)
+    told.write({"kind": "train", "step": 1})
+    monkeypatch.setattr(Filling, "room", 10)
+    for step in (2, 3):
+        told.write({"kind": "train", "step": step})
+    assert told.held and steps(told.path) == [1]
+    assert told.path.read_text().splitlines()[1] == '{"kind": "'
+    monkeypatch.setattr(Filling, "room", 1 << 20)
+    told.write({"kind": "train", "step": 4})
+    assert steps(told.path) == [1, 2, 3, 4] and not told.held
+
+
+def test_what_is_held_is_cut_back_with_the_rest(tmp_path, monkeypatch):
+    """A roll-back while the disk is full; a line of an earlier step stays, though it stands behind."""
+    monkeypatch.setattr(io, "FileIO", Filling)
+    told = metrics.Metrics(tmp_path, 0)
+    told.write({"kind": "train", "step": 1})
+    monkeypatch.setattr(Filling, "room", 10)
+    for kind, step in (("train", 2), ("train", 3), ("event", 2), ("train", 4)):
+        told.write({"kind": kind, "step": step})
+    told.cut(2)
+    assert [(one["kind"], one["step"]) for one in map(json.loads, told.lines())] == [
+        ("train", 1),
+        ("train", 2),
+        ("event", 2),
+    ]
+    monkeypatch.setattr(Filling, "room", 1 << 20)
+    told.write({"kind": "train", "step": 3})
+    assert steps(told.path) == [1, 2, 2, 3]
+
+
+def test_a_disk_that_fails_otherwise_is_no_full_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "FULL", ())
+    monkeypatch.setattr(io, "FileIO", Filling)
+    told = metrics.Metrics(tmp_path, 0)
+    monkeypatch.setattr(Filling, "room", 0)
+    with pytest.raises(OSError, match="No space left"):
+        told.write({"kind": "train", "step": 1})
+
+
+def test_a_status_on_a_full_disk_takes_the_place_of_the_one_before(tmp_path, monkeypatch):
+    """Where that has the room; else the next update tries again."""
+    status = metrics.Status(tmp_path, run="r")
+    status.update(state="running")
+
+    def full(path, content, settle=True):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "write_json", full)
+        status.update(state="saving")
+        assert json.loads(status.path.read_text())["state"] == "saving"
+        status.update(state="running", note="x" * (1 << 20))
+        assert json.loads(status.path.read_text())["state"] == "saving"
+    status.update(note=None)
+    assert json.loads(status.path.read_text())["state"] == "running"
+
+
+def test_a_file_without_room_for_it_leaves_no_half_of_itself(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        metrics.write_json(tmp_path / "status.json", {})
+    assert not list(tmp_path.iterdir())

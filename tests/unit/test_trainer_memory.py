@@ -1,5 +1,8 @@
-"""What is freed is kept for the next step: the kernel is not asked for it again, page by page."""
+"""What is freed is kept for the next step: the kernel is not asked for it again, page by page; and how much data there
+is makes no difference.
+"""
 
+import re
 import subprocess
 import sys
 
@@ -31,3 +34,16 @@ def test_pages_are_asked_for_once(call, kept, repository):
     command = [sys.executable, "-c", PROGRAM.format(call=call)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
     assert (int(done.stdout) < 100) == kept, done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_memory_does_not_grow_with_the_data(repository):
+    """200 MB of JSONL are tokenised, packed and trained on in the memory of 10 MB, give or take a twentieth."""
+    command = [sys.executable, "scripts/data_memory.py", "10", "200"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    found = re.findall(r"([\d,]+) sequences; peak (\d+) MB when tokenised .*, (\d+) MB after", done.stdout)
+    sequences, *peaks = ([int(one.replace(",", "")) for one in part] for part in zip(*found, strict=True))
+    assert sequences[1] > 15 * sequences[0] > 0, done.stdout
+    for little, much in peaks:
+        assert much < 1.05 * little, done.stdout

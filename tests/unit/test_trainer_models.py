@@ -1,5 +1,8 @@
 """Architectures: each one's loss in chunks, its packing, its adapter; and what is refused of them."""
 
+import sys
+import types
+
 import pytest
 import torch
 
@@ -33,15 +36,15 @@ ARCHITECTURES = {
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
-    "gemma2": {},
-    "gemma3_text": {},
+    "gemma2": {"final_logit_softcapping": 0.05},
+    "gemma3_text": {"final_logit_softcapping": 0.05},
     "phi3": {},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS,
     "granite": {"logits_scaling": 2.0},
     "cohere": {"logit_scale": 0.25},
 }
-CHANGES_LOGITS = {"gemma2", "granite", "cohere"}
+CHANGES_LOGITS = {"gemma2", "gemma3_text", "granite", "cohere"}
 
 
 def make(kind, **changes):
@@ -74,7 +77,7 @@ def test_an_architecture(kind, world):
         loss.backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found.append((loss.item(), gradient, module.chunk))
-    assert found[1][2] == (0 if kind in CHANGES_LOGITS else 16)
+    assert found[1][2] == 16
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
 
@@ -83,6 +86,97 @@ def test_an_architecture(kind, world):
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 4 and all("lora_" in name for name in trained)
     assert TokenLoss(wrapped, 16)(inputs, labels, positions).item() == pytest.approx(found[0][0], rel=1e-5)
+
+
+def test_torch_is_told_how_many_logits_may_be_there_at_once(monkeypatch):
+    """loss_chunk, or as many as make 128 MiB, 256 at least."""
+    seen = []
+    really = torch.nn.functional.linear_cross_entropy
+
+    def noted(*args, **kwargs):
+        seen.append(kwargs["options"])
+        return really(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", noted)
+    inputs, labels = torch.randint(2, 96, (2, 20, 24))
+    for chunk in (None, 7, 479, 480, 0):
+        TokenLoss(make("llama"), chunk)(inputs, labels, torch.arange(24).expand(20, 24))
+    assert [one.batch_chunk_size for one in seen] == [
+        7,
+        479,
+    ]  # 480 tokens fit what 96 words are given at once
+    assert TokenLoss(make("llama", vocab_size=1 << 15)).chunk == 1024
+    assert TokenLoss(make("llama", vocab_size=1 << 18)).chunk == 256
+
+
+@pytest.mark.parametrize("kind", sorted(CHANGES_LOGITS))
+@pytest.mark.parametrize("chunk", [5, 16])
+def test_no_more_changed_logits_than_asked_for_are_there_at_once(kind, chunk):
+    """By the tensors of a vocabulary's width that a pass makes, forward and backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Widest(TorchDispatchMode):
+        rows = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for one in tree_leaves(result):
+                if (
+                    isinstance(one, torch.Tensor) and one.shape[-1:] == (97,) and one.shape[0] != 32
+                ):  # the head's
+                    self.rows = max(self.rows, one.numel() // 97)
+            return result
+
+    model = make(kind, vocab_size=97, tie_word_embeddings=False)
+    inputs, labels = torch.randint(2, 96, (2, 2, 24))
+    with Widest() as seen:
+        TokenLoss(model, chunk)(inputs, labels, torch.arange(24).expand(2, 24)).backward()
+    assert 0 < seen.rows <= chunk
+
+
+def test_a_head_whose_logits_are_changed_in_an_unknown_way_takes_the_whole_way():
+    """Of architectures that have the same key, some multiply where Granite divides, or do more."""
+    for model in (make("llama"), make("granite", logits_scaling=2.0, final_logit_softcapping=3.0)):
+        if model.config.model_type == "llama":
+            model.config.logits_scaling = 2.0
+        assert TokenLoss(model, 16).chunk == 0
+    assert TokenLoss(make("granite", logits_scaling=1.0), 16).chunk == 16
+
+
+def test_liger_computes_the_loss_where_that_is_asked_for(monkeypatch):
+    """With a stand-in for its kernel, which wants a GPU: what it is given, and what is refused."""
+    from trainer.model import loss
+
+    class Fused:
+        def __init__(self, ignore_index, reduction):
+            self.how = {"ignore_index": ignore_index, "reduction": reduction}
+
+        def __call__(self, weight, hidden, labels, bias):
+            return torch.nn.functional.cross_entropy(
+                torch.nn.functional.linear(hidden, weight, bias), labels, **self.how
+            )
+
+    package = types.SimpleNamespace(LigerFusedLinearCrossEntropyLoss=Fused)
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.SimpleNamespace(transformers=package))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+    inputs, labels = torch.randint(2, 96, (2, 2, 24))
+    labels[0, 5:9] = IGNORE
+    model, positions = make("llama"), torch.arange(24).expand(2, 24)
+    module = TokenLoss(model, None, "liger")
+    assert module(inputs, labels, positions).item() == pytest.approx(
+        TokenLoss(model, 0)(inputs, labels, positions).item(), rel=1e-6
+    )
+    assert isinstance(module.fused, Fused)
+    with pytest.raises(BadInput, match=r"that of Gemma2ForCausalLM is not; set loss_kernel to torch"):
+        TokenLoss(make("gemma2"), None, "liger")
+    asked = from_mapping({"loss_kernel": "liger"})
+    with pytest.raises(BadInput, match="liger runs on GPUs alone"):
+        loss.check(asked, torch.device("cpu"))
+    monkeypatch.setattr(loss.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="liger-kernel is not installed beside the trainer"):
+        loss.check(asked, torch.device("cuda"))
+    loss.check(from_mapping({}), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", ["mamba", "jamba"])

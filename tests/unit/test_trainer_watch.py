@@ -10,10 +10,11 @@ import types
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from trainer import checkpoint, cli, sinks
+from trainer import checkpoint, cli, evaluate, recorder, sinks
 from trainer.config import from_mapping
 from trainer.environment import Environment
 from trainer.errors import BadInput
@@ -175,7 +176,7 @@ def test_a_package_that_is_missing_is_named(name, monkeypatch):
 )
 def test_peaks_by_name(name, tflops):
     assert flops.peak_of(name, "bfloat16") == (tflops and tflops * 1e12)
-    assert flops.peak(torch.device("cpu"), "float32") is None
+    assert flops.peak([torch.device("cpu")], "float32") is None
 
 
 def test_the_convention_of_flops():
@@ -245,3 +246,55 @@ def test_a_log_that_has_grown_large_goes_aside_at_the_start_of_an_attempt(tmp_pa
     for name in ("rank-0.log", "rank-0.log.1"):
         lines = (tmp_path / "logs" / name).read_text().splitlines()
         assert len(lines) == 1 and lines[0].startswith("=== run a, attempt 1, rank 0 of 2 on node1")
+
+
+def test_what_a_rank_says_on_a_full_disk_stands_in_its_log_later(tmp_path):
+    """More of it than any buffer of Python's holds; and the rank's end is its own, not that of its words."""
+    script = """
+import errno, io, sys
+from pathlib import Path
+from trainer import environment
+
+class Filling(io.FileIO):
+    full = False
+    def write(self, data):
+        if Filling.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+io.FileIO, d = Filling, Path(sys.argv[1])
+environment.log_to(environment.Environment(d, d, "node1", 1, 0, 2, 0, 2, 0), "a")
+Filling.full = True
+for number in range(3000):
+    print("line", number, file=sys.stderr if number % 2 else sys.stdout, flush=True)
+Filling.full = False
+print("room")
+Filling.full = True
+print("never written")
+sys.exit(5)
+"""
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == 5
+    lines = (tmp_path / "logs/rank-0.log").read_text().splitlines()
+    assert lines[1:] == [*(f"line {number}" for number in range(3000)), "room"]
+
+
+def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
+    """Each micro-batch: a long one must not look like a hang to the launcher."""
+    held_out = type("HeldOut", (), {"__len__": lambda _: 7, "valid": np.ones(7)})()
+    strategy = types.SimpleNamespace(
+        module=None, lockstep=False, sum=lambda total: total, settle=lambda: None
+    )
+    world = types.SimpleNamespace(rank=0, size=1, device="cpu", first=False)
+    progress = types.SimpleNamespace(best_loss=0.0, no_better=0, best_step=0, step=4)
+    run = types.SimpleNamespace(
+        world=world, strategy=strategy, progress=progress, held_out=held_out, micro_batch_size=2
+    )
+    monkeypatch.setattr(evaluate, "key_dropout", lambda *_: None)
+    monkeypatch.setattr(evaluate, "summed_loss", lambda *_: 14.0)
+    shown = []
+    observer = recorder.Recorder.__new__(recorder.Recorder)
+    observer.run, observer.metrics = run, None
+    observer.show = lambda **facts: shown.append(facts["state"])
+    observer._tell = lambda *_, **told: shown.append(told["loss"])
+    observer.evaluate()
+    assert shown == ["evaluating"] * 5 + [8.0, "running"]

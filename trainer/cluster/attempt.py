@@ -61,7 +61,10 @@ def prepare() -> None:
 
 
 class Attempt:
-    """The ranks of `plan` on host number `node`, under way from the moment that this is made."""
+    """The ranks of `plan` on host number `node`, under way from the moment that this is made.
+
+    Raises OSError where the system has no process for them.
+    """
 
     def __init__(self, plan: Plan, node: int, config: Config, environment: Environment, arguments: list):
         self.plan, self.begin = plan, time.monotonic()
@@ -88,7 +91,12 @@ class Attempt:
         self._answer, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self._answer)
+            os.close(write)
+            raise
         if self._pid == 0:
             outcome = {}
             try:
@@ -119,12 +127,13 @@ class Attempt:
                     return True
         return False
 
-    def work(self) -> tuple[float, bool]:
-        """What its processes have used of processors, in seconds, and whether a thread of them waits for a disk.
+    def work(self) -> tuple[float, bool, int | None]:
+        """What its processes have used of processors, in seconds; whether a thread of them waits for a disk; and how
+        often its ranks have written, MiB that they have read being added: None where the system does not say.
 
-        Of those that are alive: it falls when one ends.
+        Of those that are alive: the figures fall when one ends.
         """
-        ticks, waits, pids = 0, False, [self._pid]
+        ticks, waits, signs, pids = 0, False, 0, [self._pid]
         for pid in pids:
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
@@ -132,8 +141,18 @@ class Attempt:
                     fields = stat.read_text().rpartition(")")[2].split()
                     ticks += int(fields[11]) + int(fields[12])
                     waits = waits or fields[0] == "D"
+            if pid != self._pid and signs is not None:  # the agent has nothing to do but look, and does
+                try:
+                    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+                    told = {name: int(value) for name, value in (line.split(": ") for line in lines)}
+                    # Calls, and not bytes: what a full disk refuses is a sign of life, too.
+                    signs += told["syscw"] + (told["rchar"] >> 20)
+                except (FileNotFoundError, ProcessLookupError):
+                    pass
+                except (OSError, KeyError, ValueError):
+                    signs = None
             pids += _children(pid)
-        return ticks / os.sysconf("SC_CLK_TCK"), waits
+        return ticks / os.sysconf("SC_CLK_TCK"), waits, signs
 
     def poll(self) -> Outcome | None:
         """How it ended, or None while it goes on."""

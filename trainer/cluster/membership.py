@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 FORGOTTEN = 3600.0  # seconds after which a fault is not held against its host any more
 ALLOWED = 2  # faults of one host within that time that are forgiven beyond `restarts`
+SHARED = (
+    2  # hosts left out in a row for faults of their own; one more such fault is not a host's, but the run's
+)
 OVER = (0, 2, 3)  # exit codes that no other attempt would change: finished, bad input, diverged
 STOPPED, LOST = 75, 5
 
@@ -42,6 +45,7 @@ class Plan:
     blamed: dict[str, list[float]] = field(default_factory=dict)  # host -> when it was at fault, lately
     suspect: str = ""  # the host at fault for the last failure, if it brought no new checkpoint
     left_out: list[str] = field(default_factory=list)
+    dropped: int = 0  # of these, how many for faults of their own and without a new checkpoint since
 
     def has(self, node: int) -> bool:
         """Whether the host takes part."""
@@ -101,11 +105,14 @@ def next_word(
     planned = not gone and all(host.code == STOPPED for host in members)
     saved = max([plan.saved, *(host.saved for host in hosts)])
     if planned:
-        word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="")
+        dropped = plan.dropped if saved == plan.saved else 0
+        word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="", dropped=dropped)
     else:
-        word = _after_failure(plan, members, gone, saved, restarts, now)
-        if word.failures > restarts:
-            return End(*_last_fault(plan, members, gone, word.failures))
+        may_drop = expected - len(plan.left_out) > least
+        word = _after_failure(plan, members, gone, saved, restarts, now, may_drop)
+        shared = saved == plan.saved and plan.dropped >= SHARED and _culprit(members, gone) in members
+        if word.failures > restarts or shared:
+            return End(*_last_fault(plan, members, gone, 0 if shared else word.failures))
     chosen = [host for host in hosts if host.name not in word.left_out]
     if len(chosen) < least or not chosen:
         short = f"{len(chosen)} of the {least} hosts that the run must have (min_nodes) are there"
@@ -119,11 +126,12 @@ def next_word(
 
 
 def _after_failure(
-    plan: Plan, members: list[Host], gone: list[Host], saved: int, restarts: int, now: float
+    plan: Plan, members: list[Host], gone: list[Host], saved: int, restarts: int, now: float, may_drop: bool
 ) -> Plan:
     """The plan's book-keeping after a failed attempt; the members are chosen elsewhere.
 
-    A host is left out that failed twice in a row without a new checkpoint between, or again and again of late.
+    A host is left out that failed twice in a row without a new checkpoint between, or again and again of late; not the
+    last one, and none without which the run would wait for ever (may_drop: the others are enough).
     """
     culprit = _culprit(members, gone)
     name = culprit.name if culprit else ""
@@ -133,7 +141,7 @@ def _after_failure(
         blamed[name] = [*blamed.get(name, []), now]
     again = bool(name) and not progress and plan.suspect == name
     remaining = {host.name for host in members} - {name, *plan.left_out}
-    out = bool(name) and remaining and (again or len(blamed[name]) >= ALLOWED + restarts)
+    out = bool(name) and remaining and may_drop and (again or len(blamed[name]) >= ALLOWED + restarts)
     return dataclasses.replace(
         plan,
         failures=0 if out else 1 if progress else plan.failures + 1,
@@ -141,6 +149,7 @@ def _after_failure(
         blamed=blamed,
         suspect=name,
         left_out=[*plan.left_out, name] if out else plan.left_out,
+        dropped=(0 if progress else plan.dropped) + bool(out and culprit in members),
         reason=_fault(members, gone),
     )
 
@@ -166,11 +175,16 @@ def _fault(members: list[Host], gone: list[Host]) -> str:
 
 
 def _last_fault(plan: Plan, members: list[Host], gone: list[Host], failures: int) -> tuple[int, str]:
-    """Exit code and reason of a run that is given up."""
+    """Exit code and reason of a run that is given up; failures: 0 where it is a fault of one host after the other."""
     culprit = _culprit(members, gone) or min(members, key=lambda host: host.ended)
     code = culprit.code if (culprit.code or 0) > 0 else LOST if culprit in gone else 1
     reason = culprit.reason if culprit not in gone else f"{_names(gone)} fell silent and did not come back"
-    if failures > 1:
+    if not failures:
+        reason = (
+            f"{plan.dropped + 1} hosts failed one after the other without a new checkpoint, so that it seems to be a "
+            f"fault that they share; the last one: {reason}"
+        )
+    elif failures > 1:
         reason = f"{failures} attempts in a row failed without a new checkpoint; the last one: {reason}"
     return code, reason
 

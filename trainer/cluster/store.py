@@ -1,8 +1,9 @@
 """What the hosts of a run share: a few small JSON values, each changed only by who knows its newest revision.
 
-A host's own record is tied to a lease: it is gone LEASE seconds after the host last renewed it. Three stores do this:
-etcd (TRAINYARD_STORE=http://10.0.0.1:2389,http://…), a directory for nodes that share a machine (a path), and this
-process's memory for a run of one host. There is no consensus of our own.
+A host's own record is tied to a lease: it is gone LEASE seconds after the host last renewed it; `renewed` is when that
+was asked for (time.monotonic), so that the host knows when the others may count it out. Three stores do this: etcd
+(TRAINYARD_STORE=http://10.0.0.1:2389,http://…), a directory for nodes that share a machine (a path), and this process's
+memory for a run of one host. There is no consensus of our own.
 """
 
 import base64
@@ -16,11 +17,17 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer import disk
 from trainer.errors import BadInput
 
 LEASE = 12.0  # seconds that a host's record outlives its last sign of life
 KEPT = 30 * 86400  # seconds that a run's plan and its end are remembered
-PATIENCE = 1.5  # seconds for one answer of etcd
+OUT_OF_TOUCH = (
+    LEASE - 4
+)  # seconds since it was renewed, after which the host must end its part: others may soon begin
+ANSWER = 3.0  # seconds for an answer of etcd, whichever of its members gives it
+PATIENCE = 1.5  # of these, for each thing that is asked of one member
+HASTE = 0.5  # seconds for an answer at least, when the time until OUT_OF_TOUCH is shorter
 
 
 class Unreachable(OSError):
@@ -49,6 +56,7 @@ class Memory:
 
     def __init__(self):
         self._entries: dict[str, Entry] = {}
+        self.renewed = 0.0
 
     def read(self) -> dict[str, Entry]:
         """All values, by key."""
@@ -66,6 +74,7 @@ class Memory:
         """Set this host's own record and renew its lease; call it more often than each LEASE seconds."""
         known = self._entries.get(key)
         self._entries[key] = Entry(value, known.revision + 1 if known else 1)
+        self.renewed = time.monotonic()
 
     def leave(self, key: str) -> None:
         """Take this host's own record away."""
@@ -79,11 +88,12 @@ class Directory:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / f"{run}.json"
         self.lock = folder / f"{run}.lock"
+        self.renewed = 0.0
 
     @contextlib.contextmanager
     def _opened(self, write: bool = True):
         """The file's content, locked; written back when the block ends."""
-        with self.lock.open("a") as lock:
+        with _asked(self.file), self.lock.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             try:
@@ -98,9 +108,17 @@ class Directory:
             }
             yield entries
             if write:
-                temporary = self.file.with_suffix(".new")
-                temporary.write_text(json.dumps({"boot": boot, "entries": entries}))
-                os.replace(temporary, self.file)
+                text, temporary = (
+                    json.dumps({"boot": boot, "entries": entries}),
+                    self.file.with_suffix(".new"),
+                )
+                try:
+                    temporary.write_text(text)
+                    os.replace(temporary, self.file)
+                except OSError as error:
+                    # Whoever reads holds the lock, too.
+                    if not disk.is_full(error) or not disk.overwrite(self.file, text):
+                        raise
 
     def read(self) -> dict[str, Entry]:
         """As `Memory.read`."""
@@ -118,8 +136,10 @@ class Directory:
     def live(self, key: str, value: dict) -> None:
         """As `Memory.live`."""
         with self._opened() as entries:
+            now = time.monotonic()
             revision = entries.get(key, {"revision": 0})["revision"] + 1
-            entries[key] = {"value": value, "revision": revision, "until": time.monotonic() + LEASE}
+            entries[key] = {"value": value, "revision": revision, "until": now + LEASE}
+        self.renewed = now
 
     def leave(self, key: str) -> None:
         """As `Memory.leave`."""
@@ -147,8 +167,8 @@ class Etcd:
         self._connection: http.client.HTTPConnection | None = None
         self._api = "v3"
         self._own_lease: str | None = None
-        self._renewed = 0.0
-        self._told: dict | None = None
+        self._told: tuple[str, dict] | None = None  # the record as it stands there, with that lease
+        self.renewed = 0.0
 
     def read(self) -> dict[str, Entry]:
         """As `Memory.read`."""
@@ -173,15 +193,15 @@ class Etcd:
     def live(self, key: str, value: dict) -> None:
         """As `Memory.live`."""
         now = time.monotonic()
-        if self._own_lease is not None and now - self._renewed >= LEASE / 5:
+        if self._own_lease is not None and now - self.renewed >= LEASE / 5:
             answer = self._ask("lease/keepalive", {"ID": self._own_lease})
-            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+            if int(answer.get("result", {}).get("TTL", 0)) > 0:
+                self.renewed = now
+            else:
                 self._own_lease = self._told = None
-            self._renewed = now
         if self._own_lease is None:
             self._own_lease = self._ask("lease/grant", {"TTL": int(LEASE)})["ID"]
-            self._renewed = now
-        if value != self._told:
+        if self._told != (key, value):
             put = {
                 "key": _packed(self.prefix + key),
                 "value": _packed(json.dumps(value)),
@@ -192,24 +212,30 @@ class Etcd:
             except Unreachable:
                 self._own_lease = self._told = None  # it may have run out meanwhile
                 raise
-            self._told = value
+            if self._told is None:  # only now does the record have this lease
+                self.renewed = now
+            self._told = key, value
 
     def leave(self, key: str) -> None:
         """As `Memory.leave`."""
         self._ask("kv/deleterange", {"key": _packed(self.prefix + key)})
 
     def _ask(self, path: str, message: dict) -> dict:
-        """One request, to each member in turn until one answers; raises Unreachable where none does."""
+        """One request, to each member in turn until one answers; raises Unreachable where none does in time.
+
+        The next request begins with the member that has had no time for this one.
+        """
         said = "no answer"
+        deadline = self._deadline()
         for _ in range(len(self.members) + 1):
+            if time.monotonic() >= deadline:
+                break
             try:
                 if self._connection is None:
-                    self._connection = http.client.HTTPConnection(*self.members[0], timeout=PATIENCE)
-                    self._connection.request("GET", "/version")
-                    version = json.loads(self._connection.getresponse().read())["etcdserver"]
+                    self._connection = http.client.HTTPConnection(*self.members[0])
+                    version = json.loads(self._answer(deadline, "GET", "/version").read())["etcdserver"]
                     self._api = "v3beta" if version.startswith("3.3.") else "v3"
-                self._connection.request("POST", f"/{self._api}/{path}", json.dumps(message))
-                answer = self._connection.getresponse()
+                answer = self._answer(deadline, "POST", f"/{self._api}/{path}", json.dumps(message))
                 content = json.loads(answer.read())
                 if answer.status == 200:
                     return content
@@ -221,6 +247,36 @@ class Etcd:
             self.members.append(self.members.pop(0))
         where = ", ".join(f"{address}:{port}" for address, port in sorted(self.members))
         raise Unreachable(f"etcd at {where} does not answer ({said})")
+
+    def _deadline(self) -> float:
+        """Until when to wait for an answer: not much beyond the moment at which this host must end its part."""
+        now = time.monotonic()
+        left = self.renewed + OUT_OF_TOUCH - now
+        return now + (min(ANSWER, max(HASTE, left)) if left > 0 else ANSWER)
+
+    def _answer(self, deadline: float, *request: str) -> http.client.HTTPResponse:
+        """What the member says to a request, by `deadline` and within PATIENCE; raises TimeoutError."""
+        self._set_timeout(deadline)
+        self._connection.request(*request)
+        self._set_timeout(deadline)
+        return self._connection.getresponse()
+
+    def _set_timeout(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no time is left for it")
+        self._connection.timeout = min(PATIENCE, left)
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(self._connection.timeout)
+
+
+@contextlib.contextmanager
+def _asked(file: Path):
+    """What goes wrong with the file of a Directory is no answer of it."""
+    try:
+        yield
+    except OSError as error:
+        raise Unreachable(f"{file}: {error}") from None
 
 
 def _packed(text: str) -> str:

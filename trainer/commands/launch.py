@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import metrics
+from trainer import disk, metrics
 from trainer.cluster import membership, store
 from trainer.cluster.attempt import Attempt, Outcome, prepare
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
@@ -26,24 +26,19 @@ from trainer.environment import Environment, number
 from trainer.errors import BadInput
 
 LOOK = 0.25  # seconds between two looks
-OUT_OF_TOUCH = (
-    store.LEASE - 4
-)  # seconds without the store after which ranks are ended: before the lease runs out
 GRACE = 5.0  # seconds for ranks to end by themselves once another host's have failed
 ALL_HERE = 30.0  # seconds at least that the first attempt waits for the hosts that it was started on
 JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
-BOOTING = 60.0  # seconds that a host's address may take to come after a boot
+QUEUED = "queued/"  # keys in the store of hosts that wait for the runs before
 PORTS = 100  # that are tried, from MASTER_PORT on
 IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
+SLOWER = 30  # times its longest silence in an attempt, which a rank is left to: float16 tries a step two dozen times
+SLOW = 1800.0  # seconds of silence at least that a rank has for what may take long without a word: saving, compiling
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
     """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
-    # First of all, since what is asked from now on is meant for this launcher, which may wait a minute for its address.
-    for file in (environment.stop_file, environment.yield_file, environment.leave_file):
-        file.unlink(missing_ok=True)
-    (environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     launcher = Launcher(config, environment, arguments)
     if (code := launcher.ended_before()) is not None:
         return code
@@ -52,7 +47,7 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
     prepare()
     launcher.begin = launcher.touched = time.monotonic()  # on a busy machine torch takes its time to load
     try:
-        while (code := launcher.look()) is None:
+        while (code := launcher.turn()) is None:
             time.sleep(LOOK)
     finally:
         launcher.leave()
@@ -60,10 +55,24 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
 
 
 class Launcher:
-    """What one host knows and does. `look` is one turn; it returns the exit code when the run is over."""
+    """What one host knows and does. `turn` is to be called again and again; it returns the exit code at the run's end.
+
+    Raises BadInput where the environment is wrong. In a run that this host has never been part of, also where it lacks
+    the address that it was given, and OSError where the run's directory cannot be written; who was part of it has
+    booted before its network did, or has lost a disk: it waits.
+    """
 
     def __init__(self, config: Config, environment: Environment, arguments: list):
         self.config, self.environment, self.arguments = config, environment, arguments
+        known = _status(environment)
+        new = not (environment.run_dir / "status.json").exists()
+        new |= known.get("state") in metrics.FINAL and known.get("launch") != os.environ.get(
+            "TRAINYARD_LAUNCH", ""
+        )
+        # First of all, since what is asked from now on is meant for this launcher, which may wait long for its address.
+        self.tidy = False
+        with contextlib.nullcontext() if new else contextlib.suppress(OSError):
+            self._tidy()
         self.expected = number("NNODES", 1)
         place = os.environ.get("TRAINYARD_STORE", "")
         self.launch = os.environ.get("TRAINYARD_LAUNCH", "")
@@ -77,12 +86,14 @@ class Launcher:
         self.store = store.connect(
             place, f"{config.run}.{self.launch}" if self.launch else config.run, address
         )
-        known = _status(environment)
+        self.status = metrics.Status(environment.run_dir, run=config.run, host=environment.host)
+        self.shown: tuple = ()
+        self.port = Port(address)
         self.me = Host(
             node=number("NODE_RANK", 0),
             name=environment.host,
             address=address,
-            port=_port_at_boot(address) if known.get("attempt") else _port(address),
+            port=self.port.choose() if new else 0,  # 0: `_has_come_up` is still to look
             processes=number("NPROC_PER_NODE", 1),
             done=known.get("attempt") or 0,
             saved=known.get("last_checkpoint") or 0,
@@ -95,14 +106,15 @@ class Launcher:
         self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
-        # When its ranks were first seen to do nothing, and what they had used of processors by then.
+        # Of a rank that trains alone: since when it has been seen to do nothing, and what it had used of processors by
+        # then; its last sign of life, and what it had written by then; its longest silence between two such signs.
         self.idle_since: tuple[float, float] | None = None
+        self.sign: tuple[float, int | None] = (0.0, None)
+        self.longest = 0.0
         self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
         self.met = False  # the store has answered, and knows this host as it is now
-        self.status = metrics.Status(environment.run_dir, run=config.run, host=environment.host)
-        self.shown: tuple = ()
 
     def ended_before(self) -> int | None:
         """The exit code where this very start of the run has ended here already: the machine was booted anew."""
@@ -116,8 +128,20 @@ class Launcher:
         """A signal: note it, as the stop file is noted."""
         self.asked = True
 
+    def turn(self) -> int | None:
+        """One look; what the store or the machine refuses (memory for a process, a disk) ends no launcher."""
+        try:
+            try:
+                return self.look()
+            except store.Unreachable as error:
+                return self._out_of_touch(str(error))
+        except OSError as error:
+            return self._refused(error)
+
     def look(self) -> int | None:
-        """One turn."""
+        """One look at what is asked, at the others and at the ranks. Raises OSError."""
+        if not self.tidy:
+            self._tidy()
         # Only ever set: a signal that came between reading and writing a mark would be lost.
         if self.environment.stop_file.exists():
             self.asked = True
@@ -128,10 +152,10 @@ class Launcher:
             return STOPPED
         if self.after:
             return self._queue()
-        try:
-            self._touch()
-        except store.Unreachable as error:
-            return self._out_of_touch(str(error))
+        if not self.me.port and not self._has_come_up():
+            before = End(STOPPED, "stopped on request, before its address was there")
+            return self._conclude(before) if self.asked else None
+        self._touch()
         end = self.entries.get("end")
         plan = self.entries.get("plan")
         plan = membership.unpack_plan(plan.value) if plan else None
@@ -145,6 +169,10 @@ class Launcher:
             self._end(self._own_end())
         elif plan and plan.has(self.me.node) and plan.attempt > self.me.done:
             self._start(plan)
+        elif plan is None and (
+            queued := [one.value for key, one in self.entries.items() if key.startswith(QUEUED)]
+        ):
+            self._wait_for(queued)
         elif all(host.node >= self.me.node for host in hosts):
             self._decide(plan, hosts)
         elif plan and self.me.name in plan.left_out:
@@ -154,17 +182,76 @@ class Launcher:
         return None
 
     def _queue(self) -> int | None:
-        """Wait until the runs before this one have ended here; what was cut short may yet come back."""
-        runs = self.environment.run_dir.parent
-        self.after = [name for name in self.after if not _has_ended(runs / name)]
+        """Wait until the runs before this one have ended here; what was cut short may yet come back.
+
+        The store knows of it, for the hosts of this run on which there was none before it.
+        """
+        runs, key = self.environment.run_dir.parent, f"{QUEUED}{self.me.node}"
+        after = [name for name in self.after if not _has_ended(runs / name)]
+        self.begin = self.touched = time.monotonic()
+        end = None
+        with contextlib.suppress(store.Unreachable):
+            if self.asked:
+                self._end(End(STOPPED, f"stopped on request on {self.me.name} while it was queued"))
+            elif after:
+                self.store.live(key, {"name": self.me.name, "after": after})
+                end = self.store.read().get("end")
+            else:
+                self.store.leave(key)
+                self.after = []  # and not before: the others wait for as long as the store has this host as queued
         if self.asked:
             return self._conclude(End(STOPPED, "stopped on request while it was queued"))
-        if self.after:
-            self._say("queued", f"it waits for the end of {', '.join(self.after)}")
+        if end:
+            return self._conclude(End(**end.value))
+        if after:
+            self._say("queued", f"it waits for the end of {', '.join(after)}")
         else:
             self._say("starting", None)
-        self.begin = self.touched = time.monotonic()
         return None
+
+    def _wait_for(self, queued: list[dict]) -> None:
+        """Hosts of this run still wait for the runs before it: none of those that are here are to begin alone."""
+        self.begin = time.monotonic()
+        names = ", ".join(sorted(one["name"] for one in queued))
+        runs = ", ".join(sorted({run for one in queued for run in one["after"]}))
+        self._say("queued", f"{names} {'waits' if len(queued) == 1 else 'wait'} for the end of {runs}")
+
+    def _tidy(self) -> None:
+        """Forget what an earlier launcher was asked, and have a place for the logs."""
+        for file in (self.environment.stop_file, self.environment.yield_file, self.environment.leave_file):
+            file.unlink(missing_ok=True)
+        (self.environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        self.tidy = True
+
+    def _refused(self, error: OSError) -> int | None:
+        """The machine refused something: in an attempt a fault of this host's; else it waits, or stops if asked."""
+        reason = self._refusal(error)
+        if self.attempt:
+            with contextlib.suppress(OSError):
+                self.attempt.kill()
+            self._over(Outcome(1, reason))
+        elif self.asked:
+            return self._conclude(End(STOPPED, f"stopped on request; {reason}"))
+        else:
+            self._say("stalled", f"{reason}; the run goes on here once that is cured")
+        return None
+
+    def _refusal(self, error: OSError) -> str:
+        where = f"look at the disk of {self.environment.run_dir}, and at this host's memory"
+        return f"{self.me.name}: the system refused the launcher something: {error}; {where}"
+
+    def _has_come_up(self) -> bool:
+        """Whether a host that was booted has its address: a switch, or who gives addresses, may be up long after it."""
+        try:
+            self.me = dataclasses.replace(self.me, port=self.port.choose())
+            return True
+        except NoAddress:
+            why = f"its cluster address {self.me.address} is not there yet (a cable, a switch, or who gives addresses)"
+        except BadInput as error:
+            why = str(error)
+        self._say("stalled", f"{why}; the run goes on here once that is cured")
+        self.begin = self.touched = time.monotonic()  # nobody else has kept it waiting
+        return False
 
     def leave(self) -> None:
         """Whatever happens to this launcher, no rank outlives it; the others need not wait for the lease."""
@@ -194,8 +281,9 @@ class Launcher:
         silent = time.monotonic() - self.touched
         if self.attempt:
             if self.asked or self.leaving:
-                self.environment.yield_file.touch()
-            if silent > OUT_OF_TOUCH:
+                self._ask_to_yield()
+            # What stands in the store as its sign of life is older than its last look there.
+            if time.monotonic() - self.store.renewed > store.OUT_OF_TOUCH - LOOK:
                 self.attempt.kill()
                 self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}"))
             elif (outcome := self.attempt.poll()) is not None:
@@ -205,10 +293,18 @@ class Launcher:
             return self._conclude(End(STOPPED, "stopped on request, while the store could not be asked"))
         if not self.met and not self.me.done and silent > self.config.timeout_seconds:
             cure = "see there `systemctl status trainyard-etcd`, and the firewall; site.yml sets both up"
-            return self._conclude(End(LOST, f"{why}; {cure}"))
+            return self._conclude(End(LOST, f"{why}; {cure}"), own=True)
         if silent > GRACE:
             self._say("stalled", f"paused: {why}; the run goes on here when it does")
         return None
+
+    def _ask_to_yield(self) -> None:
+        """Have the ranks save and end. A full disk may have room for the mark at the next look. Raises OSError."""
+        try:
+            self.environment.yield_file.touch()
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
 
     def _end(self, end: End) -> None:
         self.store.put_if("end", membership.pack(end), 0)
@@ -263,8 +359,12 @@ class Launcher:
         if plan.reason:
             _print(f"attempt {plan.attempt}: {plan.reason}")
         self.troubled = self.idle_since = None
-        self.environment.yield_file.unlink(missing_ok=True)
-        self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
+        self.longest = 0.0
+        try:
+            self.environment.yield_file.unlink(missing_ok=True)
+            self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
+        except OSError as error:
+            self._note(plan.attempt, Outcome(1, self._refusal(error)))
 
     def _watch(self, plan: Plan, hosts: list[Host], end: End | None) -> None:
         """See whether the attempt has ended here, must end, or should make room for another one."""
@@ -283,7 +383,7 @@ class Launcher:
         if self.asked and not attempt.has_started:
             return self._kill("stopped on request before the hosts had met", STOPPED)
         if self.asked or self.leaving or (end and end.code == STOPPED):
-            self.environment.yield_file.touch()
+            self._ask_to_yield()
         if ended or end:
             self.troubled = self.troubled or now
             failed = [host for host in ended if host.code not in (0, STOPPED)]
@@ -295,25 +395,61 @@ class Launcher:
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
         elif self._may_take_in(hosts, now):
-            self.environment.yield_file.touch()
-        elif sum(member.processes for member in mine.members) == 1 and self._idles(now):
-            self._kill(f"{self.me.name}: a rank hung: it did nothing for {self.config.timeout_seconds:.0f} s")
+            with contextlib.suppress(OSError):  # no reason to end ranks that train
+                self.environment.yield_file.touch()
+        elif sum(member.processes for member in mine.members) == 1 and (why := self._hangs(now)):
+            self._kill(f"{self.me.name}: a rank hung: {why}")
 
-    def _idles(self, now: float) -> bool:
-        """Whether a rank that trains alone, and so is missed by no other, has hung: it waits, and does not compute."""
-        if now - self.idle_looked < self.config.timeout_seconds / 20:
-            return False
-        self.idle_looked = now
+    def _hangs(self, now: float) -> str | None:
+        """Why a rank that trains alone, and so is missed by no other, must have hung; None where it may be well.
+
+        One that waits for what does not come uses no processor. One whose GPU does not answer any more spins, and is
+        told from one at work by its silence: each step, each part of an evaluation and each file is written somewhere.
+        """
+        patience = self.config.timeout_seconds
+        looked, self.idle_looked = self.idle_looked, now
+        if now - looked < patience / 20:
+            self.idle_looked = looked
+            return None
         known = _status(self.environment)
-        if (known.get("state"), known.get("attempt")) != ("running", self.attempt.plan.attempt):
+        state = known.get("state")
+        if (
+            state not in ("running", "evaluating", "saving")
+            or known.get("attempt") != self.attempt.plan.attempt
+        ):
             self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
-            return False
-        used, waits = self.attempt.work()
-        since, before = self.idle_since or (now, used)
-        # Its compiler's processes may have ended, with what they had used.
-        if not self.idle_since or waits or used < before or used - before > IDLE * max(1.0, now - since):
+            return None
+        used, waits, signs = self.attempt.work()
+        if not self.idle_since or now - looked > max(
+            patience / 2, 2 * LOOK
+        ):  # or this launcher itself stood still
+            self.idle_since, self.sign = (now, used), (now, signs)
+            return None
+        silent = signs is not None and signs == self.sign[1] and not waits
+        if not silent:
+            self.longest = max(self.longest, now - self.sign[0])  # from look to look: rather too long
+            self.sign = now, signs
+        since, before = self.idle_since
+        # Its compiler's processes may have ended, with what they had used. A file may be on its way by the network.
+        if (
+            waits
+            or used < before
+            or used - before > IDLE * max(1.0, now - since)
+            or (state != "running" and not silent)
+        ):
             self.idle_since = now, used
-        return now - self.idle_since[0] > self.config.timeout_seconds
+        if state == "saving":
+            patience = max(patience, SLOW)
+        if now - self.idle_since[0] > patience:
+            return f"it did nothing for {patience:.0f} s"
+        patience = max(patience, SLOWER * self.longest, SLOW if self.config.compile else 0.0)
+        # Before its first step it may compile, and what a profiler has noted takes its time.
+        if known.get("slowest") and not self.config.profile_steps and now - self.sign[0] > patience:
+            return (
+                f"it computed for {patience:.0f} s without a step or any other sign of life, far longer than ever "
+                "before; a GPU that does not answer any more does so: see there `journalctl -k` and `nvidia-smi`"
+            )
+        return None
 
     def _may_take_in(self, hosts: list[Host], now: float) -> bool:
         """Whether this is the host to interrupt the attempt for one that has come (back), and the time to."""
@@ -333,8 +469,11 @@ class Launcher:
         self._over(Outcome(code, why))
 
     def _over(self, outcome: Outcome) -> None:
-        """Note how the attempt ended here, for the others to see."""
         attempt, self.attempt = self.attempt.plan.attempt, None
+        self._note(attempt, outcome)
+
+    def _note(self, attempt: int, outcome: Outcome) -> None:
+        """Note how an attempt ended here, for the others to see."""
         known = _status(self.environment)
         if self.asked and outcome.code in (-signal.SIGTERM, LOST):
             reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
@@ -347,10 +486,9 @@ class Launcher:
             ended=time.time(),
             saved=known.get("last_checkpoint") or 0,
         )
-        with contextlib.suppress(
-            BadInput
-        ):  # without its wire a host may have lost its address; it comes back
-            self.me = dataclasses.replace(self.me, port=_port(self.me.address))
+        # Without its wire a host may have lost its address; it comes back.
+        with contextlib.suppress(BadInput, OSError):
+            self.me = dataclasses.replace(self.me, port=self.port.choose())
         if self.asked and outcome.code:
             # Before the others see that it is over here, and plan the next one.
             with contextlib.suppress(store.Unreachable):
@@ -361,8 +499,11 @@ class Launcher:
 
     # --- words ---
 
-    def _conclude(self, end: End) -> int:
-        """Write the final status.json; returns the exit code."""
+    def _conclude(self, end: End, own: bool = False) -> int:
+        """Write the final status.json; returns the exit code.
+
+        own: the end is this host's alone. The run may go on, and this very start of it have this host take part again.
+        """
         code, reason = end.code, end.reason
         if code not in (0, STOPPED) and self.me.code in (LOST, STOPPED):
             # The host that is at fault has the code; here it was a lost peer.
@@ -371,11 +512,12 @@ class Launcher:
             reason = self.me.reason
         code = code if code >= 0 else 1
         for file in (self.environment.stop_file, self.environment.yield_file):
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
         state = {0: "finished", STOPPED: "stopped"}.get(code, "failed")
         if code:
             _print(f"{state}: {reason}")
-        self.status.facts["launch"] = self.launch or None
+        self.status.facts["launch"] = None if own else self.launch or None
         self._say(state, reason if code else None)
         return code
 
@@ -398,37 +540,69 @@ def _print(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _port_at_boot(address: str) -> int:
-    """As `_port`, but the address may be a while in coming."""
-    deadline = time.monotonic() + BOOTING
-    while time.monotonic() < deadline:
-        with contextlib.suppress(BadInput):
-            return _port(address)
-        time.sleep(1)
-    return _port(address)
+class NoAddress(BadInput):
+    """The host does not have the address that it was given."""
 
 
-def _port(address: str) -> int:
-    """A port from MASTER_PORT on that is free at `address`; raises BadInput where there is none, or no such address."""
-    wanted = number("MASTER_PORT", 29500)
-    if not 1 <= wanted <= 65535:
-        raise BadInput(f"MASTER_PORT {wanted} is no port; choose one from 1024 to 65535")
-    for port in range(wanted, min(wanted + PORTS, 65536)):
+class Port:
+    """The port at `address` where ranks would meet if this host came first: free, and no other run's on this machine.
+
+    Between two attempts nothing listens there, so that the next run would find it free, too. So its number is held by a
+    name that only one process of the machine (of its network namespace) can have, and that goes with the process.
+    """
+
+    def __init__(self, address: str):
+        self.address, self.number = address, 0
+        self._held: socket.socket | None = None
+
+    def choose(self) -> int:
+        """The number held, or where somebody listens there by now, a free one from MASTER_PORT on; raises BadInput."""
+        if self._held and self._is_free(self.number):
+            return self.number
+        if self._held:
+            self._held.close()
+            self._held = None
+        wanted = number("MASTER_PORT", 29500)
+        if not 1 <= wanted <= 65535:
+            raise BadInput(f"MASTER_PORT {wanted} is no port; choose one from 1024 to 65535")
+        for port in range(wanted, min(wanted + PORTS, 65536)):
+            if self._hold(port):
+                self.number = port
+                return port
+        raise BadInput(
+            f"MASTER_PORT {wanted} and the {PORTS} ports after it are in use at {self.address}; choose another"
+        )
+
+    def _hold(self, port: int) -> bool:
+        """Take the number before looking: of two that look at once, one has it."""
+        with contextlib.ExitStack() as stack:
+            held = stack.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                held.bind(f"\0trainyard {self.address} {port}")
+            except OSError:
+                return False
+            if not self._is_free(port):
+                return False
+            self._held = held
+            stack.pop_all()
+            return True
+
+    def _is_free(self, port: int) -> bool:
+        """Whether nobody listens there; raises BadInput where there is no such address."""
         try:
-            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-            socket.create_server((address, port), family=family).close()
-            return port
+            family = socket.getaddrinfo(self.address, port, type=socket.SOCK_STREAM)[0][0]
+            socket.create_server((self.address, port), family=family).close()
+            return True
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                continue
+                return False
             if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-                raise BadInput(f"CLUSTER_ADDRESS {address} is no address of this host; correct it") from None
+                raise NoAddress(
+                    f"CLUSTER_ADDRESS {self.address} is no address of this host; correct it"
+                ) from None
             raise BadInput(
                 f"MASTER_PORT {port} cannot be used: {error.strerror}; choose one from 1024 to 65535"
             ) from None
-    raise BadInput(
-        f"MASTER_PORT {wanted} and the {PORTS} ports after it are in use at {address}; choose another"
-    )
 
 
 def _has_ended(run_dir: Path) -> bool:

@@ -1,10 +1,12 @@
 """`trainer plan`: what a run will need on this host, before it is started; no weights are loaded."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +14,15 @@ from pathlib import Path
 import torch
 
 from trainer import config as configuration
+from trainer import link as network
 from trainer import ways
-from trainer.balance import shares
+from trainer.balance import Balance, miscounted, shares
 from trainer.config import Config
-from trainer.environment import Environment, number, resident_bytes
+from trainer.environment import Environment, number, rdma, resident_bytes
 from trainer.errors import BadInput
 from trainer.model.footprint import Footprint
 from trainer.model.loss import HALF
+from trainer.strategies import split
 
 REACHED = 0.6  # of the speed of large matrix products: what a training step makes of it
 KERNELS = 40 << 20  # bytes of code that the first step loads
@@ -26,9 +30,12 @@ SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's he
 CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
 LETTERS = 4  # of a text, a token
 MIB = 1 << 20
+RESULTS = Path("runs")  # where the playbooks keep what they have measured
 
-# Which of them comes first where several are as good; the last two only where nothing else fits.
+# Which of them comes first where several are as good; the last two only where nothing else fits. After these comes
+# split, on hosts with several GPUs.
 ORDER = ("ddp", "zero1", "zero2", "fsdp", "offload", "infinity")
+LAST = ("offload", "infinity", "split")
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,11 @@ class Place:
     device: torch.device
     memory: int  # for a rank: the GPU's, or its share of the host's
     host_memory: int  # for a rank, on the host
-    link: float  # bits a second
+    link: float  # bits a second, as a link is named: ways.USED of them carry what is sent
+    link_source: str = ""  # what says so; "": it was asked for
+    hop: float | None = None  # seconds from host to host, where that was measured
+    row: bool = False  # all ranks sum as one: NCCL by RDMA (World.layers)
+    cards: tuple[int, ...] = ()  # bytes free on each GPU that a rank has under strategy split
 
 
 @dataclass(frozen=True)
@@ -51,14 +62,25 @@ class Budget:
     strategy: str
     device: dict[str, int]
     host: dict[str, int]  # empty where the host is what computes
-    wire_bytes: int  # a step
+    wire_bytes: int  # a step: what leaves the rank's host, or of one host alone the rank
     wire_seconds: float
+    cards: tuple[
+        dict[str, int], ...
+    ] = ()  # of a rank with several GPUs, each one's; `device` is the fullest's
 
-    def fits(self, place: Place) -> bool:
-        return sum(self.device.values()) <= place.memory and sum(self.host.values()) <= place.host_memory
+    def fits(self, place: Place, times: float = 1.0) -> bool:
+        """Whether there is room, `times` as much as there is."""
+        if self.cards:
+            there = zip(self.cards, place.cards, strict=True)
+            on_device = all(sum(card.values()) <= times * room for card, room in there)
+        else:
+            on_device = sum(self.device.values()) <= times * place.memory
+        return on_device and sum(self.host.values()) <= times * place.host_memory
 
 
-def main(config: Config, environment: Environment, link: str | None, as_json: bool) -> int:
+def main(
+    config: Config, environment: Environment, link: str | None, as_json: bool, speeds: str | None = None
+) -> int:
     """Print the plan, as text or JSON."""
     from trainer.commands import train  # noqa: F401 - what a run has loaded, its overhead counts
     from trainer.data import read
@@ -67,17 +89,70 @@ def main(config: Config, environment: Environment, link: str | None, as_json: bo
 
     world = World(dataclasses.replace(config, strategy="ddp"), environment)
     place = _place(config, world.device, link)
-    shares(config.batch_size, place.ranks)
-    source = load.source(config, world)
+    found_shares = share(config, place.ranks, speeds)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        source = load.source(config, world)
     _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
     found = footprint.measure(config, source.config)
-    budgets = {name: budget(name, config, found, place, overhead) for name in ORDER}
+    budgets = every(config, found, place, overhead)
+    if config.strategy == "split" and "split" not in budgets:
+        raise BadInput(split.ALONE)
     _, letters = read.check(config)
     estimate = _estimate(config, found, place, letters)
-    answer = _answer(config, found, place, budgets, estimate)
+    answer = _answer(config, found, place, budgets, estimate) | {"shares": found_shares}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
+
+
+def every(config: Config, found: Footprint, place: Place, overhead: int) -> dict[str, Budget]:
+    """The budget of a rank under each strategy that there can be, by name; split where a rank has several GPUs."""
+    budgets = {name: budget(name, config, found, place, overhead) for name in ORDER}
+    if len(place.cards) > 1 and found.layers:
+        budgets["split"] = split_budget(config, found, place, overhead)
+    return budgets
+
+
+def share(config: Config, ranks: int, speeds: str | None) -> dict:
+    """The ranks' shares of a step, and how many times as fast as even ones that makes it; both by `speeds`.
+
+    {split, speed_up, speeds, at_once}; without speeds even shares, and the next two None. at_once: sequences of the
+    largest micro-batch. Raises BadInput.
+    """
+    from trainer.strategies import STRATEGIES
+
+    if fault := miscounted(config.balance, ranks):
+        raise fault
+    kind, size = STRATEGIES[config.strategy], config.micro_batch_size
+    balance = Balance(
+        config.batch_size,
+        ranks,
+        config.balance,
+        grain=size if config.compile else 1,
+        lockstep=size if kind.lockstep and ranks > 1 else 0,
+        # What memory the other hosts have is known when they meet (trainer/room.py).
+        at_once=None if config.compile else [config.batch_size] * ranks,
+    )
+
+    def told(speed_up: float | None, found: list[float] | None) -> dict:
+        largest = min(size, max(balance.split))
+        if balance.lockstep:
+            largest = max(map(balance.largest, range(ranks)))
+        return {"split": balance.split, "speed_up": speed_up, "speeds": found, "at_once": largest}
+
+    if speeds is None:
+        return told(None, None)
+    try:
+        found = [float(one) for one in speeds.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != ranks or not all(0 < one < math.inf for one in found):
+        raise BadInput(
+            f"--speeds: found {speeds}; expected a number above 0 for each of the {ranks} ranks, by commas, such as "
+            f"{','.join(['2', *['1'] * (ranks - 1)])}"
+        )
+    balance.foresee([1 / one for one in found])
+    return told(balance.gain, found)
 
 
 def budget(name: str, config: Config, found: Footprint, place: Place, overhead: int) -> Budget:
@@ -89,7 +164,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         kind = name
     shared = name in ("fsdp", "offload", "infinity")  # the weights are
     part = ranks if name != "ddp" else 1
-    narrow = 0.5 if config.dtype in HALF else 1.0  # of weights that travel
+    # Trained weights travel in this part of what they are held in; frozen ones as they are held.
+    narrow = 0.5 if config.dtype in HALF else 1.0
     own = found.weights + found.adapter
     trained = found.gradients  # float32, as the trained weights are
     gathered = found.shared if shared else trained
@@ -105,10 +181,12 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
             whole += min(trained, found.block + max(0, trained - found.blocks))
         else:
             whole += min(trained, 2 * found.block)
+    elif ranks > place.nodes > 1 and not shared and not place.row:
+        whole = min(2 * ways.BUCKET_BYTES, trained)  # the other ranks' slices
     elif shared:
-        whole = int((rest + 2 * min(found.block, gathered)) * narrow) + min(
-            trained, found.block + max(0, trained - found.blocks)
-        )
+        whole = int(
+            (rest + 2 * min(found.block, gathered)) * (narrow if config.adapter == "none" else 1)
+        ) + min(trained, found.block + max(0, trained - found.blocks))
     moments = optimizer_bytes(config, found) // part
 
     lines = {
@@ -120,20 +198,28 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "activations": found.activations,
         "loss and backward": found.working + 2 * found.largest,
     }
+    lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
     copies = checkpoint_bytes(config, found)
+    if lossy:  # sums over ranks, which are copies whether or not the rest is
+        copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
     on_cpu = place.device.type == "cpu"
     host = {} if on_cpu else {"checkpoint": copies, "overhead": overhead}
     if name in ("offload", "infinity") and not on_cpu:
         for what in ("weights", "adapter", "gradients", "optimizer"):
             host[what], lines[what] = lines[what], 0
+        lines["weights"] = own - gathered  # quantised ones stay where they compute
+        host["weights"] -= lines["weights"]
     if name == "infinity":
         (lines if on_cpu else host)["optimizer"] = 0  # on disk; the kernel keeps of it what there is room for
     if on_cpu:
         lines["checkpoint"] = copies
         lines["scattered"] = int(SCATTERED * (lines["activations"] + lines["loss and backward"]))
     lines["overhead"] = overhead if on_cpu else CONTEXT
-    sent = wire(name, config, place, trained, int(in_blocks * narrow), int((gathered - in_blocks) * narrow))
-    if name == "ddp" and ranks > 1 and config.comm not in ways.EXACT:
+    slimmer = [int((1 - narrow) * one) for one in (min(trained, in_blocks), max(0, trained - in_blocks))]
+    sent = wire(
+        name, config, place, trained, in_blocks - slimmer[0], max(0, gathered - in_blocks - slimmer[1])
+    )
+    if lossy:
         sent = by_way(config, found, place)[config.comm]
         lines["left over"] = {"diloco": 3}.get(config.comm, 1) * trained
         if config.diloco_overlap:  # what travels meanwhile does so from the CPU's memory
@@ -142,6 +228,41 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
             where["left over"] = where.get("left over", 0) + trained
             where["under way"] = found.fragment
     return Budget(kind, lines, host, sent, _seconds(sent, place))
+
+
+def split_budget(config: Config, found: Footprint, place: Place, overhead: int) -> Budget:
+    """The budget of a rank under strategy split, with all of its host's GPUs (trainer/strategies/split.py)."""
+    trained = 4 + (2 if "8bit" in config.optimizer else 8)  # bytes of a trained weight's gradient and moments
+    own, count = found.weights + found.adapter, found.trainable
+    outside = own - sum(size for size, _ in found.layers), count - sum(number for _, number in found.layers)
+    sizes = [size + trained * number for size, number in found.layers]
+    numbers = split.places(sizes, outside[0] + trained * outside[1], place.cards)
+    moments = optimizer_bytes(config, found)
+    cards = []
+    for card in range(len(place.cards)):
+        here = [layer for layer, number in zip(found.layers, numbers, strict=True) if number == card]
+        here += [outside] if card == 0 else []
+        part = sum(number for _, number in here) / max(1, count)
+        adapter = int(found.adapter * part)
+        cards.append(
+            {
+                "weights": sum(size for size, _ in here) - adapter,
+                "adapter": adapter,
+                "gradients": int(found.gradients * part),
+                "optimizer": int(moments * part),
+                "whole for a while": min(2 * ways.BUCKET_BYTES, found.gradients)
+                if not card and place.nodes > 1
+                else 0,
+                "activations": found.activations * numbers.count(card) // len(numbers),
+                "loss and backward": found.working + 2 * found.largest,
+                "overhead": CONTEXT,
+            }
+        )
+    fullest = max(zip(cards, place.cards, strict=True), key=lambda one: sum(one[0].values()) - one[1])[0]
+    host = {"checkpoint": checkpoint_bytes(config, found), "overhead": overhead}
+    ranks = place.nodes if config.strategy != "split" else place.ranks
+    sent = ways.sent(found.gradients, found.factors, ranks, 1, place.nodes, place.row)["exact"]
+    return Budget("split", fullest, host, sent, _seconds(sent, place), tuple(cards))
 
 
 def _seconds(sent: int, place: Place) -> float:
@@ -162,36 +283,39 @@ def checkpoint_bytes(config: Config, found: Footprint) -> int:
 
 
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
-    """Bytes that a rank sends in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
-    ranks = place.ranks
-    passes = -(-max(shares(config.batch_size, ranks)) // config.micro_batch_size)
+    """Bytes that leave a host in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
+    among = place.nodes if place.nodes > 1 and _inside_first(name, place) else place.ranks
+    passes = -(-max(shares(config.batch_size, place.ranks)) // config.micro_batch_size)
     whole = {
         "ddp": 2 * trained,
         "zero1": in_blocks + rest + trained,
         "zero2": in_blocks + rest + passes * trained,
     }.get(name, passes * (2 * in_blocks + rest + trained))
-    return whole * (ranks - 1) // ranks
+    return whole * (among - 1) // among
 
 
 def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
-    """Bytes that a rank sends in a step of ddp, by way."""
-    return ways.sent(found.gradients, found.factors, place.ranks, config.sync_every, place.nodes)
+    """Bytes that leave a host in a step of ddp, on average, by way; with what checkpoints make it send."""
+    sent = ways.sent(found.gradients, found.factors, place.ranks, config.sync_every, place.nodes, place.row)
+    saves = ways.saved(found.gradients, place.ranks, config.checkpoint_every, place.nodes, place.row)
+    return {way: sent[way] + saves[way] for way in sent}
 
 
 def at_once(config: Config, found: Footprint, place: Place) -> dict[str, int]:
-    """Bytes that a rank sends in the step of ddp that sends most, by way."""
-    fragment = ways.sent(found.fragment, found.factors, place.ranks, 1, place.nodes)
+    """Bytes that leave a host in the step of ddp that sends most, by way."""
+    fragment = ways.sent(found.fragment, found.factors, place.ranks, 1, place.nodes, place.row)
     return by_way(config, found, place) | {"diloco": fragment["diloco"]}
 
 
 def _waiting(config: Config, found: Footprint, place: Place, compute: float) -> dict[str, float]:
     """Seconds of a step, on average, that ddp's ranks wait for what is sent, by way; compute: seconds of a step."""
-    meeting = ways.sent(found.gradients, found.factors, place.ranks, 1, place.nodes)["diloco"]
+    meeting = ways.sent(found.gradients, found.factors, place.ranks, 1, place.nodes, place.row)["diloco"]
     diloco = ways.waiting(
         _seconds(meeting, place), compute, config.diloco_fragments, config.diloco_overlap, config.sync_every
     )
     seconds = {way: _seconds(sent, place) for way, sent in by_way(config, found, place).items()}
-    return seconds | {"diloco": diloco}
+    saves = ways.saved(found.gradients, place.ranks, config.checkpoint_every, place.nodes, place.row)
+    return seconds | {"diloco": diloco + _seconds(saves["diloco"], place)}
 
 
 def _place(config: Config, device: torch.device, link: str | None) -> Place:
@@ -200,9 +324,41 @@ def _place(config: Config, device: torch.device, link: str | None) -> Place:
     here = number("NPROC_PER_NODE", max(1, -(-ranks // nodes)))
     if not ranks or not nodes or not here:
         raise BadInput("WORLD_SIZE, NNODES and NPROC_PER_NODE must be 1 or more")
+    return place(config, device, ranks, nodes, here, link)
+
+
+def place(
+    config: Config,
+    device: torch.device,
+    ranks: int,
+    nodes: int,
+    here: int,
+    link: str | None = None,
+    own: list[torch.device] | None = None,
+) -> Place:
+    """What there is now, for one of `here` ranks of this host.
+
+    own: the rank's devices, of which `device` is the first. Without them all GPUs of the host are looked at, and each
+    look leaves a context there: so ranks that train give theirs.
+    """
     host = _host_memory() // here
     memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
-    return Place(ranks, nodes, here, device, memory, host, bits(link) if link else _link_here())
+    row = device.type == "cuda" and rdma()
+    free = _free(own) if own else _cards(device)
+    cards = free[: len(free) // here] if config.strategy == "split" and not own else free
+    return Place(ranks, nodes, here, device, memory, host, *_link(link, nodes), cards=tuple(cards), row=row)
+
+
+def _cards(device: torch.device) -> list[int]:
+    """Bytes that are free on each of this host's GPUs; none where a run computes on the CPU."""
+    if device.type != "cuda":
+        return []
+    return _free([torch.device("cuda", number) for number in range(torch.cuda.device_count())])
+
+
+def _free(devices: list[torch.device]) -> list[int]:
+    """Bytes that are free on each of these GPUs."""
+    return [torch.cuda.mem_get_info(one)[0] for one in devices if one.type == "cuda"]
 
 
 def bits(link: str) -> float:
@@ -213,14 +369,37 @@ def bits(link: str) -> float:
     return float(found[1]) * {"m": 1e6, "g": 1e9}[found[2]]
 
 
-def _link_here() -> float:
-    """The speed of the interface that the ranks would talk over, or that of a plain network."""
+def _link(asked: str | None, nodes: int) -> tuple[float, str, float | None]:
+    """Bits a second of the link between hosts, what says so, and the seconds of a hop where that was measured.
+
+    asked: a speed, or a result of preflight.yml or bench.yml. Else the newest such result below runs/ for so many hosts
+    counts, then what the interface that the ranks would talk over reports, then a plain network.
+    """
+    if asked and asked.endswith(".json"):
+        if not (found := network.read(Path(asked))):
+            raise BadInput(
+                f"--link: {asked}: expected a result of preflight.yml or bench.yml (runs/preflight/last.json, "
+                "runs/bench/last.json) with a bandwidth between hosts; give one, or a speed such as 1gbit"
+            )
+        return found.bits, found.source, found.hop
+    if asked:
+        return bits(asked), "", None
+    for found in network.newest(RESULTS):
+        if len(found.hosts) == nodes > 1:
+            return found.bits, found.source, found.hop
+    if speed := interface_speed():
+        return speed, f"as {os.environ.get('GLOO_SOCKET_IFNAME', 'the interface')} reports", None
+    return 1e9, "assumed: nothing was measured", None
+
+
+def interface_speed() -> float | None:
+    """Bits a second of the interface that the ranks would talk over, where it says so."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         megabits = int(Path("/sys/class/net", name, "speed").read_text()) if name else 0
     except (OSError, ValueError):
         megabits = 0
-    return megabits * 1e6 if megabits > 0 else 1e9
+    return megabits * 1e6 if megabits > 0 else None
 
 
 def _host_memory() -> int:
@@ -229,8 +408,15 @@ def _host_memory() -> int:
     found = re.search(r"MemAvailable:\s+(\d+) kB", text)
     free = int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        of = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Files that were read or written count as used until somebody needs the memory.
+        given_back = sum(
+            int(of.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable")
+        )
+        free = min(free, limit - used + given_back)
     except (OSError, ValueError):  # no such group, or `max`
         pass
     return max(0, free)
@@ -288,14 +474,14 @@ def _matrix_speed(config: Config, device: torch.device) -> float:
 
 def propose(budgets: dict[str, Budget], place: Place) -> str | None:
     """Of the strategies that fit the one that sends least, and of equals the simplest; None: nothing fits."""
-    fitting = [name for name in ORDER if budgets[name].fits(place)]
-    plain = [name for name in fitting if name not in ("offload", "infinity")]
+    fitting = [name for name, one in budgets.items() if one.fits(place)]
+    plain = [name for name in fitting if name not in LAST]
     return min(plain, key=lambda name: budgets[name].wire_seconds, default=fitting[0] if fitting else None)
 
 
 def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estimate: dict) -> dict:
     """The plan as `--json` prints it; bytes and seconds."""
-    mine = budgets[_known(config.strategy)]
+    mine = budgets[known(config.strategy)]
     most = at_once(config, found, place)
     waiting = _waiting(config, found, place, estimate["compute_seconds"])
     waits = waiting[_travels(config.comm)] if mine.strategy == "ddp" else mine.wire_seconds
@@ -309,8 +495,12 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
         "nodes": place.nodes,
         "device": str(place.device),
         "memory_there": place.memory,
+        "cards_there": list(place.cards),
         "host_memory_there": place.host_memory,
         "link_bits_per_second": place.link,
+        "link_source": place.link_source or "asked for",
+        "inside_hosts_first": _inside_first(mine.strategy, place),
+        "bucket": _bucket(config, place),
         "strategies": {
             name: {
                 "memory": one.device,
@@ -320,6 +510,7 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
                 "wire_bytes": one.wire_bytes,
                 "wire_seconds": one.wire_seconds,
                 "fits": one.fits(place),
+                **({"cards": [sum(card.values()) for card in one.cards]} if one.cards else {}),
             }
             for name, one in budgets.items()
         },
@@ -333,7 +524,7 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
             for name, sent in by_way(config, found, place).items()
         },
         "comm": config.comm,
-        "strategy": _known(config.strategy),
+        "strategy": known(config.strategy),
         "fits": mine.fits(place),
         "proposed": propose(budgets, place),
         "estimate": {
@@ -349,9 +540,9 @@ def _travels(comm: str) -> str:
     return "exact" if comm in ways.EXACT else comm
 
 
-def _known(strategy: str) -> str:
+def known(strategy: str) -> str:
     """The strategy of ORDER whose budget is that of `strategy`."""
-    return strategy if strategy in ORDER else {"zero3": "fsdp"}.get(strategy, "ddp")
+    return strategy if strategy in (*ORDER, "split") else {"zero3": "fsdp"}.get(strategy, "ddp")
 
 
 def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Budget], answer: dict) -> str:
@@ -362,19 +553,34 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
         f"{place.ranks} ranks on {place.nodes} hosts, {place.device}, {config.dtype}",
         "",
         f"a rank's memory with strategy {mine.strategy}, micro-batches of {rows} x {config.sequence_length} tokens:",
-        *_table(mine.device, place.memory, "GPU" if mine.host else "host"),
+        *_tables(mine, place),
         *(_table(mine.host, place.host_memory, "host") if mine.host else []),
         "",
         f"{'strategy':10} {'a rank holds':>14} {'sends a step':>14} {'which takes':>12}   "
-        f"(link: {place.link / 1e9:g} Gbit/s)",
+        f"(link: {place.link / 1e9:.4g} Gbit/s{', ' if place.link_source else ''}{place.link_source})",
     ]
     for name, one in budgets.items():
         size = sum(one.device.values())
         sent = f"{one.wire_bytes / MIB:>10,.1f} MiB {one.wire_seconds:>10.2f} s"
         verdict = "fits" if one.fits(place) else "does not fit"
         lines.append(f"{name:10} {size / MIB:>10,.0f} MiB {sent}   {verdict}")
-    lines += ["", _proposal(config, answer), *_time(config, estimate), *_less(answer)]
+    lines += [
+        "",
+        _proposal(config, answer),
+        *_travel(config, found, place, answer),
+        *_shares(config, place, answer),
+        *_time(config, estimate),
+        *_less(answer),
+    ]
     return "\n".join(lines)
+
+
+def _tables(mine: Budget, place: Place) -> list[str]:
+    """What a rank holds where it computes: a table for each GPU of one that has several."""
+    if not mine.cards:
+        return _table(mine.device, place.memory, "GPU" if mine.host else "host")
+    there = enumerate(zip(mine.cards, place.cards, strict=True))
+    return [line for number, (card, room) in there for line in _table(card, room, f"GPU {number}")]
 
 
 def _table(parts: dict[str, int], there: int, where: str) -> list[str]:
@@ -390,19 +596,80 @@ def _table(parts: dict[str, int], there: int, where: str) -> list[str]:
 def _proposal(config: Config, answer: dict) -> str:
     proposed = answer["proposed"]
     if proposed is None:
-        cures = [
-            "a smaller micro_batch_size" if config.micro_batch_size > 1 else "a shorter sequence_length",
-            *([] if config.gradient_checkpointing else ["gradient_checkpointing: true"]),
-            *(["adapter: lora"] if config.adapter == "none" else []),
-            *(["quantize: 4bit"] if config.adapter != "none" and config.quantize == "none" else []),
-            *(["checkpoint_async: false"] if config.checkpoint_async else []),
-            "more hosts",
-        ]
-        return f"proposed: none of the strategies fits. Cure: {', '.join(cures)}"
+        return f"proposed: none of the strategies fits. Cure: {', '.join([*cures(config), 'more hosts'])}"
     same = (
         "as configured" if proposed == answer["strategy"] else f"the configuration has {answer['strategy']}"
     )
     return f"proposed: strategy {proposed} ({same})"
+
+
+def _inside_first(name: str, place: Place) -> bool:
+    """Whether under this strategy ranks sum inside their host before anything leaves it (trainer/sums.py).
+
+    The sharded ones do on CPUs alone (strategies/sharded.py).
+    """
+    sharded = place.device.type == "cpu" and place.ranks == place.nodes * place.here
+    return not place.row and 1 < place.nodes < place.ranks and (name in ("ddp", "split") or sharded)
+
+
+def _bucket(config: Config, place: Place) -> dict:
+    """What travels at once under ddp: {mb, why}."""
+    if config.bucket_mb:
+        return {"mb": config.bucket_mb, "why": "as configured"}
+    if config.comm not in ways.EXACT or place.nodes == 1 or place.row or place.hop is None:
+        return {"mb": ways.BUCKET_MB, "why": "the default"}
+    chosen = network.bucket_mb(place.link * ways.USED, place.hop, place.nodes)
+    return {"mb": chosen, "why": f"by the link: a hop takes {1000 * place.hop:.2g} ms"}
+
+
+def _travel(config: Config, found: Footprint, place: Place, answer: dict) -> list[str]:
+    """How gradients go between several hosts, where that is not plain."""
+    if place.nodes == 1 or answer["strategy"] not in ("ddp", "split", "zero1", "zero2", "fsdp"):
+        return []
+    lines = []
+    if answer["strategy"] in ("ddp", "split") and config.comm in ways.EXACT:
+        bucket = answer["bucket"]
+        lines.append(f"buckets: {bucket['mb']} MB of gradients travel together ({bucket['why']})")
+    if answer["inside_hosts_first"]:
+        ring = place.nodes * (place.ranks - 1) / (place.ranks * (place.nodes - 1))
+        lines.append(
+            f"a host's ranks exchange among themselves first: what is sent leaves each host once, however many it has; "
+            f"one ring of all {place.ranks} ranks would send {ring:.2f} times as much"
+        )
+    return lines
+
+
+def _shares(config: Config, place: Place, answer: dict) -> list[str]:
+    """Who does how much of a step, and has how much of the state."""
+    if place.ranks == 1:
+        return []
+    found = answer["shares"]
+    split = ", ".join(map(str, found["split"][:16])) + (", …" if len(found["split"]) > 16 else "")
+    line = f"shares: {split} of {config.batch_size} sequences a step"
+    if found["speeds"]:
+        line += f"; by these speeds {found['speed_up']:.2f} times as fast as even ones"
+        if found["at_once"] > config.micro_batch_size:
+            line += f", where there is memory for {found['at_once']} sequences at once"
+    elif config.balance == "auto":
+        line += " if they are as fast, else by their speeds, which are tried first (--speeds tells what that will be)"
+    state = {
+        "ddp": "all of it on each rank",
+        "split": "all of it on each rank",
+        "zero1": "the optimizer's in even parts, whatever the ranks' memory, the rest on each rank",
+        "zero2": "the optimizer's and gradients in even parts, whatever the ranks' memory, the weights on each rank",
+    }.get(answer["strategy"], "in even parts, whatever the ranks' memory")
+    return [line, f"state: {state}"]
+
+
+def cures(config: Config) -> list[str]:
+    """What makes a rank need less memory."""
+    return [
+        "a smaller micro_batch_size" if config.micro_batch_size > 1 else "a shorter sequence_length",
+        *([] if config.gradient_checkpointing else ["gradient_checkpointing: true"]),
+        *(["adapter: lora"] if config.adapter == "none" else []),
+        *(["quantize: 4bit"] if config.adapter != "none" and config.quantize == "none" else []),
+        *(["checkpoint_async: false"] if config.checkpoint_async else []),
+    ]
 
 
 def _less(answer: dict) -> list[str]:

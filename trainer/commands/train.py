@@ -11,17 +11,19 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, disk, metrics, optim, recorder, sinks, strategies
-from trainer.balance import Balance, given
+from trainer import checkpoint, collectives, disk, metrics, optim, recorder, room, sinks, strategies
+from trainer.balance import Balance, miscounted
+from trainer.balance import shares as even
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
-from trainer.model import card, router, saved
+from trainer.model import card, loss, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
+from trainer.strategies import split
 from trainer.strategies.base import Strategy
 from trainer.words import count
 from trainer.world import World, log, translated, versions
@@ -43,6 +45,7 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
                 world_size=environment.world_size,
                 host=environment.host,
                 note=os.environ.get("TRAINYARD_REASON") or None,
+                metrics_port=config.metrics_port or None,
             )
             status.update(state="starting")
         torch.set_num_threads(
@@ -52,6 +55,8 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
             world = World(config, environment)
         with translated(world):
             _train(config, world, status, stop_signal)
+        if environment.world_size > 1:
+            _leave(0)
         return 0
     except TrainerError as error:
         failure = error
@@ -78,7 +83,12 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
 def _train(config: Config, world: World, status, stop_signal) -> None:
     """The whole of a run: data, model, what a checkpoint has kept, steps, results. All ranks go through it together."""
     begin, environment = time.time(), world.environment
-    balance = _balance(config, world)  # refuse early what the ranks cannot share
+    watch = collectives.Watch(environment.run_dir, world.rank)
+    if world.size > 1:
+        watch.start()
+    shares = _shares(config, world)  # refuse early what the ranks cannot share
+    split.check(config, world)
+    world.together(lambda: loss.check(config, world.device))
     world.together(lambda: sinks.check(config) if world.first else None)
     found = _previous(config, world)
     digests = _data_digests(config, world)
@@ -99,7 +109,9 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
     model_load.check_vocabulary(source, max(one.largest_id for one in both))
-    in_parts = strategies.shares_weights(config, world)
+    at_once = room.at_once(config, source.config, world)
+    room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world)
+    in_parts = strategies.reads_weights(config, world)
     model = model_load.build(config, source, world, in_parts)
     router_coef = world.together(lambda: router.coefficient(config, model))
     if router_coef and config.comm == "diloco":
@@ -115,8 +127,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "seed": config.seed,
         **model_load.frozen(config, source, world),
     }
-    strategy = strategies.make(config, TokenLoss(model, config.loss_chunk), world)
-    if hasattr(model, "stored"):
+    strategy = strategies.make(config, TokenLoss(model, config.loss_chunk, config.loss_kernel), world)
+    if in_parts:
         model_load.check_packing_in_parts(config, strategy.module, world)
     optimizer = optim.adamw(strategy.trainable.values(), config)
     strategy.adopt(optimizer)
@@ -136,7 +148,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         progress=progress,
         steps=last_step(config, len(packed), progress.step, progress.cursor),
         peak_lr=config.lr or optim.default_rate(config, bool(source.weights)),
-        balance=balance,
+        balance=_balance(config, world, shares, at_once),
+        micro_batch_size=_micro_batch_size(config, world, at_once),
         router_coef=router_coef,
     )
     if world.first:
@@ -147,6 +160,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         try:
             if world.device.type == "cpu":
                 keep_freed_memory()
+            if progress.step < run.steps:
+                observer.calibrate()
             train(run, observer)
         except Diverged:
             with contextlib.suppress(TrainerError):
@@ -161,6 +176,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     observer.show(state=_last_state("finished"), reason=None, eta_seconds=0)
     if world.first:
         log(f"finished: model in {results}")
+    watch.close()
     world.close()
 
 
@@ -174,21 +190,40 @@ def _last_state(state: str) -> str:
     return "ending" if _launched() else state
 
 
-def _balance(config: Config, world: World) -> Balance:
-    """The shares to begin with; raises BadInput."""
-    balance, listed = config.balance, given(config.balance)
-    if listed and len(listed) != world.size:
-        if world.environment.attempt == 1:
-            raise BadInput(
-                f"balance: found {len(listed)} shares ({balance}); expected one for each of the {world.size} ranks. "
-                "Correct them, or write auto"
-            )
+def _shares(config: Config, world: World) -> str:
+    """The key `balance` as it holds for these ranks; raises BadInput where they cannot share a step."""
+    even(config.batch_size, world.size)
+    if fault := miscounted(config.balance, world.size):
+        # A reason for the first attempt is that not all hosts came; those that come later have their shares then.
+        if world.environment.attempt == 1 and not os.environ.get("TRAINYARD_REASON"):
+            raise fault
         log(
-            f"warning: balance {balance} is not for {world.size} ranks; their shares are found by their times"
+            f"warning: balance {config.balance} is not for {world.size} ranks; their shares are found by their times"
         )
-        balance = "auto"
-    # Another size of a micro-batch would be compiled anew.
-    return Balance(config.batch_size, world.size, balance, config.micro_batch_size if config.compile else 1)
+        return "auto"
+    return config.balance
+
+
+def _micro_batch_size(config: Config, world: World, at_once: list[int]) -> int:
+    """Sequences that this rank computes at once; where ranks keep step, the same number on all."""
+    least = min(at_once) if strategies.chosen(config, world).lockstep else at_once[world.rank]
+    return min(config.micro_batch_size, least)
+
+
+def _balance(config: Config, world: World, shares: str, at_once: list[int]) -> Balance:
+    """The shares to begin with, of ranks that have room for so many sequences at once."""
+    kind = strategies.chosen(config, world)
+    return Balance(
+        config.batch_size,
+        world.size,
+        shares,
+        # Another size of a micro-batch would be compiled anew.
+        grain=config.micro_batch_size if config.compile else 1,
+        lockstep=config.micro_batch_size if kind.lockstep else 0,
+        at_once=at_once,
+        # On a GPU a collective is waited for by the stream that computes, so that all ranks seem as slow.
+        watched=not (kind.lockstep and world.device.type == "cuda"),
+    )
 
 
 def _previous(config: Config, world: World) -> checkpoint.Found | None:
@@ -219,7 +254,8 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     log(
         f"{_parameters(run):,} parameters; {packed.token_count:,} tokens in {count(packed.documents, 'document')}, "
         f"{len(packed):,} sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
-        f"{config.strategy}, {config.dtype}, {world.device}, {torch.get_num_threads()} threads a rank"
+        f"{config.strategy}, {config.dtype}, {', '.join(map(str, world.devices))}, "
+        f"{torch.get_num_threads()} threads a rank"
     )
     if run.held_out:
         log(f"held out: {run.held_out.token_count:,} tokens in {count(run.held_out.documents, 'document')}")
@@ -282,7 +318,8 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     """Write the model in transformers' format, on every host; all ranks must call."""
     world = strategy.world
-    weights = {name: weight.detach().cpu() for name, weight in strategy.weights(world.firsts)}
+    whole = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
+    weights = {name: weight.detach().cpu() for name, weight in strategy.weights(world.firsts, frozen=whole)}
     world.together(
         lambda: _write(strategy.model, weights, tokenizer, directory) if world.first_on_host else None
     )
@@ -313,7 +350,7 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
 
 
 def _leave(code: int) -> None:
-    """End at once: torch's own farewell would wait for peers that may be gone."""
+    """End at once: torch's own farewell would wait for peers that may be gone, and has aborted after good runs."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -51,11 +51,12 @@ PEAKS = {
 }
 
 
-def peak(device: torch.device, dtype: str) -> float | None:
-    """The device's peak in FLOP/s for a computation in `dtype`; None for a CPU, and for a GPU that is not known."""
-    if device.type != "cuda":
+def peak(devices: list[torch.device], dtype: str) -> float | None:
+    """The devices' peak in FLOP/s for a computation in `dtype`; None for a CPU, and where a GPU is not known."""
+    if devices[0].type != "cuda":
         return None
-    return peak_of(torch.cuda.get_device_name(device), dtype)
+    peaks = [peak_of(torch.cuda.get_device_name(device), dtype) for device in devices]
+    return sum(peaks) if all(peaks) else None
 
 
 def peak_of(name: str, dtype: str) -> float | None:
@@ -87,9 +88,11 @@ def per_token(model: nn.Module) -> float:
 
 
 def _elements(parameter: nn.Parameter) -> int:
-    """How many weights are in a parameter; bitsandbytes holds two of 4 bits in a byte, and knows the shape."""
+    """How many weights are in a parameter; bitsandbytes holds two of 4 bits in a byte, and may know the shape."""
     state = getattr(parameter, "quant_state", None)
-    return state.shape.numel() if state is not None else parameter.numel()
+    if state is not None:
+        return state.shape.numel()
+    return parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
 
 
 def _share_of_experts(config) -> float:

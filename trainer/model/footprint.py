@@ -47,7 +47,10 @@ class Footprint:
     )
     block: int  # bytes of the largest layer
     blocks: int  # bytes of all layers
-    shared: int  # bytes of the weights that fsdp shares out: all but quantised ones
+    layers: tuple[
+        tuple[int, int], ...
+    ]  # of each layer, in order: bytes of its weights, and how many are trained
+    shared: int  # bytes of the weights that fsdp shares out: all but those in 8 bits, and the scales of those in 4
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
     flops: float  # of a token (model/flops.py)
@@ -195,6 +198,7 @@ class Tracker(TorchDispatchMode):
 def _sums(config: Config, model: nn.Module, activations: int, working: int) -> Footprint:
     """The counts, from the shapes."""
     from trainer.strategies.sharded import blocks
+    from trainer.strategies.split import outermost
 
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
@@ -211,6 +215,7 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
     floats = [one for one in parameters if id(one) not in quantised]
     buffers = sum(one.numel() * one.element_size() for one in model.buffers())
     of_blocks = [sum(size(one) for one in block.parameters()) for block in blocks(model)] or [0]
+    layers = [list(layer.parameters()) for layer in outermost(blocks(model))]
     sizes = [4 * one.numel() for one in trained]
     whole = max((one.numel() * frozen_width for one in parameters if id(one) in quantised), default=0)
     return Footprint(
@@ -225,7 +230,12 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
         largest=whole,
         block=max(of_blocks),
         blocks=sum(of_blocks),
-        shared=sum(size(one) for one in floats),
+        layers=tuple(
+            (sum(map(size, layer)), sum(one.numel() for one in layer if one.requires_grad))
+            for layer in layers
+        ),
+        shared=sum(size(one) for one in floats)
+        + sum(one.numel() // 2 for one in parameters if id(one) in quantised and config.quantize == "4bit"),
         activations=activations,
         working=working,
         flops=flops.per_token(model),

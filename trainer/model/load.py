@@ -58,8 +58,8 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
     It lies in the CPU's memory, where strategies take it from; quantised, on the rank's device. Trainable weights are
     float32. Frozen ones have the computation's format, or are quantised. All ranks must call.
 
-    in_parts: the strategy holds a part of each weight, so that it may read that part itself. Where that can be done,
-    the weights are on the meta device and `model.stored` tells where they lie; the caller checks the packing then.
+    in_parts: the strategy may read the weights itself, its part of each or each to its device. Where that can be done,
+    they are on the meta device and `model.stored` tells where they lie. The caller checks the packing then.
     """
 
     def load():
@@ -79,12 +79,15 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
         digests = world.gather(files.digest()[:12] if files else "read as a whole")
         world.same("weights", digests, "give every host the same files of the model")
         if world.first and found.weights:
-            whole = "the weights are read as a whole by every rank: quantised, or named otherwise on disk"
-            log("each rank reads its own part of the weights" if files else whole)
+            whole = (
+                "the weights are read as a whole by every rank: quantised there, or named otherwise on disk"
+            )
+            part = "the weights" if config.strategy == "split" else "its own part of the weights"
+            log(f"each rank reads {part} to where they belong" if files else whole)
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if files is None:
+    if not in_parts:
         _check_packing(config, model, world)
     if config.compile:
         world.together(lambda: _compile(model, world))
@@ -215,7 +218,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
     common = {"trust_remote_code": config.trust_remote_code}
     if config.attention != "auto":
         common["attn_implementation"] = config.attention
-    frozen = _frozen(config)
+    frozen = frozen_dtype(config)
     with _explained(config, "weights"):
         if found.weights is None:
             if config.quantize != "none":
@@ -226,7 +229,9 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             return AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
         quantised = quantize.settings(config, found.config)
         if quantised is not None:
-            common |= {"quantization_config": quantised, "device_map": {"": world.device}}
+            # Strategy split takes layers from the CPU's memory to several devices.
+            place = torch.device("cpu") if config.strategy == "split" else world.device
+            common |= {"quantization_config": quantised, "device_map": {"": place}}
         model = AutoModelForCausalLM.from_pretrained(
             found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
         )
@@ -237,7 +242,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
         return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
 
 
-def _frozen(config: Config) -> torch.dtype:
+def frozen_dtype(config: Config) -> torch.dtype:
     """The format of weights that are not trained; of all, where there is no adapter."""
     return HALF.get(config.dtype, torch.float32) if config.adapter != "none" else torch.float32
 
@@ -245,16 +250,15 @@ def _frozen(config: Config) -> torch.dtype:
 def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
     """The model with its weights on the meta device, its adapter and buffers in memory, and `stored`.
 
-    None where its weights must be read as a whole: random or quantised ones, and files that name or shape tensors
-    otherwise than the model does.
+    None where its weights must be read as a whole: random ones, those that are quantised on disk, and files that name
+    or shape tensors otherwise than the model does.
     """
-    if found.weights is None or quantize.settings(config, found.config) is not None:
-        return None
-    if getattr(found.config, "quantization_config", None) is not None:
+    quantised = quantize.settings(config, found.config)
+    if found.weights is None or getattr(found.config, "quantization_config", None) is not None:
         return None
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    common = {"trust_remote_code": config.trust_remote_code, "dtype": _frozen(config)}
+    common = {"trust_remote_code": config.trust_remote_code, "dtype": frozen_dtype(config)}
     if config.attention != "auto":
         common["attn_implementation"] = config.attention
     with _explained(config, "weights"):
@@ -264,13 +268,19 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
         files = stored.find(directory, model)
         if files is None:
             return None
+        if quantised is not None:
+            model = quantize.emptied(model, quantised)
         if (directory / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(directory)
         if config.adapter == "lora":
             # The adapter is made where its layer is: for that moment on the CPU, in no memory.
-            stored.replace(model, lambda one: torch.zeros((), dtype=one.dtype).expand(one.shape))
-            whole = {id(one) for one in model.parameters()}
-            model = lora.add(model, config)
+            with quantize.standing_in(model):
+                stored.replace(
+                    model,
+                    lambda one: torch.zeros((), dtype=one.dtype).expand(one.shape) if one.is_meta else None,
+                )
+                whole = {id(one) for one in model.parameters() if one.is_floating_point()}
+                model = lora.add(model, config)
             stored.replace(model, lambda one: one.to("meta") if id(one) in whole else None)
             names = [name for name, one in model.named_parameters() if one.is_meta]
             files = files.renamed({name: lora.original_name(name) for name in names})

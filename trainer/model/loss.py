@@ -1,42 +1,57 @@
 """The loss of a causal language model, without ever holding all its logits.
 
 The logits of a batch are its largest tensor by far: tokens times vocabulary. Here the head and the cross-entropy
-go over the tokens in chunks, each chunk's gradient taken at once (torch's linear_cross_entropy).
+go over the tokens in chunks, each chunk's gradient taken at once (torch's linear_cross_entropy). Where the architecture
+does more to its logits than its head does, a chunk's are computed again for its gradient.
 """
+
+import importlib.util
+from collections.abc import Callable
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
+from trainer.config import Config
 from trainer.data.pack import IGNORE
+from trainer.errors import BadInput
 from trainer.model import router
 from trainer.model.lora import without_adapter
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # formats narrower than the weights
 CHUNK_ELEMENTS = 1 << 25  # logits computed at once: 128 MiB of float32; smaller chunks are slower
-# What some architectures do to their logits after the head; these take the whole way.
-TRANSFORMS = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier_scale",
-)
+# What some architectures do to their logits after the head, by the key of their configuration: which of them do just
+# that. Others that have the key take the whole way, for it means another thing there, or not all.
+TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable | None]] = {
+    "final_logit_softcapping": (
+        ("gemma2", "gemma3", "gemma3_text", "vaultgemma"),
+        lambda logits, limit: torch.tanh(logits / limit) * limit,
+    ),
+    "logit_scale": (("cohere", "cohere2"), lambda logits, scale: logits * scale),
+    "logits_scaling": (("granite", "granitemoe", "granitemoeshared"), lambda logits, scale: logits / scale),
+    "lm_head_multiplier": ((), None),
+    "output_multiplier_scale": ((), None),
+}
 
 
 class TokenLoss(nn.Module):
     """`model` with its loss in one forward, so that a strategy can wrap both as one module.
 
     chunk: tokens whose logits are computed at once; 0: all; None: as many as make CHUNK_ELEMENTS logits.
+    kernel: torch, or liger, which makes chunks of its own; raises BadInput where the head is not one for it.
     """
 
-    def __init__(self, model: nn.Module, chunk: int | None = None):
+    def __init__(self, model: nn.Module, chunk: int | None = None, kernel: str = "torch"):
         super().__init__()
         self.model = model
         vocabulary = model.config.get_text_config().vocab_size
         self.chunk = max(256, CHUNK_ELEMENTS // vocabulary) if chunk is None else chunk
-        if not _plain_head(without_adapter(model)):
+        base = without_adapter(model)
+        self.transform = _transform(base)
+        if self.transform is None or not _plain_head(base):
             self.chunk = 0
+        self.fused = _fused(base, self.transform) if kernel == "liger" else None
 
     def forward(
         self,
@@ -55,7 +70,7 @@ class TokenLoss(nn.Module):
         if routed is not None:
             asked["output_router_logits"] = True
         labels = labels.flatten()
-        if not self.chunk or len(labels) <= self.chunk:
+        if self.fused is None and (not self.chunk or len(labels) <= self.chunk):
             output = self.model(**asked)
             logits = output.logits.float().flatten(0, 1)
             loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
@@ -65,10 +80,18 @@ class TokenLoss(nn.Module):
             loss = self._in_chunks(
                 base.get_output_embeddings(), output.last_hidden_state.flatten(0, 1), labels
             )
-        return loss if routed is None else (loss, routed(output.router_logits))
+        if routed is None:
+            return loss
+        return loss, routed([layer.to(inputs.device) for layer in output.router_logits])
 
     def _in_chunks(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """As `forward`, of hidden (B x S, D) and labels (B x S,)."""
+        if self.fused is not None:
+            bias = None if head.bias is None else head.bias.to(hidden.dtype)
+            return self.fused(head.weight.to(hidden.dtype), hidden, labels, bias)
+        if self.transform is not _unchanged:
+            parts = zip(hidden.split(self.chunk), labels.split(self.chunk), strict=True)
+            return sum(checkpoint(self._part, head, *part, use_reentrant=False) for part in parts)
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
         return F.linear_cross_entropy(
             hidden,
@@ -80,6 +103,34 @@ class TokenLoss(nn.Module):
             options=options,
         )
 
+    def _part(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `_in_chunks`, of one chunk, whose logits are computed again in backward."""
+        logits = self.transform(head(hidden)).float()
+        return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+
+
+def check(config: Config, device: torch.device) -> None:
+    """Raise BadInput where the kernel that is asked for cannot run here."""
+    if config.loss_kernel == "liger" and device.type != "cuda":
+        raise BadInput("loss_kernel: liger runs on GPUs alone; set loss_kernel to torch")
+    if config.loss_kernel == "liger" and importlib.util.find_spec("liger_kernel") is None:
+        raise BadInput(
+            "loss_kernel: liger: the package liger-kernel is not installed beside the trainer; install it (pip install "
+            "liger-kernel), or set loss_kernel to torch"
+        )
+
+
+def _fused(base: nn.Module, transform: Callable | None) -> Callable:
+    """Liger's head and cross-entropy in one: (weight (V, D), hidden (T, D), labels (T,), bias) to their sum."""
+    if transform is not _unchanged or not _plain_head(base):
+        raise BadInput(
+            f"loss_kernel: liger takes a head whose output is the logits, which that of {type(base).__name__} is not; "
+            "set loss_kernel to torch"
+        )
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum")
+
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:
     """The context in which a model computes in `dtype`, as the configuration names it."""
@@ -87,12 +138,23 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=half, enabled=half is not None)
 
 
-def _plain_head(base: nn.Module) -> bool:
-    """Whether the logits are the head's output, and the head one matrix."""
+def _transform(base: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What becomes of the head's output before it is the logits; None where that is not known."""
     config = base.config.get_text_config()
-    scaled = any(getattr(config, name, None) not in (None, 0, 1) for name in TRANSFORMS)
-    return (
-        not scaled
-        and type(base.get_output_embeddings()) is nn.Linear
-        and hasattr(base, base.base_model_prefix)
-    )
+    set_ = {name: value for name in TRANSFORMS if (value := getattr(config, name, None)) not in (None, 0, 1)}
+    if not set_:
+        return _unchanged
+    (name, value), *others = set_.items()
+    architectures, change = TRANSFORMS[name]
+    if others or config.model_type not in architectures:
+        return None
+    return lambda logits: change(logits, value)
+
+
+def _unchanged(logits: torch.Tensor) -> torch.Tensor:
+    return logits
+
+
+def _plain_head(base: nn.Module) -> bool:
+    """Whether the head is one matrix, and what is before it a module of its own."""
+    return type(base.get_output_embeddings()) is nn.Linear and hasattr(base, base.base_model_prefix)

@@ -1,10 +1,19 @@
-"""Frozen weights in 8 or 4 bits, by bitsandbytes."""
+"""Frozen weights in 8 or 4 bits, by bitsandbytes.
+
+Where a strategy takes the weights from the disk itself, layers are `emptied` first: they are there without memory, an
+adapter is put beside them, and `fill` quantises one weight after the other: never more than one of them is whole.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn as nn
 
 from trainer.config import Config
 from trainer.errors import BadInput
+
+LOOKED_AT = ("compress_statistics", "quant_type")  # by peft, of a weight that it puts an adapter beside
 
 
 def settings(config: Config, model_config):
@@ -32,6 +41,77 @@ def settings(config: Config, model_config):
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=getattr(torch, config.dtype),
     )
+
+
+def emptied(model: nn.Module, wanted) -> nn.Module:
+    """`model`, whose weights are on the meta device, with bitsandbytes' layers in place of those that are quantised.
+
+    wanted: as `settings` gives it. The layers' weights stay on the meta device until `fill`.
+    """
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=False)
+    quantizer.preprocess_model(model, device_map=None)
+    quantizer.postprocess_model(model)
+    model.hf_quantizer = quantizer
+    return prepared(model)
+
+
+@contextlib.contextmanager
+def standing_in(model: nn.Module) -> Iterator[None]:
+    """While an adapter is made: empty weights are bytes on the CPU, in no memory, so that it is made there, float32."""
+    empty = [(layer, layer.weight) for layer in model.modules() if _is_empty(layer)]
+    for layer, weight in empty:
+        bytes_ = torch.zeros((), dtype=torch.uint8).expand(weight.shape)
+        layer._parameters["weight"] = nn.Parameter(bytes_, requires_grad=False)
+        vars(layer.weight).update({k: v for k, v in vars(weight).items() if k in LOOKED_AT})
+    yield
+    for layer, weight in empty:
+        layer._parameters["weight"] = weight
+
+
+def fill(model: nn.Module, read: Callable[[nn.Parameter], torch.Tensor], device: torch.device) -> None:
+    """Quantise the empty weights below `model` on `device`, one after the other; `read` gives one, as it is on disk."""
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in model.modules():
+        if _is_empty(layer):
+            empty = layer.weight
+            whole = read(empty)
+            whole = whole.T.contiguous() if issubclass(layer.source_cls, Conv1D) else whole
+            known = {name: value for name, value in vars(empty).items() if name != "SCB"}
+            layer.weight = type(empty)(whole, requires_grad=False, **known).to(device)
+
+
+def bared(model: nn.Module) -> None:
+    """Make plain parameters of the weights in 4 bits below `model`, as bytes, so that they can be shared out.
+
+    Each layer keeps the scales, and finds its weight by them (bitsandbytes does so for FSDP).
+    """
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        state = getattr(weight, "quant_state", None)
+        if state is not None and weight.dtype == torch.uint8:
+            layer.quant_state = state
+            plain = weight.detach().as_subclass(torch.Tensor)
+            layer._parameters["weight"] = nn.Parameter(plain, requires_grad=False)
+
+
+def is_quantised(weight: nn.Parameter | None) -> bool:
+    """Whether it is one of bitsandbytes', which are no plain parameters."""
+    return hasattr(weight, "quant_state") or hasattr(weight, "SCB")
+
+
+def _is_empty(layer: nn.Module) -> bool:
+    weight = layer._parameters.get("weight")
+    return is_quantised(weight) and weight.is_meta
+
+
+def move(layer: nn.Module, device: torch.device) -> None:
+    """Bring the quantised weight of `layer`, if it has one, to `device` with its scales, which Module.to may leave."""
+    for name, weight in layer._parameters.items():
+        if is_quantised(weight) and not weight.is_meta:
+            layer._parameters[name] = weight.to(device)
 
 
 def prepared(model: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from trainer.strategies.compressed import Compressed
 from trainer.strategies.ddp import DDP
 from trainer.strategies.local import DiLoCo
 from trainer.strategies.sharded import FSDP, Infinity, Offload, Sharded, Zero1, Zero2
+from trainer.strategies.split import Split
 from trainer.ways import EXACT
 from trainer.world import World
 
@@ -18,24 +19,25 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "zero3": FSDP,
     "offload": Offload,
     "infinity": Infinity,
+    "split": Split,
 }
 
 
 def make(config: Config, module: TokenLoss, world: World) -> Strategy:
     """The strategy that `config` names, with `module` in it; all ranks must call."""
-    return _kind(config, world)(module, world, config)
+    return chosen(config, world)(module, world, config)
 
 
-def shares_weights(config: Config, world: World) -> bool:
-    """Whether a rank holds no more than its part of the weights."""
-    kind = _kind(config, world)
-    return issubclass(kind, Sharded) and kind.shares_weights
+def reads_weights(config: Config, world: World) -> bool:
+    """Whether the strategy itself takes the weights from the disk: a rank's part of each, or each to its device."""
+    kind = chosen(config, world)
+    return issubclass(kind, Split) or (issubclass(kind, Sharded) and kind.shares_weights)
 
 
-def _kind(config: Config, world: World) -> type[Strategy]:
+def chosen(config: Config, world: World) -> type[Strategy]:
+    """The strategy that `config` names, or what it comes down to on so many ranks."""
     kind = STRATEGIES[config.strategy]
     if config.comm not in EXACT and world.size > 1:
         return DiLoCo if config.comm == "diloco" else Compressed
-    return (
-        DDP if world.size == 1 and not issubclass(kind, Offload) else kind
-    )  # one rank has nobody to share with
+    shares = world.size > 1 or issubclass(kind, Offload | Split)  # else one rank has nobody to share with
+    return kind if shares else DDP

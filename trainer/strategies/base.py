@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,18 @@ class Strategy(ABC):
     def micro_batch(self, last: bool) -> AbstractContextManager:
         """Around a micro-batch's forward and backward; `last`: the step's last one on this rank."""
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it forward and backward passes, outside of `micro_batch`, send nothing and wait for nobody.
+
+        They take the time that they always take; what comes of them is of no use. `zero_grad` throws it away.
+        """
+        yield
+
+    def abandon(self) -> None:
+        """A pass has failed half-way: make ready for another one."""
+        self.zero_grad()
+
     @abstractmethod
     def finish(self) -> None:
         """End the step's backward: every part has its summed gradient."""
@@ -65,9 +77,12 @@ class Strategy(ABC):
     def settle(self) -> None:  # noqa: B027
         """Have the same weights on all ranks, which is so anyway unless they are `independent`; all ranks must call."""
 
-    def kept(self) -> dict[str, torch.Tensor]:
-        """What else a checkpoint must have, by `KIND.PARAMETER`, shaped like the parameter; all ranks must call."""
-        return {}
+    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What else a checkpoint must have, by `KIND.PARAMETER`, in float32; as large as the parameter at most.
+
+        Copies, one after the other; all ranks must go through them.
+        """
+        yield from ()
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:  # noqa: B027
         """Go on from what `kept` once gave, on however many ranks; empty where the checkpoint has none."""
@@ -75,7 +90,13 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def wire_bytes(self) -> int:
-        """Bytes of gradients and weights that this rank sent in the last step; in fewer bits: to other hosts."""
+        """Bytes of gradients and weights that this rank's host sent to others in the last step.
+
+        Of a rank that keeps off the wire, because another one sends for its host, none; where a host's ranks send a
+        slice each, all of them. On one host alone, what this rank sent to the others there.
+
+        What a lossy way sends for a checkpoint counts with the step after it.
+        """
 
     @property
     def waited_seconds(self) -> float:
@@ -97,10 +118,13 @@ class Strategy(ABC):
         """
         return parts if self.world.rank in ranks else None
 
-    def weights(self, ranks: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by name, whole, one after the other, on each of `ranks`; all ranks must go through them."""
+    def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by name, whole, one after the other, on each of `ranks`; all ranks must go through them.
+
+        frozen: those that are not trained, too.
+        """
         if self.world.rank in ranks:
-            yield from self.model.named_parameters()
+            yield from (one for one in self.model.named_parameters() if frozen or one[1].requires_grad)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over ranks of a small float64 vector on the device, in place."""

@@ -1,7 +1,8 @@
 """ddp with gradients that travel in fewer bits or as factors (trainer/compress.py), once backward is over."""
 
+from collections.abc import Iterator
+
 import torch
-import torch.distributed as dist
 
 from trainer.compress import CODES, CodedSum, Factors
 from trainer.config import Config
@@ -26,14 +27,20 @@ class AfterBackward(DDP):
                 found[names[id(parameter)]] = part.view(parameter.shape)
         return found
 
-    def _summed(self, kind: str, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of `own`, as `kept` names them, each the sum over ranks; all ranks must call."""
-        device = self.world.device
-        found = {f"{kind}.{name}": one.to(device, copy=True) for name, one in own.items()}
+    _saved = 0  # bytes that checkpoints have made this rank send, and that no step has counted yet
+
+    def _sum_exactly(self, one: torch.Tensor) -> None:
+        """`one`, float32, becomes the sum over ranks, for a checkpoint; all ranks must call."""
         with translated(self.world):
-            for one in found.values():
-                dist.all_reduce(one, group=self.world.training)
-        return found
+            self._sum(one.view(-1))
+        self._saved += self._sum.sent(one.nbytes)
+
+    def _summed(self, kind: str, own: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Copies of `own`, as `kept` gives them, each the sum over ranks; all ranks must go through them."""
+        for name, one in own.items():
+            total = one.to(self.world.device, copy=True)
+            self._sum_exactly(total)
+            yield f"{kind}.{name}", total
 
     @staticmethod
     def _take(kind: str, own: dict[str, torch.Tensor], kept: dict[str, torch.Tensor], ranks: int) -> None:
@@ -51,14 +58,19 @@ class AfterBackward(DDP):
 
 
 class Compressed(AfterBackward):
-    """See the module. What has not travelled yet is kept in checkpoints, as the sum over ranks."""
+    """See the module. What has not travelled yet is kept in checkpoints, as the sum over ranks.
+
+    With powersgd they have the columns, too, from which the next power iteration goes on (`right`).
+    """
 
     keeps = ("left",)
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         super().__init__(module, world, config)
+        self._counted = 0  # bytes, of what the last step counts for the checkpoint before it
         if config.comm == "powersgd":
-            self._factors = Factors([p.grad for p in self._ordered()], config.powersgd_rank, world)
+            self.keeps = ("left", "right")
+            self._factors = Factors([p.grad for p in self._ordered()], config.powersgd_rank, world, self._sum)
             self._sums = []
         else:
             self._factors = None
@@ -74,19 +86,31 @@ class Compressed(AfterBackward):
         for bucket, one in zip(self.buckets, self._sums, strict=self._factors is None):
             one(bucket.flat)
 
+    def stepped(self, tokens: int, last: bool) -> None:
+        self._counted, self._saved = self._saved, 0
+
     @property
     def wire_bytes(self) -> int:
-        return self._factors.sent if self._factors else sum(one.sent for one in self._sums)
+        sent = self._factors.sent if self._factors else sum(one.sent for one in self._sums)
+        return sent + self._counted
 
     # ---- in a checkpoint ----
 
-    def kept(self) -> dict[str, torch.Tensor]:
-        return self._summed("left", self._left())
+    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._summed("left", self._left())
+        for name, one in zip(self._left(), self._factors.right if self._factors else (), strict=False):
+            yield f"right.{name}", one.clone()
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:
         """Each rank that codes takes an equal part of what all had left over, however many they were."""
         if self._factors:
-            self._take("left", self._left(), kept, self.world.size)
+            left, right = self._left(), self._factors.right
+            self._take("left", left, kept, self.world.size)
+            found = [kept.get(f"right.{name}") for name in left]
+            self._factors.right = [
+                own if one is None or one.shape != own.shape else one.to(own)
+                for one, own in zip(found, right, strict=True)  # of another powersgd_rank they are of no use
+            ]
         else:
             self._take_errors(self._sums, kept)
 

@@ -3,18 +3,18 @@
 torch's own DistributedDataParallel lays its buckets out anew after its first step, and a ring adds ranks in
 an order that depends on a value's place in its bucket: a resumed run would differ in the last bit. Here the
 layout is fixed, gradients are summed instead of averaged (a share may be of any size), and what travels is
-one flat tensor a bucket.
+one flat tensor a bucket, inside hosts first (trainer/sums.py).
 """
 
 import contextlib
 
 import torch
-import torch.distributed as dist
 
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy, clipping
-from trainer.ways import BUCKET_BYTES
+from trainer.sums import Sum
+from trainer.ways import BUCKET_BYTES, BUCKET_MB
 from trainer.world import World, translated
 
 
@@ -39,11 +39,16 @@ class DDP(Strategy):
         self.module, self.world = module.to(world.device), world
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.buckets = [
-            Bucket(parameters) for group in self._groups(config) for parameters in _split(reversed(group))
+            Bucket(parameters)
+            for group in self._groups(config)
+            for parameters in split_up(
+                reversed(group), min(BUCKET_BYTES, (config.bucket_mb or BUCKET_MB) << 20)
+            )
         ]
         self._sending = False
         self._next = 0  # buckets travel in order, on every rank
         self._works: list = []
+        self._sum = Sum(world, world.layers() if world.size > 1 else None)
         if world.size > 1:
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
@@ -74,7 +79,7 @@ class DDP(Strategy):
     def _send(self) -> None:
         bucket = self.buckets[self._next]
         self._next += 1
-        self._works.append(dist.all_reduce(bucket.flat, group=self.world.training, async_op=True))
+        self._works.append(self._sum.start(bucket.flat))
 
     def finish(self) -> None:
         if self.world.size == 1:
@@ -98,17 +103,15 @@ class DDP(Strategy):
 
     @property
     def wire_bytes(self) -> int:
-        size = self.world.size
-        total = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self.buckets)
-        return 2 * (size - 1) * total // size  # a ring: each rank sends two (n-1)/n of the buffer
+        return self._sum.sent(sum(bucket.flat.nbytes for bucket in self.buckets))
 
 
-def _split(parameters):
-    """Group parameters of one type and device into buckets of about BUCKET_BYTES."""
+def split_up(parameters, limit: int, kind=lambda one: (one.dtype, one.device)):
+    """Group parameters of one `kind` into buckets of about `limit` bytes."""
     bucket, size = [], 0
     for parameter in parameters:
-        alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
-        if bucket and (size >= BUCKET_BYTES or not alike):
+        alike = not bucket or kind(parameter) == kind(bucket[0])
+        if bucket and (size >= limit or not alike):
             yield bucket
             bucket, size = [], 0
         bucket.append(parameter)

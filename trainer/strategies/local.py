@@ -10,11 +10,11 @@ computed (Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512). It is take
 depend on the network. A rank has moved on meanwhile: its weights are then mixed with those that all have.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from trainer import ways
 from trainer.compress import Bits8, CodedSum
@@ -22,7 +22,7 @@ from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.compressed import AfterBackward
 from trainer.strategies.ddp import Bucket
-from trainer.world import Circle, World, translated
+from trainer.world import Circle, World
 
 OWN = 0.5  # of a rank's weights that stay its own where it has moved on meanwhile: the paper's alpha
 
@@ -109,6 +109,8 @@ class DiLoCo(AfterBackward):
     def stepped(self, tokens: int, last: bool) -> None:
         # What a checkpoint or an evaluation has made all send since the last step is this one's, too.
         self._since = self._until
+        self._sent += self._saved
+        self._saved = 0
         self._step += 1
         for fragment in self.fragments:
             fragment.tokens += tokens
@@ -172,22 +174,24 @@ class DiLoCo(AfterBackward):
         With fragments or overlap the run itself goes on from that mean, as one that is resumed from it.
         """
         weight, *moments = (part.clone() for part in parts)
-        with translated(self.world):
-            for one in moments:
-                dist.all_reduce(one, group=self.world.training)
+        for one in moments:
+            self._sum_exactly(one)
         for own, one in zip(parts[1:], moments, strict=True):
             one.div_(self.world.size)
             if self._streams:
                 own.copy_(one)
         return [weight, *moments] if self.world.rank in ranks else None
 
-    def kept(self) -> dict[str, torch.Tensor]:
-        velocity = {f"velocity.{name}": one.clone() for name, one in self._velocity().items()}
+    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, one in self._velocity().items():
+            yield f"velocity.{name}", one.clone()
         sums = [part.sum for part in self._parts]
-        left = self._summed("left", self._by_name([one.error for one in sums]))
-        if self._streams:
-            self._take_errors(sums, left)
-        return velocity | left
+        own = self._by_name([one.error for one in sums])
+        for (key, total), mine in zip(self._summed("left", own), own.values(), strict=True):
+            if self._streams:
+                between = sums[0].between
+                mine.copy_(total / between.size if between.rank is not None else torch.zeros_like(mine))
+            yield key, total
 
     def restore(self, kept: dict[str, torch.Tensor]) -> None:
         """All rounds begin from the weights as they are now."""

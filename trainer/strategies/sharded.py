@@ -6,8 +6,10 @@
     zero2   weights and moments         all weights, one block's gradients        1 + m
     fsdp    weights and moments         one block's weights and gradients         2m + m
 
-(each unit times (n-1)/n; ddp sends 2). fsdp is also called zero3. `offload` is fsdp with the parts and the optimizer in
-the CPU's memory, `infinity` is offload with the optimizer's moments in memory-mapped files.
+(each unit times (n-1)/n, with n ranks, or on CPUs n hosts that have as many each and exchange inside first; ddp sends
+2).
+fsdp is also called zero3. `offload` is fsdp with the parts and the optimizer in the CPU's memory, `infinity` is offload
+with the optimizer's moments in memory-mapped files.
 
 A block is a layer of the transformer; what is outside of the blocks (embeddings, the last norm, the head) is gathered
 for the whole of a micro-batch, so that tied weights stay one tensor.
@@ -33,11 +35,14 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config import Config
 from trainer.errors import BadInput, TrainerError
+from trainer.model import quantize
+from trainer.model.load import frozen_dtype
 from trainer.model.lora import without_adapter
 from trainer.model.loss import HALF, TokenLoss
 from trainer.model.stored import Stored
 from trainer.strategies.base import Strategy, clipping
-from trainer.world import World
+from trainer.sums import reduce_scatter
+from trainer.world import Layers, World
 
 
 class Sharded(Strategy):
@@ -51,21 +56,30 @@ class Sharded(Strategy):
         self.module, self.world, self.config = module, world, config
         self.mesh = world.mesh()
         self.wire = Wire()
+        self._stored: Stored | None = getattr(self.model, "stored", None)
         self._shard()
-        if stored := getattr(self.model, "stored", None):
-            self._read(stored)
+        if self._stored:
+            self._read(self._stored)
         self._parameters = dict(self.model.named_parameters())
         sharded = {name: p for name, p in self._parameters.items() if p.requires_grad}
         self._sharded: dict[str, DTensor] = sharded
         self.trainable = {name: torch.nn.Parameter(p.detach().to_local()) for name, p in sharded.items()}
 
     def _shard(self) -> None:
-        ignored = {p for p in self.module.parameters() if not self._is_shared(p)}
-        for parameter in ignored:
-            parameter.data = parameter.data.to(self.world.device)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        frozen = frozen_dtype(self.config)
         half = HALF.get(self.config.dtype)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         for part in (*blocks(self.model), self.module):
+            # A block at a time: of its weights in 4 bits this rank keeps its part alone, before the next is read.
+            quantize.fill(
+                part, lambda one: self._stored.read(names[id(one)], slice(None)).to(frozen), self.world.device
+            )
+            if self.shares_weights:
+                quantize.bared(part)
+            ignored = {p for p in part.parameters() if not self._is_shared(p)}
+            for parameter in ignored:
+                parameter.data = parameter.data.to(self.world.device)
             fully_shard(
                 part,
                 mesh=self.mesh,
@@ -74,11 +88,12 @@ class Sharded(Strategy):
                 offload_policy=self._offload(),
                 ignored_params=ignored,
             )
+        layers = _layers(self.world)
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            part.set_custom_all_gather(Gather(self.wire))
-            part.set_custom_reduce_scatter(Scatter(self.wire))
+        self._comms = Gather(self.wire, layers), Scatter(self.wire, layers)
+        self._talk(*self._comms)
         self.module.set_reduce_scatter_unused_params(True)  # an expert that one rank's tokens did not reach
 
     def _read(self, stored: Stored) -> None:
@@ -103,9 +118,8 @@ class Sharded(Strategy):
         return self.world.device
 
     def _is_shared(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether each rank holds a part; quantised ones are whole, and under zero1 and zero2 all frozen ones."""
-        quantised = hasattr(parameter, "quant_state") or not parameter.is_floating_point()
-        return parameter.requires_grad or (self.shares_weights and not quantised)
+        """Whether each rank holds a part; those in 8 bits are whole, and under zero1 and zero2 all frozen ones."""
+        return parameter.requires_grad or (self.shares_weights and not quantize.is_quantised(parameter))
 
     def _offload(self) -> OffloadPolicy:
         return OffloadPolicy()
@@ -125,6 +139,25 @@ class Sharded(Strategy):
         self.module.set_requires_gradient_sync(last or self.shares_gradients)
         self.module.set_reshard_after_backward(last or self.shares_weights)
         yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        self._talk(Alone(), Alone())
+        try:
+            with self.micro_batch(last=True):
+                yield
+        finally:
+            self._talk(*self._comms)
+
+    def _talk(self, gather, scatter) -> None:
+        """Have weights gathered and gradients scattered so."""
+        for part in self._parts():
+            part.set_custom_all_gather(gather)
+            part.set_custom_reduce_scatter(scatter)
+
+    def abandon(self) -> None:
+        self.module.reset_iter_state()
+        self.zero_grad()
 
     def finish(self) -> None:
         for name, sharded in self._sharded.items():
@@ -177,8 +210,10 @@ class Sharded(Strategy):
                 wholes = torch.cat(every, dim=1)[:, : len(like)].unbind()
         return wholes
 
-    def weights(self, ranks: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters.items():
+            if not (frozen or parameter.requires_grad):
+                continue
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             wholes = self.whole(name, [local.detach()], ranks)
             if wholes:
@@ -251,6 +286,18 @@ def _mapped(folder: Path, prefix: str, count: int) -> torch.Tensor:
         ) from None
 
 
+def _layers(world: World) -> Layers | None:
+    """How weights are gathered and gradients scattered inside hosts first; None: over all ranks as one row.
+
+    Over gloo alone: on a card FSDP gathers on one stream and scatters on another, each over the groups within and
+    between in the other's reverse order, and NCCL's communicators may then wait for each other. Untried on cards.
+    """
+    if world.device.type != "cpu" or world.nodes != sorted(world.nodes):
+        return None
+    layers = world.layers()
+    return layers if layers and layers.even else None
+
+
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The transformer's layers: the modules that transformers says not to split."""
     base = without_adapter(model)
@@ -259,7 +306,7 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 class Wire:
-    """What FSDP's collectives have sent since `reset`, in bytes a rank, and on the CPU how long they took."""
+    """What FSDP's collectives have sent since `reset`, in bytes, and on the CPU how long they took."""
 
     def __init__(self):
         self.reset()
@@ -268,48 +315,73 @@ class Wire:
         self.bytes, self.seconds = 0, 0.0
 
     @contextlib.contextmanager
-    def __call__(self, whole: torch.Tensor, group):
-        """Around a collective over `whole`, of which each rank sends all but its own part."""
+    def __call__(self, whole: torch.Tensor, size: int):
+        """Around a collective over `whole`, of which each of `size` ranks, or hosts, sends all but its own part."""
         begin = time.perf_counter()
         yield
-        self.bytes += whole.nbytes * (group.size() - 1) // group.size()
+        self.bytes += whole.nbytes * (size - 1) // size
         if whole.device.type == "cpu":
             self.seconds += time.perf_counter() - begin
 
 
-class Gather:
-    """FSDP's all-gather, counted."""
+class Comm:
+    """What FSDP asks for memory, and where its collectives go."""
 
-    def __init__(self, wire: Wire):
-        self.wire = wire
+    def __init__(self, wire: Wire, layers: Layers | None):
+        """layers: of hosts that have as many ranks each, in the ranks' order; None: all ranks by one collective."""
+        self.wire, self.layers = wire, layers
 
     def allocate(self, size, *, dtype, device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+    def among(self, group) -> int:
+        """How many send all but their own part over the wire: ranks, or hosts."""
+        return self.layers.between.size if self.layers else group.size()
+
+
+class Gather(Comm):
+    """FSDP's all-gather, counted: a rank's part crosses the wire once for each host, to the one that hands it on."""
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
-        with self.wire(output_tensor, group):
-            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        with self.wire(output_tensor, self.among(group)):
+            if self.layers is None:
+                return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+            within, between = self.layers.within, self.layers.between
+            parts = input_tensor.new_empty(between.size, len(input_tensor))  # of this place's ranks
+            dist.all_gather_single(parts.view(-1), input_tensor, group=between.group)
+            for part, whole in zip(parts, output_tensor.view(between.size, -1), strict=True):
+                dist.all_gather_single(whole, part, group=within.group)
+            return None
 
 
-class Scatter:
-    """FSDP's reduce-scatter, counted.
+class Scatter(Comm):
+    """FSDP's reduce-scatter, counted: inside each host first, as the sums of ddp (trainer/sums.py)."""
 
-    gloo's own sends twice what it must: it is an all-reduce of which all but one part is thrown away. Here each rank
-    gets the others' versions of its part and adds them up in the ranks' order.
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        with self.wire(input_tensor, self.among(group)):
+            if self.layers is None:
+                return reduce_scatter(output_tensor, input_tensor, group, async_op)
+            within, between = self.layers.within, self.layers.between
+            parts = input_tensor.new_empty(between.size, len(output_tensor))
+            for part, whole in zip(parts, input_tensor.view(between.size, -1), strict=True):
+                reduce_scatter(part, whole, within.group)
+            reduce_scatter(output_tensor, parts.view(-1), between.group)
+            return None
+
+
+class Alone:
+    """What stands in for FSDP's all-gather and reduce-scatter where a rank tries its speed: nothing is sent.
+
+    Its own part of a weight stands in for all others', so that values are sound ones; of a gradient it keeps its part.
     """
-
-    def __init__(self, wire: Wire):
-        self.wire = wire
 
     def allocate(self, size, *, dtype, device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-        with self.wire(input_tensor, group):
-            if input_tensor.device.type == "cuda":
-                return dist.reduce_scatter_single(
-                    output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
-                )
-            versions = torch.empty_like(input_tensor)
-            dist.all_to_all_single(versions, input_tensor, group=group)
-            torch.sum(versions.view(group.size(), -1), dim=0, out=output_tensor)
+    def __call__(self, output_tensor, input_tensor, group, op=None, async_op=False):
+        if op is not None:
+            output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+            return
+        for rank, part in enumerate(output_tensor.chunk(group.size())):
+            if rank != group.rank():  # where its own part lies already
+                part.copy_(input_tensor)

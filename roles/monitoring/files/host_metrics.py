@@ -5,7 +5,9 @@
 
 Every 15 seconds FILE.prom is written anew, which node_exporter reads (its textfile collector). Runs are told by the
 status.json that the trainer writes (trainer/metrics.py), cards by nvidia-smi, of which a GeForce knows less than a data
-centre's card does, their Xids by the kernel's log. What there is not is left out. Standard library alone, no root.
+centre's card does, and by DCGM's exporter where one answers, their Xids by the kernel's log. What there is not is left
+out. Beside FILE.prom lies trainer.json: where the ranks of runs with a metrics_port answer, for Prometheus to ask them.
+Standard library alone, no root.
 """
 
 import argparse
@@ -30,6 +32,8 @@ PATIENCE = 10.0  # seconds for nvidia-smi
 A_DAY = 86400.0  # how long a run that says nothing more is told of
 # The most that is told, whatever training code may write into a run's directory.
 RUNS, RANKS, STATUS_BYTES, TEXT = 50, 1024, 1 << 18, 200
+ENDED = ("stopped", "failed", "finished")  # states of a run that has no ranks any more
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 
 HELP = {
     "run_state": "1 for the state that the run is in on this host",
@@ -61,6 +65,16 @@ HELP = {
     "gpu_ecc_errors_total": "Memory errors since the driver was loaded",
     "gpu_xid_errors_total": "Xids in the kernel's log",
     "gpu_xid_last": "The last Xid's number",
+    "gpu_memory_temperature_celsius": "Temperature of the card's memory",
+    "gpu_pcie_replays_total": "Packets that PCIe sent again",
+    "gpu_sm_active_ratio": "Share of the processors that had work",
+    "gpu_tensor_active_ratio": "Share of the time in which tensor cores worked",
+    "gpu_memory_active_ratio": "Share of the time in which the card's memory was read or written",
+    "gpu_pcie_sent_bytes_per_second": "What the card sends by PCIe",
+    "gpu_pcie_received_bytes_per_second": "What the card receives by PCIe",
+    "gpu_nvlink_sent_bytes_per_second": "What the card sends by NVLink",
+    "gpu_nvlink_received_bytes_per_second": "What the card receives by NVLink",
+    "rdma_port_up": "Whether the RDMA port is active; interface: whose port it is, too",
     "rdma_hw_counter_total": "A counter of the RDMA port's driver",
     "nic_pause_total": "Pauses of a priority (PFC) that the card received and sent",
 }
@@ -94,12 +108,31 @@ THROTTLES = {
 }
 ACTIVE = "clocks_throttle_reasons.active"
 GPU_FIELDS = ("index", "pci.bus_id", *GPU_LABELS, ACTIVE, *GPU_VALUES, *GPU_ECC)
+# What DCGM knows beyond nvidia-smi, by the names of NVIDIA's exporter; its profiling fields are a data centre card's.
+DCGM = {
+    "DCGM_FI_DEV_MEMORY_TEMP": "memory_temperature_celsius",
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pcie_replays_total",
+    "DCGM_FI_PROF_SM_ACTIVE": "sm_active_ratio",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "tensor_active_ratio",
+    "DCGM_FI_PROF_DRAM_ACTIVE": "memory_active_ratio",
+    "DCGM_FI_PROF_PCIE_TX_BYTES": "pcie_sent_bytes_per_second",
+    "DCGM_FI_PROF_PCIE_RX_BYTES": "pcie_received_bytes_per_second",
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": "nvlink_sent_bytes_per_second",
+    "DCGM_FI_PROF_NVLINK_RX_BYTES": "nvlink_received_bytes_per_second",
+}
+DCGM_PORT, DCGM_SECONDS, DCGM_BYTES = 9400, 3.0, 1 << 21  # where its exporter answers; our patience with it
+DCGM_LINE = re.compile(r"^(DCGM_FI_\w+)\{(.*)\} (\S+)", re.MULTILINE)
+DCGM_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 UNKNOWN_FIELD = re.compile(r'[Ff]ield "([\w.]+)" is not a valid')
 XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 # ethtool's names for pauses of a priority: mlx5 and others, ice, bnxt_en.
 PAUSE = re.compile(r"(rx|tx)_(?:prio([0-7])_pause|priority_([0-7])_xoff(?:\.nic)?|pfc_ena_frames_pri([0-7]))")
 SIOCETHTOOL, GSSET_INFO, GSTRINGS, GSTATS, STATS = 0x8946, 0x37, 0x1B, 0x1D, 1  # linux/ethtool.h
 NVIDIA, DISPLAY = "0x10de", ("0x0300", "0x0302")  # PCI's vendor, and classes of graphics cards
+OURS = (
+    "nvidia",
+    "",
+)  # drivers of cards that nvidia-smi should know; nouveau's, or a virtual machine's, are others
 
 
 class Page:
@@ -189,6 +222,26 @@ def tell_run(page: Page, status: dict) -> None:
                 page.add(f"run_rank_{name}_seconds", seconds, run=run, rank=rank, host=host)
 
 
+def trainer_targets(found: list[dict]) -> list[dict]:
+    """Where ranks answer Prometheus, as it reads targets from a file; `found`: as `statuses` tells.
+
+    A rank's port is the run's metrics_port plus its number on its host. Hosts are known by name: /etc/hosts has them.
+    """
+    targets = []
+    for status in found:
+        port, parts = status.get("metrics_port"), status.get("parts")
+        ranks = parts.get("ranks") if isinstance(parts, dict) else None
+        if status["state"] in ENDED or type(port) is not int or not isinstance(ranks, list):
+            continue
+        on_host: Counter = Counter()
+        for rank, host in enumerate(ranks[:RANKS]):
+            if isinstance(host, str) and HOST_NAME.fullmatch(host) and 1024 <= port + on_host[host] < 1 << 16:
+                labels = {"run": escaped(status["run"]), "rank": str(rank)}
+                targets.append({"targets": [f"{host}:{port + on_host[host]}"], "labels": labels})
+                on_host[host] += 1
+    return targets
+
+
 # ---- NVIDIA's cards ----
 
 
@@ -198,12 +251,18 @@ def bus(text: str) -> str:
 
 
 def cards(root: str) -> list[str]:
-    """Where PCI shows NVIDIA's graphics cards, driver or not."""
+    """Where PCI shows NVIDIA's graphics cards, with its driver or with none."""
     return sorted(
         bus(os.path.basename(path))
         for path in glob.glob(f"{root}/sys/bus/pci/devices/*")
-        if read(f"{path}/vendor") == NVIDIA and read(f"{path}/class")[:6] in DISPLAY
+        if read(f"{path}/vendor") == NVIDIA and read(f"{path}/class")[:6] in DISPLAY and driver(path) in OURS
     )
+
+
+def driver(path: str) -> str:
+    """The name of the kernel's driver that has a device; "" where none has."""
+    link = f"{path}/driver"
+    return os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
 
 
 class Smi:
@@ -293,6 +352,37 @@ def tell_gpus(page: Page, there: list[str], rows: list[dict[str, str]] | None, x
                 page.add("gpu_throttled", int(bool(bits & bit)), **card, reason=reason)
 
 
+def dcgm(port: int = DCGM_PORT) -> str:
+    """What DCGM's exporter on this host says; "" where there is none. Whoever has its port may be slow, or talk on."""
+    end, got = time.monotonic() + DCGM_SECONDS, b""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), DCGM_SECONDS) as door:
+        door.sendall(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+        while len(got) < DCGM_BYTES and (left := end - time.monotonic()) > 0:
+            door.settimeout(left)
+            if not (part := door.recv(1 << 16)):
+                break
+            got += part
+    return got.decode(errors="replace")
+
+
+def tell_dcgm(page: Page, text: str, rows: list[dict[str, str]] | None) -> None:
+    """What DCGM's exporter, which said `text`, knows beyond nvidia-smi (`rows`); not of slices of a card (MIG)."""
+    places = {
+        row["index"]: bus(row["pci.bus_id"]) for row in rows or [] if {"index", "pci.bus_id"} <= set(row)
+    }
+    told: dict[
+        tuple, float | None
+    ] = {}  # the exporter of another's making may say a thing twice; a page must not
+    for field, labels, value in DCGM_LINE.findall(text):
+        about = dict(DCGM_LABEL.findall(labels))
+        gpu = about.get("gpu", "")
+        if field in DCGM and gpu.isdigit() and not about.get("GPU_I_ID"):
+            place = bus(about["pci_bus_id"]) if about.get("pci_bus_id") else places.get(gpu, "")
+            told.setdefault((DCGM[field], gpu, place), number(value))
+    for (name, gpu, place), value in told.items():
+        page.add(f"gpu_{name}", value, gpu=gpu, bus=place)
+
+
 def number(text: str | None, unit: float = 1) -> float | None:
     """A value of nvidia-smi's; None where it is none."""
     try:
@@ -305,12 +395,25 @@ def number(text: str | None, unit: float = 1) -> float | None:
 
 
 def tell_rdma(page: Page, root: str) -> None:
-    """The counters of each port's driver: congestion notices sent and handled, packets out of sequence, retries."""
+    """Each port's state, and the counters of its driver: congestion notices sent and handled, packets sent again."""
+    for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
+        *_, device, _, port = path.split("/")
+        if state := read(f"{path}/state"):  # such as "4: ACTIVE"
+            about = {"link": read(f"{path}/link_layer"), "interface": interface_of(path)}
+            page.add("rdma_port_up", int(state.endswith("ACTIVE")), device=device, port=port, **about)
     for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*/hw_counters/*")):
         *_, device, _, port, _, name = path.split("/")
         text = read(path)
         if name != "lifespan" and text.isdigit():  # the one setting among them
             page.add("rdma_hw_counter_total", int(text), device=device, port=port, counter=name)
+
+
+def interface_of(path: str) -> str:
+    """The network interface that shares an RDMA port, as that of RoCE does; "" where none is known."""
+    for file in sorted(glob.glob(f"{path}/gid_attrs/ndevs/*")):
+        if name := read(file):
+            return name
+    return ""
 
 
 def ethtool_counters(device: str) -> dict[str, int]:
@@ -347,14 +450,17 @@ def tell_pauses(page: Page, root: str) -> None:
 # ---- all ----
 
 
-def collect(state_dir: Path, smi: Smi, xids: Xids, root: str = "") -> str:
-    """The file's text. root: where /sys is looked for, in tests."""
+def collect(found: list[dict], smi: Smi, xids: Xids, root: str = "") -> str:
+    """The file's text; `found`: as `statuses` tells. root: where /sys is looked for, in tests."""
     page = Page()
-    for status in statuses(state_dir, time.time()):
+    for status in found:
         tell_run(page, status)
-    if shutil.which("nvidia-smi"):
+    there = cards(root)
+    if there or shutil.which("nvidia-smi"):  # which a card that our driver has, or none, should have
         xids.look()
-        tell_gpus(page, cards(root), smi.rows(), xids)
+        rows = smi.rows()
+        tell_gpus(page, there, rows, xids)
+        tell_dcgm(page, dcgm(), rows)
     tell_rdma(page, root)
     tell_pauses(page, root)
     return page.text()
@@ -372,10 +478,15 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("state_dir", type=Path)
     asked = parser.parse_args()
-    smi, xids = Smi(), Xids()
+    smi, xids, known = Smi(), Xids(), None
     while True:
         begin = time.monotonic()
-        write(asked.file, collect(asked.state_dir, smi, xids))
+        found = statuses(asked.state_dir, time.time())
+        write(asked.file, collect(found, smi, xids))
+        targets = trainer_targets(found)
+        if targets != known:  # Prometheus looks at it anew whenever it is written
+            write(asked.file.with_name("trainer.json"), json.dumps(targets))
+            known = targets
         time.sleep(max(1.0, EVERY - (time.monotonic() - begin)))
 
 

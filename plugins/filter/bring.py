@@ -1,0 +1,31 @@
+"""In which order hosts pass on what a run needs: first whoever has it already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def bring_files(files: Iterable[Mapping]) -> list[dict]:
+    """What a host is told of the files to bring; where they lie on the controller is none of its business."""
+    return [{key: one[key] for key in ("path", "bytes", "sha256")} for one in files]
+
+
+def bring_order(nodes: list[str], files: list[Mapping], hostvars: Mapping) -> list[str]:
+    """The hosts as a chain: the one that has the most bytes of the files comes first, else the order stays.
+
+    `hostvars`: each host's answer of bring_host's step `have` is its `__trainer_here`. The first of the chain gets from
+    the controller what it lacks; what the controller has not, it must have.
+    """
+
+    def bytes_of(node: str, only: list[Mapping]) -> int:
+        here = (hostvars[node].get("__trainer_here") or {}).get("here") or {}
+        return sum(int(here.get(one["path"], 0)) for one in only)
+
+    fetched = [one for one in files if "source" not in one]
+    best = max(nodes, key=lambda node: (bytes_of(node, fetched), bytes_of(node, list(files))))
+    return [best] + [node for node in nodes if node != best]
+
+
+class FilterModule:
+    def filters(self):
+        return {"bring_files": bring_files, "bring_order": bring_order}

@@ -1,0 +1,104 @@
+"""Whether machines see the very same files at a path, on a disk that they share over the network; nothing is written.
+
+A server tells all its clients the same of a file: its number, its size and when it was changed, to the nanosecond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+
+NETWORK = (
+    *("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs", "fuse.glusterfs", "fuse.ceph"),
+    *("fuse.sshfs", "9p", "gpfs", "afs", "orangefs", "fuse.juicefs", "weka", "wekafs"),
+)
+UNSEEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by a run's unit (ProtectHome, PrivateTmp)
+SECONDS = 10.0  # that a server may take
+
+
+def mark(path: str) -> str:
+    """A hash of the numbers, sizes and times of a file, or of all below a directory; raises OSError."""
+    names = [""]
+    if os.path.isdir(path):
+        names = sorted(
+            os.path.relpath(os.path.join(folder, name), path)
+            for folder, _, files in os.walk(path, onerror=_raise)
+            for name in files
+        )
+    lines = []
+    for name in names:
+        found = os.stat(os.path.join(path, name) if name else path)
+        lines.append(f"{name}\0{found.st_ino}\0{found.st_size}\0{found.st_mtime_ns}\n")
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def filesystem(path: str, table: str = "/proc/self/mountinfo") -> str:
+    """The type of the file system on which `path`, without links in it, lies; no server is asked."""
+    best, kind = "", ""
+    with open(table, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words, _, rest = line.partition(" - ")
+            place = words.split()[4].replace("\\040", " ")
+            inside = path == place or path.startswith(place.rstrip("/") + "/")
+            # Of two mounts at one place the later one is seen.
+            if inside and len(place) >= len(best):
+                best, kind = place, rest.split()[0]
+    return kind
+
+
+def shared_mark(path: str) -> str:
+    """`mark` of what lies on a disk of the network, where a run's unit may read it; else ""."""
+    real = os.path.realpath(path)
+    if any(f"{place}/".startswith(f"{hidden}/") for hidden in UNSEEN for place in (path, real)):
+        return ""
+    os.stat(real)  # an automount has it mounted by that
+    if filesystem(real) not in NETWORK or not _readable(real):
+        return ""
+    return mark(real)
+
+
+def _readable(path: str) -> bool:
+    def may(place: str) -> bool:
+        return os.access(place, os.R_OK, effective_ids=True)
+
+    return may(path) and all(
+        may(os.path.join(folder, name)) for folder, _, files in os.walk(path) for name in files
+    )
+
+
+def shared_marks(paths: list[str], user: str, seconds: float = SECONDS) -> dict[str, str]:
+    """`shared_mark` of each path as `user` sees it, those without one left out; who waits for a dead server is left."""
+    from ansible.module_utils.as_user import acting_as  # on hosts alone
+
+    found = {}
+    for path in paths:
+        receive, send = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = ""
+            try:
+                with acting_as(user):
+                    said = shared_mark(path)
+            except (OSError, KeyError):
+                pass
+            finally:  # whatever it was, this process must not go on as the module
+                os.write(send, said.encode())
+                os._exit(0)
+        os.close(send)
+        try:
+            if not select.select([receive], [], [], seconds)[0]:
+                os.kill(child, signal.SIGKILL)  # it may stay until the kernel gives up on the server
+                continue
+            said = os.read(receive, 100).decode()
+            os.waitpid(child, 0)
+        finally:
+            os.close(receive)
+        if said:
+            found[path] = said
+    return found

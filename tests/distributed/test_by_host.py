@@ -1,0 +1,187 @@
+"""Sums that go inside hosts first: the same curve, fewer bytes between hosts, on 2 x 2 ranks and on 2 + 1."""
+
+import os
+import socket
+import struct
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from test_parity import plain_loop
+
+pytestmark = pytest.mark.distributed
+COUNT = 500_001  # values of a sum: no number of ranks divides it
+ACKED = 120  # where struct tcp_info has tcpi_bytes_acked, 64 bits (linux/tcp.h)
+
+
+def acknowledged() -> dict[tuple[int, int], int]:
+    """Bytes that each of this process's TCP connections has carried away, by (own port, peer's port)."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(number))) as one:
+                if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
+                    information = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                    ports = one.getsockname()[1], one.getpeername()[1]
+                    found[ports] = struct.unpack_from("<Q", information, ACKED)[0]
+        except OSError:  # no socket, or none that is connected
+            continue
+    return found
+
+
+def between_hosts(counts: list[dict], nodes: list[int]) -> list[float]:
+    """Bytes that left each host for another; counts: what each rank has `acknowledged`."""
+    owner = {ports: rank for rank, one in enumerate(counts) for ports in one}
+    left = [0.0] * len(set(nodes))
+    for rank, one in enumerate(counts):
+        for (own, peer), count in one.items():
+            other = owner.get((peer, own))
+            if other is not None and nodes[other] != nodes[rank]:
+                left[nodes[rank]] += count
+    return left
+
+
+def _summed(world, config):
+    """What sums of this rank's values come to, by way, and what each has sent."""
+    from trainer import sums
+    from trainer.strategies import sharded
+
+    sums.BUCKET_BYTES = 600_000  # so that a sum has several pieces, the last a smaller one
+    layers, found = world.layers(), {}
+
+    def plain(flat):
+        dist.all_reduce(flat, group=world.training)
+        return flat
+
+    def by_host(flat):
+        total = sums.Sum(world, layers)
+        for one in [total.start(part) for part in flat.split(200_000)]:
+            one.wait()
+        return flat
+
+    def gathered(flat):
+        part, every = flat[:100_000], torch.empty(100_000 * world.size)
+        sharded.Gather(sharded.Wire(), layers)(every, part, world.training)
+        return every
+
+    def scattered(flat):
+        part = torch.empty(100_000)
+        sharded.Scatter(sharded.Wire(), layers)(
+            part, flat[: 100_000 * world.size], world.training, dist.ReduceOp.SUM
+        )
+        return part
+
+    for way in (plain, by_host, *((gathered, scattered) if layers.even else ())):
+        chance = torch.Generator().manual_seed(world.rank)
+        way(torch.zeros(COUNT))  # all have met
+        flat = torch.rand(COUNT, generator=chance) - 0.5
+        dist.barrier(group=world.control)
+        before = acknowledged()
+        result = way(flat.clone())
+        dist.barrier(group=world.control)
+        after = acknowledged()
+        sent = {ports: count - before.get(ports, 0) for ports, count in after.items()}
+        found[way.__name__] = flat, result, sent
+    return found
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], pytest.param([0, 0, 1], marks=pytest.mark.full)])
+def test_each_host_sends_what_one_rank_of_it_would(tmp_path, nodes):
+    found = ranks.together(tmp_path, _summed, nodes)
+
+    def of(way):
+        return [list(one) for one in zip(*(rank[way] for rank in found), strict=True)]
+
+    size, nbytes = len(nodes), 4 * COUNT
+    own, plain, sent = of("plain")
+    exact = sum(one.double() for one in own)
+    # A ring goes on from each host by one wire; what of it is counted, is counted right.
+    assert between_hosts(sent, nodes) == pytest.approx([2 * (size - 1) / size * nbytes] * 2, rel=0.02)
+    own, mine, sent = of("by_host")
+    assert between_hosts(sent, nodes) == pytest.approx([nbytes] * 2, rel=0.02)
+    for one in mine:
+        assert torch.equal(one, mine[0])  # to the bit
+        assert (one - exact).abs().max() < 1e-6
+    assert (mine[0] - plain[0]).abs().max() < 1e-6
+    if "gathered" not in found[0]:
+        return
+    own, every, sent = of("gathered")
+    assert between_hosts(sent, nodes) == pytest.approx([4 * 200_000] * 2, rel=0.02)
+    assert all(torch.equal(one, torch.cat([part[:100_000] for part in own])) for one in every)
+    own, parts, sent = of("scattered")
+    assert between_hosts(sent, nodes) == pytest.approx([4 * 200_000] * 2, rel=0.02)
+    assert (torch.cat(parts) - exact[:400_000]).abs().max() < 1e-6
+
+
+@pytest.fixture(scope="module")
+def reference(material):
+    return plain_loop(material)
+
+
+BUCKETS = {("trainer.strategies.ddp", "BUCKET_BYTES"): 48 << 10}  # three buckets or more
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([0, 0, 1, 1], ["micro_batch_size=1"]),
+        *(
+            pytest.param(nodes, words, marks=pytest.mark.full)
+            for nodes, words in (
+                ([0, 0, 1], ["micro_batch_size=1"]),
+                ([0, 0, 1, 1, 2, 2], []),
+                ([0, 0, 1, 1], ["strategy=zero1"]),
+                ([0, 0, 1, 1], ["strategy=zero2", "micro_batch_size=1"]),
+                ([0, 0, 1, 1], ["strategy=fsdp"]),
+                ([0, 0, 1], ["strategy=fsdp"]),
+                ([0, 0, 1, 1], ["balance=4,1,1,1"]),
+            )
+        ),
+    ],
+)
+def test_the_curve_is_that_of_a_plain_loop(material, reference, tmp_path, nodes, words):
+    """7 sequences, so shares are uneven; one rank has two micro-batches where the last one has one."""
+    found = ranks.run(tmp_path, len(nodes), material / "run.yaml", *words, nodes=nodes, patch=BUCKETS)
+    assert found == pytest.approx(reference, rel=1e-5)
+    models = [load_file(tmp_path / f"node{node}/model/model.safetensors") for node in set(nodes)]
+    assert all(torch.equal(one[name], models[0][name]) for one in models for name in one)
+    if not any("strategy" in word for word in words):
+        hosts = len(set(nodes))
+        (sent,) = {row["wire_bytes"] for row in ranks.records(tmp_path / "node0")}
+        assert sent == 2 * (hosts - 1) * 4 * 37120 // hosts
+
+
+@pytest.mark.full
+def test_a_stopped_run_goes_on_to_the_bit_and_with_other_layers(material, reference, tmp_path):
+    """As many ranks again; 2 + 1 of them; two on one host; and one on each of two."""
+    even = [0, 0, 1, 1]
+    whole = ranks.run(tmp_path / "whole", 4, material / "run.yaml", nodes=even, patch=BUCKETS)
+    for number, nodes in enumerate((even, [0, 0, 1], [0, 0], [0, 1])):
+        root = tmp_path / str(number)
+        ranks.run(root, 4, material / "run.yaml", nodes=even, patch=BUCKETS, stop_in=5, codes=[75] * 4)
+        found = ranks.run(root, len(nodes), material / "run.yaml", nodes=nodes, patch=BUCKETS)
+        assert found == pytest.approx(reference, rel=1e-5)
+        assert found[:5] == whole[:5] and (found == whole or nodes != even)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("comm", ["16bit", "8bit", "powersgd", "diloco"])
+def test_lossy_ways_go_inside_hosts_first(material, tmp_path, comm):
+    words = (
+        "steps=6",
+        "batch_size=8",
+        f"comm={comm}",
+        "powersgd_rank=2",
+        "sync_every=6",
+        "checkpoint_every=0",
+    )
+    ranks.run(tmp_path / "four", 4, material / "run.yaml", *words, nodes=[0, 0, 1, 1])
+    ranks.run(tmp_path / "two", 2, material / "run.yaml", *words)
+    four, two = (
+        [row["wire_bytes"] for row in ranks.records(tmp_path / name / "node0")] for name in ("four", "two")
+    )
+    assert four == two and sum(four) > 0
+    one, other = (load_file(tmp_path / f"four/node{node}/model/model.safetensors") for node in (0, 1))
+    assert all(torch.equal(one[name], other[name]) for name in one)

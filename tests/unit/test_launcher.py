@@ -1,0 +1,458 @@
+"""What a launcher does, turn by turn, when its machine, its network or its ranks do not do what they should.
+
+The launcher, its store and its files are real; the clock, what the kernel says of addresses, and ranks are not.
+"""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+from trainer import config, environment
+from trainer.cluster import attempt, membership, store
+from trainer.cluster.membership import STOPPED
+from trainer.commands import launch
+
+ADDRESS = "192.0.2.7"  # documentation's, and nobody's
+
+
+class Ranks:
+    """Stands in for an Attempt: ranks that go on until they are killed, or `outcome` says how they ended."""
+
+    def __init__(self, plan, *_):
+        self.plan, self.begin, self.outcome, self.killed = plan, launch.time.monotonic(), None, False
+        self.has_started = True
+        self.used, self.waits, self.signs = 0.0, False, 0
+
+    def work(self):
+        return self.used, self.waits, self.signs
+
+    def poll(self):
+        return self.outcome
+
+    def kill(self):
+        self.killed = True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still but for what it is moved on by, in seconds: `clock[0] += 60`."""
+    moved, begin = [0.0], launch.time.monotonic()
+    monkeypatch.setattr(launch.time, "monotonic", lambda: begin + moved[0])
+    return moved
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path, clock):
+    """Starts a launcher in a run directory of its own: start(variable=value, overrides=[…], known=status.json)."""
+
+    def make(overrides=(), known=None, node=0, folder=True, **variables):
+        run_dir = tmp_path / f"node{node}" / "runs" / "a"
+        if folder:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        if known is not None:
+            (run_dir / "status.json").write_text(json.dumps(known))
+        names = ("STORE", "LAUNCH", "AFTER")
+        unset = {f"TRAINYARD_{name}": "" for name in names} | {"NNODES": "", "CLUSTER_ADDRESS": ""}
+        own = {"TRAINYARD_RUN_DIR": run_dir, "TRAINYARD_HOST": f"node{node}", "NODE_RANK": node}
+        for name, value in (unset | own | variables).items():
+            monkeypatch.setenv(name, str(value))
+        loaded = config.load(overrides=["run=a", *overrides])
+        return launch.Launcher(loaded, environment.read("a"), [])
+
+    monkeypatch.setattr(launch, "Attempt", Ranks)
+    return make
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """Whether ADDRESS is this host's: `network[0] = True`; ports there are always free."""
+    there, really = [False], socket.create_server
+
+    def create_server(place, **options):
+        if place[0] != ADDRESS:
+            return really(place, **options)
+        if not there[0]:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return socket.socket()
+
+    monkeypatch.setattr(launch.socket, "create_server", create_server)
+    return there
+
+
+def status(launcher):
+    return json.loads((launcher.environment.run_dir / "status.json").read_text())
+
+
+# ---- an address that comes late ----
+
+
+@pytest.mark.parametrize("known", [{"state": "running", "attempt": 3}, {"state": "queued"}])
+def test_a_host_that_boots_before_its_network_waits_for_its_address(start, network, clock, known):
+    """A power cut of the whole cupboard: the switch, or the router that gives addresses, is up long after the hosts."""
+    launcher = start(known=known, CLUSTER_ADDRESS=ADDRESS)
+    for _ in range(10):
+        assert launcher.look() is None
+        clock[0] += 3600
+    told = status(launcher)
+    assert told["state"] == "stalled" and f"its cluster address {ADDRESS} is not there yet" in told["reason"]
+    network[0] = True
+    launcher.look()
+    launcher.look()
+    (member,) = launcher.attempt.plan.members
+    assert (member.address, member.port >= 29500) == (ADDRESS, True)
+
+
+@pytest.mark.parametrize("how", ["file", "signal"])
+def test_a_stop_while_the_address_is_not_there(start, network, how):
+    launcher = start(known={"state": "restarting", "attempt": 1}, CLUSTER_ADDRESS=ADDRESS)
+    assert launcher.look() is None
+    if how == "file":
+        launcher.environment.stop_file.touch()
+    else:
+        launcher.ask_to_stop()
+    assert launcher.look() == STOPPED
+    assert (status(launcher)["state"], status(launcher)["attempt"]) == ("stopped", 1)
+    assert "before its address was there" in status(launcher)["reason"]
+    assert not launcher.environment.stop_file.exists()
+
+
+@pytest.mark.parametrize("known", [None, {"state": "finished", "attempt": 1}])
+def test_a_run_that_begins_on_an_address_that_is_not_there_is_refused(start, network, known):
+    with pytest.raises(launch.BadInput, match=f"CLUSTER_ADDRESS {ADDRESS} is no address of this host"):
+        start(known=known, CLUSTER_ADDRESS=ADDRESS)
+
+
+def test_a_host_that_boots_after_the_end_has_nothing_to_wait_for(start, network):
+    known = {"state": "finished", "attempt": 1, "launch": "now"}
+    assert start(known=known, CLUSTER_ADDRESS=ADDRESS, TRAINYARD_LAUNCH="now").ended_before() == 0
+
+
+# ---- what the machine refuses ----
+
+
+def refuse(number):
+    """Stands in for a call that the system refuses."""
+
+    def call(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def test_a_host_that_cannot_start_its_ranks_has_failed_and_its_launcher_lives(start, monkeypatch, clock):
+    """No memory for a process: tried as often as any other fault, and then the run's end, with the reason."""
+    launcher = start(["restarts=2"])
+    monkeypatch.setattr(launch, "Attempt", refuse(errno.ENOMEM))
+    code, turns = None, 0
+    while code is None:
+        code, turns = launcher.turn(), turns + 1
+        clock[0] += 30
+        assert turns < 30
+    assert (code, launcher.me.done, status(launcher)["state"]) == (1, 3, "failed")
+    reason = status(launcher)["reason"]
+    assert "3 attempts in a row" in reason and "node0: the system refused" in reason
+    assert "Cannot allocate memory" in reason
+
+
+def test_a_process_that_is_refused_leaves_no_pipe_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(attempt.os, "fork", refuse(errno.EAGAIN))
+    member = membership.Host(0, "node0", "127.0.0.1", 29500, 1)
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
+    with pytest.raises(BlockingIOError):
+        attempt.Attempt(membership.Plan(1, [member]), 0, config.load(), environment.read("a"), [])
+    assert os.listdir("/proc/self/fd") == before
+
+
+def running(launcher):
+    """The launcher, once its ranks are up."""
+    for _ in range(2):
+        assert launcher.turn() is None
+    assert launcher.attempt
+    return launcher
+
+
+def test_a_stop_that_cannot_be_passed_on_ends_the_ranks(start, monkeypatch):
+    """On a disk that has become read-only no file can ask them, and no checkpoint be saved."""
+    launcher = running(start())
+    ranks = launcher.attempt
+    monkeypatch.setattr(launch.Path, "touch", refuse(errno.EROFS))
+    launcher.ask_to_stop()
+    codes = [launcher.turn() for _ in range(3)]
+    assert ranks.killed and codes[-1] == 1
+    assert "Read-only file system" in status(launcher)["reason"]
+
+
+def test_a_stop_that_a_full_disk_does_not_take_is_passed_on_once_there_is_room(start, monkeypatch):
+    launcher = running(start())
+    launcher.ask_to_stop()
+    with monkeypatch.context() as full:
+        full.setattr(launch.Path, "touch", refuse(errno.ENOSPC))
+        assert launcher.turn() is None and not launcher.attempt.killed
+    assert launcher.turn() is None and launcher.environment.yield_file.exists()
+
+
+def test_what_the_system_refuses_while_the_store_is_silent_ends_no_launcher(start, monkeypatch):
+    launcher = running(start())
+    ranks = launcher.attempt
+    launcher.ask_to_stop()
+    monkeypatch.setattr(launcher.store, "read", refuse_store)
+    monkeypatch.setattr(launch.Path, "touch", refuse(errno.EROFS))
+    assert launcher.turn() is None
+    assert ranks.killed and "Read-only file system" in launcher.me.reason
+
+
+def test_a_host_that_never_reached_the_store_takes_part_when_it_is_started_again(start, monkeypatch, clock):
+    """Its run may go on without it: what is over there is no end of this start of the run."""
+    both = {"NNODES": 2, "TRAINYARD_STORE": "http://127.0.0.1:1", "TRAINYARD_LAUNCH": "now"}
+    launcher = start(**both)
+    monkeypatch.setattr(launcher.store, "read", refuse_store)
+    assert launcher.turn() is None
+    clock[0] += launcher.config.timeout_seconds + 1
+    assert launcher.turn() == launch.LOST and status(launcher)["state"] == "failed"
+    assert launcher.ended_before() is None
+
+
+def test_a_host_that_cannot_be_taken_in_is_no_reason_to_end_ranks_that_train(start, monkeypatch):
+    launcher = running(start())
+    monkeypatch.setattr(launch.Path, "touch", refuse(errno.EROFS))
+    monkeypatch.setattr(launcher, "_may_take_in", lambda *_: True)
+    assert launcher.turn() is None and launcher.attempt and not launcher.attempt.killed
+
+
+def test_a_store_that_falls_silent_between_a_look_and_a_word(start, monkeypatch, clock):
+    launcher = start()
+    with monkeypatch.context() as silent:
+        silent.setattr(launcher.store, "put_if", refuse_store)
+        assert launcher.turn() is None and launcher.turn() is None
+        clock[0] += 10
+        silent.setattr(launcher.store, "read", refuse_store)
+        assert launcher.turn() is None
+        assert status(launcher)["state"] == "stalled" and "no majority" in status(launcher)["reason"]
+    running(launcher)
+
+
+def refuse_store(*_):
+    raise store.Unreachable("no majority")
+
+
+def test_a_run_that_begins_on_a_disk_that_cannot_be_written_is_refused(start, monkeypatch):
+    monkeypatch.setattr(launch.Path, "mkdir", refuse(errno.EROFS))
+    with pytest.raises(OSError, match="Read-only"):
+        start(folder=False)
+
+
+def test_a_host_that_boots_with_a_disk_that_cannot_be_written_waits(start, monkeypatch):
+    """Its launcher would otherwise hear a stop file of old, which it could not remove."""
+    known = {"state": "running", "attempt": 1}
+    stop = start(known=known).environment.stop_file
+    stop.touch()
+    with monkeypatch.context() as broken:
+        broken.setattr(launch.Path, "unlink", refuse(errno.EROFS))
+        launcher = start(known=known)
+        for _ in range(3):
+            assert launcher.turn() is None
+        assert status(launcher)["state"] == "stalled" and "Read-only" in status(launcher)["reason"]
+        assert not launcher.asked
+    running(launcher)
+    assert not stop.exists()
+
+
+def test_a_stop_while_the_disk_cannot_be_written(start, monkeypatch):
+    monkeypatch.setattr(launch.Path, "unlink", refuse(errno.EROFS))
+    launcher = start(known={"state": "running", "attempt": 1})
+    launcher.ask_to_stop()
+    assert launcher.turn() == STOPPED
+
+
+# ---- a queue over hosts that do not all have the run before ----
+
+
+@pytest.fixture
+def pair(start, tmp_path):
+    """Launchers of a run of two hosts: on the first the run `before` is active, on the second nothing is."""
+    both = {"NNODES": 2, "TRAINYARD_STORE": tmp_path / "store", "TRAINYARD_LAUNCH": "now"}
+    first = start(node=0, TRAINYARD_AFTER="before", **both)
+    before = first.environment.run_dir.with_name("before")
+    before.mkdir()
+    (before / "status.json").write_text('{"state": "running"}')
+    second = start(node=1, **both)
+    return first, second, before / "status.json"
+
+
+def test_a_host_without_the_run_before_waits_for_those_that_have_it(pair, clock):
+    first, second, before = pair
+    for _ in range(3):
+        assert [first.turn(), second.turn()] == [None, None]
+        clock[0] += 10  # well within a lease
+        first.turn()
+    clock[0] += 3600
+    for _ in range(3):
+        first.turn()
+        second.turn()
+    assert not second.attempt
+    assert (status(first)["state"], status(first)["reason"]) == ("queued", "it waits for the end of before")
+    assert (status(second)["state"], status(second)["reason"]) == (
+        "queued",
+        "node0 waits for the end of before",
+    )
+    before.write_text('{"state": "finished"}')
+    for _ in range(3):
+        first.turn()
+        second.turn()
+    assert [member.name for member in second.attempt.plan.members] == ["node0", "node1"]
+    assert first.attempt.plan == second.attempt.plan
+
+
+def test_who_is_queued_and_dies_is_not_waited_for(pair, clock):
+    first, second, _ = pair
+    first.turn()
+    second.turn()
+    clock[0] += launch.store.LEASE + 1  # its power is cut
+    second.turn()
+    assert status(second)["state"] == "starting"
+    clock[0] += second.config.timeout_seconds + 1
+    for _ in range(2):
+        second.turn()
+    assert [member.name for member in second.attempt.plan.members] == ["node1"]
+
+
+def test_a_store_that_is_silent_when_the_wait_is_over_is_told_later(pair, monkeypatch):
+    first, second, before = pair
+    first.turn()
+    before.write_text('{"state": "finished"}')
+    with monkeypatch.context() as silent:
+        silent.setattr(first.store, "leave", refuse_store)
+        first.turn()
+    assert "queued/0" in second.store.read()
+    first.turn()
+    assert "queued/0" not in second.store.read()
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_stop_on_any_host_of_a_queued_run_is_for_all(pair, asked):
+    for launcher in pair[:2]:
+        launcher.turn()
+    pair[asked].ask_to_stop()
+    codes = [[launcher.turn() for launcher in pair[:2]] for _ in range(3)]
+    assert all(STOPPED in [one[node] for one in codes] for node in (0, 1))
+    assert [status(launcher)["state"] for launcher in pair[:2]] == ["stopped", "stopped"]
+
+
+# ---- a rank that trains alone, and hangs ----
+
+
+def lives(launcher, clock, seconds, state="running", step=True, used=1.0, signs=0, every=10.0):
+    """Seconds that a rank is let live, at most `seconds`: of a processor it uses `used`, and it gives `signs` each."""
+    if not launcher.attempt:
+        running(launcher)
+    ranks, begin = launcher.attempt, clock[0]
+    slowest = {"rank": 0} if step else None
+    told = {"state": state, "attempt": ranks.plan.attempt, "slowest": slowest}
+    (launcher.environment.run_dir / "status.json").write_text(json.dumps(told))
+    while clock[0] < begin + seconds and not ranks.killed:
+        clock[0] += every
+        ranks.used += used * every
+        ranks.signs += signs
+        launcher.turn()
+    return clock[0] - begin
+
+
+@pytest.mark.parametrize("state", ["running", "evaluating"])
+def test_a_rank_that_spins_on_a_gpu_that_does_not_answer_is_ended(start, clock, state):
+    launcher = start(["timeout_seconds=300"])
+    assert lives(launcher, clock, 1000, signs=1, every=5.0) == 1000
+    assert 450 < lives(launcher, clock, 1000, state, every=5.0) < 500
+    assert "node0: a rank hung: it computed for 450 s without a step" in launcher.me.reason
+
+
+def test_a_rank_is_left_to_silences_like_those_that_it_came_back_from(start, clock):
+    """Steps of 50 s: a quarter of an hour without one is much, and no more."""
+    launcher = start(["timeout_seconds=300"])
+    for _ in range(5):
+        assert lives(launcher, clock, 50) == 50
+        lives(launcher, clock, 10, signs=1)
+    assert lives(launcher, clock, 1400) == 1400
+    assert lives(launcher, clock, 2000) < 700
+
+
+@pytest.mark.parametrize(
+    ("overrides", "how", "least"),
+    [
+        ([], {"state": "starting"}, 9000),  # data, a model, a download
+        ([], {"step": False}, 9000),  # the first step
+        ([], {"state": "saving"}, 1800),
+        (["compile=true"], {}, 1800),
+        (["profile_steps=3"], {}, 9000),
+    ],
+    ids=["starting", "first step", "saving", "compile", "profile"],
+)
+def test_a_rank_may_be_silent_for_long_where_that_is_its_work(start, clock, overrides, how, least):
+    launcher = start(["timeout_seconds=300", *overrides])
+    assert lives(launcher, clock, 9000, **how) >= least
+
+
+@pytest.mark.parametrize("what", ["disk", "unknown"])
+def test_a_rank_that_cannot_be_judged_is_left_alone(start, clock, what):
+    launcher = running(start(["timeout_seconds=300"]))
+    launcher.attempt.waits = what == "disk"
+    launcher.attempt.work = lambda: (clock[0], what == "disk", None if what == "unknown" else 5)
+    assert lives(launcher, clock, 9000) == 9000
+
+
+@pytest.mark.parametrize("used", [0.0, 1.0])
+def test_a_machine_that_slept_has_no_hung_rank(start, clock, used):
+    launcher = start(["timeout_seconds=300"])
+    lives(launcher, clock, 100, signs=1)
+    clock[0] += 30000
+    assert lives(launcher, clock, 250, used=used) == 250
+
+
+@pytest.mark.parametrize(("state", "least"), [("running", 300), ("evaluating", 300), ("saving", 1800)])
+def test_a_rank_that_does_nothing_is_ended_whatever_it_was_at(start, clock, state, least):
+    launcher = start(["timeout_seconds=300"])
+    lives(launcher, clock, 100, signs=1)
+    assert least < lives(launcher, clock, 9000, state, used=0.0) < least + 60
+    assert f"node0: a rank hung: it did nothing for {least} s" in launcher.me.reason
+
+
+def test_a_file_that_goes_slowly_to_a_server_is_work(start, clock):
+    launcher = start(["timeout_seconds=300"])
+    lives(launcher, clock, 100, signs=1)
+    assert lives(launcher, clock, 9000, "saving", used=0.0, signs=1) == 9000
+
+
+def test_what_a_rank_writes_is_a_sign_of_life_and_what_its_agent_does_is_none(tmp_path):
+    """An agent that writes all the time, and below it a rank that does so when it is told to."""
+    rank = f"while read -r word; do echo x > {tmp_path}/rank; done; sleep 60"
+    agent = f"mkfifo {tmp_path}/ask; sh -c '{rank}' < {tmp_path}/ask & exec 3> {tmp_path}/ask; " + (
+        "while read -r word; do for i in 1 2 3 4 5; do echo x; done; [ $word = rank ] && echo >&3; echo done; done"
+    )
+    with subprocess.Popen(
+        ["sh", "-c", agent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        seen = attempt.Attempt.__new__(attempt.Attempt)
+        seen._pid = process.pid
+
+        def ask(word):
+            process.stdin.write(word + "\n")
+            process.stdin.flush()
+            while process.stdout.readline() != "done\n":
+                pass
+            return seen.work()[2]
+
+        try:
+            before = ask("agent")
+            assert ask("agent") == before
+            ask("rank")
+            end = time.perf_counter() + 30
+            while seen.work()[2] == before:
+                assert time.perf_counter() < end
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,125 @@
+"""Which ranks sum with which, inside hosts and between them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainer import config
+from trainer.commands import plan
+from trainer.environment import rdma
+from trainer.strategies import sharded
+from trainer.sums import Sum
+from trainer.world import World
+
+
+def world(monkeypatch, rank, nodes, device="cpu", rdma=True) -> World:
+    """A rank whose groups are the names of their ranks; rdma: whether its host has it, all others do."""
+    made = World.__new__(World)
+    made.rank, made.size, made.nodes, made.device = rank, len(nodes), nodes, torch.device(device)
+    made.firsts = [nodes.index(node) for node in sorted(set(nodes))]
+    made._layers, made._timeout, made.training = None, None, "all"
+    made.gather = lambda own: [own, *[True] * (len(nodes) - 1)]
+    monkeypatch.setattr("trainer.world.rdma", lambda: rdma)
+    monkeypatch.setattr(
+        "trainer.world.dist",
+        SimpleNamespace(new_group=lambda ranks, **_: str(ranks), DistError=RuntimeError),
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rank", "nodes", "within", "between", "even"),
+    [
+        (3, [0, 0, 1, 1], [2, 3], [1, 3], True),
+        (2, [0, 0, 1, 1, 4, 4], [2, 3], [0, 2, 4], True),
+        (1, [0, 0, 1], [0, 1], None, False),
+        (2, [0, 0, 1], [2], [0, 2], False),
+        (3, [1, 1, 0, 0], [2, 3], [1, 3], True),  # by their first ranks, whatever the nodes' numbers
+    ],
+)
+def test_who_sums_with_whom(monkeypatch, rank, nodes, within, between, even):
+    made = world(monkeypatch, rank, nodes)
+    found = made.layers()
+    assert found.within.ranks == within and found.within.ranks[found.within.rank] == rank
+    assert found.within.group == (str(within) if len(within) > 1 else None)
+    assert found.even is even and found is made.layers()
+    if between is None:
+        assert found.between.rank is None and found.between.size == 2
+    else:
+        assert found.between.ranks == between and found.between.group == str(between)
+
+
+@pytest.mark.parametrize("nodes", [[0, 1, 2], [0, 0, 0], [0]])
+def test_ranks_that_are_alone_or_all_together_are_one_row(monkeypatch, nodes):
+    assert world(monkeypatch, 0, nodes).layers() is None
+
+
+def test_where_all_hosts_have_rdma_nccl_finds_its_own_way(monkeypatch):
+    assert world(monkeypatch, 0, [0, 0, 1, 1], "cuda").layers() is None
+    assert world(monkeypatch, 0, [0, 0, 1, 1], "cuda", rdma=False).layers().even
+    assert world(monkeypatch, 0, [0, 0, 1, 1], "cpu").layers().even
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "inside"),
+    [
+        ("cpu", [0, 0, 1, 1], True),
+        ("cuda", [0, 0, 1, 1], False),  # two streams would use the groups in opposite orders
+        ("cpu", [0, 0, 1], False),
+        ("cpu", [0, 1, 0, 1], False),
+        ("cpu", [0, 1], False),
+    ],
+)
+def test_shards_go_inside_hosts_first_on_cpus_alone(monkeypatch, device, nodes, inside):
+    assert bool(sharded._layers(world(monkeypatch, 0, nodes, device, rdma=False))) is inside
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "name", "among"),
+    [
+        ("cpu", 16, "fsdp", 2),
+        ("cuda", 16, "fsdp", 16),
+        ("cuda", 16, "zero1", 16),
+        ("cuda", 16, "ddp", 2),
+        ("cpu", 15, "fsdp", 15),
+        ("cpu", 15, "ddp", 2),
+        ("cpu", 2, "zero2", 2),
+    ],
+)
+def test_plan_counts_those_who_exchange(device, ranks, name, among):
+    place = plan.Place(ranks, 2, -(-ranks // 2), torch.device(device), 0, 0, 1e9)
+    asked = config.from_mapping({"batch_size": 16, "micro_batch_size": 16})
+    whole = {"ddp": 2000, "zero1": 4000, "zero2": 4000, "fsdp": 6000}[name]
+    assert plan.wire(name, asked, place, 1000, 2000, 1000) == pytest.approx(
+        whole * (among - 1) / among, abs=1
+    )
+    assert plan._inside_first(name, place) is (among < ranks)
+
+
+def test_an_rdma_port_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch):
+    monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
+    assert not rdma(tmp_path / "none")
+    gone, there = (tmp_path / f"mlx5_{number}/ports/1/state" for number in range(2))
+    gone.mkdir(parents=True)  # which cannot be read
+    assert not rdma(tmp_path)
+    there.parent.mkdir(parents=True)
+    there.write_text("4: ACTIVE\n")
+    assert rdma(tmp_path)
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    assert not rdma(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rank", "nodes", "bytes_sent"),
+    [
+        (0, [0, 0, 1], 1000),
+        (1, [0, 0, 1], 0),  # the first sends for both
+        (2, [0, 0, 1], 1000),
+        (1, [0, 0, 1, 1], 1000),  # a slice of its host's
+        (0, [0, 0, 0], 1333),
+    ],
+)
+def test_a_rank_that_keeps_off_the_wire_has_sent_nothing(monkeypatch, rank, nodes, bytes_sent):
+    made = world(monkeypatch, rank, nodes)
+    assert Sum(made, made.layers()).sent(1000) == bytes_sent

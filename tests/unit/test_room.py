@@ -1,0 +1,176 @@
+"""A rank's memory before a run: told from the model's shape, refused or made do with. Sizes of memory are made up."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GPT2Config, LlamaConfig
+
+from trainer import config as configuration
+from trainer import environment, room
+from trainer.commands import plan, train
+from trainer.errors import BadInput
+from trainer.model import footprint
+
+WIDE = LlamaConfig(
+    vocab_size=500, hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
+LONG = GPT2Config(vocab_size=300, n_embd=32, n_layer=3, n_head=4, n_positions=512)
+
+
+class World(SimpleNamespace):
+    """Ranks that do all at once; `memory`: what each finds free."""
+
+    size, rank, firsts, hosts = 2, 0, [0, 1], ["desktop", "laptop"]
+    device, first = torch.device("cpu"), True
+    devices = [device]
+    environment = SimpleNamespace(local_world_size=1, attempt=1)
+
+    def together(self, action):
+        return action()
+
+    def gather(self, own):
+        return [own, 9 if self.other is None else self.other]
+
+
+def asked(**keys):
+    return configuration.from_mapping(
+        {"batch_size": 16, "micro_batch_size": 8, "sequence_length": 256, **keys}
+    )
+
+
+def needs(config, model, rows, strategy="ddp"):
+    """Bytes by plan's own count."""
+    config = dataclasses.replace(config, micro_batch_size=rows)
+    place = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
+    return sum(
+        plan.budget(strategy, config, footprint.measure(config, model), place, plan.KERNELS).device.values()
+    )
+
+
+@pytest.mark.parametrize("model", [WIDE, LONG], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("keys", [{}, {"comm": "diloco"}, {"attention": "eager"}, {"loss_chunk": 0}])
+def test_what_is_told_without_counting_is_never_too_little(model, keys):
+    config = asked(**keys)
+    assert room.at_most(config, model, 8) + plan.KERNELS > needs(config, model, 8)
+
+
+def test_a_model_of_unknown_shape_is_counted():
+    assert room.at_most(asked(), SimpleNamespace(get_text_config=lambda: SimpleNamespace()), 8) is None
+
+
+def test_a_rank_with_room_computes_as_many_as_it_was_told_to(monkeypatch):
+    monkeypatch.setattr(plan, "_host_memory", lambda: 4 << 30)
+    monkeypatch.setattr(footprint, "measure", None)  # nobody counts
+    assert room.at_once(asked(), LONG, World(other=8)) == [8, 8]
+
+
+def test_a_rank_without_room_for_one_sequence_is_refused_and_told_what_would_do(monkeypatch):
+    config = asked()
+    one = needs(config, LONG, 1)
+    monkeypatch.setattr(plan, "_host_memory", lambda: int(one / 1.2))
+    with pytest.raises(BadInput) as refused:
+        room.at_once(config, LONG, World(other=8))
+    text = str(refused.value)
+    assert f"rank 0: a step of a single sequence needs about {one >> 20:,} MiB of the memory" in text
+    assert (
+        "gradient_checkpointing: true" in text and "adapter: lora" in text and "nothing was started" in text
+    )
+    assert "micro_batch_size" not in text  # it is one already
+
+
+def test_a_strategy_that_would_fit_is_named(monkeypatch):
+    """Where weights are much of it, a part of them is less."""
+    config = asked(sequence_length=16)
+    model = LlamaConfig(
+        vocab_size=500, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=8
+    )
+    between = (needs(config, model, 1) + 1.15 * needs(config, model, 1, "fsdp")) / 2
+    monkeypatch.setattr(plan, "_host_memory", lambda: int(between / 1.15))
+    with pytest.raises(BadInput, match=r"What would help: strategy: (zero1|zero2|fsdp)"):
+        room.at_once(config, model, World(other=8))
+
+
+LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "gigabits", "memory", "refused"),
+    [
+        ({}, 1, 1 << 40, True),
+        ({}, 10, 1 << 40, False),
+        ({}, None, 1 << 40, False),
+        ({}, 1, 1 << 10, False),  # ddp has no room
+        ({"force_strategy": True}, 1, 1 << 40, False),
+        ({"adapter": "none"}, 1, 1 << 40, False),
+        ({"strategy": "zero2"}, 1, 1 << 40, False),  # of which frozen weights stay where they are
+    ],
+)
+def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, gigabits, memory, refused):
+    monkeypatch.setattr(plan, "_host_memory", lambda: memory)
+    monkeypatch.setattr(plan, "interface_speed", lambda: gigabits and gigabits * 1e9)
+    world = World(gather=lambda own: [own, own])
+    config = asked(**{**LORA, **keys})
+    if not refused:
+        return room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world)
+    with pytest.raises(BadInput, match=r"strategy: fsdp sends the frozen weights, too: about .* at 1 Gbit/s"):
+        room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world)
+
+
+def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
+    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
+    later = SimpleNamespace(local_world_size=1, attempt=2)
+    world = World(gather=lambda own: [own, own], environment=later)
+    room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world)
+    assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
+
+
+def test_a_rank_with_room_for_some_computes_so_many_at_once(monkeypatch, capsys):
+    config = asked()
+    monkeypatch.setattr(plan, "_host_memory", lambda: needs(config, LONG, 3) + (1 << 20))
+    assert room.at_once(config, LONG, World(other=8)) == [3, 8]
+    said = capsys.readouterr().out
+    assert "micro_batch_size 8 needs more memory" in said and "rank 0 on desktop 3" in said
+    # Where ranks must keep step, all pass evaluations as the one that can least; their shares may differ.
+    world = World(other=2)
+    shared = dataclasses.replace(config, strategy="zero1")
+    assert train._micro_batch_size(shared, world, [3, 2]) == 2
+    assert train._micro_batch_size(config, world, [3, 2]) == 3
+
+
+def test_a_rank_that_keeps_step_may_compute_more_at_once_as_far_as_it_has_room(monkeypatch):
+    """Of 16 sequences the other rank has one at least; 8 are set, and what nobody set must have room to spare."""
+    keys = {"strategy": "zero1", "micro_batch_size": 2}
+    config = asked(**keys)
+    assert room._most(config, World()) == 4  # 15 in four micro-batches
+    for other in ({"balance": "even"}, {"compile": True}, {"strategy": "ddp"}):
+        assert room._most(asked(**{**keys, **other}), World()) == 2
+    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
+    assert room.at_once(config, LONG, World(other=4)) == [4, 4]
+    four = needs(config, LONG, 4, "zero1")
+    for memory, size in ((1.1 * four, 2), (1.2 * four, 4)):
+        monkeypatch.setattr(plan, "_host_memory", lambda memory=memory: int(memory))
+        assert room.at_once(config, LONG, World(other=2)) == [size, 2]
+
+
+def test_a_model_that_cannot_be_counted_is_tried(monkeypatch):
+    def refused(*_):
+        raise ImportError("no such kernel here")
+
+    monkeypatch.setattr(footprint, "measure", refused)
+    monkeypatch.setattr(room, "at_most", lambda *_: None)
+    assert room.at_once(asked(), LONG, World(other=None)) == [8, 9]
+
+
+def test_a_port_that_is_up_is_one_that_nccl_takes(tmp_path, monkeypatch):
+    monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
+    port = tmp_path / "mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    assert not environment.rdma(tmp_path)
+    (port / "state").write_text("4: ACTIVE\n")
+    assert environment.rdma(tmp_path)
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    assert not environment.rdma(tmp_path)

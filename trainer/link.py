@@ -1,0 +1,73 @@
+"""What is known of the network between a run's hosts, and how much is to travel at once over it. No torch here.
+
+preflight.yml and bench.yml measure it, and keep their good results on the controller as baseline-….json, one for each
+set of hosts.
+"""
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.ways import BUCKET_MB, USED
+
+PLACES = ("bench", "preflight")  # below runs/
+LESS = 40  # times that a bucket's bytes take as long as its way from host to host
+
+
+@dataclass(frozen=True)
+class Link:
+    """The slowest pair of those that were measured."""
+
+    hosts: frozenset[str]
+    stream: float  # bits a second of a TCP connection
+    hop: float | None  # seconds from one host to another; None: not measured, or RDMA goes another way
+    measured: float  # s since 1970
+    file: Path
+
+    @property
+    def bits(self) -> float:
+        """A second, as a link is named: a stream carries ways.USED of it."""
+        return self.stream / USED
+
+    @property
+    def source(self) -> str:
+        """When it was measured, what, and where that stands."""
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.measured))
+        return f"measured {day}: {self.stream / 1e6:,.0f} Mbit/s of the slowest pair, {self.file}"
+
+
+def read(file: Path) -> Link | None:
+    """What a result of preflight.yml or bench.yml says; None where it has no bandwidth."""
+    try:
+        result = json.loads(file.read_text())
+        figures = result["figures"]
+        megabits = min(float(one) for one in figures["mbit"].values())
+        times = [] if figures.get("gbit") else [float(one) for one in (figures.get("rtt_ms") or {}).values()]
+        hosts, measured = frozenset(result["hosts"]), float(result["time"])
+        time.localtime(measured)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+    if not megabits > 0:
+        return None
+    return Link(hosts, megabits * 1e6, max(times) / 2000 if times else None, measured, file)
+
+
+def newest(runs: Path) -> list[Link]:
+    """All good results below `runs`, the newest first."""
+    files = [file for place in PLACES for file in (runs / place).glob("baseline-*.json")]
+    return sorted(filter(None, map(read, files)), key=lambda found: found.measured, reverse=True)
+
+
+def bucket_mb(stream: float, hop: float | None, hosts: int) -> int:
+    """MB of gradients to travel together between so many hosts: the least power of two that pays, BUCKET_MB at most.
+
+    stream: bits a second. hop: seconds from host to host, None where that is not known. A sum goes around all hosts
+    twice: 2 (hosts - 1) hops, and 2 (hosts - 1) / hosts of the bytes over each wire. With fewer bytes more of them
+    leave while backward still runs; with so few that hops count, all take longer.
+    """
+    if hop is None or hosts < 2:
+        return BUCKET_MB
+    least = LESS * hosts * hop * stream / 8 / (1 << 20)
+    return min(BUCKET_MB, 1 << max(0, math.ceil(math.log2(least)))) if least > 0 else 1

@@ -1,0 +1,172 @@
+"""Whether each rank has the memory for its micro-batches, told before any weights are loaded.
+
+`trainer plan` counts what a step needs (commands/plan.py); here the same count is held against what is free.
+"""
+
+import dataclasses
+
+from trainer.balance import shares
+from trainer.commands import plan
+from trainer.config import Config
+from trainer.environment import rdma
+from trainer.errors import BadInput
+from trainer.model import footprint
+from trainer.strategies import chosen
+from trainer.world import World, log
+
+DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
+SLOW_LINK = 2.5e9  # bits a second at most of what takes long to carry a model
+MIB = plan.MIB
+
+
+def at_once(config: Config, model_config, world: World) -> list[int]:
+    """How many sequences each rank may compute at once, by rank: micro_batch_size, or as many fewer as it has room for.
+
+    Where ranks keep step and shares follow their speeds, a faster one may compute more, as far as it has room. All
+    ranks must call. Raises BadInput on all where one has no room for a single sequence. model_config: transformers'
+    own.
+    """
+    sizes = world.gather(world.together(lambda: _size(config, model_config, world)))
+    less = {rank: one for rank, one in enumerate(sizes) if one < config.micro_batch_size}
+    if less and world.first:
+        shown = ", ".join(f"rank {rank} on {world.hosts[rank]} {one}" for rank, one in less.items())
+        log(
+            f"warning: micro_batch_size {config.micro_batch_size} needs more memory than there is everywhere. At once "
+            f"computes: {shown}; a smaller micro_batch_size, or gradient_checkpointing: true, for all would do as well"
+        )
+    return sizes
+
+
+def _most(config: Config, world: World) -> int:
+    """What a rank may be asked to compute at once: with all but one sequence for each other rank, if they keep step."""
+    wanted = min(config.micro_batch_size, config.batch_size)
+    keeps_step = chosen(config, world).lockstep and world.size > 1
+    if not keeps_step or config.balance != "auto" or config.compile:
+        return wanted
+    count = -(-max(shares(config.batch_size, world.size)) // wanted)
+    return max(wanted, -(-(config.batch_size - world.size + 1) // count))
+
+
+def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World) -> None:
+    """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
+
+    That is where hosts are joined by slow interfaces, and ddp has room on each rank. All ranks must call. A run that
+    goes on, with other hosts than it began with, is warned.
+    """
+    shared = config.adapter != "none" and getattr(chosen(config, world), "shares_weights", False)
+    if not shared or config.force_strategy or len(world.firsts) == 1:
+        return
+    fast = world.device.type == "cuda" and rdma()  # NCCL then goes by that
+    speeds = world.gather(None if fast else plan.interface_speed())
+    slowest = min((speed for speed in speeds if speed), default=None)
+    if slowest is None or slowest > SLOW_LINK:
+        return
+    place = dataclasses.replace(_place(config, world), link=slowest)
+    try:
+        found = footprint.measure(config, model_config)
+        mine, ddp = (
+            plan.budget(name, config, found, place, plan.KERNELS)
+            for name in (plan.known(config.strategy), "ddp")
+        )
+        words = (
+            f"strategy: {config.strategy} sends the frozen weights, too: about {mine.wire_bytes / MIB:,.0f} MiB a "
+            f"step, {mine.wire_seconds:,.1f} s at {slowest / 1e9:g} Gbit/s. ddp has room on all ranks and sends the "
+            f"adapter's gradients alone, {ddp.wire_bytes / MIB:,.1f} MiB. Set strategy to ddp, or force_strategy to "
+            "true"
+        )
+        fits = ddp.fits(place)
+    except Exception:  # as in _size
+        words, fits = "", False
+    if all(world.gather(fits)):
+        if world.environment.attempt == 1:
+            raise BadInput(words)
+        if world.first:
+            log(f"warning: {words}")
+
+
+def _size(config: Config, model_config, world: World) -> int:
+    """As `at_once`, by this rank's own memory."""
+    place = _place(config, world)
+    overhead = plan.KERNELS  # what this process holds already is not free any more
+    wanted, asked = min(config.micro_batch_size, config.batch_size), _most(config, world)
+    bytes_ = at_most(config, model_config, asked)
+    if (
+        bytes_ is not None
+        and bytes_ + max(overhead, plan.CONTEXT * (world.device.type == "cuda")) < place.memory
+    ):
+        return max(asked, config.micro_batch_size)
+
+    def budgets(rows: int) -> dict[str, plan.Budget]:
+        own = dataclasses.replace(config, micro_batch_size=rows)
+        found = plan.every(own, footprint.measure(own, model_config), place, overhead)
+        for one in found.values():  # one rank a host makes the checkpoint's copy
+            for parts in (one.device, one.host):
+                if "checkpoint" in parts:
+                    parts["checkpoint"] //= place.here
+        return found
+
+    try:
+        one = budgets(1)
+    except Exception as error:  # the model's own code runs there, which may want a real GPU
+        log(f"warning: what a step needs cannot be told beforehand, so memory is not checked: {error}")
+        return config.micro_batch_size
+    strategy = plan.known(config.strategy)
+    if strategy not in one:  # split, of a rank with one GPU
+        strategy = "ddp"
+    if not one[strategy].fits(place, DOUBT):
+        raise BadInput(_refusal(config, world, one, strategy, place))
+    least, most = 1, wanted
+    if budgets(most)[strategy].fits(place, DOUBT):
+        # What nobody asked for is not tried where the count may be too low.
+        while most < asked and budgets(min(2 * most, asked))[strategy].fits(place, 1 / DOUBT):
+            most = min(2 * most, asked)
+        return max(most, config.micro_batch_size)
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if budgets(middle)[strategy].fits(place) else (least, middle)
+    return least
+
+
+def _place(config: Config, world: World) -> plan.Place:
+    here = world.environment.local_world_size
+    return plan.place(config, world.device, world.size, len(world.firsts), here, own=world.devices)
+
+
+def _refusal(config: Config, world: World, budgets: dict, strategy: str, place: plan.Place) -> str:
+    """What a rank without room for one sequence says."""
+    mine = budgets[strategy]
+    where, needs, there = "GPU's memory", sum(mine.device.values()), place.memory
+    if world.device.type == "cpu":
+        where = "memory"
+    elif needs <= DOUBT * there:
+        where, needs, there = "host's memory", sum(mine.host.values()), place.host_memory
+    other = plan.propose(budgets, place)
+    cures = plan.cures(dataclasses.replace(config, micro_batch_size=1))
+    if other and other != strategy:
+        cures = [f"strategy: {other}", *cures]
+    return (
+        f"rank {world.rank}: a step of a single sequence needs about {needs // MIB:,} MiB of the {where}, and "
+        f"{there // MIB:,} MiB are free for it; nothing was started. What would help: {', '.join(cures)}; or leave "
+        "this host out (-l). `trainer plan` shows what takes how much"
+    )
+
+
+def at_most(config: Config, model_config, rows: int) -> int | None:
+    """More bytes than a step of any dense transformer of this shape needs; None where its shape is not known.
+
+    rows: sequences that are computed at once. To count takes seconds, which small models would wait for in vain.
+    """
+    text = model_config.get_text_config()
+    names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+    if any(not isinstance(getattr(text, name, None), int) for name in names):
+        return None
+    if any(getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+        return None
+    width, layers, vocabulary, heads = (getattr(text, name) for name in names)
+    inner = max(4 * width, getattr(text, "intermediate_size", None) or 0)
+    length = config.sequence_length
+    weights = layers * (4 * width**2 + 3 * width * inner) + 2 * vocabulary * width + length * width
+    # Of a weight: itself, its gradient, two moments, and their copies in a checkpoint or in a lossy way. Of a token:
+    # each layer's values of both widths, some of them twice; its attention to all others; its logits, four times.
+    kept = layers * (24 * width + 8 * inner + 4 * heads * length) + 4 * vocabulary
+    return 40 * weights + 4 * rows * length * kept
