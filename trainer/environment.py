@@ -186,8 +186,7 @@ def log_to(environment: Environment, run: str) -> None:
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os.close(handle)
-    log = disk.Growing(io.FileIO(1, "a", closefd=False))
+    log = disk.Growing(io.FileIO(handle, "a"))  # and not 1, which whoever had it as a file may close
     sys.stdout = sys.stderr = io.TextIOWrapper(
         log, encoding="utf-8", errors="backslashreplace", write_through=True
     )
