@@ -51,6 +51,11 @@ class Environment:
         """As the stop file, but the run goes on in another attempt; the launcher's own."""
         return self.run_dir / "yield"
 
+    @property
+    def turn_file(self) -> Path:
+        """Has the start of the run (TRAINYARD_LAUNCH) that need not wait for the runs before it any more."""
+        return self.run_dir / "turn"
+
 
 class StopSignal:
     """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end."""

@@ -335,6 +335,21 @@ def test_a_store_that_is_silent_when_the_wait_is_over_is_told_later(pair, monkey
     assert "queued/0" not in second.store.read()
 
 
+@pytest.mark.parametrize(("again", "waits"), [("now", False), ("later", True)])
+def test_whose_turn_it_was_does_not_wait_again_after_a_reboot(pair, start, again, waits):
+    """Not for a run that was stopped, and resumed to wait for this one; another start of it does."""
+    first, _, before = pair
+    first.turn()
+    before.write_text('{"state": "finished"}')
+    first.turn()
+    before.write_text('{"state": "queued"}')
+    store = first.environment.run_dir.parents[2] / "store"
+    back = start(NNODES=2, TRAINYARD_STORE=store, TRAINYARD_LAUNCH=again, TRAINYARD_AFTER="before")
+    back.turn()
+    assert bool(back.after) is waits
+    assert (status(back)["state"] == "queued") is waits
+
+
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_stop_on_any_host_of_a_queued_run_is_for_all(pair, asked):
     for launcher in pair[:2]:

@@ -99,8 +99,11 @@ class Launcher:
             saved=known.get("last_checkpoint") or 0,
         )
         self.key = f"hosts/{self.me.node}"
-        # The runs that it waits for on this host.
+        # The runs that it waits for on this host; once: by a reboot one of them may have been resumed to wait for this.
         self.after = [name for name in os.environ.get("TRAINYARD_AFTER", "").split(",") if name]
+        with contextlib.suppress(OSError):
+            if self.launch and environment.turn_file.read_text() == self.launch:
+                self.after = []
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
         self.leaving = False  # this host shuts down
@@ -198,6 +201,8 @@ class Launcher:
                 end = self.store.read().get("end")
             else:
                 self.store.leave(key)
+                with contextlib.suppress(OSError):  # a full disk
+                    self.environment.turn_file.write_text(self.launch)
                 self.after = []  # and not before: the others wait for as long as the store has this host as queued
         if self.asked:
             return self._conclude(End(STOPPED, "stopped on request while it was queued"))
