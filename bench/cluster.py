@@ -118,17 +118,22 @@ def speed(rows: list[dict]) -> float:
 
 
 def paces(rows: list[dict]) -> list[dict[str, float]]:
-    """By rank: tokens a second of forward and backward alone, and the other seconds of rank 0's steps."""
+    """By rank: tokens a second of forward and backward alone, by how much of that time one step's differs from the
+    next (the standard deviation, over the mean), and the other seconds of rank 0's steps."""
     rest = statistics.mean(row["step_seconds"] - row["compute_seconds"] - row["comm_seconds"] for row in rows)
-    ranks = range(rows[0]["world_size"])
-    return [
-        {
-            "speed": sum(row["tokens"] * row["shares"][rank] / sum(row["shares"]) for row in rows)
-            / sum(row["rank_seconds"][rank] for row in rows),
-            "rest": rest,
-        }
-        for rank in ranks
-    ]
+    found = []
+    for rank in range(rows[0]["world_size"]):
+        tokens = [row["tokens"] * row["shares"][rank] / sum(row["shares"]) for row in rows]
+        seconds = [row["rank_seconds"][rank] for row in rows]
+        each = [one / count for one, count in zip(seconds, tokens, strict=True)]
+        found.append(
+            {
+                "speed": sum(tokens) / sum(seconds),
+                "varies": statistics.pstdev(each) / statistics.mean(each),
+                "rest": rest,
+            }
+        )
+    return found
 
 
 def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | None = None, **config) -> None:

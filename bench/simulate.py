@@ -16,6 +16,7 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Host:
     memory: int = 0  # bytes, where it computes
     rest: float = 0.0  # seconds of a step that no share makes shorter: the optimizer
     coding: Mapping[str, float] = field(default_factory=dict)  # seconds a byte of gradients, by way
+    varies: float = 0.0  # standard deviation of the time that it computes for, over that time
+    sending: float = 0.0  # seconds a byte that it sends, of the processor that computes; a GPU's does not
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,27 @@ def split(seconds: tuple[float, ...], batch_size: int, shares: str) -> tuple[int
     return tuple(balance.solve(batch_size, list(seconds)))
 
 
+def latest(means: Sequence[float], deviations: Sequence[float]) -> float:
+    """The mean of the latest of some times that vary for themselves, each by a normal distribution; in their unit.
+
+    It is the integral of the probability that not all of them are over.
+    """
+    if not any(deviations):
+        return max(means)
+    spread = [
+        statistics.NormalDist(mean, max(own, 1e-9 * max(means)))
+        for mean, own in zip(means, deviations, strict=True)
+    ]
+    low, high = (
+        max(one.mean for one in spread) - 4 * max(deviations),
+        max(one.mean + 6 * one.stdev for one in spread),
+    )
+    points = 400
+    width = (high - low) / points
+    late = (1 - math.prod(one.cdf(low + (n + 0.5) * width) for one in spread) for n in range(points))
+    return low + width * sum(late)
+
+
 def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
     """What a step of `work` takes on `hosts`."""
     ranks = len(hosts)
@@ -113,6 +137,10 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
         buckets = max(1, math.ceil(work.gradients / BUCKET_BYTES))
         coding = max(host.coding.get(work.comm, 0.0) for host in hosts) * work.gradients
         wire = sent / min(host.link for host in hosts)
+        # What goes over the wire is handed to it, and taken from it, by a processor.
+        handing = max(host.sending for host in hosts) * sent
+        wire = max(wire, handing)
+        late = latest(busy, [host.varies * own for host, own in zip(hosts, compute, strict=True)]) - max(busy)
         sums, small = network.sum_hops(ranks), network.sum_hops(ranks) * network.latency
         # Coded: everybody's part at once to each, and one ring of the sums.
         coded = buckets * (1 + (ranks - 1)) * network.latency
@@ -136,7 +164,7 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
             end = max(busy) + coding + wire + coded
         saves = ways.saved(work.gradients, ranks, work.checkpoint_every)[work.comm]
         sent += saves
-        seconds = end + small  # the loop's own exchange of losses and times
+        seconds = end + late + small  # the loop's own exchange of losses and times
         seconds += saves / min(host.link for host in hosts)
     return Step(
         seconds=seconds,
@@ -315,7 +343,9 @@ def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
 # ---- against what was measured ----
 
 
-def of_run(run: dict, gradients: int, factors: int, coding: Mapping[str, float], network: Network) -> Step:
+def of_run(
+    run: dict, gradients: int, factors: int, coding: Mapping[str, float], sending: float, network: Network
+) -> Step:
     """The simulated step of a run that bench.cluster has recorded."""
     hosts = [
         Host(
@@ -323,6 +353,8 @@ def of_run(run: dict, gradients: int, factors: int, coding: Mapping[str, float],
             speed=host["speed"],
             link=host["rate"] / 8 * USED if host["rate"] else math.inf,
             rest=host["rest"],
+            varies=host["varies"],
+            sending=sending / host["cpus"],
             coding={way: seconds / host["cpus"] for way, seconds in coding.items()},
         )
         for host in run["hosts"]
@@ -331,19 +363,23 @@ def of_run(run: dict, gradients: int, factors: int, coding: Mapping[str, float],
     return step(hosts, Work(gradients, factors, **{name: run[name] for name in names}), network)
 
 
-def check(runs: list[dict], coding: Mapping[str, float] | None = None) -> tuple[str, bool]:
+def check(
+    runs: list[dict], coding: Mapping[str, float] | None = None, sending: float | None = None
+) -> tuple[str, bool]:
     """A table of measured and simulated tokens/s, and whether all differ by WITHIN at most.
 
-    coding: seconds a byte of gradients on one core, by way; measured here where not given.
+    coding: seconds a byte of gradients on one core, by way; sending: seconds a byte that is sent. They are measured
+    here where not given.
     """
     gradients = _inverse([run for run in runs if run["comm"] == "exact"])
     if not gradients:
         sys.exit("no run by exact is among the results: give those of `python -m bench.cluster wire`")
     factors = _inverse([run for run in runs if run["comm"] == "powersgd"]) or gradients
     coding = coding if coding is not None else {way: coding_seconds(way, gradients) for way in WAYS}
+    sending = sending if sending is not None else sending_seconds(gradients)
     rows, good = [], True
     for run in runs:
-        found = of_run(run, gradients, factors, coding, Network())
+        found = of_run(run, gradients, factors, coding, sending, Network())
         off = found.speed / run["tokens_a_second"] - 1
         good &= abs(off) <= WITHIN
         measured, simulated = f"{run['tokens_a_second']:,.0f}", f"{found.speed:,.0f}"
@@ -379,6 +415,37 @@ def coding_seconds(way: str, gradients: int) -> float:
     finally:
         torch.set_num_threads(threads)
         dist.destroy_process_group()
+
+
+def sending_seconds(gradients: int) -> float:
+    """Seconds of a processor of this machine for each byte that a rank sends in a sum of `gradients` bytes over gloo.
+
+    By three processes over the loopback; those in which a rank takes as much from the others, and adds, are among them.
+    """
+    import torch.multiprocessing as processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = str(Path(folder, "store"))
+        queue = processes.get_context("spawn").SimpleQueue()
+        processes.start_processes(_send, (3, gradients, place, queue), nprocs=3, start_method="spawn")
+        return statistics.mean(queue.get() for _ in range(3))
+
+
+def _send(rank: int, ranks: int, gradients: int, place: str, queue) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(place, ranks), rank=rank, world_size=ranks)
+    flat = torch.zeros(gradients // 4)
+    dist.all_reduce(flat)
+    rounds = max(3, 100_000_000 // gradients)
+    begin = time.process_time()
+    for _ in range(rounds):
+        dist.all_reduce(flat)
+    seconds = time.process_time() - begin
+    queue.put(seconds / rounds / ways.sent(gradients, gradients, ranks, 1)["exact"])
+    dist.destroy_process_group()
 
 
 def _timed(compress, alone, way: str, gradients: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from bench import cluster, simulate
 from bench.measure import WAYS
-from bench.simulate import BUCKET_BYTES, Host, Network, Work, step
+from bench.simulate import BUCKET_BYTES, Host, Network, Work, latest, step
 
 FAST, SLOW = Host("fast", 300.0, 1e6), Host("slow", 100.0, 1e6)
 WORK = Work(gradients=1_000_000, factors=50_000, sequence_length=100, batch_size=8, shares="even")
@@ -130,7 +130,9 @@ def test_more_bandwidth_or_speed_and_less_latency_are_never_slower(comm, seed):
 @pytest.mark.parametrize("comm", WAYS)
 @pytest.mark.parametrize("seed", range(5))
 def test_without_a_network_to_wait_for_shares_by_speed_reach_the_sum(comm, seed):
-    hosts = [with_(one, rest=0.0, coding={}) for one in some_hosts(random.Random(seed), link=math.inf)]
+    hosts = [
+        with_(one, rest=0.0, coding={}, sending=0.0) for one in some_hosts(random.Random(seed), link=math.inf)
+    ]
     total = sum(one.speed for one in hosts)
     found = step(hosts, with_(WORK, batch_size=20_000, shares="auto", comm=comm), AT_ONCE).speed
     assert 0.99 * total < found <= total * (1 + 1e-9)
@@ -150,7 +152,7 @@ def test_one_host_has_its_own_speed(comm):
 def recorded(off=1.0):
     """Two runs as bench.cluster records them, of three hosts whose steps take what the model says, times `off`."""
     cluster.RECORDED.clear()
-    alone = [{"speed": speed, "rest": 0.1} for speed in (400.0, 200.0, 200.0)]
+    alone = [{"speed": speed, "rest": 0.1, "varies": 0.0} for speed in (400.0, 200.0, 200.0)]
     rate = 20e6
     wire = 1_000_000 * 4 / 3 / (rate / 8 * 0.94)
     hops = 2 * 4 * 1e-4
@@ -167,15 +169,15 @@ def recorded(off=1.0):
 
 
 def test_a_measurement_as_the_model_says_is_within():
-    text, good = simulate.check(recorded(), coding={})
+    text, good = simulate.check(recorded(), coding={}, sending=0.0)
     assert good and text.count("| +0.0 | yes |") == 2
 
 
 def test_a_measurement_that_differs_is_told():
-    text, good = simulate.check(recorded(off=1.25), coding={})
+    text, good = simulate.check(recorded(off=1.25), coding={}, sending=0.0)
     assert not good and text.count("| +25.0 | no |") == 2
     with pytest.raises(SystemExit, match="no run by exact"):
-        simulate.check([{**run, "comm": "8bit"} for run in recorded()], coding={})
+        simulate.check([{**run, "comm": "8bit"} for run in recorded()], coding={}, sending=0.0)
 
 
 def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
@@ -183,7 +185,34 @@ def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
         **{"tokens": 1200, "shares": [2, 1], "world_size": 2, "rank_seconds": [2.0, 4.0]},
         **{"step_seconds": 5.0, "compute_seconds": 2.0, "comm_seconds": 2.5},
     }
-    assert cluster.paces([row, row]) == [{"speed": 400.0, "rest": 0.5}, {"speed": 100.0, "rest": 0.5}]
+    assert cluster.paces([row, row]) == [
+        {"speed": 400.0, "varies": 0.0, "rest": 0.5},
+        {"speed": 100.0, "varies": 0.0, "rest": 0.5},
+    ]
+    uneven, even = cluster.paces([row, {**row, "rank_seconds": [4.0, 4.0]}])
+    assert uneven["varies"] == pytest.approx(1 / 3) and even["varies"] == 0
+
+
+def test_the_latest_of_some_times():
+    assert latest([3.0, 1.0], [0.0, 0.0]) == 3.0
+    # Of two and of three alike: 1 / sqrt(pi) and 1.5 / sqrt(pi) of the deviation.
+    assert latest([10.0] * 2, [1.0] * 2) == pytest.approx(10 + math.pi**-0.5, rel=1e-4)
+    assert latest([10.0] * 3, [2.0] * 3) == pytest.approx(10 + 3 * math.pi**-0.5, rel=1e-4)
+    assert latest([10.0, 1.0], [0.5, 0.5]) == pytest.approx(10.0, rel=1e-4)
+    assert latest([1.0, 1.0], [0.0, 0.5]) == pytest.approx(1 + 0.5 / math.sqrt(2 * math.pi), rel=1e-3)
+
+
+def test_who_hands_bytes_to_the_wire_computes_nothing_meanwhile():
+    hosts = [with_(SLOW, rest=0.0, link=math.inf, sending=1e-8)] * 3
+    found = step(hosts, with_(WORK, comm="16bit"), AT_ONCE)
+    assert found.seconds == pytest.approx(
+        step([with_(one, sending=0.0) for one in hosts], with_(WORK, comm="16bit"), AT_ONCE).seconds
+        + 1e-8 * found.sent
+    )
+
+
+def test_a_machines_own_price_of_a_byte():
+    assert 1e-11 < simulate.sending_seconds(400_000) < 1e-6
 
 
 def test_coding_is_measured_by_the_trainers_own_code():
