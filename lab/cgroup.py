@@ -14,11 +14,11 @@ from pathlib import Path
 from lab.shell import LabError, wait_until
 
 TOP = "trainyard-lab"
-# A host's share of CPU is given out by such periods, of which it gets no less than the kernel's least quota. In the
-# usual 100 ms a host of 0.4 CPUs computes for 40 and stands still for 60, which others wait for in each exchange; a
-# slower machine computes all the time.
+# A host's share of CPU is given out by such periods. In the usual 100 ms a host of 0.4 CPUs computes for 40 and stands
+# still for 60, which others wait for in each exchange; a slower machine computes all the time. They are longer where a
+# share would be less than QUOTA_US: one processor takes all of it at once, and another thread of the host waits.
 PERIOD_US = 5_000
-QUOTA_US = 1_000
+QUOTA_US = 2_000
 # Of all labs together, in processes of this machine. Hosts are machines, not one process among many, when tests run
 # beside them; where hosts train on every core, what drives them starves at much more than 2 (make faults).
 WEIGHT = int(os.environ.get("TRAINYARD_LAB_WEIGHT", "16"))
