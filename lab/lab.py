@@ -533,17 +533,20 @@ def obstacles(vms: bool = False) -> list[str]:
 
 
 def install_missing_tools(vms: bool = False) -> None:
-    """Let apt install what the lab needs here, saying so first."""
-    missing = _missing_packages(vms)
-    if missing:
-        packages = sorted(set(missing.values()))
-        print(
-            f"This machine lacks {', '.join(missing)}; installing {', '.join(packages)} with apt …",
-            flush=True,
-        )
-        run("apt-get", "update")
-        install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
-        run("env", "DEBIAN_FRONTEND=noninteractive", *install)
+    """Let apt install what the lab needs here, saying so first; one at a time, as two tests may begin labs at once."""
+    if not _missing_packages(vms):
+        return
+    with locked(STATE / ".packages", waiting="Waiting for packages that another lab installs …"):
+        if missing := _missing_packages(vms):
+            packages = sorted(set(missing.values()))
+            print(
+                f"This machine lacks {', '.join(missing)}; installing {', '.join(packages)} with apt …",
+                flush=True,
+            )
+            run("apt-get", "update")
+            # The machine's own upgrades may hold apt's lock.
+            install = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "install", "--yes"]
+            run("env", "DEBIAN_FRONTEND=noninteractive", *install, "--no-install-recommends", *packages)
 
 
 def _python() -> str:

@@ -21,7 +21,7 @@ KEPT_ROWS = 4  # of the terminal, for what scrolls above
 TAIL = 15  # lines of a failed command's words
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -~]?)")
 SHARE = re.compile(r"\b(\d[\d,]*)(?:/| of )(\d[\d,]*)\b")
-PERCENT = re.compile(r"(\d{1,3}) %")
+PERCENT = re.compile(r"(?:^|: )(\d{1,3}) %")
 COUNTED = re.compile(r"(\S+): (\d[\d,]* of \d[\d,]* MB .*)")
 
 
@@ -75,6 +75,12 @@ def share(text: str) -> tuple[int, int] | None:
     return (done, total) if 0 <= done <= total and total else None
 
 
+def percent(text: str) -> tuple[int, int] | None:
+    """(done, 100) where `text`, or what comes after a colon in it, begins with a percentage."""
+    found = PERCENT.search(text)
+    return (int(found[1]), 100) if found else None
+
+
 def counted(text: str) -> tuple[str, str] | None:
     """(host, how far it is) of a line by telling.brought; None of any other."""
     found = COUNTED.fullmatch(text)
@@ -102,12 +108,12 @@ class Doing:
                 self.first = (now, done, total)
 
     def words(self, now: float, columns: int = BAR) -> str:
-        """The note, with a bar and the time left where it has a share; with a bar where it begins with a percentage.
+        """The note, with a bar and the time left where it has a share; with a bar where it has a percentage.
 
-        Percentages are of parts that differ too much for a time.
+        Percentages are of parts that differ too much for a time, or say it themselves.
         """
-        if percent := PERCENT.match(self.note):
-            return f"{bar(int(percent[1]), 100, columns)} {self.note}"
+        if done := percent(self.note):
+            return f"{bar(*done, columns)} {self.note}"
         found = share(self.note)
         if not found:
             return self.note
@@ -168,7 +174,7 @@ class Board:
         doing = dict(self.doing)  # other threads change it
         columns, rows = size[0] - 1, max(2, size[1] - KEPT_ROWS)  # the last column would wrap
         if self.note:
-            done = share(self.note)
+            done = share(self.note) or percent(self.note)
             lines = ([bar(*done)] if done else []) + [self.note]
             doing = {host: one for host, one in doing.items() if one.note}
         elif doing:

@@ -12,7 +12,7 @@ from telling import same_hosts, table
 
 NEXT = (  # after site.yml
     (("playbooks/preflight.yml",), "what would stop or slow a run"),
-    (("train.yml", "-e", "run=first"), "a run of the tiny model; docs/trainer.md says what -e takes"),
+    (("train.yml", "-e", "run=first"), "a run of the tiny model; docs/variables.md says what -e takes"),
     (("playbooks/status.yml",), "how the hosts and their runs are"),
 )
 

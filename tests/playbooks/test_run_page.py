@@ -242,8 +242,7 @@ def points(column, written, steps, place):
 
 
 def test_what_is_under_the_pointer_is_what_metrics_say(browser, long_run, written):
-    browser.open((long_run / "report.html").as_uri(), height=1000)
-    calm(browser)
+    browser.open((long_run / "report.html").as_uri(), height=1000)  # whose lines are smoothed
     for number, (title, columns) in enumerate(PLOTS.items()):
         frame = browser.value(f"""
           (svg => {{ svg.scrollIntoView({{block: 'center'}}); const b = svg.getBoundingClientRect();

@@ -97,10 +97,12 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
         ),
         (
             {
-                "a": host(rank(0), state="starting", age=2, status={"reason": "tokenising x: 34%, 9 s left"}),
+                "a": host(
+                    rank(0), state="starting", age=2, status={"reason": "tokenising x: 34 %, 9 s left"}
+                ),
                 "b": host(rank(1), state="starting", age=99),
             },
-            r"makes ready for its first step: tokenising x: 34%, 9 s left\.$",
+            r"makes ready for its first step: tokenising x: 34 %, 9 s left\.$",
         ),
         (
             {"a": host(state="starting"), "b": host(state="starting")},

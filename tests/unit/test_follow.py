@@ -343,10 +343,10 @@ def test_a_line_of_progress_says_all():
 def test_a_line_of_progress_says_why_a_run_waits():
     paused = view("a", status={"state": "stalled", "step": 3, "steps": 9, "reason": "paused: no etcd\nmore"})
     assert follow.progress_line("first", [paused], NOW) == "first  step 3/9 (33 %)  stalled  paused: no etcd"
-    prepares = view("a", status={"state": "starting", "reason": "tokenising x.jsonl: 34%, 5 min 0 s left"})
+    prepares = view("a", status={"state": "starting", "reason": "tokenising x.jsonl: 34 %, 5 min 0 s left"})
     assert (
         follow.progress_line("first", [prepares], NOW)
-        == "first  starting  tokenising x.jsonl: 34%, 5 min 0 s left"
+        == "first  starting  tokenising x.jsonl: 34 %, 5 min 0 s left"
     )
 
 

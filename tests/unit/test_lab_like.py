@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 
+from lab import lab as labs
 from lab.__main__ import options, parser
 from lab.lab import LabError, Options
 from lab.like import like, way_in_holds
@@ -161,3 +163,27 @@ def test_nothing_of_the_inventory_leads_to_real_machines(tmp_path, variables, sa
     (tmp_path / "host_vars/a.yml").write_text("ansible_user: anna\n")  # stronger than a host's own line
     with pytest.raises(LabError, match="ansible_user of a would lead elsewhere"):
         way_in_holds(tmp_path, way_in, ["a"])
+
+
+APT = """#!/bin/sh
+# apt-get, which refuses a second one beside it.
+mkdir {folder}/held || exit 100
+sleep 0.2
+case "$*" in *install*) printf '#!/bin/sh\\n' > {folder}/made-up; chmod 755 {folder}/made-up;; esac
+echo "$@" >> {folder}/called
+rmdir {folder}/held
+"""
+
+
+def test_two_labs_at_once_install_what_lacks_once(tmp_path, monkeypatch):
+    file = tmp_path / "apt-get"
+    file.write_text(APT.format(folder=tmp_path))
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(labs, "STATE", tmp_path / "state")
+    monkeypatch.setattr(labs, "TOOLS", {"made-up": "a-package"})
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(labs.install_missing_tools) for _ in range(2)]:
+            one.result()
+    update, install = (tmp_path / "called").read_text().splitlines()
+    assert update == "update" and install.endswith("install --yes --no-install-recommends a-package")

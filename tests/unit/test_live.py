@@ -175,6 +175,16 @@ def test_a_percentage_is_a_bar_without_a_time():
     assert shown.lines((99, 24), NOW)[1] == "  node1  Install  at 40 %  1 min 0 s"
 
 
+def test_how_far_the_tokenising_is_is_a_bar_for_all_and_for_a_host():
+    """As train.yml's follower tells it: the run's line, and those of hosts that say something else."""
+    shown = board(("node1", "Follow", 60), ("node2", "Follow", 60))
+    words = "tokenising x.jsonl: 35 %, 5 min 0 s left"
+    shown.takes(f"first  starting  {words}", False, NOW)
+    assert shown.lines((99, 24), NOW)[0] == "[#######-------------]"
+    shown.takes(f"first  starting{row('node1', f'starting  {words}')}", False, NOW)
+    assert f"[#######-------------] starting  {words}" in shown.lines((99, 24), NOW)[1]
+
+
 def test_each_total_has_a_time_of_its_own():
     shown = board(("node1", "Install", 60))
 

@@ -40,7 +40,7 @@ def test_how_far_the_tokenising_is_is_told(tmp_path, monkeypatch):
     tokens = tokenizer.wrap(tokenizer.train(config))
     told = []
     pack.prepare(config, read.digests(config), tokens, tmp_path / "cache", told.append)
-    found = [re.fullmatch(r"tokenising set: (\d+)%, \d+ s left", words) for words in told]
+    found = [re.fullmatch(r"tokenising set: (\d+) %, \d+ s left", words) for words in told]
     percents = [int(one[1]) for one in found]
     assert len(percents) > 5 and percents == sorted(percents) and percents[-1] == 100
     assert any(20 <= percent <= 30 for percent in percents) and any(
@@ -50,7 +50,7 @@ def test_how_far_the_tokenising_is_is_told(tmp_path, monkeypatch):
     told.clear()
     few = from_mapping({**vars(config), "max_samples": 10})
     pack.prepare(few, read.digests(few), tokens, tmp_path / "cache", told.append)
-    assert "100%" in told[-1] and any(" 50%" in words or " 40%" in words for words in told)
+    assert "100 %" in told[-1] and any(" 50 %" in words or " 40 %" in words for words in told)
     told.clear()
     pack.prepare(few, read.digests(few), tokens, tmp_path / "cache", told.append)
     assert told == []  # it is there

@@ -150,7 +150,7 @@ class _Progress:
         done = (self.before[sample.path] + sample.number) / self.total
         done = min(1.0, max(done, number / self.limit if self.limit else 0.0))
         left = (time.monotonic() - self.begin) * (1 / done - 1)
-        self.tell(f"tokenising {self.name}: {done:.0%}, {span(left)} left")
+        self.tell(f"tokenising {self.name}: {100 * done:.0f} %, {span(left)} left")
 
 
 class _Encoder:
