@@ -42,7 +42,7 @@ class Ranks:
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still but for what it is moved on by, in seconds: `clock[0] += 60`."""
-    moved, begin = [0.0], launch.time.monotonic()
+    moved, begin = [0.0], round(launch.time.monotonic())  # whole, so that five seconds three times are fifteen
     monkeypatch.setattr(launch.time, "monotonic", lambda: begin + moved[0])
     return moved
 
