@@ -53,7 +53,7 @@ class Environment:
 
     @property
     def turn_file(self) -> Path:
-        """Has the start of the run (TRAINYARD_LAUNCH) that need not wait for the runs before it any more."""
+        """Has the start of the run (TRAINYARD_LAUNCH) that it is of, and the runs for which that still waits."""
         return self.run_dir / "turn"
 
 

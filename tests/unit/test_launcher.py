@@ -3,6 +3,7 @@
 The launcher, its store and its files are real; the clock, what the kernel says of addresses, and ranks are not.
 """
 
+import dataclasses
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 from trainer import config, environment
 from trainer.cluster import attempt, membership, store
-from trainer.cluster.membership import STOPPED
+from trainer.cluster.membership import LOST, STOPPED
 from trainer.commands import launch
 
 ADDRESS = "192.0.2.7"  # documentation's, and nobody's
@@ -27,10 +28,13 @@ class Ranks:
     def __init__(self, plan, *_):
         self.plan, self.begin, self.outcome, self.killed = plan, launch.time.monotonic(), None, False
         self.has_started = True
-        self.used, self.waits, self.signs = 0.0, False, 0
+        self.used, self.waits, self.signs, self.stands = 0.0, False, 0, False
 
     def work(self):
         return self.used, self.waits, self.signs
+
+    def stopped(self):
+        return self.stands
 
     def poll(self):
         return self.outcome
@@ -42,7 +46,10 @@ class Ranks:
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still but for what it is moved on by, in seconds: `clock[0] += 60`."""
-    moved, begin = [0.0], round(launch.time.monotonic())  # whole, so that five seconds three times are fifteen
+    moved, begin = (
+        [0.0],
+        round(launch.time.monotonic()),
+    )  # whole, so that five seconds three times are fifteen
     monkeypatch.setattr(launch.time, "monotonic", lambda: begin + moved[0])
     return moved
 
@@ -350,6 +357,35 @@ def test_whose_turn_it_was_does_not_wait_again_after_a_reboot(pair, start, again
     assert (status(back)["state"] == "queued") is waits
 
 
+def test_a_run_that_has_ended_is_not_waited_for_again(pair, start):
+    """Three in a row: the second was stopped, and resumed behind the third, which then waits for the first alone."""
+    first, _, before = pair
+    second = before.parent.with_name("second")
+    second.mkdir()
+    (second / "status.json").write_text('{"state": "queued"}')
+    store = first.environment.run_dir.parents[2] / "store"
+    words = {
+        "NNODES": 2,
+        "TRAINYARD_STORE": store,
+        "TRAINYARD_LAUNCH": "x",
+        "TRAINYARD_AFTER": "before,second",
+    }
+    third = start(**words)
+    third.turn()
+    assert status(third)["reason"] == "it waits for the end of before, second"
+    (second / "status.json").write_text('{"state": "stopped"}')
+    third.turn()
+    (second / "status.json").write_text('{"state": "queued"}')
+    third.turn()
+    assert status(third)["reason"] == "it waits for the end of before"
+    back = start(**words)  # its host has booted
+    back.turn()
+    assert status(back)["reason"] == "it waits for the end of before"
+    before.write_text('{"state": "finished"}')
+    back.turn()
+    assert not back.after
+
+
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_stop_on_any_host_of_a_queued_run_is_for_all(pair, asked):
     for launcher in pair[:2]:
@@ -471,3 +507,92 @@ def test_what_a_rank_writes_is_a_sign_of_life_and_what_its_agent_does_is_none(tm
                 assert time.perf_counter() < end
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rank_that_was_stopped_while_it_starts_is_ended(start, clock, processes):
+    """Where the others wait for it for hours, as for one that fetches what it needs."""
+    launcher = running(start(["timeout_seconds=300"], NPROC_PER_NODE=processes))
+    ranks, begin = launcher.attempt, clock[0]
+    told = {"state": "starting", "attempt": ranks.plan.attempt}
+    (launcher.environment.run_dir / "status.json").write_text(json.dumps(told))
+
+    def live(seconds):
+        until = clock[0] + seconds
+        while clock[0] < until and not ranks.killed:
+            clock[0] += 5
+            launcher.turn()
+
+    live(600)
+    ranks.stands = True
+    live(200)
+    ranks.stands = False  # somebody lets it go on
+    live(200)
+    assert not ranks.killed
+    ranks.stands, begin = True, clock[0]
+    live(1000)
+    assert 300 <= clock[0] - begin < 350
+    assert "a rank hung: it was stopped (SIGSTOP)" in launcher.me.reason
+
+
+def test_a_process_that_is_stopped_is_told_from_one_that_sleeps():
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        looked = object.__new__(attempt.Attempt)
+        looked._pid = process.pid
+        assert not looked.stopped()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert looked.stopped()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_head_says_that_it_is_left_out_or_waits_to_be_taken_in(pair):
+    first, second, before = pair
+    before.write_text('{"state": "finished"}')
+    for _ in range(3):
+        first.turn()
+        second.turn()
+    assert second.attempt and first.attempt
+    plan = membership.unpack_plan(first.store.read()["plan"].value)
+    first.attempt = None
+    for left_out, said in (([], "node0 takes part in the next attempt"), (["node0"], "node0 is left out")):
+        word = dataclasses.replace(
+            plan, attempt=plan.attempt + 1, members=plan.members[-1:], left_out=left_out
+        )
+        revision = first.store.read()["plan"].revision
+        assert first.store.put_if("plan", membership.pack(word), revision)
+        first.turn()
+        assert said in status(first)["reason"]
+        plan = word
+
+
+# ---- how ranks say that they ended ----
+
+ABORTED = """=== run a, attempt 1
+=== run a, attempt 2, rank 0 of 4 on node0
+[E] [PG ID 0 PG GUID 0 Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)
+[E] Exception: {said}
+terminate called after throwing an instance of 'c10::DistBackendError'
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (ABORTED, LOST),
+        (
+            ABORTED.replace("Watchdog caught collective operation timeout", "CUDA error: an illegal access"),
+            -6,
+        ),
+        (f"{ABORTED}\n=== run a, attempt 3, rank 0 of 4 on node0\nerror: an assertion", -6),  # an old word
+    ],
+)
+def test_who_is_aborted_for_anothers_fault_over_nccl_is_not_to_blame(start, text, code):
+    launcher = start()
+    (launcher.environment.run_dir / "logs" / "rank-0.log").write_text(text)
+    ended = object.__new__(attempt.Attempt)
+    ended._environment = launcher.environment
+    assert ended._outcome({"failures": [[0, -6]]}).code == code

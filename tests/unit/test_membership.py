@@ -94,6 +94,23 @@ def test_what_no_other_attempt_would_change_ends_the_run(code):
     assert word(plan(0, 1, 2), hosts) == End(code, "why")
 
 
+def test_what_was_good_when_the_run_began_is_one_hosts_fault_later():
+    """Somebody's process has the memory, a card is gone, a server of files is dead: no end for the others."""
+    why = "node1: memory: a step needs about 900 MiB, 300 are free"
+    first = word(None, [host(node, done=6) for node in (0, 1, 2)])
+    assert word(first, [host(node, 7, 2, why) for node in (0, 1, 2)]) == End(2, why)
+    second = word(first, [host(0, 7, LOST), host(1, 7, -9, "node1: killed"), host(2, 7, LOST)])
+    third = word(second, [host(node, 8, 2, why, ended=node) for node in (0, 1, 2)])
+    assert names(third) == ["node0", "node2"] and third.left_out == ["node1"] and third.first == 7
+    # Of one host alone it is tried again, and then given up for what it is.
+    current = word(None, [host(0)], expected=1)
+    current = word(current, [host(0, 1, -9, "killed")], expected=1)
+    for attempt in (2, 3):
+        current = word(current, [host(0, attempt, 2, "no data")], expected=1)
+    said = "4 attempts in a row failed without a new checkpoint; the last one: no data"
+    assert word(current, [host(0, 4, 2, "no data")], expected=1) == End(2, said)
+
+
 def test_an_old_ending_counts_for_nothing():
     """What a host said of the attempt before."""
     hosts = [host(0, 2, LOST), host(1, 2, 1, "broken"), host(2, 2, LOST)]
@@ -440,6 +457,9 @@ def test_who_loses_the_store_ends_its_ranks_before_its_lease_runs_out(etcd, monk
     class Ranks:
         def __init__(self, plan, *_):
             self.plan, self.begin, self.has_started = plan, time.monotonic(), True
+
+        def stopped(self):
+            return False
 
         def poll(self):
             return None

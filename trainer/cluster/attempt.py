@@ -23,6 +23,8 @@ from trainer.environment import Environment
 MARKS = ("error: ", "stopped: ")
 MEETING_PLACE = "trainyard"
 MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
+# What NCCL's watchdog says in a rank that it then aborts for another one's fault.
+NCCL_LOST = re.compile(r"Watchdog caught collective operation timeout|ncclRemoteError[^\n]*")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -138,9 +140,9 @@ class Attempt:
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
                     # State, user and system time are the 3rd, 14th and 15th field; the 2nd, a name, may hold anything.
-                    fields = stat.read_text().rpartition(")")[2].split()
+                    fields = stat.read_bytes().rpartition(b")")[2].split()
                     ticks += int(fields[11]) + int(fields[12])
-                    waits = waits or fields[0] == "D"
+                    waits = waits or fields[0] == b"D"
             if pid != self._pid and signs is not None:  # the agent has nothing to do but look, and does
                 try:
                     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
@@ -153,6 +155,16 @@ class Attempt:
                     signs = None
             pids += _children(pid)
         return ticks / os.sysconf("SC_CLK_TCK"), waits, signs
+
+    def stopped(self) -> bool:
+        """Whether one of its processes stands still, by SIGSTOP, until somebody lets it go on."""
+        pids = [self._pid]
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T":
+                    return True
+            pids += _children(pid)
+        return False
 
     def poll(self) -> Outcome | None:
         """How it ended, or None while it goes on."""
@@ -175,7 +187,10 @@ class Attempt:
             return Outcome(told.get("code", 1), told.get("reason") or "torchrun's agent ended without a word")
         host = self._environment.host
         rank, code = _root_cause(told["failures"])
-        tail = _last_words(self._log(rank))
+        words = _words(self._log(rank))
+        tail = _last_words(words)
+        if code == -signal.SIGABRT and (found := NCCL_LOST.search(words)):
+            return Outcome(LOST, f"rank {rank} on {host} lost a peer: {found[0]}")
         if code < 0:
             name = signal.Signals(-code).name
             hint = (
@@ -260,13 +275,17 @@ def _root_cause(failures: list) -> tuple[int, int]:
     return own[0] if own else tuple(failures[0])
 
 
-def _last_words(path: Path) -> str:
-    """What a rank's log ends with: its `error:` message, or its last lines."""
+def _words(path: Path) -> str:
+    """What a rank's log has of the last attempt."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
         return ""
-    attempt = text[max(text.rfind("\n=== "), 0) :].strip()
+    return text[max(text.rfind("\n=== "), 0) :].strip()
+
+
+def _last_words(attempt: str) -> str:
+    """What a rank's words end with: its `error:` message, or its last lines."""
     for mark in MARKS:
         at = attempt.rfind(f"\n{mark}")
         if at >= 0:
@@ -289,7 +308,7 @@ def _children(parent: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # pid (any name) state parent …
-            if int(re.search(r"\) \S+ (\d+)", stat.read_text())[1]) == parent:
+            # pid (any name, in any encoding) state parent …
+            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == parent:
                 found.append(int(stat.parent.name))
     return found

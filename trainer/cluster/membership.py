@@ -13,8 +13,8 @@ ALLOWED = 2  # faults of one host within that time that are forgiven beyond `res
 SHARED = (
     2  # hosts left out in a row for faults of their own; one more such fault is not a host's, but the run's
 )
-OVER = (0, 2, 3)  # exit codes that no other attempt would change: finished, bad input, diverged
-STOPPED, LOST = 75, 5
+OVER = (0, 3)  # exit codes that no other attempt would change: finished, diverged
+BAD_INPUT, STOPPED, LOST = 2, 75, 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Plan:
     saved: int = 0  # step of the newest checkpoint when this was written
     blamed: dict[str, list[float]] = field(default_factory=dict)  # host -> when it was at fault, lately
     suspect: str = ""  # the host at fault for the last failure, if it brought no new checkpoint
+    first: int = 1  # the first attempt of this start of the run
     left_out: list[str] = field(default_factory=list)
     dropped: int = 0  # of these, how many for faults of their own and without a new checkpoint since
 
@@ -92,13 +93,14 @@ def next_word(
             return Wait(f"{len(hosts)} of {expected} hosts are ready: {_names(hosts)}")
         attempt = 1 + max(host.done for host in hosts)
         reason = f"started on {_names(hosts)} alone" if len(hosts) < expected else ""
-        return Plan(attempt, hosts, reason, saved=max(host.saved for host in hosts))
+        return Plan(attempt, hosts, reason, saved=max(host.saved for host in hosts), first=attempt)
 
     members = [host for host in hosts if plan.has(host.node)]
     if any(host.done < plan.attempt for host in members):
         return Wait()
     gone = [one for one in plan.members if all(one.node != host.node for host in hosts)]
-    for code in OVER:
+    # What was good when the run began is a fault of a host's later: its memory, its card, its disk, a server of files.
+    for code in (*OVER, *([BAD_INPUT] if plan.attempt == plan.first else [])):
         for host in members:
             if host.code == code and host.done == plan.attempt:
                 return End(code, host.reason)

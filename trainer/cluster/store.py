@@ -21,7 +21,7 @@ from trainer import disk
 from trainer.errors import BadInput
 
 LEASE = 12.0  # seconds that a host's record outlives its last sign of life
-KEPT = 30 * 86400  # seconds that a run's plan and its end are remembered
+KEPT = 400 * 86400  # seconds that a run's plan and its end are remembered, however long its attempts
 OUT_OF_TOUCH = (
     LEASE - 4
 )  # seconds since it was renewed, after which the host must end its part: others may soon begin

@@ -34,6 +34,7 @@ PORTS = 100  # that are tried, from MASTER_PORT on
 IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 SLOWER = 30  # times its longest silence in an attempt, which a rank is left to: float16 tries a step two dozen times
 SLOW = 1800.0  # seconds of silence at least that a rank has for what may take long without a word: saving, compiling
+LEFT_OUT = "{} is left out of the run: it failed again and again"
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
@@ -101,9 +102,10 @@ class Launcher:
         self.key = f"hosts/{self.me.node}"
         # The runs that it waits for on this host; once: by a reboot one of them may have been resumed to wait for this.
         self.after = [name for name in os.environ.get("TRAINYARD_AFTER", "").split(",") if name]
-        with contextlib.suppress(OSError):
-            if self.launch and environment.turn_file.read_text() == self.launch:
-                self.after = []
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(environment.turn_file.read_text())
+            if self.launch and known["launch"] == self.launch:
+                self.after = [name for name in self.after if name in known["after"]]
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
         self.leaving = False  # this host shuts down
@@ -113,6 +115,7 @@ class Launcher:
         # then; its last sign of life, and what it had written by then; its longest silence between two such signs.
         self.idle_since: tuple[float, float] | None = None
         self.sign: tuple[float, int | None] = (0.0, None)
+        self.stopped_since: float | None = None
         self.longest = 0.0
         self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
@@ -179,7 +182,7 @@ class Launcher:
         elif all(host.node >= self.me.node for host in hosts):
             self._decide(plan, hosts)
         elif plan and self.me.name in plan.left_out:
-            self._say("stalled", f"{self.me.name} is left out of the run: it failed again and again")
+            self._say("stalled", LEFT_OUT.format(self.me.name))
         else:
             self._say("starting" if plan is None else "restarting", self.shown[1] if self.shown else None)
         return None
@@ -191,6 +194,11 @@ class Launcher:
         """
         runs, key = self.environment.run_dir.parent, f"{QUEUED}{self.me.node}"
         after = [name for name in self.after if not _has_ended(runs / name)]
+        if after != self.after:
+            # One that has ended may be resumed, to wait for this run.
+            with contextlib.suppress(OSError):  # a full disk
+                metrics.write_json(self.environment.turn_file, {"launch": self.launch, "after": after})
+            self.after = after or self.after
         self.begin = self.touched = time.monotonic()
         end = None
         with contextlib.suppress(store.Unreachable):
@@ -201,8 +209,6 @@ class Launcher:
                 end = self.store.read().get("end")
             else:
                 self.store.leave(key)
-                with contextlib.suppress(OSError):  # a full disk
-                    self.environment.turn_file.write_text(self.launch)
                 self.after = []  # and not before: the others wait for as long as the store has this host as queued
         if self.asked:
             return self._conclude(End(STOPPED, "stopped on request while it was queued"))
@@ -345,6 +351,10 @@ class Launcher:
                 )
             elif word.reason:
                 self._say("starting" if plan is None else "stalled", word.reason)
+            elif plan and self.me.name in plan.left_out:
+                self._say("stalled", LEFT_OUT.format(self.me.name))
+            elif plan and not plan.has(self.me.node):
+                self._say("restarting", f"{self.me.name} takes part in the next attempt; the others train")
         elif isinstance(word, End):
             self._end(word)
         else:
@@ -363,7 +373,7 @@ class Launcher:
         self._say("starting", plan.reason or None)
         if plan.reason:
             _print(f"attempt {plan.attempt}: {plan.reason}")
-        self.troubled = self.idle_since = None
+        self.troubled = self.idle_since = self.stopped_since = None
         self.longest = 0.0
         try:
             self.environment.yield_file.unlink(missing_ok=True)
@@ -402,19 +412,28 @@ class Launcher:
         elif self._may_take_in(hosts, now):
             with contextlib.suppress(OSError):  # no reason to end ranks that train
                 self.environment.yield_file.touch()
-        elif sum(member.processes for member in mine.members) == 1 and (why := self._hangs(now)):
+        elif why := self._hangs(now):
             self._kill(f"{self.me.name}: a rank hung: {why}")
 
     def _hangs(self, now: float) -> str | None:
-        """Why a rank that trains alone, and so is missed by no other, must have hung; None where it may be well.
+        """Why one of its ranks must have hung; None where all may be well.
 
-        One that waits for what does not come uses no processor. One whose GPU does not answer any more spins, and is
+        The others miss one in a step; elsewhere they wait for hours, since some may take their time, and here one that
+        was stopped is found. One that trains alone is missed by nobody: if it waits for what does not come it uses no
+        processor. One whose GPU does not answer any more spins, and is
         told from one at work by its silence: each step, each part of an evaluation and each file is written somewhere.
         """
         patience = self.config.timeout_seconds
         looked, self.idle_looked = self.idle_looked, now
         if now - looked < patience / 20:
             self.idle_looked = looked
+            return None
+        self.stopped_since = (self.stopped_since or now) if self.attempt.stopped() else None
+        if (
+            self.stopped_since and now - self.stopped_since > patience + GRACE
+        ):  # and not before the others miss it
+            return f"it was stopped (SIGSTOP) for {now - self.stopped_since:.0f} s"
+        if sum(member.processes for member in self.attempt.plan.members) > 1:
             return None
         known = _status(self.environment)
         state = known.get("state")
