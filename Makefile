@@ -106,7 +106,7 @@ docs-site: $(DOCS_VENV)/.complete ## the documents as a site, in build/site; a l
 	@$(DOCS_VENV)/bin/python -m sphinx -q -E --fail-on-warning --keep-going -b html -c docs -d build/site.cache . build/site
 	@echo "Site        build/site/index.html"
 
-pictures: $(VENV)/.dev ## take the documents' pictures anew, from a real make demo: some minutes; needs chromium
+pictures: $(VENV)/.dev ## take the demo's and the report's pictures anew, from a real make demo: some minutes; needs chromium
 	@$(BIN)/python scripts/take_pictures.py
 
 # ---- the benchmarks ----
