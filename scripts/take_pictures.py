@@ -39,6 +39,9 @@ MADE_FROM = {
     "demo.svg": (
         "scripts/show_run.py",
         "plugins/action/run_follow.py:progress_line",
+        "plugins/action/run_follow.py:host_line",
+        "plugins/action/run_report.py:report",
+        "plugins/module_utils/live_plan.py",
         "plugins/callback/live.py",
         "plugins/module_utils/live_frame.py",
     ),

@@ -257,6 +257,7 @@ def commands(run: str) -> dict[str, str]:
         "resume_on": f"{anywhere} {shlex.quote(train)} -e run={run} -e resume=true",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
         "generate": f"{ansible} {shlex.quote(os.path.join(playbooks, 'generate.yml'))} -e run={run} -e prompt=She",
+        "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}",
         "results": results,
         "logs": os.path.join(results, "logs"),
     }

@@ -12,10 +12,8 @@ from ansible.utils.display import Display
 display = Display()
 
 
-def report(run: str, results: str, generate: str) -> str:
-    """The text after a finished run: its figures from summary.json, where its results lie, and the next
-    command.
-    """
+def report(run: str, results: str, generate: str, export: str) -> str:
+    """The text after a finished run: its figures from summary.json, where its results lie, and the next commands."""
     try:
         with open(os.path.join(results, "summary.json"), encoding="utf-8") as file:
             summary = json.load(file)
@@ -47,12 +45,14 @@ def report(run: str, results: str, generate: str) -> str:
             *there,
             "Try the model:",
             f"  {generate}",
+            "Have it in one directory, for everyone's tools:",
+            f"  {export}",
         ]
     )
 
 
 class ActionModule(ActionBase):
-    """Arguments: run, results, generate (a command), or where the hosts are this machine trainer and run_dir."""
+    """Arguments: run, results, generate and export (commands); where the hosts are this machine trainer and run_dir."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -61,10 +61,10 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
         args = self._task.args
-        generate = str(args["generate"])
+        generate, export = str(args["generate"]), str(args["export"])
         if args["local"]:
             trainer, run_dir = (os.path.relpath(str(args[name])) for name in ("trainer", "run_dir"))
             generate = shlex.join([trainer, "generate", run_dir, "--prompt", "She"])
-        text = report(str(args["run"]), str(args["results"]), generate)
+        text = report(str(args["run"]), str(args["results"]), generate, export)
         display.display(text)
         return {**result, "changed": False, "text": text}

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cupboard import HOSTS, RUN, Run, losses, rank_of, saved
+from cupboard import HOSTS, Calm, Run, losses, rank_of, saved
 from test_train import book, stop
 
 TABLE = []
@@ -37,12 +37,7 @@ def importing(plays):
 
 @pytest.fixture(scope="module")
 def curve(plays, tmp_path_factory):
-    """The losses of the run that nothing meets."""
-    results = tmp_path_factory.mktemp("curve")
-    settings = {**RUN, "steps": 60, "run": "calm", "trainer_results_dir": results}
-    done = book(plays, "train.yml", **settings)
-    assert done.returncode == 0, done.stdout
-    return losses((results / "calm/metrics.jsonl").read_text())
+    return Calm(plays, tmp_path_factory.mktemp("curve"))
 
 
 def held(fault, seconds, limit, importing, note=""):
@@ -168,20 +163,36 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
 
 
 @pytest.mark.parametrize("lost", ["node1", "node3"])
-def test_a_host_is_gone_for_good(plays, curve, lost):
+def test_a_host_is_gone_for_good(plays, curve, importing, lost):
     """The head, or a worker: the others take the run to its end."""
-    run = Run(plays, steps=60)
+    run = Run(plays, steps=100)
     others = [host for host in HOSTS if host != lost]
     plays.lab.power(lost, False)
     try:
+        seconds = run.wait(lambda: run.goes_on(2, *others))
+        held(f"{lost} is gone for good", seconds, 20, importing)
         run.wait(lambda: all(run.status(host).get("state") == "finished" for host in others))
-        for host in others:
-            found = losses(plays.sh(host, f"cat /var/lib/trainyard/runs/{run.name}/metrics.jsonl"))
-            assert found == pytest.approx(curve, rel=1e-5)
     finally:
         plays.lab.power(lost, True)
         run.wait(lambda: run.status(lost))
         stop(plays, run.name)
+    calm = curve.until(100)
+    for host in others:
+        assert losses(run.metrics(host)) == pytest.approx(calm, rel=1e-5)
+
+
+def test_stopped_and_resumed(plays, curve, importing):
+    """What a person does, and no fault."""
+    run = Run(plays)
+    stop(plays, run.name)
+    before = losses(run.metrics("node1"))
+    begin = time.monotonic()
+    done = book(plays, "train.yml", run=run.name, resume="true", detach="true")
+    assert done.returncode == 0, done.stdout
+    run.wait(lambda: run.goes_on(run.status("node1").get("attempt"), *HOSTS))
+    held("stopped, then train.yml -e resume=true", time.monotonic() - begin, None, importing)
+    run.wait(lambda: (run.status("node1")["step"] or 0) > len(before) + 20)
+    run.end(curve, *HOSTS)
 
 
 def test_the_playbooks_answer_while_a_host_is_dead(plays):
@@ -209,7 +220,7 @@ def test_the_playbooks_answer_while_a_host_is_dead(plays):
         run.wait(lambda: run.status("node2").get("state") == "stopped")
 
 
-def test_a_full_disk_during_a_checkpoint(plays, curve):
+def test_a_full_disk_during_a_checkpoint(plays, curve, importing):
     """A copy that does not fit costs nothing but itself: no step, and no new attempt."""
     run = Run(plays)
     folder = f"/var/lib/trainyard/runs/{run.name}/checkpoints"
@@ -218,12 +229,14 @@ def test_a_full_disk_during_a_checkpoint(plays, curve):
         run.wait(lambda: "node2" in (run.status("node1").get("warning") or ""))
     finally:
         plays.sh("node2", f"umount {folder}")
+    step, begin = run.status("node1")["step"], time.monotonic()
     run.wait(lambda: run.status("node1").get("warning") is None)
-    assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
+    assert all(run.status(host)["attempt"] == 1 for host in HOSTS) and run.status("node1")["step"] >= step
+    held("a full disk during a checkpoint, until one is saved", time.monotonic() - begin, None, importing)
     run.end(curve, *HOSTS, reason="node2: ")
 
 
-def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve):
+def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
     """Metrics, status and logs lie there, too: no rank ends over them, and no line is lost."""
     folders = []
 
@@ -240,7 +253,8 @@ def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve):
         run.wait(lambda: run.status("node1")["step"] > step + 5)
         assert run.status("node2")["step"] > step
         plays.sh("node2", f"rm {folders[0]}/filler")
-        run.wait(lambda: all(run.status(host).get("warning") is None for host in HOSTS), 60)
+        seconds = run.wait(lambda: all(run.status(host).get("warning") is None for host in HOSTS), 60)
+        held("a disk that somebody fills, until all is written", seconds, None, importing)
         assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
         run.end(curve, *HOSTS, reason="node2: no space left for metrics.jsonl")
     finally:
@@ -264,10 +278,31 @@ def test_memory_runs_out_on_one_host(plays, curve, importing):
     run.end(curve, *HOSTS, reason="killed by SIGKILL; the kernel does so when memory runs out")
 
 
+def test_memory_runs_out_on_one_host_for_good(plays, curve, importing):
+    """What takes it stays: the next attempts fail there, too, killed or refused, and the others go on without it."""
+    run = Run(plays, steps=300)
+    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
+    plays.lab.set_memory("node2", 50 << 20)
+    others = ("node1", "node3")
+    try:
+        glutton = "systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c"
+        plays.sh("node2", f"{glutton} '{eat}'")
+        seconds = run.wait(lambda: any(run.goes_on(attempt, *others) for attempt in range(3, 8)))
+        held("memory runs out on a host for good", seconds, None, importing)
+        run.wait(lambda: all(run.status(host).get("state") == "finished" for host in others))
+    finally:
+        plays.lab.set_memory("node2", None)
+        plays.sh("node2", "systemctl stop glutton")
+    calm = curve.until(300)
+    for host in others:
+        assert losses(run.metrics(host)) == pytest.approx(calm, rel=1e-5)
+
+
 def test_all_units_are_restarted(plays, curve, importing):
+    """The memory of runs, too, on all hosts at once."""
     run = Run(plays)
     for host in HOSTS:
-        plays.sh(host, f"systemctl restart --no-block trainyard@{run.name}")
+        plays.sh(host, f"systemctl restart --no-block trainyard@{run.name} trainyard-etcd")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
     held("all units are restarted", seconds, None, importing)
     run.end(curve, *HOSTS, reason="node")

@@ -1,8 +1,7 @@
 """Two hosts: the head goes on alone, a worker that is alone pauses, and each is taken in again."""
 
 import pytest
-from cupboard import RUN, Run, deployed, losses
-from test_train import book
+from cupboard import Calm, Run, deployed
 
 PAIR = ("node1", "node2")
 
@@ -13,12 +12,13 @@ def pair(tmp_path_factory):
         yield plays
 
 
-def test_each_loses_its_power_and_comes_back(pair, tmp_path):
-    settings = {**RUN, "steps": 60, "run": "calm", "trainer_results_dir": tmp_path}
-    done = book(pair, "train.yml", **settings)
-    assert done.returncode == 0, done.stdout
-    curve = losses((tmp_path / "calm/metrics.jsonl").read_text())
+@pytest.fixture(scope="module")
+def curve(pair, tmp_path_factory):
+    """The losses of the run that nothing meets."""
+    return Calm(pair, tmp_path_factory.mktemp("curve"))
 
+
+def test_each_loses_its_power_and_comes_back(pair, curve):
     run = Run(pair, PAIR)
     pair.lab.power("node2", False)
     try:
@@ -38,7 +38,7 @@ def test_each_loses_its_power_and_comes_back(pair, tmp_path):
     run.end(curve, *PAIR, reason="node2 is gone")
 
 
-def test_the_wire_between_them_is_out(pair):
+def test_the_wire_between_them_is_out(pair, curve):
     """The head trains alone; the worker's ranks end before that."""
     run = Run(pair, PAIR)
     pair.lab.cut("node2")
@@ -49,4 +49,4 @@ def test_the_wire_between_them_is_out(pair):
     finally:
         pair.lab.join("node2")
     run.wait(lambda: run.goes_on(3, *PAIR))
-    run.end({}, *PAIR, reason="node2 is gone")
+    run.end(curve, *PAIR, reason="node2 is gone")

@@ -12,19 +12,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
 
-pytestmark = pytest.mark.full  # it makes an environment of its own
+
+@pytest.fixture(scope="module")
+def site():
+    made = subprocess.run(["make", "docs-site"], cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def browser(site, tmp_path_factory):
     browsers.have()
-    made = subprocess.run(["make", "docs-site"], cwd=ROOT, capture_output=True, text=True)
-    assert made.returncode == 0, made.stdout + made.stderr
     with browsers.Browser(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 
 
-def test_a_link_that_leads_nowhere_fails(browser, tmp_path):
+@pytest.mark.full
+def test_a_link_that_leads_nowhere_fails(site, tmp_path):
     """By the same configuration, of other documents."""
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs/conf.py", tmp_path / "docs")
@@ -50,7 +53,7 @@ def test_a_link_that_leads_nowhere_fails(browser, tmp_path):
     assert bad.returncode != 0 and "README.md:9: WARNING" in bad.stderr and "two-word" in bad.stderr
 
 
-def test_every_document_is_a_page_and_takes_nothing_from_elsewhere(browser):
+def test_every_document_is_a_page_and_takes_nothing_from_elsewhere(site):
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         page = (SITE / path.relative_to(ROOT)).with_suffix(".html").read_text()
         assert not re.findall(r'<(?:script|img|iframe|source)[^>]* src="(?:https?:)?//[^"]*', page)
@@ -59,6 +62,7 @@ def test_every_document_is_a_page_and_takes_nothing_from_elsewhere(browser):
         assert not re.findall(r"url\([\"']?(?:https?:)?//", path.read_text()), path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_it_is_read_on_any_screen(browser, width, dark):
@@ -71,6 +75,7 @@ def test_it_is_read_on_any_screen(browser, width, dark):
     assert browser.errors == []
 
 
+@pytest.mark.full
 def test_the_search_needs_no_server(browser):
     browser.open((SITE / "index.html").as_uri())
     browser.open((SITE / "search.html").as_uri() + "?q=micro_batch_size")

@@ -25,6 +25,7 @@ def test_two_healthy_nodes_pass_and_nothing_of_it_stays(yard):
     run = yard.play("playbooks/preflight.yml")
     text = said(run)
     assert (run.status, run.rc) == ("successful", 0), text
+    assert "train.yml -e run=NAME" in text.split("Next: ")[1]
     found = {one["check"]: one for one in result(yard)["checks"]}
     assert found["steps"]["result"] == "pass" and "2 steps on 2 ranks" in found["steps"]["found"]
     assert found["machines"]["result"] == "skip"
@@ -75,7 +76,7 @@ def test_a_fault_ends_with_2_and_no_step_is_tried(yard):
     with socket.create_server(("", yard.port)):
         run = yard.play("playbooks/preflight.yml")
     text = said(run)
-    assert run.rc == 2, text
+    assert run.rc == 2 and "Next: " not in text, text
     assert (
         "FAIL  port: node1:" in text
         and "trainer_port=" in text

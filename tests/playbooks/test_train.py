@@ -49,6 +49,7 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert '"state": "finished"' in (results / "report.html").read_text() and "report.html" in text
     assert re.search(r"first  step 4/4 \(100 %\)  finished  loss \d+\.\d{4}", text)
     assert re.search(r"trainer'? generate .*runs/first'? --prompt", text)
+    assert re.search(r"ansible-playbook .*export\.yml -e run=first", text)
     assert not yard.processes()
     told = (yard.node("node2") / "etc/runs/first.env").read_text()
     assert re.search(r"^TRAINYARD_RELEASE=.*/node2/opt/releases/test'?$", told, re.MULTILINE), told
