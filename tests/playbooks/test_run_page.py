@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import statistics
 import time
 
 import browser as browsers
@@ -184,8 +185,42 @@ def test_what_the_page_holds_is_what_metrics_say(browser, long_run, written):
     assert max(held["series"]["loss"]) == 9.5  # the one spike among 100,000 steps
     assert held["evals"] == [list(one) for one in written["held out"].items()]
     assert held["shares"] == [list(one) for one in written["shares"].items()] and len(held["shares"]) == 3
-    assert held["figures"]["last_loss"] == written["loss"][STEPS]
-    assert held["figures"]["memory_peak_bytes"] == max(written["memory_peak_bytes"].values())
+    seconds = sum(written["step_seconds"].values())
+    means = {name: statistics.mean(written[name].values()) for name in ("mfu", "wire_bytes")}
+    figures = {
+        **{"last_loss": written["loss"][STEPS], "best_eval": min(written["held out"].values()), **means},
+        **{"steps": STEPS, "tokens": 4096 * STEPS, "train_seconds": seconds, "restarts": 1},
+        "tokens_per_second": 4096 * STEPS / seconds,
+        "memory_peak_bytes": max(written["memory_peak_bytes"].values()),
+    }
+    assert held["figures"] == pytest.approx(figures)
+
+
+def test_what_stands_on_top_and_how_long_the_bars_are(browser, long_run, written):
+    """As a person sees them: figures in words, and each part of each rank's bar by its width."""
+    browser.open((long_run / "report.html").as_uri(), width=1280)
+    told = dict(
+        browser.value(
+            "[...document.querySelectorAll('.figure')].map(f => [...f.children].reverse().map(c => c.innerText))"
+        )
+    )
+    assert told["loss at the end"] == f"{written['loss'][STEPS]:.4f}" and told["steps"] == f"{STEPS:,}"
+    best = min(written["held out"].values())
+    assert told["held-out loss, the best"] == f"{best:.4f}" and told["restarts"] == "1"
+    assert value_of(told["its perplexity"]) == pytest.approx(math.exp(best), rel=1e-3)
+    assert value_of(told["tokens"]) == pytest.approx(4096 * STEPS, rel=1e-3)
+    step = statistics.mean(written["step_seconds"].values())
+    assert float(told["tokens/s"].replace(",", "")) == pytest.approx(4096 / step, abs=1)
+    # Rank by rank: its own work, waiting for the slowest, the network, and the rest; as `step` has them.
+    rest = step - 0.2 - 0.28
+    wire = step - 0.4 - rest
+    wanted = [[own, 0.4 - own, wire, rest] for own in (0.2, 0.4, 0.38)]
+    bars = browser.value("""
+      [...document.querySelectorAll('.bar')].map(b =>
+        [b.clientWidth, ...[...b.children].map(c => c.getBoundingClientRect().width)])""")
+    assert len(bars) == 3
+    for (room, *widths), seconds in zip(bars, wanted, strict=True):
+        assert widths == pytest.approx([room * one / step for one in seconds], abs=1.5)
 
 
 @pytest.mark.parametrize("axis", ["step", "tokens_total", "hours"])
