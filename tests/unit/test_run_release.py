@@ -117,6 +117,8 @@ def test_a_release_that_an_active_run_goes_on_with_stays(load_module, host, monk
     active = ["first"]
 
     def systemctl(command):
+        if command[1] == "list-jobs":
+            return 0, "", ""
         assert command[:2] == ["systemctl", "list-units"]
         return 0, "".join(f"trainyard@{run}.service loaded activating auto-restart\n" for run in active), ""
 
@@ -134,6 +136,15 @@ def test_a_release_that_an_active_run_goes_on_with_stays(load_module, host, monk
         assert release.prune(str(host.opt), 1, kept) == []
     (links / "trainyard@first.service").unlink()
     assert release.prune(str(host.opt), 1, kept) == ["old"]
+
+
+def test_a_run_whose_unit_waits_for_the_network_at_boot_is_active():
+    said = {
+        "list-units": "trainyard@one.service loaded active running\n",
+        "list-jobs": "  1 multi-user.target start waiting\n  7 trainyard@two.service start waiting\n"
+        "  8 trainyard@three.service stop running\n 9 trainyard-etcd.service start waiting\n",
+    }
+    assert host_runs.active_runs(lambda words: (0, said[words[1]], ""), "systemd", "/", {}) == ["one", "two"]
 
 
 # ---- what ranks tell each other ----
