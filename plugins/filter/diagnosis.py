@@ -22,7 +22,7 @@ ASLEEP = re.compile(r"\((threading|concurrent/futures/_base)\.py:")  # frames of
 
 
 def diagnosis(results: dict[str, dict], run: str) -> str:
-    """One sentence (which rank, on which host, why, what to do), then what it rests on.
+    """What was found, and in the end one sentence: which rank, on which host, why, what to do.
 
     `results`: what the task diagnose_host registered on each host; without `diagnosis` where there was no answer.
     """
@@ -42,7 +42,7 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
         or _network(found, ranks)
     )
     mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
-    return "\n\n".join(part for part in (sentence, _rank_table(ranks), _machines(found), mute) if part)
+    return "\n\n".join(part for part in (_rank_table(ranks), _machines(found), mute, sentence) if part)
 
 
 # --- the sentence, by the first of these that has one -------------------------------------------------------
@@ -217,7 +217,7 @@ def _behind(ranks: list[dict]) -> str:
     cure = (
         "look at the disk or the share that it reads, `dmesg`"
         if one["state"] == "D"
-        else "see its stack below"
+        else "see its stack above"
     )
     others = f" (and {len(busy) - 1} more)" if busy[1:] else ""
     return (
@@ -232,7 +232,7 @@ def _nccl(found: dict) -> str:
     for one in found.values():
         if errors := ras_complaints(one.get("ras") or [])["Errors"]:
             return (
-                f"NCCL says: {'; '.join(errors[:3])}. All it says stands below; a rank that it misses hangs."
+                f"NCCL says: {'; '.join(errors[:3])}. All it says stands above; a rank that it misses hangs."
             )
     return ""
 

@@ -156,7 +156,7 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
     ],
 )
 def test_the_sentence(results, words):
-    sentence = diagnosis(results, "r").split("\n\n")[0]
+    sentence = diagnosis(results, "r").split("\n\n")[-1]
     assert re.search(words, sentence), sentence
     assert "\n" not in sentence
 
@@ -175,14 +175,14 @@ def test_who_has_begun_the_fewest_collectives_is_waited_for():
     ranks = come([group(57)], [group(56)], [group(58)])
     assert {number: lag["waiting"] for number, lag in behind(ranks).items()} == {1: [0, 2]}
     # All frames look as if all waited.
-    sentence = diagnosis({"a": host(*ranks), "b": host()}, "r").split("\n\n")[0]
+    sentence = diagnosis({"a": host(*ranks), "b": host()}, "r").split("\n\n")[-1]
     assert "Rank 1 on a has not come to where 2 wait for it" in sentence
     assert (
         "of the collectives of all ranks it has begun 56, where ranks 0, 2 came to 58, gloo:all_reduce of 64x2 elements"
         in sentence
     )
     stopped = [ranks[0], {**ranks[1], "state": "T"}, ranks[2]]
-    sentence = diagnosis({"a": host(*stopped)}, "r").split("\n\n")[0]
+    sentence = diagnosis({"a": host(*stopped)}, "r").split("\n\n")[-1]
     assert (
         "was stopped by a signal" in sentence and "it has begun 56, where ranks 0, 2 came to 58" in sentence
     )
@@ -308,7 +308,7 @@ Warnings
 
 def test_what_nccl_misses_comes_before_a_guess_at_the_network():
     text = diagnosis({"a": host(rank(0), ras=RAS_SAYS), "b": host(rank(1), ras=RAS_SAYS)}, "r")
-    sentence, _, machines, *_ = text.split("\n\n")
+    _, machines, *_, sentence = text.split("\n\n")
     assert "NCCL says: INCOMPLETE; Missing communicator data from 1 job process; Process 3487984" in sentence
     assert "NCCL's warnings: Rank 0 has launched up to operation 6650" in machines
     assert "Nodes  Processes" not in text
@@ -342,7 +342,7 @@ def test_nccls_watch_is_asked_by_its_own_words(load_module):
 
 def test_what_the_sentence_rests_on():
     text = diagnosis({"a": host(rank(0)), "b": host(rank(1, state="T"), busy=BUSY), "c": SILENT}, "r")
-    _, ranks, machines, mute = text.split("\n\n")
+    ranks, machines, mute, _ = text.split("\n\n")
     assert [line.split()[:3] for line in ranks.splitlines()[1:]] == [
         ["0", "a", "waiting"],
         ["1", "b", "stopped"],
