@@ -95,6 +95,13 @@ def stop(module: AnsibleModule, job: dict[str, str]) -> None:
     note_end(p["user"], run_dir)
 
 
+def left(run: str, state_dir: str) -> bool:
+    """Whether a run that Slurm holds no more has not said here how it ended."""
+    run_dir = os.path.join(state_dir, "runs", run)
+    state = (run_status(run_dir) or {}).get("state")
+    return os.path.exists(os.path.join(run_dir, JOB_SCRIPT)) and state not in ENDED
+
+
 def note_end(user: str, run_dir: str) -> None:
     """Have the last word of a run whose launcher could not: its job was cancelled before it began."""
     status = run_status(run_dir) or {}
@@ -128,6 +135,11 @@ def main() -> None:
             "See to slurmctld and munge (systemctl status slurmctld munge), and try again."
         )
     changed = bool(job) == (p["state"] == "stopped")
+    if p["state"] == "stopped" and not job and left(p["run"], p["state_dir"]):
+        # Another host cancelled it before this one looked.
+        if not module.check_mode:
+            note_end(p["user"], os.path.join(p["state_dir"], "runs", p["run"]))
+        module.exit_json(changed=True, job="")
     if changed and not module.check_mode:
         if p["state"] == "submitted":
             number = submit(module)

@@ -139,7 +139,7 @@ def test_a_job_that_waits_is_told_stopped_and_resumed(plays, results):
             assert "waits: Slurm's job" in shown and "pending: " in shown
             stopped = plays.book("playbooks/stop.yml", run="waits")
             assert stopped.returncode == 0, stopped.stdout
-            assert "stopped on node1, node2" in stopped.stdout
+            assert "stopped on node1, node2" in stopped.stdout, stopped.stdout
             text, _ = process.communicate(timeout=120)
             assert "Run waits was stopped at step 0" in text
     finally:
@@ -170,7 +170,7 @@ def test_a_step_that_is_killed_is_requeued_and_goes_on_to_the_same_losses(plays,
     with watching(plays, "killed", results, SETTINGS) as process:
         wait_for_step(plays, "killed", 12)
         plays.sh("node2", "pkill --signal KILL -u trainyard")  # all of the job's step there
-        read_until(process, "killed  queued  Slurm's job")
+        assert "  queued  " in read_until(process, "Slurm's job").splitlines()[-1]
         text, _ = process.communicate(timeout=400)
     assert process.returncode == 0, text
     assert losses(results / "killed/metrics.jsonl") == pytest.approx(alone, rel=1e-5)

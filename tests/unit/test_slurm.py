@@ -501,6 +501,16 @@ def test_a_job_that_waits_is_cancelled_and_the_run_has_stopped(slurm_job, state_
     assert (run_dir / "exit").read_text() == "75\n" and not (run_dir / "stop").exists()
 
 
+def test_a_job_that_another_host_has_cancelled_has_stopped_here_too(slurm_job, state_dir):
+    for state, run, expected in (
+        ("queued", "first", True),
+        ("stopped", "first", False),  # it had its word
+        ("running", "second", False),  # which Slurm never kept: its power was cut
+    ):
+        (state_dir / "runs" / run / "status.json").write_text(json.dumps({"state": state}))
+        assert slurm_job.left(run, str(state_dir)) is expected
+
+
 def test_a_job_that_does_not_end_is_cancelled_in_the_end_and_then_told(slurm_job, state_dir):
     module = Module(state_dir, [RUNNING])
     with pytest.raises(SystemExit, match="still holds the job 7"):
