@@ -226,7 +226,6 @@ def balance(lab: Lab, quick: bool) -> str:
         name = ":".join(f"{share / min(shares):.0f}" for share in shares)
         label = name.replace(":", "")
         with cpus(lab, shares):
-            alone_rows = apart(lab, f"apart{label}", parts(shares), steps // 3)
             even = Group(
                 lab,
                 f"even{label}",
@@ -236,29 +235,33 @@ def balance(lab: Lab, quick: bool) -> str:
                 steps=LEARNT // 2 + steps // 3,
             )
             even_rows = even.ended().rows()
+            # The machine below all hosts may become faster or slower meanwhile: before and after what they are held to.
+            before = apart(lab, f"before{label}", parts(shares), steps // 4)
             auto = Group(lab, f"auto{label}", HOSTS, batch_size=SEQUENCES, steps=LEARNT + steps)
             auto_rows = auto.ended().rows()
+            after = apart(lab, f"after{label}", parts(shares), steps // 4)
+            alone_rows = {host: before[host] + after[host] for host in HOSTS}
         alone = {host: speed(found) for host, found in alone_rows.items()}
         own = [paces(alone_rows[host])[0] for host in HOSTS]
         record(f"{name}, even", even_rows[3:], own, shares, batch_size=SEQUENCES, balance="even")
         record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=SEQUENCES)
-        total, before, after = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
+        total, evenly, learnt = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
         far = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(auto_rows, even_rows, strict=False))
         rows.append(
             (
                 name,
                 *(f"{alone[host]:,.0f}" for host in HOSTS),
-                f"{total:,.0f}",
-                f"{before:,.0f}",
-                f"{after:,.0f}",
+                f"{total:,.0f} ({', '.join(f'{sum(map(speed, one.values())):,.0f}' for one in (before, after))})",
+                f"{evenly:,.0f}",
+                f"{learnt:,.0f}",
                 ":".join(map(str, auto_rows[-1]["shares"])),
-                asked(after / before, faster) if faster else f"{after / before:.2f}",
-                asked(after / total, of_sum),
+                asked(learnt / evenly, faster) if faster else f"{learnt / evenly:.2f}",
+                asked(learnt / total, of_sum),
                 f"{far:.1e} (asked at most 1e-05: {'met' if far <= 1e-5 else 'missed'})",
             )
         )
-    head = ("quotas", *(f"{host} alone" for host in HOSTS), "their sum", "even", "auto", "shares", "auto/even",
-            "auto/sum", "losses differ by")  # fmt: skip
+    head = ("quotas", *(f"{host} alone" for host in HOSTS), "their sum (before, after)", "even", "auto", "shares",
+            "auto/even", "auto/sum", "losses differ by")  # fmt: skip
     what = f"Tokens/s on three hosts with a share of CPU each, {SEQUENCES} sequences of 128 tokens a step"
     return f"{what}:\n\n{markdown(head, rows)}"
 
