@@ -46,6 +46,7 @@ ON_A_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll
 RECENT_STEPS = 20  # steps over which hosts are compared
 LOG_LINES = 15  # of a failed rank
+WORD = 15.0  # seconds that a host has to say how a job ended that Slurm holds no more; who stops it tells each host
 DENIED = 4  # exit code of a poll
 FINAL = ("finished", "stopped", "failed")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -524,6 +525,9 @@ class ActionModule(ActionBase):
         self.commands = {k: str(v) for k, v in args["commands"].items()}
         self.spool = Spool(self._task._uuid)
         self.view = View(host)
+        self.wordless: float | None = (
+            None  # since when Slurm holds no job, and the host has not said how it ended
+        )
         self.over = threading.Event()
         # Signals belong to the main thread, which knows when one would do harm (Screen.draw).
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -552,6 +556,10 @@ class ActionModule(ActionBase):
         try:
             answer = self._ask(poll_command(self.keeper, self.run_name, self.run_dir, self.view.offset))
             read_poll(self.view, answer, time.time())
+            wordless = self.keeper == "systemd" and self.view.code is None and self.view.result == "failed"
+            self.wordless = (self.wordless or now) if wordless else None
+            if wordless and now - self.wordless < WORD:
+                self.view.state = "active"
             if self.view.result == "failed":
                 self.view.logs = read_logs(self._ask(log_command(self.keeper, self.run_name, self.run_dir)))
         except (AnsibleError, OSError, ValueError) as error:

@@ -486,3 +486,37 @@ def test_a_run_is_left_to_itself_once_it_has_made_a_step_or_waits_for_others():
     assert follow.explain("first", "running", None, [view], COMMANDS).startswith(
         "Run first goes on. Watch it: "
     )
+
+
+def test_a_host_whose_job_was_cancelled_has_time_to_say_so(monkeypatch):
+    """stop.yml cancels it once, and writes the end on each host, at its own pace."""
+    clock = [1000.0]
+    monkeypatch.setattr(follow.time, "time", lambda: clock[0])
+    one = object.__new__(follow.ActionModule)
+    one.keeper, one.run_name, one.run_dir, one.view, one.wordless = (
+        "systemd",
+        "r",
+        "/r",
+        follow.View("a"),
+        None,
+    )
+    said = {"code": "", "status": {"state": "queued"}}
+
+    def ask(command):
+        head = f"ActiveState=inactive\nExecMainStatus={said['code']}\n"
+        return f"{head}::status\n{json.dumps(said['status'])}\n::metrics 0\n"
+
+    one._ask = ask
+    one._poll_once()
+    assert one.view.result == "running"
+    clock[0] += 5
+    said.update(code="75", status={"state": "stopped"})
+    one._poll_once()
+    assert one.view.result == "stopped"
+    said.update(code="", status={"state": "queued"})
+    one.view, one.wordless = follow.View("a"), None
+    for seconds, result in ((0, "running"), (10, "running"), (10, "failed")):
+        clock[0] += seconds
+        monkeypatch.setattr(follow, "read_logs", lambda answer: {})
+        one._poll_once()
+        assert one.view.result == result
