@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -129,11 +130,18 @@ def paces(rows: list[dict]) -> list[dict[str, float]]:
         found.append(
             {
                 "speed": sum(tokens) / sum(seconds),
-                "varies": statistics.pstdev(each) / statistics.mean(each),
+                # From step to step: what makes a machine slower for minutes, for all of its hosts, is another thing.
+                "varies": _differs(each) / statistics.mean(each),
                 "rest": rest,
             }
         )
     return found
+
+
+def _differs(values: list[float]) -> float:
+    """The standard deviation of values one of which says nothing of the next, by how neighbours differ."""
+    squares = [(later - one) ** 2 for one, later in itertools.pairwise(values)]
+    return math.sqrt(statistics.fmean(squares) / 2) if squares else 0.0
 
 
 def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | None = None, **config) -> None:

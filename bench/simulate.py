@@ -353,7 +353,7 @@ def of_run(
             speed=host["speed"],
             link=host["rate"] / 8 * USED if host["rate"] else math.inf,
             rest=host["rest"],
-            varies=host["varies"],
+            varies=host.get("varies", 0.0),
             sending=sending / host["cpus"],
             coding={way: seconds / host["cpus"] for way, seconds in coding.items()},
         )

@@ -213,7 +213,10 @@ class World:
             raise errors.KINDS[one["code"]](prefix + one["message"])
 
     def same(self, what: str, values: list[str], cure: str) -> None:
-        """Raise BadInput on every rank where `values` (one a rank) differ between hosts, naming the hosts."""
+        """Raise BadInput on every rank where `values` (one a rank) differ between hosts, naming the hosts.
+
+        It begins with one that differs from most: in a later attempt that is the one at fault (cluster/membership.py).
+        """
         if len(set(values)) == 1:
             return
         groups: dict[str, list[str]] = {}
@@ -221,7 +224,8 @@ class World:
             if host not in groups.setdefault(value, []):
                 groups[value].append(host)
         listing = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in groups.items())
-        raise errors.BadInput(f"the hosts differ in their {what}: {listing}. Cure: {cure}")
+        odd = min(reversed(groups.values()), key=len)[0]
+        raise errors.BadInput(f"{odd}: the hosts differ in their {what}: {listing}. Cure: {cure}")
 
     def mesh(self) -> DeviceMesh:
         """All ranks in a row, as torch's sharding wants them; a single rank gets a group of its own."""

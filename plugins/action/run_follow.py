@@ -255,7 +255,9 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     behind = [] if limits.apart else left_behind(views)
     views = [v for v in views if v not in behind]
     ended = [v for v in views if v.state == "ended"]
-    failed = [v for v in ended if v.result == "failed"]
+    stopped = any(v.result == "stopped" for v in ended)
+    # A host of a job that was cancelled may not have been told how it ended.
+    failed = [v for v in ended if v.result == "failed" and not (stopped and v.code is None)]
     silent = [v for v in views if v.state != "ended" and v.silent_since is not None]
     if any(view.denied for view in silent):
         return "unreachable", next(view for view in silent if view.denied)
@@ -270,7 +272,7 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
         return "failed", blamed(failed, silent)
     if len(silent) < len(others):
         return "running", None
-    return ("stopped" if any(v.result == "stopped" for v in ended) else "finished"), None
+    return ("stopped" if stopped else "finished"), None
 
 
 def left_behind(views: list[View]) -> list[View]:

@@ -99,6 +99,8 @@ def left(run: str, state_dir: str) -> bool:
     """Whether a run that Slurm holds no more has not said here how it ended."""
     run_dir = os.path.join(state_dir, "runs", run)
     state = (run_status(run_dir) or {}).get("state")
+    if os.path.exists(os.path.join(run_dir, "exit")):  # its launcher has
+        return False
     return os.path.exists(os.path.join(run_dir, JOB_SCRIPT)) and state not in ENDED
 
 

@@ -189,7 +189,7 @@ def test_stopped_and_resumed(plays, curve, importing):
     begin = time.monotonic()
     done = book(plays, "train.yml", run=run.name, resume="true", detach="true")
     assert done.returncode == 0, done.stdout
-    run.wait(lambda: run.goes_on(run.status("node1").get("attempt"), *HOSTS))
+    run.wait(lambda: run.goes_on(2, *HOSTS))
     held("stopped, then train.yml -e resume=true", time.monotonic() - begin, None, importing)
     run.wait(lambda: (run.status("node1")["step"] or 0) > len(before) + 20)
     run.end(curve, *HOSTS)
@@ -229,9 +229,9 @@ def test_a_full_disk_during_a_checkpoint(plays, curve, importing):
         run.wait(lambda: "node2" in (run.status("node1").get("warning") or ""))
     finally:
         plays.sh("node2", f"umount {folder}")
-    step, begin = run.status("node1")["step"], time.monotonic()
+    begin = time.monotonic()
     run.wait(lambda: run.status("node1").get("warning") is None)
-    assert all(run.status(host)["attempt"] == 1 for host in HOSTS) and run.status("node1")["step"] >= step
+    assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
     held("a full disk during a checkpoint, until one is saved", time.monotonic() - begin, None, importing)
     run.end(curve, *HOSTS, reason="node2: ")
 
@@ -294,6 +294,7 @@ def test_memory_runs_out_on_one_host_for_good(plays, curve, importing):
         plays.lab.set_memory("node2", None)
         plays.sh("node2", "systemctl stop glutton")
     calm = curve.until(300)
+    assert "node2 failed again and again and is left out" in run.metrics("node1")
     for host in others:
         assert losses(run.metrics(host)) == pytest.approx(calm, rel=1e-5)
 

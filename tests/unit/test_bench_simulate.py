@@ -190,7 +190,7 @@ def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
         {"speed": 100.0, "varies": 0.0, "rest": 0.5},
     ]
     uneven, even = cluster.paces([row, {**row, "rank_seconds": [4.0, 4.0]}])
-    assert uneven["varies"] == pytest.approx(1 / 3) and even["varies"] == 0
+    assert uneven["varies"] == pytest.approx(2 / math.sqrt(2) / 3) and even["varies"] == 0
 
 
 def test_the_latest_of_some_times():

@@ -27,9 +27,9 @@ def host(node, done=0, code=None, reason="", saved=0, ended=0.0):
 NOW = 2e9
 
 
-def word(plan, hosts, *, expected=3, late=False, least=1, restarts=3, now=NOW):
+def word(plan, hosts, *, expected=3, late=False, least=1, restarts=3, now=NOW, new=True):
     return membership.next_word(
-        plan, hosts, expected=expected, late=late, least=least, restarts=restarts, now=now
+        plan, hosts, expected=expected, late=late, least=least, restarts=restarts, now=now, new=new
     )
 
 
@@ -109,6 +109,27 @@ def test_what_was_good_when_the_run_began_is_one_hosts_fault_later():
         current = word(current, [host(0, attempt, 2, "no data")], expected=1)
     said = "4 attempts in a row failed without a new checkpoint; the last one: no data"
     assert word(current, [host(0, 4, 2, "no data")], expected=1) == End(2, said)
+
+
+def test_what_fits_no_more_on_fewer_hosts_is_nobodys_fault():
+    why = "node0: memory: a step needs about 900 MiB, 300 are free"
+    current = word(plan(0, 1, 2), [host(0, 1, LOST), host(1, 1, LOST)])
+    for attempt in (2, 3, 4):
+        assert (names(current), current.left_out) == (["node0", "node1"], [])
+        current = word(current, [host(node, attempt, 2, why) for node in (0, 1)])
+    assert current.code == 2 and why in current.reason
+
+
+def test_what_all_refuse_alike_ends_the_run_later_too():
+    second = word(plan(0, 1, 2), [host(0, 1, LOST), host(1, 1, -9, "killed"), host(2, 1, LOST)])
+    why = "none of the run's checkpoints is valid"
+    assert word(second, [host(node, 2, 2, why) for node in (0, 1, 2)]) == End(2, why)
+
+
+def test_one_host_that_was_under_way_has_no_first_attempt_after_a_reboot():
+    """Its store is its memory, and the plan is forgotten."""
+    back = word(None, [host(0, done=4)], expected=1, new=False)
+    assert isinstance(word(back, [host(0, 5, 2, "the card is gone")], expected=1), Plan)
 
 
 def test_an_old_ending_counts_for_nothing():

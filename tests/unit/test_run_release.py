@@ -169,6 +169,6 @@ def test_another_release_is_another_version_and_is_refused(tmp_path, monkeypatch
     with pytest.raises(errors.BadInput) as refused:
         world.World(world.Config(), place)
     assert str(refused.value) == (
-        "the hosts differ in their version of trainer: 0.1.0+gabc on node1; 0.1.0+gdef on node2. Cure: run site.yml on "
-        "all of them, which makes them equal; then start the run again, with -e resume=true"
+        "node2: the hosts differ in their version of trainer: 0.1.0+gabc on node1; 0.1.0+gdef on node2. Cure: run "
+        "site.yml on all of them, which makes them equal; then start the run again, with -e resume=true"
     )

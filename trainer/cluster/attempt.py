@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,8 +136,8 @@ class Attempt:
 
         Of those that are alive: the figures fall when one ends.
         """
-        ticks, waits, signs, pids = 0, False, 0, [self._pid]
-        for pid in pids:
+        ticks, waits, signs = 0, False, 0
+        for pid, _ in _family(self._pid):
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
                     # State, user and system time are the 3rd, 14th and 15th field; the 2nd, a name, may hold anything.
@@ -153,18 +154,11 @@ class Attempt:
                     pass
                 except (OSError, KeyError, ValueError):
                     signs = None
-            pids += _children(pid)
         return ticks / os.sysconf("SC_CLK_TCK"), waits, signs
 
     def stopped(self) -> bool:
         """Whether one of its processes stands still, by SIGSTOP, until somebody lets it go on."""
-        pids = [self._pid]
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T":
-                    return True
-            pids += _children(pid)
-        return False
+        return any(state == b"T" for _, state in _family(self._pid))
 
     def poll(self) -> Outcome | None:
         """How it ended, or None while it goes on."""
@@ -305,10 +299,25 @@ def _kill_children() -> None:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    return [pid for pid, _, above in _processes() if above == parent]
+
+
+def _family(pid: int) -> list[tuple[int, bytes]]:
+    """A process and all below it, with their states, by one look at this machine's processes, which may be many."""
+    below: dict[int, list[tuple[int, bytes]]] = {}
+    states = {}
+    for one, state, parent in _processes():
+        below.setdefault(parent, []).append((one, state))
+        states[one] = state
+    found = [(pid, states.get(pid, b""))]
+    for one, _ in found:
+        found += below.get(one, [])
+    return found
+
+
+def _processes() -> Iterator[tuple[int, bytes, int]]:
+    """(pid, state, parent) of each; their names, before these in /proc, may hold anything, in any encoding."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # pid (any name, in any encoding) state parent …
-            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
+            state, parent = stat.read_bytes().rpartition(b")")[2].split()[:2]
+            yield int(stat.parent.name), state, int(parent)

@@ -44,7 +44,7 @@ class Plan:
     saved: int = 0  # step of the newest checkpoint when this was written
     blamed: dict[str, list[float]] = field(default_factory=dict)  # host -> when it was at fault, lately
     suspect: str = ""  # the host at fault for the last failure, if it brought no new checkpoint
-    first: int = 1  # the first attempt of this start of the run
+    first: int = 1  # the first attempt of this start of the run; 0: it was under way before
     left_out: list[str] = field(default_factory=list)
     dropped: int = 0  # of these, how many for faults of their own and without a new checkpoint since
 
@@ -79,13 +79,21 @@ def unpack_plan(value: dict) -> Plan:
 
 
 def next_word(
-    plan: Plan | None, hosts: list[Host], *, expected: int, late: bool, least: int, restarts: int, now: float
+    plan: Plan | None,
+    hosts: list[Host],
+    *,
+    expected: int,
+    late: bool,
+    least: int,
+    restarts: int,
+    now: float,
+    new: bool = True,
 ) -> Plan | End | Wait:
     """What the first host has to say when it runs no ranks: another attempt, the end, or nothing yet.
 
     hosts: those that live. expected: how many the run was started on. late: they had time enough to come. least: hosts
     that an attempt must have (min_nodes). restarts: failures in a row without a new checkpoint that are tried again.
-    now: seconds since 1970.
+    now: seconds since 1970. new: the run has not been under way before: a store of one host's own forgets its plans.
     """
     hosts = sorted(hosts, key=lambda host: host.node)
     if plan is None:
@@ -93,14 +101,16 @@ def next_word(
             return Wait(f"{len(hosts)} of {expected} hosts are ready: {_names(hosts)}")
         attempt = 1 + max(host.done for host in hosts)
         reason = f"started on {_names(hosts)} alone" if len(hosts) < expected else ""
-        return Plan(attempt, hosts, reason, saved=max(host.saved for host in hosts), first=attempt)
+        return Plan(
+            attempt, hosts, reason, saved=max(host.saved for host in hosts), first=attempt if new else 0
+        )
 
     members = [host for host in hosts if plan.has(host.node)]
     if any(host.done < plan.attempt for host in members):
         return Wait()
     gone = [one for one in plan.members if all(one.node != host.node for host in hosts)]
     # What was good when the run began is a fault of a host's later: its memory, its card, its disk, a server of files.
-    for code in (*OVER, *([BAD_INPUT] if plan.attempt == plan.first else [])):
+    for code in (*OVER, *([BAD_INPUT] if plan.attempt == plan.first or _is_all_alike(members) else [])):
         for host in members:
             if host.code == code and host.done == plan.attempt:
                 return End(code, host.reason)
@@ -111,6 +121,9 @@ def next_word(
         word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="", dropped=dropped)
     else:
         may_drop = expected - len(plan.left_out) > least
+        culprit = _culprit(members, gone)
+        if culprit and culprit.code == BAD_INPUT and len(plan.members) < expected:
+            may_drop = False  # what fits no more on fewer hosts is the fault of none of them
         word = _after_failure(plan, members, gone, saved, restarts, now, may_drop)
         shared = saved == plan.saved and plan.dropped >= SHARED and _culprit(members, gone) in members
         if word.failures > restarts or shared:
@@ -154,6 +167,12 @@ def _after_failure(
         dropped=(0 if progress else plan.dropped) + bool(out and culprit in members),
         reason=_fault(members, gone),
     )
+
+
+def _is_all_alike(members: list[Host]) -> bool:
+    """Whether several hosts refuse what none of them is at fault for: settings, or what all of them have."""
+    named = any(host.reason.startswith(f"{other.name}: ") for host in members for other in members)
+    return len(members) > 1 and all(host.code == BAD_INPUT for host in members) and not named
 
 
 def _culprit(members: list[Host], gone: list[Host]) -> Host | None:

@@ -102,10 +102,13 @@ class Launcher:
         self.key = f"hosts/{self.me.node}"
         # The runs that it waits for on this host; once: by a reboot one of them may have been resumed to wait for this.
         self.after = [name for name in os.environ.get("TRAINYARD_AFTER", "").split(",") if name]
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(environment.turn_file.read_text())
-            if self.launch and known["launch"] == self.launch:
-                self.after = [name for name in self.after if name in known["after"]]
+        self.new = True  # this start of the run has had no attempt here
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            turn = json.loads(environment.turn_file.read_text())
+            if self.launch and turn["launch"] == self.launch:
+                self.after = [name for name in self.after if name in turn["after"]]
+                self.new = not turn["begun"]
+        self.waits = list(self.after)  # those that have not ended
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
         self.leaving = False  # this host shuts down
@@ -193,12 +196,10 @@ class Launcher:
         The store knows of it, for the hosts of this run on which there was none before it.
         """
         runs, key = self.environment.run_dir.parent, f"{QUEUED}{self.me.node}"
-        after = [name for name in self.after if not _has_ended(runs / name)]
-        if after != self.after:
-            # One that has ended may be resumed, to wait for this run.
-            with contextlib.suppress(OSError):  # a full disk
-                metrics.write_json(self.environment.turn_file, {"launch": self.launch, "after": after})
-            self.after = after or self.after
+        after = [name for name in self.waits if not _has_ended(runs / name)]
+        if after != self.waits:
+            self.waits = after
+            self._note_turn()  # one that has ended may be resumed, to wait for this run
         self.begin = self.touched = time.monotonic()
         end = None
         with contextlib.suppress(store.Unreachable):
@@ -219,6 +220,11 @@ class Launcher:
         else:
             self._say("starting", None)
         return None
+
+    def _note_turn(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk
+            turn = {"launch": self.launch, "after": self.waits, "begun": not self.new}
+            metrics.write_json(self.environment.turn_file, turn)
 
     def _wait_for(self, queued: list[dict]) -> None:
         """Hosts of this run still wait for the runs before it: none of those that are here are to begin alone."""
@@ -339,6 +345,7 @@ class Launcher:
             least=self.config.min_nodes,
             restarts=self.config.restarts,
             now=time.time(),
+            new=self.new,
         )
         if isinstance(word, Wait):
             if word.reason and plan is None and late:
@@ -373,6 +380,9 @@ class Launcher:
         self._say("starting", plan.reason or None)
         if plan.reason:
             _print(f"attempt {plan.attempt}: {plan.reason}")
+        if self.new:
+            self.new = False
+            self._note_turn()
         self.troubled = self.idle_since = self.stopped_since = None
         self.longest = 0.0
         try:
@@ -409,11 +419,11 @@ class Launcher:
                     self._kill(f"{self.me.name}: a rank hung: the others lost it, and it did not end")
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
+        elif why := self._hangs(now):
+            self._kill(f"{self.me.name}: a rank hung: {why}")
         elif self._may_take_in(hosts, now):
             with contextlib.suppress(OSError):  # no reason to end ranks that train
                 self.environment.yield_file.touch()
-        elif why := self._hangs(now):
-            self._kill(f"{self.me.name}: a rank hung: {why}")
 
     def _hangs(self, now: float) -> str | None:
         """Why one of its ranks must have hung; None where all may be well.
