@@ -53,7 +53,7 @@ class Environment:
 
     @property
     def turn_file(self) -> Path:
-        """Has the start of the run (TRAINYARD_LAUNCH) that it is of, the runs for which that waits, whether it has begun."""
+        """Has the start of the run (TRAINYARD_LAUNCH) that it is of, for which runs that waits, and if it has begun."""
         return self.run_dir / "turn"
 
 
