@@ -544,7 +544,7 @@ def install_missing_tools(vms: bool = False) -> None:
                 flush=True,
             )
             run("apt-get", "update")
-            # The machine's own upgrades may hold apt's lock.
+            # The machine's own upgrades may hold dpkg's lock.
             install = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "install", "--yes"]
             run("env", "DEBIAN_FRONTEND=noninteractive", *install, "--no-install-recommends", *packages)
 
