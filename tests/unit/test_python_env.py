@@ -120,7 +120,8 @@ def test_built_once_then_unchanged_and_whole_again_after_any_interruption(case, 
     assert {path for path, _ in said} == {f"{case.options['dir']}/.progress"}
     words = [words for _, words in said]
     assert words[0] == "making an empty environment" and words[-1] == "waiting for the disk"
-    assert "0 %, taking alpha" in shows and "0 %, installing alpha" in shows
+    # Where pip was quicker than who reads its lines, it is installed by then.
+    assert "0 %, taking alpha" in shows and {"0 %, installing alpha", "100 %, installed"} & set(shows)
     assert not Path(case.options["dir"], ".progress").exists()
     assert first["torch"] == "2.0+cpu"
     assert {"alpha": "1.0", "torch": "2.0+cpu"}.items() <= first["versions"].items()
