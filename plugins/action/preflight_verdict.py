@@ -171,11 +171,10 @@ class ActionModule(ActionBase):
             display.display(line, color=COLOURS.get(line.partition(" ")[0]))
         counts = found["counts"]
         answer = {**result, "changed": False, "exit_status": found["exit_status"], "counts": counts}
-        if found["result"] != FAIL:
-            display.display(f"\nNext: {limits.train} -e run=NAME")
         if found["result"] == FAIL:
             names = ", ".join(dict.fromkeys(one["check"] for one in found["checks"] if one["result"] == FAIL))
             return {**answer, "failed": True, "msg": f"Preflight failed: {names}. What to do stands above."}
+        display.display(f"\nNext: {limits.train} -e run=NAME")
         if found["result"] == WARN:
             answer["msg"] = f"Preflight warned {counts[WARN]} times"
         return answer

@@ -170,7 +170,7 @@ def status(directory: Path) -> dict:
 # ---- ranks that have no more to do than to meet ----
 
 
-def _process(function, rank, nodes, port, file, keys):
+def _process(rank, function, nodes, port, folder, keys):
     os.environ.update(
         **place(nodes, rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo"
     )
@@ -183,8 +183,18 @@ def _process(function, rank, nodes, port, file, keys):
     torch.set_num_threads(1)
     config = configuration.from_mapping({"device": "cpu", **keys})
     world = World(config, environment.read("run"))
-    torch.save(function(world, config), file)
+    torch.save(function(world, config), folder / f"{rank}.pt")
     world.close()
+
+
+def side_by_side(function, size, *words, seconds=240):
+    """function(rank, *words) in as many processes, each of which must end well."""
+    processes = [context.Process(target=function, args=(rank, *words)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds)
+    assert [process.exitcode for process in processes] == [0] * size
 
 
 def together(folder, function, nodes, **keys) -> list:
@@ -193,16 +203,8 @@ def together(folder, function, nodes, **keys) -> list:
 
     port, folder = free_port(), folder / str(len(list(folder.iterdir())))
     folder.mkdir()
+    side_by_side(_process, len(nodes), function, nodes, port, folder, keys, seconds=200)
     files = [folder / f"{rank}.pt" for rank in range(len(nodes))]
-    processes = [
-        context.Process(target=_process, args=(function, rank, nodes, port, file, keys))
-        for rank, file in enumerate(files)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(200)
-    assert [process.exitcode for process in processes] == [0] * len(nodes)
     return [torch.load(file) for file in files]
 
 

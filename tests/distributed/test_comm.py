@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ranks import context, free_port
+from ranks import free_port, side_by_side
 from safetensors.torch import load_file
 
 from trainer import config as configuration
@@ -65,14 +65,7 @@ def _sums(rank, size, port, kind, folder):
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_what_came_and_what_is_left_over_is_all_there_was(tmp_path, kind, size):
     port = free_port()
-    processes = [
-        context.Process(target=_sums, args=(rank, size, port, kind, tmp_path)) for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * size
+    side_by_side(_sums, size, size, port, kind, tmp_path, seconds=120)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
     for one in found:
         assert torch.equal(one["came"], found[0]["came"])  # to the bit

@@ -150,14 +150,7 @@ def test_no_rank_ever_holds_the_whole_model(tmp_path):
     growth = {}
     for name, in_parts in (("parts", True), ("whole", False)):
         port = ranks.free_port()
-        pair = [
-            ranks.context.Process(target=_load, args=(rank, port, tmp_path, in_parts)) for rank in range(2)
-        ]
-        for process in pair:
-            process.start()
-        for process in pair:
-            process.join(200)
-        assert [process.exitcode for process in pair] == [0, 0]
+        ranks.side_by_side(_load, 2, port, tmp_path, in_parts, seconds=200)
         growth[name] = [int((tmp_path / f"{rank}-{in_parts}").read_text()) / size for rank in range(2)]
     assert max(growth["parts"]) < 0.8, growth  # a half is its own
     assert min(growth["whole"]) > 1, growth
@@ -171,12 +164,7 @@ def test_a_quantised_base_is_never_there_whole(tmp_path):
     config = LlamaConfig(**sizes, num_attention_heads=8, max_position_embeddings=64)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     port = ranks.free_port()
-    pair = [ranks.context.Process(target=_load_packed, args=(rank, port, tmp_path)) for rank in range(2)]
-    for process in pair:
-        process.start()
-    for process in pair:
-        process.join(200)
-    assert [process.exitcode for process in pair] == [0, 0]
+    ranks.side_by_side(_load_packed, 2, port, tmp_path, seconds=200)
     packed = 4 * (4 * 128 * 128 + 3 * 128 * 512) // 2  # bytes of four layers' linear weights in 4 bits
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

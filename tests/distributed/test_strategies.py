@@ -12,12 +12,7 @@ STEPS, TOKENS = 3, 64  # of 4 sequences; three on the first rank, one on the sec
 
 def test_models_of_many_kinds(tmp_path):
     port = ranks.free_port()
-    processes = [ranks.context.Process(target=_all_kinds, args=(rank, port, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-    assert [process.exitcode for process in processes] == [0, 0]
+    ranks.side_by_side(_all_kinds, 2, port, tmp_path)
 
 
 def _all_kinds(rank, port, folder):

@@ -3,14 +3,11 @@
 import base64
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from plays import Plays, wait_for
-from test_train import following, losses, status, wait_for_step
+from test_train import following, losses, of_one_process, status, wait_for_step
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("node1", "node2")
@@ -81,18 +78,7 @@ def results(tmp_path):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The losses of one process, by step."""
-    place = tmp_path_factory.mktemp("alone")
-    config = place / "config.yaml"
-    config.write_text(yaml.safe_dump({**SETTINGS, "run": "alone", "threads": 1}))
-    places = {"TRAINYARD_RUN_DIR": str(place / "alone"), "TRAINYARD_CACHE_DIR": str(place / "cache")}
-    subprocess.run(
-        [sys.executable, "-m", "trainer", "train", str(config)],
-        cwd=ROOT,
-        env={**os.environ, **places},
-        check=True,
-        timeout=300,
-    )
-    return losses(place / "alone/metrics.jsonl")
+    return of_one_process(tmp_path_factory.mktemp("alone"), **SETTINGS)
 
 
 def queue(plays):

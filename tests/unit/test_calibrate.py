@@ -174,19 +174,24 @@ def test_all_go_through_as_many_as_the_slowest_can(monkeypatch):
     assert made == [1, 1, 4, 4]
 
 
+def memory_for(monkeypatch, room, error=torch.OutOfMemoryError):
+    """A pass over more than `room` sequences at once fails."""
+    inner = calibrate._pass
+
+    def full(run, size):
+        if size > room:
+            raise error
+        return inner(run, size)
+
+    monkeypatch.setattr(calibrate, "_pass", full)
+
+
 @pytest.mark.parametrize(("room", "at_once"), [(4, 4), (3, 2), (1, 1)])
 def test_a_gpu_without_memory_for_a_micro_batch_computes_fewer_at_once(monkeypatch, capsys, room, at_once):
     monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
     made = passes(monkeypatch, 0.001)
     one = run(lambda own: own if isinstance(own[0], list) else [own[0], 4])
-    inner = calibrate._pass
-
-    def full(run, size):
-        if size > room:
-            raise torch.OutOfMemoryError
-        return inner(run, size)
-
-    monkeypatch.setattr(calibrate, "_pass", full)
+    memory_for(monkeypatch, room)
     calibrate.begin(one)
     assert one.micro_batch_size == at_once and max(made) == at_once
     said = capsys.readouterr().out
@@ -207,18 +212,11 @@ def test_a_gpu_without_memory_for_one_sequence_is_told(monkeypatch):
 def test_where_ranks_keep_step_a_larger_micro_batch_is_tried_before_it_is_relied_upon(monkeypatch):
     monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
     made = passes(monkeypatch, 0.001)
-    inner = calibrate._pass
     roomy = lambda own: slower(own) if isinstance(own[0], list) else [own[0], max(own)]  # noqa: E731
     one = run(roomy, strategy="zero2", micro_batch_size=8)
     one.strategy.lockstep = True
     one.balance = Balance(16, 2, lockstep=8, at_once=[16, 16])
-
-    def full(run, size):
-        if size > 10:
-            raise torch.OutOfMemoryError
-        return inner(run, size)
-
-    monkeypatch.setattr(calibrate, "_pass", full)
+    memory_for(monkeypatch, 10)
     calibrate.begin(one)  # 12 would do, and are tried; 8 were before, beside the other rank's 16
     assert one.balance.at_once == [8, 16] and one.micro_batch_size == 8
     assert one.balance.split == [8, 8] and one.balance.passes == 1 and max(made) == 8
@@ -245,15 +243,8 @@ def test_what_a_rank_has_no_memory_for_is_tried_by_those_who_get_it(monkeypatch,
         second, third = map(one.balance.largest, (1, 2))
         return [own, [second, min(second, 8)], [third, third]]
 
-    inner = calibrate._pass
-
-    def full(run, size):
-        if size > room:
-            raise torch.OutOfMemoryError
-        return inner(run, size)
-
     one.world.gather = lambda own: gather(json.loads(json.dumps(own)))
-    monkeypatch.setattr(calibrate, "_pass", full)
+    memory_for(monkeypatch, room)
     calibrate.begin(one)
     assert one.balance.split == split and one.balance.passes == 1
     assert max(made) == split[0] and one.balance.at_once[1] == 8
@@ -266,14 +257,7 @@ def test_a_rank_that_keeps_no_step_tries_what_other_shares_may_bring_it(monkeypa
     made = passes(monkeypatch, 0.001)
     one = run(lambda own: slower(own) if isinstance(own[0], list) else own, batch_size=4)
     one.balance = Balance(4, 2)
-    inner = calibrate._pass
-
-    def full(run, size):
-        if size > room:
-            raise torch.OutOfMemoryError
-        return inner(run, size)
-
-    monkeypatch.setattr(calibrate, "_pass", full)
+    memory_for(monkeypatch, room)
     found = calibrate.begin(one)
     assert one.balance.split == [3, 1] and one.micro_batch_size == at_once and max(made) == tried
     assert [list(times) for times in found] == [[1, 2], [1, 2]]  # speeds are measured with even shares
@@ -293,14 +277,7 @@ def test_memory_that_libraries_do_not_get_counts_as_torchs_own(monkeypatch, erro
     monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
     passes(monkeypatch, 0.001)
     one = run(lambda own: own if isinstance(own[0], list) else [own[0], 4])
-    inner = calibrate._pass
-
-    def full(run, size):
-        if size > 2:
-            raise error
-        return inner(run, size)
-
-    monkeypatch.setattr(calibrate, "_pass", full)
+    memory_for(monkeypatch, 2, error)
     if counts:
         calibrate.begin(one)
         assert one.micro_batch_size == 2

@@ -102,13 +102,13 @@ class Launcher:
         self.key = f"hosts/{self.me.node}"
         # The runs that it waits for on this host; once: by a reboot one of them may have been resumed to wait for this.
         self.after = [name for name in os.environ.get("TRAINYARD_AFTER", "").split(",") if name]
-        self.new = True  # this start of the run has had no attempt here
+        self.begun = False  # this start of the run has had an attempt here
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             turn = json.loads(environment.turn_file.read_text())
             if self.launch and turn["launch"] == self.launch:
                 self.after = [name for name in self.after if name in turn["after"]]
-                self.new = not turn["begun"]
-        self.waits = list(self.after)  # those that have not ended
+                self.begun = turn["begun"]
+        self.queued = bool(self.after)  # also once all of them have ended, until the store knows
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
         self.leaving = False  # this host shuts down
@@ -159,7 +159,7 @@ class Launcher:
         if self.leaving and not self.attempt:
             self._say("restarting", f"{self.me.name} shuts down; it takes part again when it is back")
             return STOPPED
-        if self.after:
+        if self.queued:
             return self._queue()
         if not self.me.port and not self._has_come_up():
             before = End(STOPPED, "stopped on request, before its address was there")
@@ -196,9 +196,9 @@ class Launcher:
         The store knows of it, for the hosts of this run on which there was none before it.
         """
         runs, key = self.environment.run_dir.parent, f"{QUEUED}{self.me.node}"
-        after = [name for name in self.waits if not _has_ended(runs / name)]
-        if after != self.waits:
-            self.waits = after
+        after = [name for name in self.after if not _has_ended(runs / name)]
+        if after != self.after:
+            self.after = after
             self._note_turn()  # one that has ended may be resumed, to wait for this run
         self.begin = self.touched = time.monotonic()
         end = None
@@ -210,7 +210,9 @@ class Launcher:
                 end = self.store.read().get("end")
             else:
                 self.store.leave(key)
-                self.after = []  # and not before: the others wait for as long as the store has this host as queued
+                self.queued = (
+                    False  # and not before: the others wait for as long as the store has this host as queued
+                )
         if self.asked:
             return self._conclude(End(STOPPED, "stopped on request while it was queued"))
         if end:
@@ -223,7 +225,7 @@ class Launcher:
 
     def _note_turn(self) -> None:
         with contextlib.suppress(OSError):  # a full disk
-            turn = {"launch": self.launch, "after": self.waits, "begun": not self.new}
+            turn = {"launch": self.launch, "after": self.after, "begun": self.begun}
             metrics.write_json(self.environment.turn_file, turn)
 
     def _wait_for(self, queued: list[dict]) -> None:
@@ -345,7 +347,7 @@ class Launcher:
             least=self.config.min_nodes,
             restarts=self.config.restarts,
             now=time.time(),
-            new=self.new,
+            new=not self.begun,
         )
         if isinstance(word, Wait):
             if word.reason and plan is None and late:
@@ -380,8 +382,8 @@ class Launcher:
         self._say("starting", plan.reason or None)
         if plan.reason:
             _print(f"attempt {plan.attempt}: {plan.reason}")
-        if self.new:
-            self.new = False
+        if not self.begun:
+            self.begun = True
             self._note_turn()
         self.troubled = self.idle_since = self.stopped_since = None
         self.longest = 0.0
