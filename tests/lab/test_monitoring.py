@@ -33,7 +33,8 @@ pytestmark = pytest.mark.full  # minutes; tests/unit/test_monitoring.py has what
 RULES, THERE = monitored.RULES, monitored.THERE
 TAGS = "identity,firewall,monitoring"
 MADE = (
-    "cd /etc/systemd/system; ls -d trainyard-exporter* trainyard-grafana* trainyard-metrics* trainyard-prometheus* "
+    "cd /etc/systemd/system; "
+    "ls -d trainyard-dcgm* trainyard-exporter* trainyard-grafana* trainyard-metrics* trainyard-prometheus* "
     "/etc/trainyard-monitoring /usr/local/lib/trainyard-monitoring /var/lib/trainyard-prometheus "
     "/var/lib/trainyard-grafana"
 )
@@ -55,12 +56,12 @@ class Rank(http.server.BaseHTTPRequestHandler):
         self.wfile.write(told.encode())
 http.server.HTTPServer(("ADDRESS", 9200), Rank).serve_forever()
 """
-# A package named grafana, from a repository of the host's own: it answers as Grafana does, where its settings say. Its
-# own unit would listen on all addresses, and its installation starts it.
-GRAFANA = """
-d=/opt/grafana; mkdir -p $d/p/DEBIAN $d/p/usr/share/grafana/bin $d/p/usr/lib/systemd/system
+# A package of a name, from a repository of the host's own, with a program and a unit of the package's, which would
+# listen on all addresses, and which its installation starts.
+PACKAGE = """
+d=/opt/@name@; mkdir -p $d/p/DEBIAN $d/p/usr/lib/systemd/system $d/p/$(dirname @program@)
 cat > $d/p/DEBIAN/control <<'END'
-Package: grafana
+Package: @name@
 Version: 99
 Architecture: all
 Maintainer: A Test <test@example.org>
@@ -68,17 +69,29 @@ Description: a stand-in
 END
 cat > $d/p/DEBIAN/postinst <<'END'
 #!/bin/sh
-getent passwd grafana > /dev/null || useradd --system --no-create-home --shell /usr/sbin/nologin grafana
-systemctl daemon-reload; systemctl enable --now grafana-server || true
+getent passwd @name@ > /dev/null || useradd --system --no-create-home --shell /usr/sbin/nologin @name@
+systemctl daemon-reload; systemctl enable --now @unit@ || true
 END
-cat > $d/p/usr/lib/systemd/system/grafana-server.service <<'END'
+cat > $d/p/usr/lib/systemd/system/@unit@.service <<'END'
 [Service]
 ExecStart=/usr/bin/python3 -m http.server 3000
 [Install]
 WantedBy=multi-user.target
 END
-cat > $d/p/usr/share/grafana/bin/grafana <<'END'
+cat > $d/p/@program@ <<'END'
 #!/usr/bin/python3
+@code@
+END
+chmod 755 $d/p/DEBIAN/postinst $d/p/@program@
+dpkg-deb --root-owner-group -b $d/p $d/it.deb
+cd $d
+{ dpkg-deb -f it.deb; echo "Filename: ./it.deb"; echo "Size: $(stat -c %s it.deb)"
+  echo "SHA256: $(sha256sum it.deb | cut -d ' ' -f 1)"; } > Packages
+echo "deb [trusted=yes] file:$d ./" > /etc/apt/sources.list.d/@name@.list
+apt-get -qq update
+"""
+# It answers as Grafana does, where its settings say.
+GRAFANA = """
 import configparser, http.server, sys
 (file,) = [word.partition("=")[2] for word in sys.argv if word.startswith("--config=")]
 ini = configparser.ConfigParser(interpolation=None, default_section="none")
@@ -90,15 +103,31 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b'grafana_environment_info{trainyard="%s"} 1\\n' % name.encode())
 http.server.HTTPServer((ini["server"]["http_addr"], int(ini["server"]["http_port"])), Answer).serve_forever()
-END
-chmod 755 $d/p/DEBIAN/postinst $d/p/usr/share/grafana/bin/grafana
-dpkg-deb --root-owner-group -b $d/p $d/grafana.deb
-cd $d
-{ dpkg-deb -f grafana.deb; echo "Filename: ./grafana.deb"; echo "Size: $(stat -c %s grafana.deb)"
-  echo "SHA256: $(sha256sum grafana.deb | cut -d ' ' -f 1)"; } > Packages
-echo "deb [trusted=yes] file:$d ./" > /etc/apt/sources.list.d/grafana.list
-apt-get -qq update
 """
+# And this as DCGM's exporter does, at the address that it is given, the fields of the file that it is given.
+DCGM = """
+import http.server, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+fields = [line.split(",")[0] for line in open(words["--collectors"]) if not line.startswith("#")]
+told = "".join(f'{one}{{gpu="0",pci_bus_id="00000000:01:00.0"}} 0.5\\n' for one in fields)
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(told.encode())
+host, port = words["--address"].split(":")
+http.server.HTTPServer((host, int(port)), Answer).serve_forever()
+"""
+
+
+def package(name, unit, program, code):
+    """The shell script that has apt know the package PACKAGE."""
+    text = PACKAGE
+    for key, value in {"name": name, "unit": unit, "program": program, "code": code.strip()}.items():
+        text = text.replace(f"@{key}@", value)
+    return text
+
+
 # A disk of a megabyte, of which two per cent are free, of a kind that node_exporter does not leave out; and as full a
 # one that nobody can write to.
 FULL_DISK = """
@@ -349,8 +378,8 @@ def test_each_alert_is_caused_once_and_a_healthy_cluster_causes_none(plays):
 
 
 def smi(card, status=0):
-    """What has nvidia-smi on a host tell of that card."""
-    program = f"#!/bin/sh\\necho '{card}'; exit {status}\\n"
+    """What has nvidia-smi on a host list a card, and tell that of it."""
+    program = f"#!/bin/sh\\n[ $1 = -L ] && echo GPU 0: one || echo '{card}'; exit {status}\\n"
     return f'printf "{program}" > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi'
 
 
@@ -542,7 +571,7 @@ def test_what_goes_wrong_with_a_run_fires(plays, tmp_path):
 
 
 def test_grafana_runs_where_apt_has_it(plays, tmp_path):
-    plays.sh("node1", GRAFANA)
+    plays.sh("node1", package("grafana", "grafana-server", "usr/share/grafana/bin/grafana", GRAFANA))
     play = plays.run("monitoring")
     assert play.rc == 0 and play.changed["node1"] > 0 and play.changed["node2"] == 0, play.text
     assert plays.run("monitoring").changed == {"node1": 0, "node2": 0}
@@ -570,6 +599,40 @@ def test_grafana_goes_where_it_is_not_wanted(plays):
     # The package stays; its own instance neither runs nor comes at the next boot.
     assert plays.sh("node1", "systemctl is-enabled grafana-server || true").strip() == "disabled"
     wait_for(lambda: up(plays) == {"node1": 1, "node2": 1}, 30)
+    assert plays.run("monitoring").changed["node1"] > 0  # so that there is one for reset to remove
+
+
+def test_dcgm_tells_where_apt_has_it_and_a_card_is(plays):
+    script = package("datacenter-gpu-manager-exporter", "nvidia-dcgm-exporter", "usr/bin/dcgm-exporter", DCGM)
+    for host in ("node1", "node2"):
+        plays.sh(host, script)
+    plays.sh("node1", smi(CARD))
+    plays.sh("node2", "rm -f /usr/local/bin/nvidia-smi")
+    play = plays.run("monitoring")
+    assert play.rc == 0 and play.changed["node1"] > 0 and play.changed["node2"] == 0, play.text
+    assert plays.run("monitoring").changed == {"node1": 0, "node2": 0}
+    assert {place for place in listening(plays, "node1") if place[1] == "9400"} == {("127.0.0.1", "9400")}
+    assert plays.sh("node1", "systemctl is-enabled nvidia-dcgm-exporter || true").strip() == "masked"
+    wait_for(lambda: ask(plays, "trainyard_gpu_tensor_active_ratio"), 90)
+    ((labels, busy),) = ask(plays, "trainyard_gpu_tensor_active_ratio")
+    assert (labels["instance"], labels["bus"], busy) == ("node1", "0000:01:00", 0.5)
+
+
+def test_dcgm_that_does_not_answer_stops_nothing_unless_it_has_to_be(plays):
+    unit = "/etc/systemd/system/trainyard-dcgm.service"
+    break_it = f"printf '#!/bin/sh\\nexit 1\\n' > /usr/bin/dcgm-exporter; echo >> {unit}"
+    plays.sh("node1", break_it)
+    play = plays.run("monitoring")
+    assert play.rc == 0 and "node1: goes on without DCGM." in play.words, play.text
+    assert plays.run("monitoring").changed == {"node1": 0, "node2": 0}
+    plays.sh("node1", break_it)
+    play = plays.run("monitoring", "cluster", {"monitoring_dcgm": "always"})
+    assert play.rc != 0 and "9400/metrics: found no answer" in play.words, play.text
+    play = plays.run("monitoring", "cluster", {"monitoring_dcgm": "never"})
+    assert play.rc == 0 and play.changed["node1"] > 0 and play.changed["node2"] == 0, play.text
+    left = "ls /etc/systemd/system/*dcgm* /usr/local/lib/trainyard-monitoring/dcgm.csv 2>/dev/null || true"
+    assert plays.sh("node1", left) == ""
+    assert plays.sh("node1", "systemctl is-enabled nvidia-dcgm-exporter || true").strip() == "disabled"
     assert plays.run("monitoring").changed["node1"] > 0  # so that there is one for reset to remove
 
 

@@ -1,0 +1,170 @@
+"""README alone, from the first line to the last, typed at a terminal of a fresh machine, for two fresh hosts.
+
+The machine is a third host of the lab: a stock Debian with git, make and Python's venv, and a user who has logged in
+to the two others before, with a password. What each command took is printed.
+"""
+
+import re
+import subprocess
+import textwrap
+import time
+
+import pexpect
+import pytest
+from plays import ROOT
+
+from lab.lab import Lab, Options
+
+README = (ROOT / "README.md").read_text()
+SECTIONS = ("Try it on one machine", "On your machines")
+COMMAND = re.compile(r"(?:git|make|cp|\.|ansible-playbook) .+")
+ANSIBLE = "ansible-playbook -i inventory/home"
+CTRL_C = "\x03"
+# README's commands in its order: what each says at its end, or, beside CTRL_C, when it is interrupted.
+SAYS = {
+    "git clone URL trainyard && cd trainyard": "",
+    "make demo": "Run demo-.* finished",
+    "cp -r inventory/examples/home-lan inventory/home": "",
+    "make venv": "",
+    ". .venv/bin/activate": "",
+    f"{ANSIBLE} site.yml": "Next",
+    f"{ANSIBLE} playbooks/preflight.yml": "of 2 hosts",
+    f"{ANSIBLE} train.yml -e run=first": ("step +[0-9]{2}", CTRL_C),
+    f"{ANSIBLE} playbooks/status.yml": "first +running",
+    f"{ANSIBLE} playbooks/logs.yml -e follow=true": ("node2/r1 [|]", CTRL_C),
+    f"{ANSIBLE} playbooks/diagnose.yml": "Run first",
+    f'{ANSIBLE} playbooks/generate.yml -e run=first -e prompt="She"': "She",
+    "make dashboard INVENTORY=inventory/home": (r"http://127[.]0[.]0[.]1:\d+", CTRL_C),
+    f"{ANSIBLE} playbooks/stop.yml -e run=first": "resume=true",
+    # How the line of stop.yml goes on.
+    f"{ANSIBLE} train.yml -e run=first -e resume=true": "Run first finished",
+}
+LONGEST = 1500  # seconds that a command may take
+
+
+def commands():
+    """What README says to type in SECTIONS, in its order."""
+    found = []
+    for section in SECTIONS:
+        text = README.split(f"\n## {section}\n")[1].split("\n## ")[0].split("No machines at hand?")[0]
+        for line in text.splitlines():
+            if line.startswith("    ") and COMMAND.match(line.strip()):
+                typed, _, more = line.strip().partition("  ")
+                found.append(typed)
+                again = re.search(r"train\.yml .*$", more)
+                found += [f"{ANSIBLE} {again[0]}"] if again else []
+            elif not line.startswith("    "):
+                spans = re.findall(r"`([^`]+)`", line)
+                found += [one for one in spans if COMMAND.fullmatch(one) and one not in found]
+    return [one for one in found if one not in ("make clean", "make lab HOSTS=3")]
+
+
+def test_every_command_of_readme_is_typed():
+    assert commands() == list(SAYS)
+
+
+def inventory(lab):
+    """README's own, with the addresses of the lab, and the group monitoring as the example has it."""
+    block = README.split("are few.\n\n")[1].split("\n2. ")[0]
+    text = textwrap.dedent(block).rstrip() + "\n    monitoring: {hosts: {node1: {}}}\n"
+    addresses = [lab.hosts[name].address for name in ("node1", "node2")]
+    for theirs, ours in zip(
+        ("192.168.1.0/24", "192.168.1.100", "192.168.1.101"),
+        (str(lab.network.subnet), *addresses),
+        strict=True,
+    ):
+        assert theirs in text
+        text = text.replace(theirs, ours)
+    return text
+
+
+class Terminal:
+    """A user's shell on a host. Passwords are typed where they are asked for."""
+
+    def __init__(self, lab, host, log):
+        self.password, self.number = lab.password, 0
+        program, *arguments = lab.host(host).enter("runuser", "-l", "ops")
+        self.shell = pexpect.spawn(
+            program, arguments, encoding="utf-8", dimensions=(40, 140), timeout=LONGEST
+        )
+        self.shell.logfile_read = log
+
+    def type(self, line, says="", keys=""):
+        """Seconds that `line` took; `says` has to come, and then `keys` are typed."""
+        self.number += 1
+        end, began, seen = rf"END{self.number}:(\d+):", time.monotonic(), not keys
+        # What is typed comes back on the screen, too, and is not to be taken for its end.
+        self.shell.sendline(f'{line}; echo EN"D{self.number}:$?:"')
+        waiting = (
+            [end, "(?i)pass(word|phrase)[^\r\n]*: ?$", says] if keys else [end, "(?i)password[^\r\n]*: ?$"]
+        )
+        text = ""
+        while (which := self.shell.expect(waiting)) != 0:
+            text += self.shell.before + self.shell.after
+            if which == 1:
+                self.shell.sendline(self.password)
+            elif not seen:
+                seen = True
+                self.shell.send(keys)
+                # A shell forgets the rest of a line whose program was interrupted.
+                self.shell.sendline(f'echo EN"D{self.number}:$?:"')
+        text += self.shell.before
+        status = int(self.shell.match[1])
+        assert seen and re.search(says, text), f"{line}: did not say {says}:\n{text[-4000:]}"
+        assert status == 0 or (keys and status == 130), f"{line}: status {status}:\n{text[-4000:]}"
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def lab(able):
+    lab = Lab("newcomer")
+    try:
+        lab.up(Options(name="newcomer", hosts=3), replace=True)
+        yield lab
+    finally:
+        lab.down()
+
+
+def a_machine_of_ones_own(lab, host):
+    """What README asks for, a way to have the checkout from somewhere, and hosts that were logged in to before."""
+    lab.exec(
+        host, "sh", "-ec", "apt-get -qq update; apt-get -qq install -y git make python3-venv >/dev/null 2>&1"
+    )
+    bundle = subprocess.run(
+        ["git", "bundle", "create", "-", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    ).stdout
+    known = lab.known_hosts.read_bytes()
+    for text, file in ((bundle, "/srv/trainyard.bundle"), (known, "/home/ops/.ssh/known_hosts")):
+        put = f"install -d -o ops -g ops -m 700 /home/ops/.ssh; cat > {file}; chown ops {file}"
+        subprocess.run(lab.host(host).enter("sh", "-ec", put), input=text, check=True)
+
+
+@pytest.mark.full  # half an hour: two environments and two runs of the demo's model
+@pytest.mark.timeout(5400)
+def test_readme_alone(lab, tmp_path):
+    mine = "node3"
+    a_machine_of_ones_own(lab, mine)
+    with (tmp_path / "terminal.txt").open("w") as log:
+        terminal = Terminal(lab, mine, log)
+        for line, says in SAYS.items():
+            says, keys = says if isinstance(says, tuple) else (says, "")
+            typed = line.replace("URL", "/srv/trainyard.bundle")
+            if line.startswith(ANSIBLE):
+                typed += " -k -K"  # as README says where passwords are asked for
+            seconds = terminal.type(typed, says, keys)
+            print(f"{seconds:6.0f} s  {line}", flush=True)
+            if line.startswith("cp "):
+                put = "cat > /home/ops/trainyard/inventory/home/hosts.yml"
+                subprocess.run(
+                    lab.host(mine).enter("sh", "-ec", put), input=inventory(lab).encode(), check=True
+                )
+            if line.endswith("site.yml"):
+                for host in (
+                    "node1",
+                    "node2",
+                ):  # slow machines: the run is still there when the next lines are typed
+                    lab.set_cpus(host, 0.4)
+            if line.endswith("stop.yml -e run=first"):
+                for host in ("node1", "node2"):
+                    lab.set_cpus(host, None)
+    assert "finished" in lab.exec(mine, "cat", "/home/ops/trainyard/runs/first/summary.json")
