@@ -175,10 +175,10 @@ def etcd_token(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]], p
 def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[dict]:
     """The hosts that keep the memory of runs, of `names` (the head first), with their name and address.
 
-    Three outlive the loss of any one. Two would need both, so that of two hosts the head alone keeps it; one host needs
-    none.
+    Three outlive the loss of any one, five that of any two; more would only make each word slower. Two would need both,
+    so that of two hosts the head alone keeps it; one host needs none.
     """
-    count = 0 if len(names) < 2 else 1 if len(names) == 2 else 3
+    count = {0: 0, 1: 0, 2: 1, 3: 3, 4: 3}.get(len(names), 5)
     return [
         {"name": host["name"], "address": host["address"]} for host in cluster_hosts(names, hostvars)[:count]
     ]

@@ -14,7 +14,7 @@ def plays(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nothing_left(request):
     """However a test ends: its run does not go on beside the next one's."""
-    (lab,) = {"plays", "pair"} & set(request.fixturenames)
+    (lab,) = {"plays", "pair", "five"} & set(request.fixturenames)
     plays = request.getfixturevalue(lab)
     yield
     for host in plays.lab.hosts:

@@ -121,6 +121,12 @@ CAUSED = [
         ['RdmaLosesPackets{instance="node1", device="mlx5_0", port="1"}'],
     ),
     (
+        "a port goes down and stays down",
+        series("trainyard_rdma_port_up", f'{HOST}, device="mlx5_0", port="1", link="InfiniBand"', "1x5 0x30"),
+        12,
+        ['RdmaDown{instance="node1", job="host", device="mlx5_0", port="1", link="InfiniBand"}'],
+    ),
+    (
         "the fabric is full",
         {
             **series(

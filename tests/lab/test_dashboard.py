@@ -178,7 +178,7 @@ def test_two_commands_after_make_lab(lab, tmp_path):
         with browsers.Browser(tmp_path / "profile") as browser:
             browser.open(page, width=1280)
             text = "document.body.innerText"
-            wait_for(lambda: "Run demo" in browser.value(text), 60)
+            wait_for(lambda: "Run demo running" in browser.value(text), 180)
             wait_for(lambda: browser.value("document.querySelectorAll('.plot svg').length") >= 4, 180)
             said = browser.value(text)
             assert "3 of 3 hosts up" in said and "Run demo running" in said

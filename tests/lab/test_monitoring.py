@@ -147,6 +147,7 @@ XID = "4,1021,73520184,-;NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<
 # A card for RoCE: its RDMA port as /sys shows it to both exporters, and its network interface, whose driver's counters
 # no file has; ours asks ethtool's ioctl for them, which /opt/roce/driver.py answers. From /opt/roce/traffic on there is
 # more on the wire than the fabric takes.
+PULLED = "cd /sys/class/infiniband/mlx5_0/ports/1; echo 1: DOWN > /sys/new; mv /sys/new state"
 ROCE = r"""
 port=/sys/class/infiniband/mlx5_0/ports/1
 mkdir -p $port/counters $port/hw_counters /opt/roce/net/roce0/device
@@ -504,6 +505,9 @@ def test_what_cards_and_their_drivers_count_fires(plays):
     assert xid["bus"] == "0000:01:00"
     assert (pauses["device"], pauses["direction"], pauses["priority"]) == ("roce0", "tx", "3")
     assert ("mlx5_0", "1") in {(flap["device"], flap.get("port")) for flap in fired(plays, "LinkFlaps")}
+    assert not fired(plays, "RdmaDown")
+    plays.sh("node2", PULLED)
+    wait_for(lambda: fired(plays, "RdmaDown"), 90)
     plays.sh("node2", "systemctl stop traffic")
     wait_for(lambda: not congested & firing(plays), 150)
     plays.sh("node2", NO_ROCE)

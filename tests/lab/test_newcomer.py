@@ -133,10 +133,14 @@ def a_machine_of_ones_own(lab, host):
     bundle = subprocess.run(
         ["git", "bundle", "create", "-", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     ).stdout
-    known = lab.known_hosts.read_bytes()
-    for text, file in ((bundle, "/srv/trainyard.bundle"), (known, "/home/ops/.ssh/known_hosts")):
-        put = f"install -d -o ops -g ops -m 700 /home/ops/.ssh; cat > {file}; chown ops {file}"
-        subprocess.run(lab.host(host).enter("sh", "-ec", put), input=text, check=True)
+    subprocess.run(lab.host(host).enter("sh", "-ec", "cat > /srv/trainyard.bundle"), input=bundle, check=True)
+    as_user(lab, host, "install -d -m 700 .ssh; cat > .ssh/known_hosts", lab.known_hosts.read_text())
+
+
+def as_user(lab, host, script, text=""):
+    """What the script prints, run in the user's home with `text` on its input."""
+    command = lab.host(host).enter("runuser", "-l", "ops", "-c", script)
+    return subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, check=True).stdout
 
 
 @pytest.mark.full  # half an hour: two environments and two runs of the demo's model
@@ -154,10 +158,7 @@ def test_readme_alone(lab, tmp_path):
             seconds = terminal.type(typed, says, keys)
             print(f"{seconds:6.0f} s  {line}", flush=True)
             if line.startswith("cp "):
-                put = "cat > /home/ops/trainyard/inventory/home/hosts.yml"
-                subprocess.run(
-                    lab.host(mine).enter("sh", "-ec", put), input=inventory(lab).encode(), check=True
-                )
+                as_user(lab, mine, "cat > trainyard/inventory/home/hosts.yml", inventory(lab))
             if line.endswith("site.yml"):
                 for host in (
                     "node1",
@@ -167,4 +168,4 @@ def test_readme_alone(lab, tmp_path):
             if line.endswith("stop.yml -e run=first"):
                 for host in ("node1", "node2"):
                     lab.set_cpus(host, None)
-    assert "finished" in lab.exec(mine, "cat", "/home/ops/trainyard/runs/first/summary.json")
+    assert '"finished"' in as_user(lab, mine, "cat trainyard/runs/first/summary.json")

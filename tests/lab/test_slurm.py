@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 from plays import Plays, wait_for
 from test_train import following, losses, of_one_process, status, wait_for_step
 
@@ -164,6 +165,59 @@ def test_a_step_that_is_killed_is_requeued_and_goes_on_to_the_same_losses(plays,
     assert losses(results / "killed/metrics.jsonl") == pytest.approx(alone, rel=1e-5)
     assert status(plays, "killed")["attempt"] > 1
     assert queue(plays) == []
+
+
+def test_a_node_that_loses_its_power_costs_a_requeue_and_no_loss(plays, results, alone):
+    with watching(plays, "power", results, SETTINGS) as process:
+        wait_for_step(plays, "power", 12)
+        plays.lab.power("node2", on=False)
+        try:
+            assert "  queued  " in read_until(process, "Slurm's job").splitlines()[-1]
+        finally:
+            plays.lab.power("node2", on=True)
+        text, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, text
+    assert losses(results / "power/metrics.jsonl") == pytest.approx(alone, rel=1e-5)
+    assert queue(plays) == []
+
+
+def test_a_time_limit_saves_and_requeues(plays, results):
+    limit = {"all": {"vars": {"trainer_slurm_options": ["--time=2"]}}}
+    of_slurm = plays.lab.inventory / "slurm.yml"
+    of_slurm.write_text(yaml.safe_dump(limit))
+    try:
+        with watching(plays, "limited", results, LONG) as process:
+            read_until(process, "limited  step ")
+            read_until(process, "limited  queued")
+            saved = status(plays, "limited")["step"]
+            read_until(process, "limited  step ")
+            wait_for_step(plays, "limited", saved + 1)
+            stopped = plays.book("playbooks/stop.yml", run="limited")
+            assert stopped.returncode == 0, stopped.stdout
+            process.communicate(timeout=120)
+    finally:
+        of_slurm.unlink()
+    # What was reached before the limit was saved: no step was made twice.
+    rows = [json.loads(line) for line in (results / "limited/metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if row["kind"] == "train"]
+    assert saved > 20 and steps == list(range(1, len(steps) + 1)) and len(steps) > saved
+    assert queue(plays) == []
+
+
+def test_scancel_saves_and_a_unit_takes_the_run_on(plays, results):
+    with watching(plays, "cancelled", results, LONG) as process:
+        wait_for_step(plays, "cancelled", 5)
+        (job,) = queue(plays)
+        plays.sh("node1", f"scancel {job.split('|')[0]}")
+        text, _ = process.communicate(timeout=120)
+    assert "Run cancelled was stopped at step" in text and queue(plays) == []
+    step = status(plays, "cancelled")["step"]
+    go_on = {"run": "cancelled", "resume": "true", "steps": step + 2, "trainer_results_dir": results}
+    done = plays.book("train.yml", **go_on)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(losses(results / "cancelled/metrics.jsonl")) == list(range(1, step + 3))
+    for host in HOSTS:
+        assert plays.sh(host, "journalctl --quiet --unit trainyard@cancelled").strip()
 
 
 def test_what_slurm_has_against_a_run_is_said_before_anything_is_changed(plays, results):

@@ -152,3 +152,13 @@ def test_a_login_that_fails_is_told_with_the_peer_and_ssh_s_words(load_module, m
     assert log_in("trainyard", "good", 5) == ""
     assert log_in("trainyard", "flaky", 5) == ""
     assert log_in("trainyard", "closed", 5) == "Permission denied (publickey)."
+
+
+@pytest.mark.parametrize(
+    ("hosts", "members"), [(0, 0), (1, 0), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (16, 5)]
+)
+def test_the_memory_of_runs_outlives_a_minority_of_its_members(hosts, members):
+    names = [f"node{number}" for number in range(1, hosts + 1)]
+    found = cluster.etcd_members(names, {name: {"cluster_address": f"10.0.0.{name[4:]}"} for name in names})
+    assert [member["name"] for member in found] == names[:members]
+    assert all(member["address"] == f"10.0.0.{member['name'][4:]}" for member in found)
