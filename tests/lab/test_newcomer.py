@@ -111,7 +111,8 @@ class Terminal:
         text += self.shell.before
         status = int(self.shell.match[1])
         assert seen and re.search(says, text), f"{line}: did not say {says}:\n{text[-4000:]}"
-        assert status == 0 or (keys and status == 130), f"{line}: status {status}:\n{text[-4000:]}"
+        # Interrupted: a program that says nothing of it, make, Ansible.
+        assert status in ((0, 130, 2, 99) if keys else (0,)), f"{line}: status {status}:\n{text[-4000:]}"
         return time.monotonic() - began
 
 
@@ -159,12 +160,12 @@ def test_readme_alone(lab, tmp_path):
             print(f"{seconds:6.0f} s  {line}", flush=True)
             if line.startswith("cp "):
                 as_user(lab, mine, "cat > trainyard/inventory/home/hosts.yml", inventory(lab))
-            if line.endswith("site.yml"):
+            if line.endswith("preflight.yml"):
                 for host in (
                     "node1",
                     "node2",
                 ):  # slow machines: the run is still there when the next lines are typed
-                    lab.set_cpus(host, 0.4)
+                    lab.set_cpus(host, 0.2)
             if line.endswith("stop.yml -e run=first"):
                 for host in ("node1", "node2"):
                     lab.set_cpus(host, None)
