@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 import torch.distributed as dist
 
-from trainer.sums import Sum
+from trainer.sums import Sum, exchange
 from trainer.ways import BLOCK
 from trainer.world import Circle, World, translated
 
@@ -121,7 +121,7 @@ class CodedSum:
         with translated(self.world):
             codes = torch.stack([self.code.encode(one) for one in padded.view(size, part)])
             came = torch.empty_like(codes)
-            dist.all_to_all_single(came, codes, group=group)
+            exchange(came, codes, group)
             total = torch.zeros(part, device=flat.device)
             for one in came:
                 total += self.code.decode(one)

@@ -114,6 +114,26 @@ def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: dist.Proces
     if whole.device.type == "cuda":
         return dist.reduce_scatter_single(output=output, input=whole, group=group, async_op=async_op)
     versions = torch.empty_like(whole)
-    dist.all_to_all_single(versions, whole, group=group)
+    exchange(versions, whole, group)
     torch.sum(versions.view(group.size(), -1), dim=0, out=output)
     return None
+
+
+def exchange(came: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """`came` becomes, by rank of the group, what that rank's `parts` has for this one; both (ranks x N,) or (ranks, N).
+
+    gloo's own all-to-all has each rank send to all others at once, so that several streams meet in front of each host,
+    and where its link is the limit their packets are lost there and sent again. Here they take turns: in each, a
+    rank sends to one other and hears from one other, and every link is used in both directions.
+    """
+    if parts.device.type == "cuda":
+        dist.all_to_all_single(came, parts, group=group)
+        return
+    size, rank = group.size(), group.rank()
+    into, out = came.view(size, -1), parts.view(size, -1)
+    into[rank] = out[rank]
+    for turn in range(1, size):
+        to, of = (rank + turn) % size, (rank - turn) % size
+        sent = dist.isend(out[to], group=group, group_dst=to)
+        dist.irecv(into[of], group=group, group_src=of).wait()
+        sent.wait()

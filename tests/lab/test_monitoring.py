@@ -380,7 +380,7 @@ def test_each_alert_is_caused_once_and_a_healthy_cluster_causes_none(plays):
 
 def smi(card, status=0):
     """What has nvidia-smi on a host list a card, and tell that of it."""
-    program = f"#!/bin/sh\\n[ $1 = -L ] && echo GPU 0: one || echo '{card}'; exit {status}\\n"
+    program = f"#!/bin/sh\\n[ \\$1 = -L ] && echo GPU 0: one || echo '{card}'; exit {status}\\n"
     return f'printf "{program}" > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi'
 
 
