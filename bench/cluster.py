@@ -165,14 +165,14 @@ def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | N
     )
 
 
-def apart(lab: Lab, name: str, batches: dict[str, int], count: int) -> dict[str, list[dict]]:
+def apart(lab: Lab, name: str, batches: dict[str, int], count: int, **config) -> dict[str, list[dict]]:
     """`count` steps or more of each host for itself, of its own batch, all at the same time, while all of them compute.
 
     A host's batch is to be what it has of the coupled step: an optimizer's step is then as rare, and all steps are
     about as long. They begin at very different times, the slowest last, so that none ends by itself.
     """
     groups = {
-        host: Group(lab, f"{name}-{host}", [host], batch_size=batch, steps=100_000)
+        host: Group(lab, f"{name}-{host}", [host], batch_size=batch, steps=100_000, **config)
         for host, batch in batches.items()
     }
     late = time.monotonic() + 1800
@@ -333,9 +333,14 @@ def wire(lab: Lab, quick: bool) -> str:
     steps = 20 if quick else 60
     # A round of 50 steps, the key's default, sends 4 x 50 times less than exact at most, before any header.
     ways = {**WAYS, "diloco": {**WAYS["diloco"], "sync_every": 6 if quick else 60}}
+    # What a host does for itself: where it hands nothing to a wire, which is what the simulator adds.
+    third = dict.fromkeys(HOSTS, settings["batch_size"] // len(HOSTS))
+    micro = {"micro_batch_size": settings["micro_batch_size"]}
     with cpus(lab, quotas):
+        own = apart(lab, "wirealone", third, steps // 2, **micro)
+        alone = [paces(own[host])[0] for host in HOSTS]
         fast = Group(lab, "fast", HOSTS, **settings, steps=steps).ended().rows()
-        best, alone = speed(fast[3:]), paces(fast[3:])
+        best = speed(fast[3:])
         record("no limit, exact", fast[3:], alone, quotas, **settings)
         megabits = slow_link(fast[3:])
         for host in HOSTS:

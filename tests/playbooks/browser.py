@@ -9,6 +9,39 @@ import subprocess
 
 import installed
 
+# Texts that stand on others, or leave their card or the window (what is in a table may be scrolled to); plots with an
+# axis of fewer than two figures, or of equal ones.
+TEXTS = """
+  (() => {
+    const found = [], range = document.createRange();
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const node = walker.currentNode, parent = node.parentElement;
+      if (!node.data.trim() || parent.closest('script, style')) continue;
+      range.selectNodeContents(node);
+      for (const box of range.getClientRects())
+        if (box.width && box.height) found.push({ text: node.data.trim().slice(0, 40), box, parent });
+    }
+    const overlap = [], outside = [], slack = 1;
+    const meet = (a, b) => a.left < b.right - slack && b.left < a.right - slack
+      && a.top < b.bottom - slack && b.top < a.bottom - slack;
+    found.forEach((one, n) => {
+      for (const other of found.slice(n + 1)) if (meet(one.box, other.box)) overlap.push([one.text, other.text]);
+      if (one.parent.closest('.wide')) return;
+      const frame = (one.parent.closest('.card, .figure') || document.body).getBoundingClientRect();
+      const left = Math.max(0, frame.left), right = Math.min(innerWidth, frame.right);
+      if (one.box.left < left - slack || one.box.right > right + slack) outside.push(one.text);
+    });
+    const equal = [...document.querySelectorAll('.plot svg')].filter(svg => {
+      const axes = [true, false].map(up => [...svg.querySelectorAll('text')]
+        .filter(t => t.classList.contains(up ? 'y' : 'x')).map(t => t.textContent));
+      return axes.some(texts => texts.length < 2 || new Set(texts).size < texts.length);
+    }).map(svg => svg.getAttribute('aria-label'));
+    const wide = Math.max(0, document.documentElement.scrollWidth - innerWidth);
+    const plots = document.querySelectorAll('.plot svg').length;
+    return { count: found.length, plots, overlap, outside, equal, wide };
+  })()"""
+
 
 def program():
     """The browser of this machine, or None."""

@@ -123,7 +123,13 @@ def test_of_the_network_is_shown_what_there_is(page, tmp_path, monkeypatch):
         assert "node2\tmlx5_1\tdown\tInfiniBand" in text
         assert [title for title in TROUBLE if title not in text] == ["RDMA packets lost"]
         assert "node2 ens1np0 is told" in text and "node2 ens1np0 tells others" not in text
-        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        for width in (1280, 400):
+            browser.open(page, width=width)
+            yard.wait_for(lambda: browser.value("document.querySelectorAll('.plot svg').length") == 8, 30)
+            seen = browser.value(browsers.TEXTS)
+            assert seen["count"] > 100 and (seen["overlap"], seen["outside"], seen["wide"]) == ([], [], 0), (
+                width
+            )
         if picture := os.environ.get("TRAINYARD_SHOTS"):
             browser.picture(Path(picture) / "monitoring-network.png")
         assert browser.errors == []

@@ -319,40 +319,6 @@ def test_a_closer_look_and_other_axes(browser, long_run):
     assert browser.errors == []
 
 
-# Texts that stand on others, or leave their card or the window (what is in a table may be scrolled to); plots with an
-# axis of fewer than two figures, or of equal ones.
-TEXTS = """
-  (() => {
-    const found = [], range = document.createRange();
-    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    while (walker.nextNode()) {
-      const node = walker.currentNode, parent = node.parentElement;
-      if (!node.data.trim() || parent.closest('script, style')) continue;
-      range.selectNodeContents(node);
-      for (const box of range.getClientRects())
-        if (box.width && box.height) found.push({ text: node.data.trim().slice(0, 40), box, parent });
-    }
-    const overlap = [], outside = [], slack = 1;
-    const meet = (a, b) => a.left < b.right - slack && b.left < a.right - slack
-      && a.top < b.bottom - slack && b.top < a.bottom - slack;
-    found.forEach((one, n) => {
-      for (const other of found.slice(n + 1)) if (meet(one.box, other.box)) overlap.push([one.text, other.text]);
-      if (one.parent.closest('.wide')) return;
-      const frame = (one.parent.closest('.card, .figure') || document.body).getBoundingClientRect();
-      const left = Math.max(0, frame.left), right = Math.min(innerWidth, frame.right);
-      if (one.box.left < left - slack || one.box.right > right + slack) outside.push(one.text);
-    });
-    const equal = [...document.querySelectorAll('.plot svg')].filter(svg => {
-      const axes = [true, false].map(up => [...svg.querySelectorAll('text')]
-        .filter(t => t.classList.contains(up ? 'y' : 'x')).map(t => t.textContent));
-      return axes.some(texts => texts.length < 2 || new Set(texts).size < texts.length);
-    }).map(svg => svg.getAttribute('aria-label'));
-    const wide = Math.max(0, document.documentElement.scrollWidth - innerWidth);
-    const plots = document.querySelectorAll('.plot svg').length;
-    return { count: found.length, plots, overlap, outside, equal, wide };
-  })()"""
-
-
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1400])
 def test_nothing_overlaps_on_any_screen(browser, long_run, width, dark, tmp_path):
@@ -367,7 +333,7 @@ def test_nothing_overlaps_on_any_screen(browser, long_run, width, dark, tmp_path
         "view.x = 'step'; view.range = [12000, 13500]",
     ):
         browser.value(f"{look}; redraw()")
-        seen = browser.value(TEXTS)
+        seen = browser.value(browsers.TEXTS)
         assert seen["count"] > 400 and seen["plots"] == len(PLOTS), look
         assert (seen["overlap"], seen["outside"], seen["equal"], seen["wide"]) == ([], [], [], 0), look
     browser.value("view.range = null; redraw()")
@@ -396,7 +362,11 @@ def test_two_runs_beside_each_other(browser, long_run, tmp_path):
     other = write(tmp_path / "other", [step(n) for n in range(1, 40)], batch_size=96)
     page = tmp_path / "both.html"
     page.write_text(run_page.page([long_run, other]))
-    browser.open(page.as_uri(), width=400)
+    for width in (1400, 400):
+        browser.open(page.as_uri(), width=width)
+        browser.value("document.querySelectorAll('details').forEach(one => one.open = true)")
+        seen = browser.value(browsers.TEXTS)
+        assert seen["count"] > 200 and (seen["overlap"], seen["outside"], seen["wide"]) == ([], [], 0), width
     text = browser.value("document.body.innerText")
     assert "2 runs compared" in text and "Settings that differ" in text
     rows = browser.value(
