@@ -142,6 +142,7 @@ def what_goes_wrong_with_a_run_fires(lab, plays):
     fires("RunDiverged", "RunFailed")
 
 
+@pytest.mark.timeout(2400)
 def test_two_commands_after_make_lab(lab, tmp_path):
     browsers.have()
     environment = {
