@@ -32,7 +32,7 @@ SAYS = {
     f"{ANSIBLE} train.yml -e run=first": ("step +[0-9]{2}", CTRL_C),
     f"{ANSIBLE} playbooks/status.yml": "first +running",
     f"{ANSIBLE} playbooks/logs.yml -e follow=true": ("node2/r1 [|]", CTRL_C),
-    f"{ANSIBLE} playbooks/diagnose.yml": "Run first",
+    f"{ANSIBLE} playbooks/diagnose.yml": "The run goes on",
     f'{ANSIBLE} playbooks/generate.yml -e run=first -e prompt="She"': "She",
     "make dashboard INVENTORY=inventory/home": (r"http://127[.]0[.]0[.]1:\d+", CTRL_C),
     f"{ANSIBLE} playbooks/stop.yml -e run=first": "resume=true",
