@@ -21,6 +21,7 @@ import yaml
 
 from bench.measure import WAYS, markdown
 from lab.lab import Lab, Options, obstacles
+from lab.network import BURST
 from trainer.balance import solve
 from trainer.ways import BLOCK, USED
 
@@ -150,7 +151,7 @@ def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | N
         {
             "name": name,
             "hosts": [
-                {"name": host, **own, "cpus": share, "rate": rate}
+                {"name": host, **own, "cpus": share, "rate": rate, "burst": BURST if rate else 0}
                 for host, own, share in zip(HOSTS, alone, cpus, strict=True)
             ],
             "comm": config.get("comm", "exact"),
@@ -337,11 +338,9 @@ def wire(lab: Lab, quick: bool) -> str:
     third = dict.fromkeys(HOSTS, settings["batch_size"] // len(HOSTS))
     micro = {"micro_batch_size": settings["micro_batch_size"]}
     with cpus(lab, quotas):
-        own = apart(lab, "wirealone", third, steps // 2, **micro)
-        alone = [paces(own[host])[0] for host in HOSTS]
+        before = apart(lab, "beforewire", third, steps // 2, **micro)
         fast = Group(lab, "fast", HOSTS, **settings, steps=steps).ended().rows()
         best = speed(fast[3:])
-        record("no limit, exact", fast[3:], alone, quotas, **settings)
         megabits = slow_link(fast[3:])
         for host in HOSTS:
             lab.set_rate(host, f"{megabits}mbit")
@@ -353,11 +352,16 @@ def wire(lab: Lab, quick: bool) -> str:
                 many, rows = _counted(lab, f"{name}-many", {**settings, **keys, "steps": long})
                 loss = statistics.mean(row["loss"] for row in rows[:steps][-10:])
                 rows = rows[short:]
-                record(f"{megabits} Mbit/s, {name}", rows, alone, quotas, megabits * 1e6, **settings, **keys)
                 found[name] = ((many - few) / sum(row["tokens"] for row in rows), rows, loss)
         finally:
             for host in HOSTS:
                 lab.set_rate(host, None)
+        after = apart(lab, "afterwire", third, steps // 2, **micro)
+    alone = [paces(before[host] + after[host])[0] for host in HOSTS]
+    record("no limit, exact", fast[3:], alone, quotas, **settings)
+    for name, (_, rows, _) in found.items():
+        limited = f"{megabits} Mbit/s, {name}"
+        record(limited, rows, alone, quotas, megabits * 1e6, **settings, **ways[name])
     plain, plain_rows, _ = found["exact"]
     waits = 1 - speed(plain_rows) / best
     rows = [

@@ -46,6 +46,7 @@ class Host:
     coding: Mapping[str, float] = field(default_factory=dict)  # seconds a byte of gradients, by way
     varies: float = 0.0  # standard deviation of the time that it computes for, over that time
     sending: float = 0.0  # seconds a byte that it sends, of the processor that computes; a GPU's does not
+    burst: int = 0  # bytes that its link lets through at once after a pause, as a shaped one does
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,12 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
     else:
         buckets = max(1, math.ceil(work.gradients / BUCKET_BYTES))
         coding = max(host.coding.get(work.comm, 0.0) for host in hosts) * work.gradients
-        wire = sent / min(host.link for host in hosts)
+        link = min(host.link for host in hosts)
+        at_once = sent * (work.sync_every if work.comm == "diloco" else 1)
+        # What the pauses before have left room for; powersgd's two sums have a third of its coding between them.
+        pauses = [max(busy), coding / 3] if work.comm == "powersgd" else [max(busy)]
+        burst = sum(min(*(host.burst for host in hosts), link * pause) for pause in pauses if pause)
+        wire = sent * max(0.0, 1 - burst / max(1, at_once)) / link
         # What goes over the wire is handed to it, and taken from it, by a processor.
         handing = max(host.sending for host in hosts) * sent
         wire = max(wire, handing)
@@ -165,7 +171,7 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
         saves = ways.saved(work.gradients, ranks, work.checkpoint_every)[work.comm]
         sent += saves
         seconds = end + late + small  # the loop's own exchange of losses and times
-        seconds += saves / min(host.link for host in hosts)
+        seconds += saves / link
     return Step(
         seconds=seconds,
         tokens=work.batch_size * work.sequence_length,
@@ -355,6 +361,7 @@ def of_run(
             rest=host["rest"],
             varies=host.get("varies", 0.0),
             sending=sending / host["cpus"],
+            burst=host.get("burst", 0),
             coding={way: seconds / host["cpus"] for way, seconds in coding.items()},
         )
         for host in run["hosts"]

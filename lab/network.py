@@ -19,6 +19,7 @@ from lab.shell import LabError, run
 PREFIX = "trainyard"
 STRANGER = 200  # its last octet
 FIRST_HOST = 11
+BURST = 128 << 10  # bytes that a slow wire lets through at once after a pause
 
 
 def exists(netns: str) -> bool:
@@ -182,13 +183,13 @@ class Network:
 
         With as much room for what waits as a small switch has: in much more, a sender's acknowledgements stand behind
         its data (hosts have fair queues, which not every kernel brings along); in less, a few of TCP's largest
-        segments that come from several peers at once are lost and sent again. The burst is two of them.
+        segments that come from several peers at once are lost and sent again. BURST is two of them.
         """
         for end in (f"u{number}", f"d{number}"):
             if rate is None:
                 subprocess.run(self.enter("tc", "qdisc", "del", "dev", end, "root"), capture_output=True)
             else:
-                shaping = ("tbf", "rate", rate, "burst", "128kb", "limit", "512kb")
+                shaping = ("tbf", "rate", rate, "burst", f"{BURST}b", "limit", "512kb")
                 run(*self.enter("tc", "qdisc", "replace", "dev", end, "root", *shaping))
 
     # --- the end -----------------------------------------------------------------------------------------------------

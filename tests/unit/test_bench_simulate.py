@@ -154,7 +154,7 @@ def recorded(off=1.0):
     cluster.RECORDED.clear()
     alone = [{"speed": speed, "rest": 0.1, "varies": 0.0} for speed in (400.0, 200.0, 200.0)]
     rate = 20e6
-    wire = 1_000_000 * 4 / 3 / (rate / 8 * 0.94)
+    wire = (1_000_000 * 4 / 3 - cluster.BURST) / (rate / 8 * 0.94)
     hops = 2 * 4 * 1e-4
     for name, shares, seconds in (
         ("even", [4, 4, 4], 0.1 + 4 * 128 / 200 + wire + hops),
@@ -209,6 +209,19 @@ def test_who_hands_bytes_to_the_wire_computes_nothing_meanwhile():
         step([with_(one, sending=0.0) for one in hosts], with_(WORK, comm="16bit"), AT_ONCE).seconds
         + 1e-8 * found.sent
     )
+
+
+def test_a_shaped_link_lets_some_through_at_once_after_a_pause():
+    """1 MB in 1 s, less the burst; where the pause was too short for that, less what it left room for."""
+    hosts = [with_(one, burst=100_000) for one in (FAST, SLOW)]
+    assert step(hosts, WORK, AT_ONCE).seconds == pytest.approx(4 + 0.9)
+    quick = [with_(one, speed=400e2) for one in hosts]
+    assert step(quick, WORK, AT_ONCE).seconds == pytest.approx(0.01 + 0.99)
+    lone = [with_(hosts[0], burst=0), hosts[1]]
+    assert step(lone, WORK, AT_ONCE).seconds == pytest.approx(4 + 1)
+    meeting = step(hosts, with_(WORK, comm="diloco", sync_every=10), AT_ONCE)
+    sent = 1_000_000 * 1028 / 4096
+    assert meeting.seconds == pytest.approx(4 + (sent - 100_000) / 1e6 / 10, rel=1e-4)
 
 
 def test_a_machines_own_price_of_a_byte():
