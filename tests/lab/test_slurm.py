@@ -188,9 +188,8 @@ def test_a_time_limit_saves_and_requeues(plays, results):
     try:
         with watching(plays, "limited", results, LONG) as process:
             read_until(process, "limited  step ")
-            read_until(process, "limited  queued")
+            assert "  queued  " in read_until(process, "is pending: BeginTime").splitlines()[-1]
             saved = status(plays, "limited")["step"]
-            read_until(process, "limited  step ")
             wait_for_step(plays, "limited", saved + 1)
             stopped = plays.book("playbooks/stop.yml", run="limited")
             assert stopped.returncode == 0, stopped.stdout
