@@ -241,8 +241,8 @@ def size(path: str) -> int:
     return sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(path) for f in files)
 
 
-def commands(run: str) -> dict[str, str]:
-    """The commands that go on with the run, as the operator can paste them into this shell."""
+def commands(run: str, launcher: str) -> dict[str, str]:
+    """The commands that go on with the run, by the same launcher, as the operator can paste them into this shell."""
     train = os.path.relpath(os.path.join(CHECKOUT, "train.yml"))
     playbooks = os.path.relpath(os.path.join(CHECKOUT, "playbooks"))
     results = os.path.relpath(os.path.join(CHECKOUT, "runs", run))
@@ -250,11 +250,12 @@ def commands(run: str) -> dict[str, str]:
     anywhere = shlex.join(
         ["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)]
     )
+    resume = f"-e run={run} -e resume=true" + (f" -e launcher={launcher}" if launcher != LAUNCHERS[0] else "")
     return {
         "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true",
-        "resume": f"{ansible} {shlex.quote(train)} -e run={run} -e resume=true",
+        "resume": f"{ansible} {shlex.quote(train)} {resume}",
         "limit": context.CLIARGS.get("subset") or "",  # and the command that can have another one
-        "resume_on": f"{anywhere} {shlex.quote(train)} -e run={run} -e resume=true",
+        "resume_on": f"{anywhere} {shlex.quote(train)} {resume}",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
         "generate": f"{ansible} {shlex.quote(os.path.join(playbooks, 'generate.yml'))} -e run={run} -e prompt=She",
         "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}",
@@ -342,7 +343,7 @@ def build(
         "run": run,
         "config": config,
         "uploads": [upload(*one) for one in uploads],
-        "commands": commands(run),
+        "commands": commands(run, launcher),
         "launcher": launcher,
         **flags,
     }
