@@ -148,8 +148,9 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
         wire = max(wire, handing)
         late = latest(busy, [host.varies * own for host, own in zip(hosts, compute, strict=True)]) - max(busy)
         sums, small = network.sum_hops(ranks), network.sum_hops(ranks) * network.latency
-        # Coded: everybody's part at once to each, and one ring of the sums.
-        coded = buckets * (1 + (ranks - 1)) * network.latency
+        # Coded: everybody's part to each, over gloo in turns, and one ring of the sums.
+        turns = 1 if network.backend == "nccl" else ranks - 1
+        coded = buckets * (turns + (ranks - 1)) * network.latency
         if work.comm == "exact":
             last = [  # of the last micro-batch's backward, whose buckets travel one by one
                 BACKWARD * own / math.ceil(share / work.micro_batch_size)

@@ -1,9 +1,10 @@
 """Which collective this rank has come to, in every group, kept on disk for playbooks/diagnose.yml.
 
 logs/collectives-RANK.json, written whole by a thread, and only when something has changed: rank, pid, time (s since
-1970), groups: [{name, desc, ranks, sequence, since}]. sequence: how many collectives the rank has begun there; since:
-when it was last seen to begin one. A main thread that hangs in a collective does not hold this thread up; a process
-that was stopped has left its last word, two seconds old at most.
+1970), groups: [{name, desc, ranks, sequence, since}]. sequence: how many collectives (over gloo, messages from rank to
+rank, too: trainer/sums.py, `exchange`) the rank has begun there; since: when it was last seen to begin one. A main
+thread that hangs in a collective does not hold this thread up; a process that was stopped has left its last word, two
+seconds old at most.
 Once nothing has begun for longer than usual, torch's flight recorder adds what the last one is: op, sizes (of what
 goes in, in elements), and over NCCL started and completed (how far the card is). It is asked for JSON: nothing is
 pickled.

@@ -17,7 +17,11 @@ UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slow
 MOST_TOLD = 10  # lines of NCCL's
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
-COLLECTIVE = re.compile(r"\bdistributed_c10d\.py:|\bwait_tensor\b|\bfinish \(trainer/|\bwait \(trainer/sums")
+COLLECTIVE = re.compile(
+    r"\bdistributed_c10d\.py:|\bwait_tensor\b|\bfinish \(trainer/|\b(wait|exchange) \(trainer/sums"
+)
+# Over gloo each turn of an exchange counts for itself: who waits in another turn than others is not behind them.
+IN_TURNS = re.compile(r"\bexchange \(trainer/sums")
 ASLEEP = re.compile(r"\((threading|concurrent/futures/_base)\.py:")  # frames of a wait for another thread
 
 
@@ -204,7 +208,8 @@ def _how_far(lag: dict) -> str:
 
 
 def _behind(ranks: list[dict]) -> str:
-    lags = behind(ranks)
+    taking_turns = {rank["rank"] for rank in ranks if rank["stack"] and IN_TURNS.search(rank["stack"][0])}
+    lags = {rank: lag for rank, lag in behind(ranks).items() if rank not in taking_turns}
     waiting = [rank for rank in ranks if (rank["rank"] not in lags if lags else _waits(rank))]
     busy = [rank for rank in ranks if rank not in waiting]
     if not waiting or not busy:

@@ -16,8 +16,8 @@ def five(tmp_path_factory):
 def test_the_head_and_then_a_worker_are_gone_for_good(five, tmp_path):
     """Both are members of etcd. Three of five are a majority, and take the run to its end."""
     curve = Calm(five, tmp_path)
-    calm = curve.until(100)
-    run = Run(five, FIVE, steps=100)
+    calm = curve.until(400)
+    run = Run(five, FIVE, steps=400)
     left = FIVE[2:]
     try:
         five.lab.power("node1", False)
@@ -28,7 +28,7 @@ def test_the_head_and_then_a_worker_are_gone_for_good(five, tmp_path):
     finally:
         for host in FIVE[:2]:
             five.lab.power(host, True)
-            run.wait(lambda host=host: run.status(host))
+        run.wait(lambda: all(map(run.status, FIVE[:2])))
         stop(five, run.name)
     for host in left:
         assert losses(run.metrics(host)) == pytest.approx(calm, rel=1e-5)

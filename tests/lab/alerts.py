@@ -121,10 +121,23 @@ CAUSED = [
         ['RdmaLosesPackets{instance="node1", device="mlx5_0", port="1"}'],
     ),
     (
-        "a port goes down and stays down",
-        series("trainyard_rdma_port_up", f'{HOST}, device="mlx5_0", port="1", link="InfiniBand"', "1x5 0x30"),
+        "a port goes down and stays down, and another one's interface goes with it",
+        {
+            **series(
+                "trainyard_rdma_port_up", f'{HOST}, device="mlx5_0", port="1", link="InfiniBand"', "1x5 0x30"
+            ),
+            **series(
+                "trainyard_rdma_port_up", f'{HOST}, device="mlx5_2", port="1", interface="ens1"', "1x5 _x30"
+            ),
+            **series(
+                "trainyard_rdma_port_up", f'{HOST}, device="mlx5_2", port="1", interface=""', "_x6 0x30"
+            ),
+        },
         12,
-        ['RdmaDown{instance="node1", job="host", device="mlx5_0", port="1", link="InfiniBand"}'],
+        [
+            'RdmaDown{instance="node1", job="host", device="mlx5_0", port="1", link="InfiniBand"}',
+            'RdmaDown{instance="node1", job="host", device="mlx5_2", port="1"}',
+        ],
     ),
     (
         "the fabric is full",
@@ -223,6 +236,8 @@ WELL = [
             **series("node_time_seconds", HOST, "0.2+60x200"),
             **series("node_timex_sync_status", HOST, "1x200"),
             **series("trainyard_nvidia_smi_up", HOST, "1x200"),
+            # A second port that nobody has ever used.
+            **series("trainyard_rdma_port_up", f'{HOST}, device="mlx5_1", port="1"', "0x200"),
             **series("trainyard_gpu_temperature_celsius", CARD, "80x200"),
             **series("trainyard_gpu_throttled", f'{CARD}, reason="power limit"', "1x200"),
             **series("trainyard_gpu_throttled", f'{CARD}, reason="heat"', "0x100 1 0x100"),

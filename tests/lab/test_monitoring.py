@@ -108,8 +108,10 @@ http.server.HTTPServer((ini["server"]["http_addr"], int(ini["server"]["http_port
 DCGM = """
 import http.server, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-fields = [line.split(",")[0] for line in open(words["--collectors"]) if not line.startswith("#")]
-told = "".join(f'{one}{{gpu="0",pci_bus_id="00000000:01:00.0"}} 0.5\\n' for one in fields)
+rows = [line.strip().split(", ", 2) for line in open(words["--collectors"]) if not line.startswith("#")]
+told = "".join(
+    f'# HELP {one} {help}\\n{one}{{gpu="0",pci_bus_id="00000000:01:00.0"}} 0.5\\n' for one, _, help in rows
+)
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -622,22 +624,49 @@ def test_dcgm_tells_where_apt_has_it_and_a_card_is(plays):
     assert (labels["instance"], labels["bus"], busy) == ("node1", "0000:01:00", 0.5)
 
 
+def dcgm_listens(plays, host):
+    return [place for place in listening(plays, host) if place[1] == "9400"]
+
+
 def test_dcgm_that_does_not_answer_stops_nothing_unless_it_has_to_be(plays):
     unit = "/etc/systemd/system/trainyard-dcgm.service"
     break_it = f"printf '#!/bin/sh\\nexit 1\\n' > /usr/bin/dcgm-exporter; echo >> {unit}"
     plays.sh("node1", break_it)
+    plays.sh("node2", smi(CARD))  # where it comes in the same run, whatever becomes of the other one
     play = plays.run("monitoring")
     assert play.rc == 0 and "node1: goes on without DCGM." in play.words, play.text
+    assert "node2: goes on" not in play.words and dcgm_listens(plays, "node2")
     assert plays.run("monitoring").changed == {"node1": 0, "node2": 0}
     plays.sh("node1", break_it)
     play = plays.run("monitoring", "cluster", {"monitoring_dcgm": "always"})
     assert play.rc != 0 and "9400/metrics: found no answer" in play.words, play.text
     play = plays.run("monitoring", "cluster", {"monitoring_dcgm": "never"})
-    assert play.rc == 0 and play.changed["node1"] > 0 and play.changed["node2"] == 0, play.text
-    left = "ls /etc/systemd/system/*dcgm* /usr/local/lib/trainyard-monitoring/dcgm.csv 2>/dev/null || true"
-    assert plays.sh("node1", left) == ""
-    assert plays.sh("node1", "systemctl is-enabled nvidia-dcgm-exporter || true").strip() == "disabled"
-    assert plays.run("monitoring").changed["node1"] > 0  # so that there is one for reset to remove
+    assert play.rc == 0 and play.changed["node1"] > 0 and play.changed["node2"] > 0, play.text
+    left = f"ls {unit} /usr/local/lib/trainyard-monitoring/dcgm.csv 2>/dev/null || true"
+    for host in ("node1", "node2"):
+        assert plays.sh(host, left) == "" and not dcgm_listens(plays, host)
+        assert plays.sh(host, "systemctl is-enabled nvidia-dcgm-exporter || true").strip() == "disabled"
+
+
+def test_dcgm_is_not_had_beside_another_one_and_stays_where_a_card_is_sick(plays):
+    """The owner's exporter at the port is asked, as it is; nvidia-smi that fails for once takes nothing away."""
+    script = package("datacenter-gpu-manager-exporter", "nvidia-dcgm-exporter", "usr/bin/dcgm-exporter", DCGM)
+    plays.sh(
+        "node1",
+        f"{script}\napt-get -qq install -y --reinstall datacenter-gpu-manager-exporter >/dev/null 2>&1",
+    )
+    theirs = "/usr/bin/dcgm-exporter --address 127.0.0.1:9400 --collectors /tmp/theirs.csv"
+    field = "DCGM_FI_PROF_SM_ACTIVE, gauge, Theirs."
+    plays.sh("node1", f"echo '{field}' > /tmp/theirs.csv; systemd-run --quiet --unit=theirs {theirs}")
+    wait_for(lambda: dcgm_listens(plays, "node1"), 30)
+    play = plays.run("monitoring")
+    assert play.rc == 0 and play.changed["node1"] == 0 and play.changed["node2"] > 0, play.text
+    wait_for(lambda: ask(plays, 'trainyard_gpu_sm_active_ratio{instance="node1"}'), 90)
+    plays.sh("node1", "systemctl stop theirs")
+    assert plays.run("monitoring").changed["node1"] > 0
+    plays.sh("node1", "printf '#!/bin/sh\\nexit 9\\n' > /usr/local/bin/nvidia-smi")
+    assert plays.run("monitoring").changed == {"node1": 0, "node2": 0}
+    assert dcgm_listens(plays, "node1")  # and reset has one to remove
 
 
 def test_reset_and_an_empty_group_take_it_away(plays):
@@ -659,6 +688,7 @@ def test_reset_and_an_empty_group_take_it_away(plays):
         # The package stays; its own instance neither runs nor comes at the next boot.
         assert plays.sh(host, "systemctl is-enabled prometheus-node-exporter || true").strip() == "disabled"
         assert plays.sh(host, "systemctl is-active prometheus-node-exporter || true").strip() == "inactive"
+        assert plays.sh(host, "systemctl is-enabled nvidia-dcgm-exporter || true").strip() == "disabled"
 
 
 @pytest.mark.timeout(1800)

@@ -113,6 +113,7 @@ def test_bytes_of_a_way_are_those_of_its_steps_alone(monkeypatch):
 
     monkeypatch.setattr(cluster, "Group", Fast)
     monkeypatch.setattr(cluster, "_counted", counted)
+    monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
     monkeypatch.setattr(cluster, "RECORDED", [])
     lab = Lab()
     told = cluster.wire(lab, quick=False)

@@ -58,11 +58,11 @@ def test_buckets_travel_while_backward_still_runs():
     [
         # Hops of 10 ms among four: 6 of a sum. Each way ends with one, of losses and times.
         ("exact", 1.5 + 0.06 + 0.06),
-        ("16bit", 0.3 + 0.75 + (1 + 3) * 0.01 + 0.06),
-        ("8bit", 0.4 + 1.5 * 1028 / 4096 + (1 + 3) * 0.01 + 0.06),
+        ("16bit", 0.3 + 0.75 + (3 + 3) * 0.01 + 0.06),
+        ("8bit", 0.4 + 1.5 * 1028 / 4096 + (3 + 3) * 0.01 + 0.06),
         ("powersgd", 0.2 + 0.075 + 2 * 0.06 + 0.06),
         # A tenth of: coding, a code of everything, and the sums of tokens.
-        ("diloco", (0.5 + 1.5 * 1028 / 4096 + 0.04 + 0.06) / 10 + 0.06),
+        ("diloco", (0.5 + 1.5 * 1028 / 4096 + 0.06 + 0.06) / 10 + 0.06),
     ],
 )
 def test_each_way_of_four_hosts(comm, seconds):

@@ -21,6 +21,7 @@ WAITS_BY_HOST = [
     "wait (trainer/sums.py:93)",
     "finish (trainer/strategies/ddp.py:88)",
 ]
+IN_TURN = ["exchange (trainer/sums.py:138)", "_sum_between (trainer/compress.py:124)"]
 WAITS_TOO = ["all_reduce (torch/distributed/distributed_c10d.py:3252)", "exchange (trainer/loop.py:281)"]
 COMPUTES = ["_engine_run_backward (torch/autograd/graph.py:979)", "train_step (trainer/loop.py:154)"]
 
@@ -186,6 +187,18 @@ def test_who_has_begun_the_fewest_collectives_is_waited_for():
     assert (
         "was stopped by a signal" in sentence and "it has begun 56, where ranks 0, 2 came to 58" in sentence
     )
+
+
+def test_who_waits_in_an_earlier_turn_of_an_exchange_is_not_to_blame():
+    """The wire between 1 and 2 is out: they hang in the first turn, and rank 0 in the second. Each turn counts."""
+    ranks = [{**one, "stack": IN_TURN} for one in come([group(304)], [group(302)], [group(302)])]
+    dead = host(*ranks[2:], interface={"rx_bytes": 0})
+    sentence = diagnosis({"a": host(ranks[0]), "b": host(ranks[1]), "c": dead}, "r").split("\n\n")[-1]
+    assert "a connection between them is lost. Nothing arrives at c." in sentence
+    # One that has not come to the exchange is.
+    ranks[1] = {**ranks[1], "stack": COMPUTES}
+    sentence = diagnosis({"a": host(*ranks)}, "r").split("\n\n")[-1]
+    assert "Rank 1 on a has not come to where 2 wait for it" in sentence
 
 
 def test_who_waits_in_another_group_is_not_to_blame():

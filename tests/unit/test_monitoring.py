@@ -339,6 +339,13 @@ def test_a_card_whose_nvidia_smi_is_gone_is_told(tmp_path, look):
 
 
 # As NVIDIA's exporter says it: an H100, a slice of it (MIG), a card that is known by its number alone; a pod twice.
+def test_dcgm_is_asked_for_what_is_told_of_it():
+    rows = (FILES / "dcgm.csv").read_text().splitlines()
+    asked = [line.split(", ", 2) for line in rows if not line.startswith("#")]
+    assert all(len(row) == 3 and row[1] in ("gauge", "counter") for row in asked)
+    assert set(hm.DCGM) <= {row[0] for row in asked}
+
+
 DCGM_PAGE = """HTTP/1.0 200 OK
 
 # TYPE DCGM_FI_PROF_PIPE_TENSOR_ACTIVE gauge

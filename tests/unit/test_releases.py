@@ -30,7 +30,7 @@ EVERYWHERE = {
     "systemd-timesyncd",
 }
 # Packages that none of them has, and that a role has installed only where apt knows them.
-ELSEWHERE = {"grafana"}
+ELSEWHERE = {"grafana", "datacenter-gpu-manager-exporter"}
 # Ubuntu 22.04's Python is 3.10, and the trainer wants 3.11: there python_env asks for one in python_env_python.
 WITHOUT_A_PYTHON = {("jammy", "python_env"), ("jammy", "trainer")}
 
