@@ -33,11 +33,11 @@ SAYS = {
     f"{ANSIBLE} playbooks/status.yml": "first +running",
     f"{ANSIBLE} playbooks/logs.yml -e follow=true": ("node2/r1 [|]", CTRL_C),
     f"{ANSIBLE} playbooks/diagnose.yml": "The run goes on",
-    f'{ANSIBLE} playbooks/generate.yml -e run=first -e prompt="She"': "She",
     "make dashboard INVENTORY=inventory/home": (r"http://127[.]0[.]0[.]1:\d+", CTRL_C),
     f"{ANSIBLE} playbooks/stop.yml -e run=first": "resume=true",
     # How the line of stop.yml goes on.
     f"{ANSIBLE} train.yml -e run=first -e resume=true": "Run first finished",
+    f'{ANSIBLE} playbooks/generate.yml -e run=first -e prompt="She"': "She",
 }
 LONGEST = 1500  # seconds that a command may take
 
