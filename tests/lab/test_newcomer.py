@@ -31,7 +31,7 @@ SAYS = {
     f"{ANSIBLE} playbooks/preflight.yml": "of 2 hosts",
     f"{ANSIBLE} train.yml -e run=first": ("step +[0-9]{2}", CTRL_C),
     f"{ANSIBLE} playbooks/status.yml": "first +running",
-    f"{ANSIBLE} playbooks/logs.yml -e follow=true": ("node2/r1 [|]", CTRL_C),
+    f"{ANSIBLE} playbooks/logs.yml -e follow=true": ("node2/r1 [|](.|\\n)+Show what comes", CTRL_C),
     f"{ANSIBLE} playbooks/diagnose.yml": "The run goes on",
     "make dashboard INVENTORY=inventory/home": (r"http://127[.]0[.]0[.]1:\d+", CTRL_C),
     f"{ANSIBLE} playbooks/stop.yml -e run=first": "resume=true",
@@ -105,6 +105,7 @@ class Terminal:
                 self.shell.sendline(self.password)
             elif not seen:
                 seen = True
+                time.sleep(5)  # Ansible has its faults where a worker of its has just been made
                 self.shell.send(keys)
                 # A shell forgets the rest of a line whose program was interrupted.
                 self.shell.sendline(f'echo EN"D{self.number}:$?:"')
