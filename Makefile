@@ -96,6 +96,13 @@ lint: $(VENV)/.dev ## ruff, yamllint, ansible-lint, bash -n, and the house's own
 faults: $(VENV)/.dev ## what happens to machines in a cupboard, on real hosts: the whole matrix, with times; needs root
 	@TRAINYARD_INSTALL=1 TRAINYARD_FULL=1 TRAINYARD_LAB_WEIGHT=2 $(BIN)/python -m pytest -q -s tests/distributed/test_recovery.py tests/faults
 
+.PHONY: check
+check: ## everything that can be checked, for hours: test FULL=1, faults, docs-site, one short round of bench; as root
+	@$(MAKE) --no-print-directory test FULL=1
+	@$(MAKE) --no-print-directory faults
+	@$(MAKE) --no-print-directory docs-site
+	@$(MAKE) --no-print-directory bench QUICK=1
+
 .PHONY: docs docs-site pictures
 docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/preflight.md anew, from the specs and the code
 	@$(BIN)/python scripts/write_variables.py
@@ -151,7 +158,7 @@ lab-demo: $(VENV)/.controller ## from make lab to a run that the dashboard shows
 	@[[ -d "$(INVENTORY)" ]] || { echo "$(INVENTORY): no such directory; expected a lab's inventory. Build one: make lab"; exit 2; }
 	@echo 'monitoring: {hosts: {node1: {}}}' > "$(INVENTORY)/monitoring.yml"
 	$(ANSIBLE) -i "$(INVENTORY)" site.yml
-	$(ANSIBLE) -i "$(INVENTORY)" train.yml $(DEMO) -e steps=50000 -e checkpoint_every=500 -e run=demo -e detach=true
+	$(ANSIBLE) -i "$(INVENTORY)" train.yml $(DEMO) -e steps=50000 -e checkpoint_every=500 -e metrics_port=9200 -e run=demo -e detach=true
 	@echo "Look at it: make dashboard INVENTORY=$(INVENTORY)"
 
 lab-down: ## take them down; nothing of them stays

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ansible import constants as C
 from ansible import context
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible.utils.vars import load_extra_vars
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
@@ -36,6 +39,7 @@ from trainer.data.read import SHIPPED as TEXTS
 from trainer.data.read import names
 from trainer.model.files import SHIPPED
 
+RUN = ("run", "model", "dataset", "validation")  # what preflight.yml takes of a run to come
 CHECKPOINTS = 3
 # Of a model's file in 16 bits: 4 bytes of weights and 8 of AdamW's moments a parameter, over the file's 2.
 CHECKPOINT_SHARE = 6
@@ -129,6 +133,17 @@ def commands() -> dict[str, str]:
     }
 
 
+def asked(extra: Mapping) -> str:
+    """What train.yml needs after it for the run that preflight.yml was asked about, in its words after -e."""
+    given = {"run": "NAME", **{key: str(extra[key]) for key in RUN if key in extra}}
+    # Ansible splits key=value at spaces.
+    words = [
+        json.dumps({key: value}) if value.split() != [value] else f"{key}={value}"
+        for key, value in given.items()
+    ]
+    return " ".join(f"-e {shlex.quote(word)}" for word in words)
+
+
 class ActionModule(ActionBase):
     """Arguments: hosts (as cluster_hosts has them, in node order), limits (fields of Limits), steps, local, model,
     dataset and validation (of the run to come, or ""), results (directory), began (s since the epoch), quiet.
@@ -174,7 +189,7 @@ class ActionModule(ActionBase):
         if found["result"] == FAIL:
             names = ", ".join(dict.fromkeys(one["check"] for one in found["checks"] if one["result"] == FAIL))
             return {**answer, "failed": True, "msg": f"Preflight failed: {names}. What to do stands above."}
-        display.display(f"\nNext: {limits.train} -e run=NAME")
+        display.display(f"\nNext: {limits.train} {asked(load_extra_vars(self._loader))}")
         if found["result"] == WARN:
             answer["msg"] = f"Preflight warned {counts[WARN]} times"
         return answer

@@ -1,6 +1,7 @@
 """preflight.yml on this machine as two nodes: steps on both, faults of both, and the exit status."""
 
 import json
+import shlex
 import socket
 import subprocess
 import time
@@ -38,7 +39,14 @@ def test_two_healthy_nodes_pass_and_nothing_of_it_stays(yard):
 
 def test_a_warning_ends_with_1(yard):
     """By ansible-playbook itself: ansible-runner brings callbacks of its own instead of the checkout's."""
-    assert play(yard, "preflight_steps=0", "preflight_memory_gb=0.001").returncode == 0
+    (yard.results / "two words.txt").write_text("It was.")
+    typed = ["run=mine", "model=tiny", json.dumps({"dataset": str(yard.results / "two words.txt")})]
+    done = play(yard, "preflight_steps=0", "preflight_memory_gb=0.001", *typed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # What is to be typed next is of the run that was asked about.
+    _, _, following = done.stdout.partition("Next: ")
+    words = shlex.split(following.splitlines()[0])
+    assert words[words.index("-e") :] == [word for one in typed for word in ("-e", one)]
     # A card that was there the last time.
     (baseline,) = (yard.results / "preflight").glob("baseline-*.json")
     before = json.loads(baseline.read_text())
