@@ -5,6 +5,7 @@ in to the two others, which ask for a password. What each command took is printe
 """
 
 import re
+import signal
 import subprocess
 import textwrap
 import time
@@ -84,7 +85,13 @@ class Terminal:
         self.password, self.number = lab.password, 0
         program, *arguments = lab.host(host).enter("runuser", "-l", "ops")
         self.shell = pexpect.spawn(
-            program, arguments, encoding="utf-8", dimensions=(40, 140), timeout=LONGEST
+            program,
+            arguments,
+            encoding="utf-8",
+            dimensions=(40, 140),
+            timeout=LONGEST,
+            # A terminal's programs mind Ctrl-C, also where these tests run in the background of a shell.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.shell.logfile_read = log
 
