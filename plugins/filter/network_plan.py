@@ -49,6 +49,7 @@ def network_plan(survey, wanted, renderer="auto"):
         check_together(entries, survey["interfaces"])
         check_ipv6(entries, survey["interfaces"], before)
         renderer = choose_renderer(renderer, survey["active"])
+        check_bridges(entries, survey["interfaces"], renderer)
         return {"errors": [], **plan(survey, entries, renderer, before)}
     except Refused as refusal:
         return {"errors": [str(refusal)]}
@@ -250,6 +251,7 @@ OPTION_KINDS = {
     "link": (str, "a name"),
     "match": (dict, "a mapping such as {macaddress: …}"),
     "nameservers": (dict, "a mapping such as {addresses: [192.168.1.1]}"),
+    "parameters": (dict, "a mapping such as {mode: active-backup}"),
     "routes": (list, "a list of mappings such as {to: default, via: 192.168.1.1}"),
 }
 
@@ -331,7 +333,11 @@ def network_of(text):
     """{kind: {name: definition}} of a netplan file; {} where it is none."""
     try:
         network = yaml.safe_load(text)["network"]
-        return {kind: dict(network[kind]) for kind in KINDS if network.get(kind)}
+        return {
+            kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
+            for kind in KINDS
+            if network.get(kind)
+        }
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
         return {}
 
@@ -370,6 +376,28 @@ def choose_renderer(renderer, active):
     if renderer != "auto":
         return renderer
     return "NetworkManager" if active["NetworkManager"] and not active["systemd-networkd"] else "networkd"
+
+
+def check_bridges(entries, present, renderer):
+    """A new bridge carries something before the guard gives up waiting.
+
+    With the spanning tree, that is after twice forward-delay (15 s). Unless the parameters say stp, NetworkManager has
+    it on, and networkd once there are parameters.
+    """
+    for item in entries:
+        parameters = item["definition"].get("parameters") or {}
+        tree = parameters.get("stp", renderer == "NetworkManager" or bool(parameters))
+        there = item["name"] in [link["name"] for link in present]
+        if (
+            item["kind"] == "bridges"
+            and not there
+            and tree
+            and str(parameters.get("forward-delay", 15)) not in ("2", "3", "4")
+        ):
+            raise Refused(
+                f"{item['where']}.options: a new bridge with the spanning tree carries nothing for 30 s, so the change "
+                "would be undone: write parameters: {stp: false}, or keep the tree with {stp: true, forward-delay: 4}"
+            )
 
 
 # What is there now and speaks for the same interfaces.
@@ -439,7 +467,9 @@ def netplan_claims(files, ours, links, taken):
                     name for name in (identifier,) if name in ours or name in ours.values()
                 ]
                 if not hit:
-                    taken_in = [name for name in below(kind, definition) if name in ours and kind != "vlans"]
+                    taken_in = [
+                        name for name in below(kind, definition or {}) if name in ours and kind != "vlans"
+                    ]
                     if taken_in:
                         raise Refused(
                             f"{path}: '{identifier}' takes in {', '.join(taken_in)}: put {identifier} into "

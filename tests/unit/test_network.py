@@ -347,6 +347,10 @@ def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waite
         ),
         ([{"name": "b0", "kind": "bonds", "options": {"interfaces": [["eth1"]]}}], "is not the name of an"),
         (
+            [{"name": "b0", "kind": "bonds", "options": {"parameters": ["stp"]}}],
+            "parameters is ['stp']: write a map",
+        ),
+        (
             [{"name": "v7", "kind": "vlans", "options": {"id": 7, "link": ["eth0"]}}],
             "link is ['eth0']: write a name",
         ),
@@ -675,6 +679,32 @@ def test_profiles_outside_etc_are_moved_aside_or_hidden():
     nameless = {package: "[connection]\ninterface-name=eth0\n"}
     found = network_plan(survey(files={"networkmanager": nameless}, active=DESKTOP), [STATIC])
     assert f"{package} is a package's profile for eth0, and without a uuid" in found["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "desktop", "refused"),
+    [
+        ({}, False, False),
+        ({}, True, True),  # NetworkManager's own default
+        ({"priority": 8}, False, True),  # netplan's, once there are parameters
+        ({"stp": False}, True, False),
+        ({"stp": True, "forward-delay": 4}, True, False),
+        ({"forward-delay": 12}, False, True),
+    ],
+)
+def test_a_new_bridge_that_the_spanning_tree_keeps_shut_for_too_long_is_refused(parameters, desktop, refused):
+    options = {"interfaces": ["eth0"], **({"parameters": parameters} if parameters else {})}
+    wanted = [BARE, {"name": "br0", "kind": "bridges", "addresses": ["192.168.1.100/24"], "options": options}]
+    active = DESKTOP if desktop else survey()["active"]
+    errors = network_plan(survey(active=active), wanted)["errors"]
+    assert bool(errors) is refused
+    if refused:
+        assert (
+            "network_interfaces[1].options: a new bridge with the spanning tree carries nothing for 30 s"
+            in errors[0]
+        )
+    there = [*survey()["interfaces"], card("br0", kind="bridge")]
+    assert network_plan(survey(active=active, interfaces=there), wanted)["errors"] == []
 
 
 FIXED = "2001:db8::5/64"
