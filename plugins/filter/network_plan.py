@@ -16,8 +16,16 @@ HEADER = "# Written by Trainyard from network_interfaces in the inventory; a cha
 CLOUD_INIT_OFF = "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg"
 IFUPDOWN_RECORD = "/etc/network/interfaces.before-trainyard"
 KINDS = ("ethernets", "bonds", "bridges", "vlans", "wifis")
+MADE = ("bonds", "bridges", "vlans")  # devices that are not there before somebody configures them
 KEYS = ("name", "macaddress", "kind", "addresses", "gateway", "routes", "nameservers", "mtu", "options")
 ROUTE_KEYS = ("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu")
+PROFILES = "/etc/NetworkManager/system-connections"
+PROFILE_KINDS = {
+    "ethernet": "ethernets",
+    "802-3-ethernet": "ethernets",
+    "wifi": "wifis",
+    "802-11-wireless": "wifis",
+}
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
 )
@@ -37,9 +45,12 @@ def network_plan(survey, wanted, renderer="auto"):
     survey, wanted = plain(survey), plain(wanted)
     try:
         entries = [entry(number, item, survey["interfaces"]) for number, item in enumerate(wanted)]
+        before = network_of(survey["files"]["netplan"].get(OUR_FILE, {}).get("text", ""))
         check_together(entries, survey["interfaces"])
+        check_ipv6(entries, survey["interfaces"], before)
         renderer = choose_renderer(renderer, survey["active"])
-        return {"errors": [], **plan(survey, entries, renderer)}
+        check_bridges(entries, survey["interfaces"], renderer)
+        return {"errors": [], **plan(survey, entries, renderer, before)}
     except Refused as refusal:
         return {"errors": [str(refusal)]}
 
@@ -240,6 +251,7 @@ OPTION_KINDS = {
     "link": (str, "a name"),
     "match": (dict, "a mapping such as {macaddress: …}"),
     "nameservers": (dict, "a mapping such as {addresses: [192.168.1.1]}"),
+    "parameters": (dict, "a mapping such as {mode: active-backup}"),
     "routes": (list, "a list of mappings such as {to: default, via: 192.168.1.1}"),
 }
 
@@ -287,17 +299,75 @@ def check_together(entries, present):
                     )
                 defaults[key] = item["where"]
     known = set(names) | {link["name"] for link in present}
+    own = {item["name"]: item for item in entries}
     for item in entries:
-        options = item["definition"]
-        members = options.get("interfaces", []) if item["kind"] in ("bonds", "bridges") else []
-        if item["kind"] == "vlans":
-            members = [options.get("link")]
-            if "id" not in options:
-                raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
-        for member in members:
+        if item["kind"] == "vlans" and "id" not in item["definition"]:
+            raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
+        for member in below(item["kind"], item["definition"]):
             if member not in known:
                 raise Refused(
                     f"{item['where']}.options names '{member}', no interface of the host. {there_are(present)}"
+                )
+            if item["kind"] == "vlans":
+                continue
+            if member not in names:
+                raise Refused(
+                    f"{item['where']}.options takes in '{member}', which has no entry: write {{name: {member}}} into "
+                    "network_interfaces too, so that what configures it now gives way"
+                )
+            if member in own and own[member]["addresses"]:
+                raise Refused(
+                    f"{own[member]['where']}.addresses: {item['name']} takes {member} in, so nobody would reach the "
+                    f"host there: write the addresses (and gateway, routes, nameservers) for {item['name']}"
+                )
+
+
+def below(kind, definition):
+    """The names of what a bond or a bridge takes in, and of what a VLAN lies on."""
+    if kind in ("bonds", "bridges"):
+        return definition.get("interfaces") or []
+    return [definition.get("link")] if kind == "vlans" else []
+
+
+def network_of(text):
+    """{kind: {name: definition}} of a netplan file; {} where it is none."""
+    try:
+        network = yaml.safe_load(text)["network"]
+        return {
+            kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
+            for kind in KINDS
+            if network.get(kind)
+        }
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def made_by(network):
+    """The names of the devices that a netplan file makes."""
+    return {name for kind in MADE for name in network.get(kind, {})}
+
+
+def check_ipv6(entries, present, before):
+    """An interface's fixed IPv6 addresses do not go unsaid; what a router or a lease gives it comes again.
+
+    `before`: our last file, whose addresses may be taken back.
+    """
+    if any(":" in str(address) for item in entries for address in item["definition"].get("addresses", [])):
+        return
+    ours = {
+        str(address)
+        for definitions in before.values()
+        for definition in definitions.values()
+        for address in definition.get("addresses", [])
+    }
+    for item in entries:
+        link = next((link for link in present if link["name"] == item["now"]), None)
+        for address in link["addresses"] if link else []:
+            if ":" in address and address not in link["dynamic"] and address not in ours:
+                raise Refused(
+                    f"{item['where']}: {item['now']} has the fixed address {address}, and network_interfaces has no "
+                    "IPv6 address, so it would be lost: write it under addresses, or give it up first by "
+                    f"`ip address del {address} dev {item['now']}`"
                 )
 
 
@@ -306,6 +376,28 @@ def choose_renderer(renderer, active):
     if renderer != "auto":
         return renderer
     return "NetworkManager" if active["NetworkManager"] and not active["systemd-networkd"] else "networkd"
+
+
+def check_bridges(entries, present, renderer):
+    """A new bridge carries something before the guard gives up waiting.
+
+    With the spanning tree, that is after twice forward-delay (15 s). Unless the parameters say stp, NetworkManager has
+    it on, and networkd once there are parameters.
+    """
+    for item in entries:
+        parameters = item["definition"].get("parameters") or {}
+        tree = parameters.get("stp", renderer == "NetworkManager" or bool(parameters))
+        there = item["name"] in [link["name"] for link in present]
+        if (
+            item["kind"] == "bridges"
+            and not there
+            and tree
+            and str(parameters.get("forward-delay", 15)) not in ("2", "3", "4")
+        ):
+            raise Refused(
+                f"{item['where']}.options: a new bridge with the spanning tree carries nothing for 30 s, so the change "
+                "would be undone: write parameters: {stp: false}, or keep the tree with {stp: true, forward-delay: 4}"
+            )
 
 
 # What is there now and speaks for the same interfaces.
@@ -320,13 +412,29 @@ def aside(path, taken):
     return name
 
 
-def matches(identifier, definition, links):
-    """The names of `links` that a netplan definition speaks for."""
+def others(meant, ours, links):
+    """What of the names `meant` is a card and not in `ours`.
+
+    Devices that software makes do not count: their makers set them up. The end of a wire is a container's card, unless
+    a bridge has it: then its other end is.
+    """
+    cards = [link for link in links if link["kind"] in (None, "wlan") or is_wire(link)]
+    return [link["name"] for link in cards if link["name"] in meant and link["name"] not in ours]
+
+
+def is_wire(link):
+    return link["kind"] == "veth" and not link["master"]
+
+
+def matches(kind, identifier, definition, links):
+    """The names of `links` that a netplan definition speaks for; an empty match is for all of its kind."""
     match = definition.get("match") if isinstance(definition, dict) else None
-    if not match:
+    if match is None:
         return [link["name"] for link in links if link["name"] == identifier]
     found = []
     for link in links:
+        if (link["kind"] == "wlan") != (kind == "wifis"):
+            continue
         by_name = "name" not in match or fnmatch.fnmatchcase(link["name"], str(match["name"]))
         by_mac = "macaddress" not in match or str(match["macaddress"]).lower() == link["mac"]
         drivers = match.get("driver", "*")
@@ -354,13 +462,21 @@ def netplan_claims(files, ours, links, taken):
         for kind in KINDS:
             definitions = network.get(kind) or {}
             for identifier, definition in list(definitions.items()):
-                meant = matches(identifier, definition, links)
+                meant = matches(kind, identifier, definition, links)
                 hit = [name for name in meant if name in ours] or [
                     name for name in (identifier,) if name in ours or name in ours.values()
                 ]
                 if not hit:
+                    taken_in = [
+                        name for name in below(kind, definition or {}) if name in ours and kind != "vlans"
+                    ]
+                    if taken_in:
+                        raise Refused(
+                            f"{path}: '{identifier}' takes in {', '.join(taken_in)}: put {identifier} into "
+                            f"network_interfaces too (kind: {kind}), or take {', '.join(taken_in)} out there"
+                        )
                     continue
-                rest = [name for name in meant if name not in ours]
+                rest = others(meant, ours, links)
                 if rest:
                     raise Refused(
                         f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
@@ -387,6 +503,19 @@ def netplan_claims(files, ours, links, taken):
     return changes
 
 
+def settings(text):
+    """[(section, key, value)] of a file as systemd-networkd and NetworkManager have them."""
+    found, section = [], ""
+    for line in text.splitlines():
+        line = line.strip()
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1]
+        elif "=" in line and not line.startswith(("#", ";")):
+            key, _, value = line.partition("=")
+            found.append((section, key.strip(), value.strip()))
+    return found
+
+
 def networkd_claims(files, ours, links, taken):
     """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`.
 
@@ -395,27 +524,24 @@ def networkd_claims(files, ours, links, taken):
     changes = []
     for path, file in files.items():
         base = os.path.basename(path)
-        names, macs, drivers = [], [], []
-        section = ""
-        for line in file["text"].splitlines():
-            line = line.strip()
-            if line.startswith("["):
-                section = line
-            elif section == "[Match]" and "=" in line and not line.startswith(("#", ";")):
-                key, _, value = line.partition("=")
-                if key.strip() == "Name":
-                    names += value.split()
-                elif key.strip() in ("MACAddress", "PermanentMACAddress"):
-                    macs += value.lower().replace("-", ":").split()
-                elif key.strip() == "Driver":
-                    drivers += value.split()
+        names, macs, drivers, types = [], [], [], []
+        for section, key, value in settings(file["text"]):
+            if section == "Match" and key == "Name":
+                names += value.split()
+            elif section == "Match" and key in ("MACAddress", "PermanentMACAddress"):
+                macs += value.lower().replace("-", ":").split()
+            elif section == "Match" and key == "Driver":
+                drivers += value.split()
+            elif section == "Match" and key == "Type":
+                types += value.split()
         meant = [
             link["name"]
             for link in links
-            if (names or macs or drivers)
+            if (names or macs or drivers or types)
             and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
             and (not macs or link["mac"] in macs)
             and (not drivers or any(fnmatch.fnmatchcase(link["driver"] or "", item) for item in drivers))
+            and (not types or {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]) in types)
         ]
         hit = [name for name in meant if name in ours]
         if not any(base < f"10-netplan-{ours[name]}.network" for name in hit):
@@ -459,23 +585,73 @@ def ifupdown_claims(files, ours):
     return changes, names
 
 
-def networkmanager_claims(files, ours, links, taken):
-    """Profiles of NetworkManager for a name in `ours`, moved out of the directory that it reads."""
-    macs = {link["mac"] for link in links if link["name"] in ours}
+def networkmanager_claims(files, ours, links, taken, hidden):
+    """Changes after which NetworkManager reads no profile for a name in `ours`.
+
+    A package's profile stays where it is, and is hidden by its uuid: `hidden` has those that are.
+    """
     changes = []
     for path, file in files.items():
-        settings = dict(re.findall(r"(?m)^\s*(interface-name|mac-address)\s*=\s*(\S+)", file["text"]))
-        if settings.get("interface-name") in ours or settings.get("mac-address", "").lower() in macs:
-            changes.append(
-                {"path": path, "move_to": aside(f"/etc/NetworkManager/{os.path.basename(path)}", taken)}
+        said = {(section, key): value for section, key, value in settings(file["text"])}
+        uuid = said.get(("connection", "uuid"), "")
+        if (
+            os.path.basename(path).startswith("netplan-")
+            or (".nmmeta", "nm-generated") in said
+            or uuid in hidden
+        ):
+            continue  # netplan's own; NetworkManager's picture of what others set up; out of sight already
+        meant = profile_for(said, links)
+        hit = [name for name in meant if name in ours or name in ours.values()]
+        if not hit:
+            continue
+        rest = others(meant, ours, links)
+        name = said.get(("connection", "id"), os.path.basename(path))
+        if rest:
+            raise Refused(
+                f"{path}: the profile '{name}' names no interface, so it is for {', '.join(hit)} as well as for "
+                f"{', '.join(rest)}: put {', '.join(rest)} into network_interfaces too, or tie it to one by "
+                f'`nmcli connection modify "{name}" connection.interface-name {rest[0]}`'
             )
+        if path.startswith("/usr/lib/") and not uuid:
+            raise Refused(
+                f"{path} is a package's profile for {', '.join(hit)}, and without a uuid it cannot be hidden: take the "
+                "package off, or give its profile a line uuid= (`uuidgen` prints one) under [connection]"
+            )
+        if path.startswith("/usr/lib/"):
+            changes.append({"path": f"{PROFILES}/{uuid}.nmmeta", "link_to": "/dev/null"})
+        else:  # into the directory above, which NetworkManager does not read for profiles
+            beside = os.path.join(os.path.dirname(os.path.dirname(path)), os.path.basename(path))
+            changes.append({"path": path, "move_to": aside(beside, taken)})
     return changes
+
+
+def profile_for(said, links):
+    """The names of the interfaces that a profile of NetworkManager is for; `said`: {(section, key): value}."""
+    if name := said.get(("connection", "interface-name")):
+        return [name]
+    if mac := next((value.lower() for (_, key), value in said.items() if key == "mac-address"), None):
+        return [link["name"] for link in links if link["mac"] == mac]
+    kind = PROFILE_KINDS.get(said.get(("connection", "type")))
+    by_hand = said.get(("connection", "autoconnect")) in ("false", "0", "no")
+    gives_way = said.get(("connection", "autoconnect-priority"), "0").startswith("-")  # netplan's have 0
+    if kind is None or by_hand or gives_way:
+        return []
+    patterns = [word.lstrip("|&") for word in said.get(("match", "interface-name"), "").split(";") if word]
+    wanted = [word for word in patterns if not word.startswith("!")] or ["*"]
+    unwanted = [word[1:] for word in patterns if word.startswith("!")]
+    return [
+        link["name"]
+        for link in links
+        if (link["kind"] == "wlan") == (kind == "wifis")
+        and any(fnmatch.fnmatchcase(link["name"], word) for word in wanted)
+        and not any(fnmatch.fnmatchcase(link["name"], word) for word in unwanted)
+    ]
 
 
 # The change.
 
 
-def plan(survey, entries, renderer):
+def plan(survey, entries, renderer, before):
     ours = {item["now"]: item["name"] for item in entries}
     links, files, active = survey["interfaces"], survey["files"], survey["active"]
     taken = survey["asides"]
@@ -484,7 +660,11 @@ def plan(survey, entries, renderer):
         network.setdefault(item["kind"], {})[item["name"]] = {"renderer": renderer, **item["definition"]}
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
-    profiles = networkmanager_claims(files["networkmanager"], ours, links, taken)
+    profiles = []
+    if active["NetworkManager"] or renderer == "NetworkManager":
+        profiles = networkmanager_claims(
+            files["networkmanager"], ours, links, taken, survey["hidden_profiles"]
+        )
     claims = [
         *netplan_claims(files["netplan"], ours, links, taken),
         *networkd_claims(files["networkd"], ours, links, taken),
@@ -497,14 +677,26 @@ def plan(survey, entries, renderer):
     servers = nameservers(survey["resolv_conf"], entries, active)
     if servers:
         wanted.append({"path": "/etc/resolv.conf", "content": servers, "mode": "0644"})
+    after = netplan_after(files["netplan"], wanted + claims)
+    made, present = (
+        set().union(*map(made_by, map(network_of, after.values()))),
+        {link["name"] for link in links},
+    )
     return {
         "files": wanted + claims,
-        "netplan": netplan_after(files["netplan"], wanted + claims),
+        "netplan": after,
         "stands": not claims and files["netplan"].get(OUR_FILE, {}).get("text") == text,
         "live": all(in_force(item, links, survey["routes"]) for item in entries),
-        "addresses": new_addresses(survey["session"], entries, links),
+        "addresses": new_addresses(survey["session"], entries, links, before),
         "summary": summary(entries, claims),
-        **commands(entries, ifupdown, profiles, active),
+        **commands(
+            entries,
+            ifupdown,
+            active,
+            reload_profiles=bool(profiles) and active["NetworkManager"],
+            new=[item["name"] for item in entries if item["kind"] in MADE and item["name"] not in present],
+            gone=sorted((made_by(before) - made) & present),
+        ),
     }
 
 
@@ -579,8 +771,12 @@ def netplan_after(files, changes):
     return after
 
 
-def new_addresses(session, entries, links):
-    """Where to reach the host afterwards, most likely first; [] where it is at the address that is in use now."""
+def new_addresses(session, entries, links, before):
+    """Where to reach the host afterwards, most likely first; [] where it is at the address that is in use now.
+
+    `before`: our last file. An interface without an address of its own any more is reached by what takes it in or lies
+    on it, and what came out of a bond or a bridge for itself.
+    """
     if session is None:
         return []
     now = ipaddress.ip_address(session["address"])
@@ -589,18 +785,46 @@ def new_addresses(session, entries, links):
     in_use = next(
         (link for link in links if str(now) in (text.split("/")[0] for text in link["addresses"])), None
     )
-    holder = next((item for item in entries if in_use and item["now"] == in_use["name"]), None)
-    if holder is None or not holder["addresses"]:
-        return []  # another interface changes, or the address comes from DHCP
+    if in_use is None:
+        return []
     prefix = next(text for text in in_use["addresses"] if text.split("/")[0] == str(now))
     network = ipaddress.ip_interface(prefix).network
-    same = [address for address in holder["addresses"] if address.version == now.version]
+    same = [address for address in carried(in_use["name"], entries, before) if address.version == now.version]
     return [str(address.ip) for address in sorted(same, key=lambda address: address.ip not in network)]
 
 
-def commands(entries, ifupdown, profiles, active):
-    """{apply, verify, undo}: lists of commands."""
-    apply, undo = [["netplan", "apply"]], [["netplan", "apply"]]
+def carried(interface, entries, before):
+    """The addresses of the entry for `interface` (its present name), or of the nearest ones that are joined to it.
+
+    None where it has none any more, or gets its address by DHCP, or is nobody's.
+    """
+    joined = {}
+    pairs = [(item["name"], item["kind"], item["definition"]) for item in entries]
+    pairs += [(name, kind, one) for kind, found in before.items() for name, one in found.items()]
+    for name, kind, definition in pairs:
+        for other in below(kind, definition):
+            joined.setdefault(name, set()).add(other)
+            joined.setdefault(other, set()).add(name)
+    near, seen = {next((item["name"] for item in entries if item["now"] == interface), interface)}, set()
+    while near:
+        here = [item for item in entries if item["name"] in near]
+        addresses = [address for item in here for address in item["addresses"]]
+        if addresses:
+            return addresses
+        if any(item["definition"].get(key) is True for item in here for key in ("dhcp4", "dhcp6")):
+            return []
+        seen |= near
+        near = set().union(*(joined.get(name, ()) for name in near)) - seen
+    return []
+
+
+def commands(entries, ifupdown, active, reload_profiles, new, gone):
+    """{apply, verify, undo}: lists of commands. `new`, `gone`: the devices that the change makes, and does without."""
+    guard = "/usr/local/lib/trainyard/guard"
+    # Netplan makes devices, but leaves those that it does not know any more, with their members and addresses. They go
+    # first: what a bond lets go of is down until netplan brings it up.
+    apply = [*([guard, "remove", name] for name in gone), ["netplan", "apply"]]
+    undo = [["netplan", "apply"]]
     if ifupdown:
         apply = [["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", *ifupdown], *apply]
         undo = [["netplan", "generate"]]
@@ -608,13 +832,13 @@ def commands(entries, ifupdown, profiles, active):
             undo.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])
         undo += [["ip", "address", "flush", "dev", name, "scope", "global"] for name in ifupdown]
         undo.append(["ifup", "--force", *ifupdown])
-    if profiles:
+    if reload_profiles:
         apply = [["nmcli", "connection", "reload"], *apply]
         undo = [["nmcli", "connection", "reload"], *undo]
-    # An old netplan file knows the interface by its old name.
-    guard = "/usr/local/lib/trainyard/guard"
     undo = [
+        # An old netplan file knows the interface by its old name.
         *([guard, "rename", item["name"], item["now"]] for item in entries if item["name"] != item["now"]),
+        *([guard, "remove", name] for name in reversed(new)),
         *undo,
     ]
     verify = []

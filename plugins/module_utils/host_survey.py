@@ -15,10 +15,11 @@ SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, driver, enabled, up, mtu, addresses: [CIDR]}] without loopback.
+    """[{name, mac, kind, master, driver, enabled, up, mtu, addresses: [CIDR], dynamic: [CIDR]}] without loopback.
 
-    kind is None for what is not a virtual device, driver None where none says its name; enabled: somebody set it up;
-    up: there is a carrier, too.
+    kind is None for a wired card, wlan for a wireless one, else the virtual device's; master: the bond or bridge that
+    has it in, or None; driver None where none says its name; enabled: somebody set it up; up: there is a carrier, too;
+    dynamic: those of the addresses that a router or a lease gave for a while.
     """
     rc, out, err = run_command(["ip", "-json", "-details", "address", "show"])
     if rc:
@@ -27,20 +28,24 @@ def interfaces(run_command):
     for link in json.loads(out):
         if not link or "LOOPBACK" in link["flags"]:
             continue
+        addresses = {
+            f"{address['local']}/{address['prefixlen']}": bool(address.get("dynamic"))
+            for address in link["addr_info"]
+            if address["scope"] == "global"
+        }
+        wireless = os.path.exists(f"/sys/class/net/{link['ifname']}/phy80211")
         found.append(
             {
                 "name": link["ifname"],
                 "mac": (link.get("permaddr") or link.get("address") or "").lower(),
-                "kind": link.get("linkinfo", {}).get("info_kind"),
+                "kind": link.get("linkinfo", {}).get("info_kind") or ("wlan" if wireless else None),
+                "master": link.get("master"),
                 "driver": driver(link["ifname"]),
                 "enabled": "UP" in link["flags"],
                 "up": "LOWER_UP" in link["flags"],
                 "mtu": link["mtu"],
-                "addresses": [
-                    f"{address['local']}/{address['prefixlen']}"
-                    for address in link["addr_info"]
-                    if address["scope"] == "global"
-                ],
+                "addresses": list(addresses),
+                "dynamic": [address for address, dynamic in addresses.items() if dynamic],
             }
         )
     return found

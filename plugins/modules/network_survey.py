@@ -23,7 +23,11 @@ PLACES = {
     ],
     "networkd": ["/etc/systemd/network/*.network"],
     "ifupdown": ["/etc/network/interfaces", "/etc/network/interfaces.d/*"],
-    "networkmanager": ["/etc/NetworkManager/system-connections/*"],
+    "networkmanager": [
+        "/etc/NetworkManager/system-connections/*",
+        "/run/NetworkManager/system-connections/*",
+        "/usr/lib/NetworkManager/system-connections/*",
+    ],
 }
 
 
@@ -38,6 +42,14 @@ def read(patterns):
     return files
 
 
+def hidden_profiles():
+    """The uuids of the profiles that links to /dev/null hide from NetworkManager."""
+    found = glob.glob("/etc/NetworkManager/system-connections/*.nmmeta")
+    return [
+        os.path.basename(path)[: -len(".nmmeta")] for path in found if os.path.realpath(path) == os.devnull
+    ]
+
+
 def main():
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
     resolv_conf = None
@@ -50,7 +62,11 @@ def main():
             "routes": routes(module.run_command),
             "session": ssh_session(),
             "files": {kind: read(patterns) for kind, patterns in PLACES.items()},
-            "asides": sorted(glob.glob("/etc/**/*.before-trainyard*", recursive=True)),
+            "asides": sorted(
+                glob.glob("/etc/**/*.before-trainyard*", recursive=True)
+                + glob.glob("/run/NetworkManager/*.before-trainyard*")
+            ),
+            "hidden_profiles": hidden_profiles(),
             "active": active(
                 module.run_command, ["systemd-networkd", "NetworkManager", "systemd-resolved", "networking"]
             ),

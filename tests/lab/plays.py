@@ -98,8 +98,12 @@ class Plays:
     def run(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
         return self.finish(self.command(tasks, host, variables, *arguments, fatal=fatal))
 
-    def finish(self, command, seconds=400):
-        """Runs a command line of `command` to its end, within `seconds`."""
+    def finish(self, command, seconds=None):
+        """Runs a command line of `command` to its end, within `seconds`.
+
+        Virtual machines may be emulated: what takes a minute on others takes ten there.
+        """
+        seconds = seconds or (2400 if self.lab.options.vms else 400)
         started = time.monotonic()
         done = self._done(command, seconds)
         return Play(done.returncode, done.stdout + done.stderr, time.monotonic() - started)

@@ -186,3 +186,68 @@ def test_a_new_name_with_which_the_host_cannot_be_reached_is_taken_back(plays, p
     assert "Commands that failed while undoing" not in play.words
     assert plays.answers("node2")
     assert f"{prefix}.12/24" in plays.sh("node2", "ip -brief address show dev eth0")
+
+
+def bridged(address, **more):
+    """eth0 as the only port of br0, which has `address`."""
+    return [
+        {"name": "eth0"},
+        {
+            "name": "br0",
+            "kind": "bridges",
+            "addresses": [address],
+            "options": {"interfaces": ["eth0"]},
+            **more,
+        },
+    ]
+
+
+DEVICES = "ls /sys/class/net; ip -brief link show master br0 2>/dev/null || true"
+
+
+@pytest.mark.parametrize("case", ["address", "gateway"])
+def test_a_bridge_over_the_interface_in_use_that_cuts_the_host_off_is_undone_and_gone(plays, prefix, case):
+    entries, said = {
+        "address": (
+            bridged("192.0.2.7/24"),
+            "no new connection from the controller confirmed it within 20 s",
+        ),
+        "gateway": (
+            bridged(f"{prefix}.11/24", gateway=f"{prefix}.99"),
+            f"nobody answers at {prefix}.99 on br0",
+        ),
+    }[case]
+    before = plays.sh("node1", f"{NETWORK_STATE}; {DEVICES}")
+    play = plays.role("network", "node1", interfaces(*entries, guard_timeout=20))
+    assert play.rc != 0 and said in play.words, play.text
+    assert "Commands that failed while undoing" not in play.words
+    assert plays.answers("node1")
+    assert plays.sh("node1", f"{NETWORK_STATE}; {DEVICES}") == before
+    assert play.seconds < 120  # 60, and ansible's own time on a busy machine
+
+
+def test_the_interface_in_use_goes_into_a_bridge_with_the_address_that_it_has(plays, prefix):
+    wanted = interfaces(*bridged(f"{prefix}.11/24", gateway=f"{prefix}.1"))
+    play = plays.role("network", "node1", wanted)
+    assert play.rc == 0, play.text
+    assert f"{prefix}.11/24" in plays.sh("node1", "ip -brief address show dev br0")
+    assert plays.sh("node1", "ip -brief -4 address show dev eth0") == ""
+    assert "eth0" in plays.sh("node1", DEVICES).split()
+    assert plays.answers("node1")
+    assert plays.role("network", "node1", wanted).changed == {"node1": 0}
+
+
+def test_the_interface_in_use_goes_into_a_bridge_with_a_new_address_and_comes_out_again(plays, prefix):
+    new = f"{prefix}.122"
+    wanted = interfaces(*bridged(f"{new}/24", gateway=f"{prefix}.1"))
+    play = plays.role("network", "node2", wanted)
+    assert play.rc == 0 and f"node2 is at {new} now" in play.words, play.text
+    assert plays.answers("node2", new) and not plays.answers("node2")
+    assert plays.role("network", "node2", wanted, "-e", f"ansible_host={new}").changed == {"node2": 0}
+
+    alone = interfaces(static(f"{prefix}.12/24", gateway=f"{prefix}.1"))
+    play = plays.role("network", "node2", alone, "-e", f"ansible_host={new}")
+    assert play.rc == 0 and f"node2 is at {prefix}.12 now" in play.words, play.text
+    assert plays.answers("node2") and not plays.answers("node2", new)
+    assert plays.sh("node2", DEVICES).split() == ["eth0", "lo"]
+    assert plays.role("network", "node2", alone).changed == {"node2": 0}

@@ -13,6 +13,7 @@ from plays import Plays, playground, wait_for
 
 from lab.lab import Lab, Options
 
+pytestmark = pytest.mark.timeout(3 * 3600)  # emulated, a fixture's start alone takes minutes
 SHARED = "/srv/trainyard/shared"
 UNIT = "srv-trainyard-shared"
 PATIENCE = 150  # seconds: softerr gives up after two minutes
@@ -239,10 +240,10 @@ def test_a_dead_server_gives_errors_and_no_hang_and_comes_back(plays):
 @pytest.mark.full
 def test_reset_leaves_the_files_and_nothing_else(plays):
     inventory = ("-i", group(plays, "node1"))
-    reset = plays.book("playbooks/reset.yml", *inventory, reset="node1,node2", sure="true")
+    reset = plays.book("playbooks/reset.yml", *inventory, seconds=2400, reset="node1,node2", sure="true")
     assert reset.returncode == 0, reset.stdout + reset.stderr
     assert sorted(plays.sh("node1", f"ls {SHARED}").split()) == ["ops", "own", "root"]
     assert plays.sh("node1", MADE).split() == [SHARED]
     assert plays.sh("node2", MADE) == "" and mounted(plays) == ""
-    again = plays.book("playbooks/reset.yml", *inventory)
+    again = plays.book("playbooks/reset.yml", *inventory, seconds=2400)
     assert "nothing of Trainyard's is there" in " ".join(again.stdout.split()), again.stdout

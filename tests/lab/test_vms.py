@@ -13,13 +13,15 @@ import threading
 import time
 
 import pytest
-from plays import Plays, wait_for
+from plays import Plays, include, wait_for
 from test_lab import traces, up_in_background
 
 from lab import door, machine, playbook, vm
 from lab.lab import LabError, Options
 from lab.network import Network
 from lab.shell import wait_until
+
+pytestmark = pytest.mark.timeout(3 * 3600)  # emulated, a fixture's start alone takes minutes
 
 # --- the way in, without a machine -----------------------------------------------------------------------------------
 
@@ -284,19 +286,13 @@ def off(pair, node):
     return abs(float(pair.exec(node, "chronyc", "-c", "tracking").split(",")[4]))
 
 
-def emulated(plays, tags):
-    """site.yml's part on machines that may be emulated: what takes a minute on others takes ten there."""
-    return plays.finish(plays.command(tags), seconds=2400)
-
-
-@pytest.mark.timeout(3 * 3600)
 @pytest.mark.full
 def test_clock_kernel_settings_and_locked_memory(pair, tmp_path):
     """What the roles time_sync and tuning do that no container can show; after a reboot, too."""
     plays = Plays(pair, tmp_path)
-    play = emulated(plays, "identity,time_sync,tuning")
+    play = plays.run("identity,time_sync,tuning")
     assert play.rc == 0, play.text
-    assert emulated(plays, "identity,time_sync,tuning").changed == {"node1": 0, "node2": 0}
+    assert plays.run("identity,time_sync,tuning").changed == {"node1": 0, "node2": 0}
     settings_in_force(pair, "node2")
     # A clock that is off is set when chronyd starts.
     pair.exec("node2", "systemctl", "stop", "chrony")
@@ -309,11 +305,11 @@ def test_clock_kernel_settings_and_locked_memory(pair, tmp_path):
     # One that goes wrong while chronyd runs is set by the role, which preflight names as the cure.
     pair.exec("node2", "date", "-s", f"@{time.time() + 300:.0f}")
     wait_for(lambda: off(pair, "node2") > 200, 120)
-    play = emulated(plays, "time_sync")
+    play = plays.run("time_sync")
     assert play.rc == 0 and play.changed == {"node1": 0, "node2": 1}, play.text
     assert off(pair, "node2") < 0.1
     assert abs(float(pair.exec("node2", "date", "+%s")) - time.time()) < 20
-    assert emulated(plays, "time_sync").changed == {"node1": 0, "node2": 0}
+    assert plays.run("time_sync").changed == {"node1": 0, "node2": 0}
     tasks = [{"name": "Reboot", "ansible.builtin.reboot": {"reboot_timeout": 300}}]
     play = playbook.run(pair, [{"hosts": "node2", "gather_facts": False, "become": True, "tasks": tasks}])
     assert play.rc == 0, play.text
@@ -414,6 +410,37 @@ def test_a_bond_and_a_vlan_on_it(pair, tmp_path):
     for address in ("192.168.251.2", "192.168.252.2"):
         ping = ("ping", "-c3", "-W2", address)
         assert wait_until(lambda ping=ping: " 0% packet loss" in pair.exec("node1", *ping, check=False), 60)
+
+
+@pytest.mark.full
+def test_the_interface_in_use_goes_into_a_bond_and_onto_a_vlan(pair, tmp_path):
+    """What cuts the host off is undone, and leaves no device; else the play goes on at the new address."""
+    plays = Plays(pair, tmp_path)
+    old = pair.host("node2").address
+    new = f"{old.rsplit('.', 1)[0]}.122"
+
+    def move(device, address):
+        """The host's address goes from eth0 to `device`."""
+        wanted = [{"name": "eth0"}, {**device, "addresses": [f"{address}/24"]}]
+        return plays.run([include("network")], "node2", {"network_interfaces": wanted, "guard_timeout": 120})
+
+    bond = {"interfaces": ["eth0"], "parameters": {"mode": "active-backup"}}
+    bond = {"name": "bond1", "kind": "bonds", "options": bond}
+    vlan = {"name": "eth0.9", "kind": "vlans", "options": {"id": 9, "link": "eth0"}}
+    before = pair.exec("node2", "ls", "/sys/class/net").split()
+    assert {"bond0", "bond0.7"} <= set(before)  # of the test before
+    for device, address in ((bond, "192.0.2.7"), (vlan, old)):
+        play = move(device, address)
+        assert play.rc != 0 and "The change was undone; the host answers at" in play.words, play.text
+        assert plays.answers("node2")
+        assert pair.exec("node2", "ls", "/sys/class/net").split() == before
+    play = move(bond, new)
+    assert play.rc == 0 and f"node2 is at {new} now" in play.words, play.text
+    assert plays.answers("node2", new) and not plays.answers("node2")
+    assert f"{new}/24" in pair.exec("node2", "ip", "-brief", "address", "show", "bond1")
+    assert pair.exec("node2", "ip", "-brief", "-4", "address", "show", "eth0") == ""
+    left = pair.exec("node2", "ls", "/sys/class/net").split()
+    assert "bond0" not in left and "bond0.7" not in left  # nobody wants them any more
 
 
 @pytest.mark.full

@@ -342,6 +342,33 @@ def test_a_name_is_given_back_once(code, monkeypatch):
     assert len(ran) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "removed"),
+    [("bond", True), ("bridge", True), ("vlan", True), ("veth", False), (None, False)],
+)
+def test_devices_that_netplan_makes_are_removed_and_no_others(code, monkeypatch, kind, removed):
+    ran = []
+    shown = {
+        "ifname": "x0",
+        "flags": [],
+        "addr_info": [],
+        **({"linkinfo": {"info_kind": kind}} if kind else {}),
+    }
+
+    def run(command):
+        ran.append(" ".join(command))
+        return {"command": ran[-1], "rc": 0, "output": json.dumps([shown])}
+
+    monkeypatch.setattr(code, "run", run)
+    code.main(["remove", "x0"])
+    assert ran[1:] == ["ip link delete dev x0"] * removed
+
+
+def test_a_device_that_is_gone_already_is_no_fault(code, monkeypatch):
+    monkeypatch.setattr(code, "run", lambda command: {"command": "", "rc": 1, "output": "does not exist"})
+    code.main(["remove", "x0"])
+
+
 ENABLED = "UnitFileState=enabled\nNeedDaemonReload=no\n"
 
 

@@ -1,31 +1,37 @@
 """From a host's network as it is to the change of the role network (plugins/filter/network_plan.py). Sends nothing."""
 
 import copy
+import json
 
 import pytest
 import yaml
 
 from plugins.filter.network_plan import IFUPDOWN_RECORD, OUR_FILE, network_plan
+from plugins.module_utils.host_survey import interfaces
 
 ETH0 = {
     "name": "eth0",
     "mac": "52:54:00:00:00:01",
     "kind": None,
+    "master": None,
     "driver": "r8169",
     "enabled": True,
     "up": True,
     "mtu": 1500,
     "addresses": ["192.168.1.50/24"],
+    "dynamic": [],
 }
 ETH1 = {
     "name": "eth1",
     "mac": "52:54:00:00:00:02",
     "kind": None,
+    "master": None,
     "driver": "mlx5_core",
     "enabled": True,
     "up": True,
     "mtu": 1500,
     "addresses": [],
+    "dynamic": [],
 }
 DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0"}
 GUARD = "/usr/local/lib/trainyard/guard"
@@ -47,6 +53,7 @@ def survey(**more):
         "session": {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22},
         "files": files,
         "asides": [],
+        "hidden_profiles": [],
         "active": {
             "systemd-networkd": True,
             "NetworkManager": False,
@@ -57,6 +64,11 @@ def survey(**more):
         "resolv_conf": None,
         **more,
     }
+
+
+def card(name, **more):
+    """One more interface of the host."""
+    return {**copy.deepcopy(ETH1), "name": name, "mac": f"52:54:00:00:01:{name[-1]:0>2}", **more}
 
 
 def text(content):
@@ -117,10 +129,11 @@ def test_a_route_beside_the_default_one_bonds_and_vlans():
                 "addresses": ["192.168.250.201/24"],
                 "routes": [{"to": "192.168.251.0/24", "via": "192.168.250.10"}],
             },
+            {"name": "eth2"},
             {
                 "name": "bond0",
                 "kind": "bonds",
-                "options": {"interfaces": ["eth1"], "parameters": {"mode": "802.3ad"}},
+                "options": {"interfaces": ["eth2"], "parameters": {"mode": "802.3ad"}},
             },
             {
                 "name": "bond0.7",
@@ -128,7 +141,8 @@ def test_a_route_beside_the_default_one_bonds_and_vlans():
                 "addresses": ["10.7.0.1/24"],
                 "options": {"id": 7, "link": "bond0"},
             },
-        ]
+        ],
+        interfaces=[copy.deepcopy(ETH0), copy.deepcopy(ETH1), card("eth2")],
     )
     network = yaml.safe_load(written(plan)["content"])["network"]
     assert network["bonds"]["bond0"]["parameters"] == {"mode": "802.3ad"}
@@ -138,6 +152,72 @@ def test_a_route_beside_the_default_one_bonds_and_vlans():
         [GUARD, "holds", "10.7.0.1/24", "bond0.7"],
     ]
     assert plan["addresses"] == []  # the interface in use is not among them
+
+
+BARE = {"name": "eth0"}
+BOND = {
+    "name": "bond0",
+    "kind": "bonds",
+    "addresses": ["192.168.1.100/24"],
+    "gateway": "192.168.1.1",
+    "options": {"interfaces": ["eth0", "eth1"], "parameters": {"mode": "active-backup"}},
+}
+VLAN = {
+    "name": "eth0.7",
+    "kind": "vlans",
+    "addresses": ["192.168.1.100/24"],
+    "options": {"id": 7, "link": "eth0"},
+}
+
+
+def test_name_servers_routes_and_mtu_of_a_bond():
+    """As of any interface: in netplan's file, in what must hold afterwards, and in a host without a resolver."""
+    route = {"to": "10.8.0.0/16", "via": "192.168.1.7"}
+    bond = {**BOND, "mtu": 9000, "routes": [route], "nameservers": ["192.168.1.1"]}
+    wanted = [BARE, {"name": "eth1"}, bond]
+    active = {**survey()["active"], "systemd-resolved": False}
+    plan = planned(wanted, active=active, resolv_conf="")
+    made = yaml.safe_load(written(plan)["content"])["network"]["bonds"]["bond0"]
+    assert made["mtu"] == 9000 and made["nameservers"] == {"addresses": ["192.168.1.1"]}
+    assert made["routes"] == [{"to": "default", "via": "192.168.1.1"}, route]
+    assert "nameserver 192.168.1.1\n" in written(plan, "/etc/resolv.conf")["content"]
+    assert plan["verify"] == [
+        [GUARD, "holds", "192.168.1.100/24", "bond0"],
+        [GUARD, "reachable", "192.168.1.1", "bond0"],
+    ]
+    members = [{**ETH0, "addresses": [], "master": "bond0"}, {**copy.deepcopy(ETH1), "master": "bond0"}]
+    there = card("bond0", kind="bond", addresses=["192.168.1.100/24"], mtu=9000, mac=ETH0["mac"])
+    routes = [{**DEFAULT, "interface": "bond0"}, {**route, "interface": "bond0"}]
+    for mtu, known, live in ((9000, routes, True), (1500, routes, False), (9000, routes[:1], False)):
+        interfaces = [*members, {**there, "mtu": mtu}]
+        assert planned(wanted, interfaces=interfaces, routes=known)["live"] is live
+
+
+def test_devices_that_a_change_makes_are_removed_when_it_is_undone():
+    on_it = {**VLAN, "name": "bond0.7", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "bond0"}}
+    wanted = [BARE, {"name": "eth1"}, BOND, on_it]
+    plan = planned(wanted)
+    assert plan["apply"] == [["netplan", "apply"]]
+    assert plan["undo"] == [
+        [GUARD, "remove", "bond0.7"],
+        [GUARD, "remove", "bond0"],
+        ["netplan", "apply"],
+    ]
+    there = planned(wanted, interfaces=[*survey()["interfaces"], card("bond0", kind="bond")])
+    assert there["undo"] == [[GUARD, "remove", "bond0.7"], ["netplan", "apply"]]
+
+
+def test_devices_that_we_made_and_nobody_wants_any_more_are_removed():
+    made = written(planned([BARE, {"name": "eth1"}, BOND]))["content"]
+    netplan = {OUR_FILE: made}
+    bond = card("bond0", kind="bond", addresses=["192.168.1.100/24"])
+    interfaces = [{**ETH0, "addresses": []}, copy.deepcopy(ETH1), bond]
+    alone = planned([STATIC], interfaces=interfaces, files={"netplan": netplan})
+    assert alone["apply"] == [[GUARD, "remove", "bond0"], ["netplan", "apply"]]
+    assert alone["undo"] == [["netplan", "apply"]]
+    netplan["/etc/netplan/99-mine.yaml"] = "network: {bonds: {bond0: {interfaces: [eth1]}}}"
+    elsewhere = planned([STATIC], interfaces=interfaces, files={"netplan": netplan})
+    assert elsewhere["apply"] == [["netplan", "apply"]]
 
 
 def ethernets(plan):
@@ -267,6 +347,10 @@ def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waite
         ),
         ([{"name": "b0", "kind": "bonds", "options": {"interfaces": [["eth1"]]}}], "is not the name of an"),
         (
+            [{"name": "b0", "kind": "bonds", "options": {"parameters": ["stp"]}}],
+            "parameters is ['stp']: write a map",
+        ),
+        (
             [{"name": "v7", "kind": "vlans", "options": {"id": 7, "link": ["eth0"]}}],
             "link is ['eth0']: write a name",
         ),
@@ -313,6 +397,14 @@ def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waite
         ),
         ([{"name": "v7", "kind": "vlans", "options": {"link": "eth0"}}], "needs id and link"),
         ([{"name": "b0", "kind": "bonds", "options": {"interfaces": ["eth8"]}}], "names 'eth8'"),
+        (
+            [{"name": "b0", "kind": "bonds", "options": {"interfaces": ["eth1"]}}],
+            "options takes in 'eth1', which has no entry: write {name: eth1} into network_interfaces too",
+        ),
+        (
+            [STATIC, {"name": "b0", "kind": "bridges", "options": {"interfaces": ["eth0"]}}],
+            "network_interfaces[0].addresses: b0 takes eth0 in, so nobody would reach the host there",
+        ),
         ([{"name": "a-name-that-is-too-long", "kind": "bonds"}], "at most 15 characters"),
     ],
 )
@@ -350,10 +442,47 @@ def test_a_netplan_file_outside_etc_is_hidden_not_changed():
     assert written(plan, "/run/netplan/lan.yaml") is None
 
 
-def test_a_match_for_ours_and_others_is_refused():
-    content = "network:\n  ethernets:\n    all: {match: {name: 'eth*'}, dhcp4: true}\n"
+@pytest.mark.parametrize("match", ["{name: 'eth*'}", "{}"])
+def test_a_match_for_ours_and_others_is_refused(match):
+    content = f"network:\n  ethernets:\n    all: {{match: {match}, dhcp4: true}}\n"
     found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])
     assert "'all' configures eth0 together with eth1" in found["errors"][0]
+
+
+# As NetworkManager's window writes them by netplan.
+ANY = """\
+network:
+  {kind}:
+    NM-6a1c: {{renderer: NetworkManager, match: {{}}, dhcp4: true, networkmanager: {{uuid: 6a1c, name: home}}}}
+"""
+WLAN = card("wlan0", kind="wlan")
+DEVICES = [
+    card("docker0", kind="bridge"),
+    card("veth1", kind="veth", master="docker0"),
+    card("wg0", kind="wireguard"),
+]
+
+
+def test_an_empty_match_is_for_every_card_of_its_kind():
+    path, wireless = "/etc/netplan/90-NM-6a1c.yaml", "/etc/netplan/90-NM-7b2d.yaml"
+    files = {"netplan": {path: ANY.format(kind="ethernets"), wireless: ANY.format(kind="wifis")}}
+    plan = planned([STATIC], interfaces=[copy.deepcopy(ETH0), WLAN, *DEVICES], files=files)
+    assert written(plan, path)["move_to"] == f"{path}.before-trainyard"
+    assert written(plan, wireless) is None
+    container = [{**ETH0, "kind": "veth"}, card("eth1", kind="veth")]
+    found = network_plan(survey(interfaces=container, files=files), [STATIC])
+    assert "'NM-6a1c' configures eth0 together with eth1" in found["errors"][0]
+
+
+def test_a_bond_of_somebody_elses_that_takes_ours_in_is_refused():
+    content = "network: {bonds: {bond0: {interfaces: [eth0]}}, vlans: {v7: {id: 7, link: eth0}}}\n"
+    found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])
+    assert "01.yaml: 'bond0' takes in eth0: put bond0 into network_interfaces too" in found["errors"][0]
+    path = "/etc/netplan/01.yaml"
+    plan = planned([BARE, {"name": "eth1"}, BOND], files={"netplan": {path: content}})
+    assert yaml.safe_load(written(plan, path)["content"]) == {
+        "network": {"vlans": {"v7": {"id": 7, "link": "eth0"}}}
+    }
 
 
 @pytest.mark.parametrize("driver", ["r8169", "r8*", ["e1000e", "r8169"]])
@@ -404,6 +533,15 @@ def test_networkd_files_that_come_before_netplans_give_way():
     assert written(plan, both)["move_to"] == "/etc/systemd/network/20-trainyard-05-wired.network"
 
 
+def test_a_networkd_file_for_a_type_of_interface_comes_after_ours():
+    path = "/etc/systemd/network/05-wired.network"
+    files = {path: "[Match]\nType=ether\n[Network]\nDHCP=yes\n"}
+    plan = planned([STATIC], files={"networkd": files})
+    assert written(plan, path)["move_to"] == "/etc/systemd/network/20-trainyard-05-wired.network"
+    files[path] = "[Match]\nType=wlan\n[Network]\nDHCP=yes\n"
+    assert written(planned([STATIC], files={"networkd": files}), path) is None
+
+
 INTERFACES = """\
 # The primary network interface
 source /etc/network/interfaces.d/*
@@ -451,19 +589,149 @@ def test_ifupdown_stanzas_are_commented_out_and_taken_down_from_a_record():
     assert written(again, "/etc/network/interfaces") is None
 
 
+DESKTOP = {
+    "systemd-networkd": False,
+    "NetworkManager": True,
+    "systemd-resolved": True,
+    "networking": False,
+}
+PROFILES = "/etc/NetworkManager/system-connections"
+
+
+def profile(*lines, kind="ethernet", uuid="6a1c"):
+    return "\n".join(
+        ["[connection]", "id=home", f"uuid={uuid}", f"type={kind}", *lines, "[ipv4]", "method=auto"]
+    )
+
+
 def test_networkmanager_stays_where_the_machine_uses_it_and_its_profile_gives_way():
-    path = "/etc/NetworkManager/system-connections/Wired.nmconnection"
-    active = {
-        "systemd-networkd": False,
-        "NetworkManager": True,
-        "systemd-resolved": True,
-        "networking": False,
-    }
+    path = f"{PROFILES}/Wired.nmconnection"
     files = {"networkmanager": {path: "[connection]\nid=Wired\ninterface-name=eth0\n"}}
-    plan = planned([STATIC], files=files, active=active)
+    plan = planned([STATIC], files=files, active=DESKTOP)
     assert "renderer: NetworkManager" in written(plan)["content"]
     assert written(plan, path)["move_to"] == "/etc/NetworkManager/Wired.nmconnection.before-trainyard"
     assert plan["apply"][0] == ["nmcli", "connection", "reload"]
+
+
+def test_where_networkmanager_does_not_run_its_profiles_stay_and_nobody_asks_it():
+    files = {"networkmanager": {f"{PROFILES}/Wired.nmconnection": profile("interface-name=eth0")}}
+    plan = planned([STATIC], files=files)
+    assert [change["path"] for change in plan["files"]] == [OUR_FILE]
+    assert plan["apply"] == plan["undo"] == [["netplan", "apply"]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "gives_way"),
+    [
+        ([], "ethernet", True),
+        ([], "802-3-ethernet", True),
+        (["[ethernet]", f"mac-address={ETH0['mac'].upper()}"], "ethernet", True),
+        (["[ethernet]", "mac-address=52:54:00:00:00:77"], "ethernet", False),
+        (["[match]", "interface-name=en*;eth0;"], "ethernet", True),
+        (["[match]", "interface-name=!eth0;"], "ethernet", False),
+        (["autoconnect=false"], "ethernet", False),  # by hand alone
+        (["autoconnect-priority=-100"], "ethernet", False),  # netplan's comes first
+        (["interface-name=docker0"], "bridge", False),
+        ([], "wifi", False),
+        ([], "vpn", False),
+        (["[.nmmeta]", "nm-generated=true"], "ethernet", False),  # what it found there
+    ],
+)
+def test_a_profile_that_names_no_interface_is_for_every_card_of_its_kind(lines, kind, gives_way):
+    path = f"{PROFILES}/home.nmconnection"
+    files = {"networkmanager": {path: profile(*lines, kind=kind)}}
+    plan = planned([STATIC], interfaces=[copy.deepcopy(ETH0), WLAN, *DEVICES], files=files, active=DESKTOP)
+    assert bool(written(plan, path)) is gives_way
+    assert (["nmcli", "connection", "reload"] in plan["apply"]) is gives_way
+
+
+def test_a_profile_for_ours_and_others_is_refused():
+    path = f"{PROFILES}/home.nmconnection"
+    found = network_plan(survey(files={"networkmanager": {path: profile()}}, active=DESKTOP), [STATIC])
+    assert (
+        f"{path}: the profile 'home' names no interface, so it is for eth0 as well as for eth1"
+        in found["errors"][0]
+    )
+    assert '`nmcli connection modify "home" connection.interface-name eth1`' in found["errors"][0]
+
+
+def test_profiles_outside_etc_are_moved_aside_or_hidden():
+    unsaved = "/run/NetworkManager/system-connections/home.nmconnection"
+    package = "/usr/lib/NetworkManager/system-connections/vendor.nmconnection"
+    netplans = "/run/NetworkManager/system-connections/netplan-eth0.nmconnection"
+    ours = "interface-name=eth0"
+    files = {
+        unsaved: profile(ours),
+        package: profile(ours, uuid="7b2d"),
+        netplans: profile(ours, uuid="8c3e"),
+    }
+    plan = planned([STATIC], files={"networkmanager": files}, active=DESKTOP)
+    assert written(plan, unsaved)["move_to"] == "/run/NetworkManager/home.nmconnection.before-trainyard"
+    assert written(plan, f"{PROFILES}/7b2d.nmmeta")["link_to"] == "/dev/null"
+    assert not {package, netplans} & {change["path"] for change in plan["files"]}
+    hidden = planned(
+        [STATIC],
+        files={"networkmanager": {package: files[package]}},
+        active=DESKTOP,
+        hidden_profiles=["7b2d"],
+    )
+    assert [change["path"] for change in hidden["files"]] == [OUR_FILE]
+    nameless = {package: "[connection]\ninterface-name=eth0\n"}
+    found = network_plan(survey(files={"networkmanager": nameless}, active=DESKTOP), [STATIC])
+    assert f"{package} is a package's profile for eth0, and without a uuid" in found["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "desktop", "refused"),
+    [
+        ({}, False, False),
+        ({}, True, True),  # NetworkManager's own default
+        ({"priority": 8}, False, True),  # netplan's, once there are parameters
+        ({"stp": False}, True, False),
+        ({"stp": True, "forward-delay": 4}, True, False),
+        ({"forward-delay": 12}, False, True),
+    ],
+)
+def test_a_new_bridge_that_the_spanning_tree_keeps_shut_for_too_long_is_refused(parameters, desktop, refused):
+    options = {"interfaces": ["eth0"], **({"parameters": parameters} if parameters else {})}
+    wanted = [BARE, {"name": "br0", "kind": "bridges", "addresses": ["192.168.1.100/24"], "options": options}]
+    active = DESKTOP if desktop else survey()["active"]
+    errors = network_plan(survey(active=active), wanted)["errors"]
+    assert bool(errors) is refused
+    if refused:
+        assert (
+            "network_interfaces[1].options: a new bridge with the spanning tree carries nothing for 30 s"
+            in errors[0]
+        )
+    there = [*survey()["interfaces"], card("br0", kind="bridge")]
+    assert network_plan(survey(active=active, interfaces=there), wanted)["errors"] == []
+
+
+FIXED = "2001:db8::5/64"
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "given", "before", "refused"),
+    [
+        ([], [], [], True),
+        ([FIXED], [], [], False),  # the router gives it again
+        ([], [FIXED], [], False),
+        ([], ["2001:db8::6/64"], [], False),  # somebody has thought of IPv6
+        ([], [], [FIXED], False),  # ours, and not wanted any more
+    ],
+)
+def test_a_fixed_ipv6_address_does_not_go_unsaid(dynamic, given, before, refused):
+    interfaces = [{**ETH0, "addresses": ["192.168.1.50/24", FIXED], "dynamic": dynamic}, copy.deepcopy(ETH1)]
+    last = planned([{**STATIC, "addresses": ["192.168.1.100/24", *before]}])
+    files = {"netplan": {OUR_FILE: written(last)["content"]}}
+    for wanted in (
+        [{**STATIC, "addresses": ["192.168.1.100/24", *given]}],
+        [BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.100/24", *given]}],
+    ):
+        errors = network_plan(survey(interfaces=interfaces, files=files), wanted)["errors"]
+        assert bool(errors) is refused
+        if refused:
+            assert f"network_interfaces[0]: eth0 has the fixed address {FIXED}" in errors[0]
 
 
 def test_cloud_init_is_told_to_leave_the_network_alone():
@@ -504,11 +772,79 @@ def test_name_servers_reach_a_host_without_a_resolver():
         ([{"name": "eth1", "addresses": ["10.9.0.1/24"]}], "192.168.1.50", []),
         ([{"name": "eth0", "options": {"dhcp4": True}}], "192.168.1.50", []),
         ([{"name": "eth1", "addresses": ["192.168.1.50/24"]}, {"name": "eth0"}], "192.168.1.50", []),
+        ([BARE, {"name": "eth1"}, BOND], "192.168.1.50", ["192.168.1.100"]),
+        ([BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.50/24"]}], "192.168.1.50", []),
+        (
+            [
+                BARE,
+                {"name": "br0", "kind": "bridges", "options": {"interfaces": ["eth0"]}},
+                {**VLAN, "options": {"id": 7, "link": "br0"}},
+                {"name": "eth1", "addresses": ["10.9.0.1/24"]},
+            ],
+            "192.168.1.50",
+            ["192.168.1.100"],
+        ),
+        ([BARE, VLAN], "192.168.1.50", ["192.168.1.100"]),
+        ([{"name": "eth0", "options": {"dhcp4": True}}, VLAN], "192.168.1.50", []),
+        (
+            [BARE, {"name": "br0", "kind": "bridges", "options": {"interfaces": ["eth0"], "dhcp4": True}}],
+            "192.168.1.50",
+            [],
+        ),
+        (
+            [{**STATIC, "macaddress": ETH0["mac"], "name": "lan0"}, {"name": "eth1"}],
+            "192.168.1.50",
+            ["192.168.1.100"],
+        ),
     ],
 )
 def test_where_the_host_answers_afterwards(wanted, session, expected):
     plan = planned(wanted, session={"client": "192.168.1.9", "address": session, "port": 22})
     assert plan["addresses"] == expected
+
+
+def test_where_the_host_answers_when_a_bond_is_given_up():
+    """At the address of what came out of it, as our last file tells."""
+    files = {"netplan": {OUR_FILE: written(planned([BARE, {"name": "eth1"}, BOND]))["content"]}}
+    bond = card("bond0", kind="bond", addresses=["192.168.1.100/24"])
+    plan = planned(
+        [{**STATIC, "addresses": ["192.168.1.60/24"]}],
+        interfaces=[{**ETH0, "addresses": [], "master": "bond0"}, copy.deepcopy(ETH1), bond],
+        files=files,
+        session={"client": "192.168.1.9", "address": "192.168.1.100", "port": 22},
+    )
+    assert plan["addresses"] == ["192.168.1.60"]
+
+
+def test_profiles_are_read_wherever_networkmanager_reads_them(load_module, tmp_path, monkeypatch):
+    survey, glob = load_module("network_survey"), load_module("network_survey").glob.glob
+    monkeypatch.setattr(survey.glob, "glob", lambda pattern, **more: glob(f"{tmp_path}{pattern}", **more))
+    for place in ("etc", "run", "usr/lib"):
+        directory = tmp_path / place / "NetworkManager/system-connections"
+        directory.mkdir(parents=True)
+        (directory / f"{place[:3]}.nmconnection").write_text(place)
+    (tmp_path / "etc/NetworkManager/system-connections/7b2d.nmmeta").symlink_to("/dev/null")
+    found = survey.read(survey.PLACES["networkmanager"])
+    assert sorted(one["text"] for one in found.values()) == ["etc", "run", "usr/lib"]
+    assert survey.hidden_profiles() == ["7b2d"]
+
+
+def test_what_is_read_of_an_interface():
+    """As ip(8) tells it: what it is, what has it in, and which of its addresses are there for a while."""
+    fixed = {"local": "192.168.1.50", "prefixlen": 24, "scope": "global"}
+    leased = {"local": "2001:db8::7", "prefixlen": 64, "scope": "global", "dynamic": True}
+    common = {"flags": ["UP"], "mtu": 1500, "address": "52:54:00:00:00:01"}
+    shown = [
+        {"ifname": "lo", "flags": ["LOOPBACK"]},
+        {**common, "ifname": "none0", "master": "br0", "addr_info": []},
+        {**common, "ifname": "br0", "linkinfo": {"info_kind": "bridge"}, "addr_info": [fixed, leased]},
+    ]
+    card, bridge = interfaces(lambda command: (0, json.dumps(shown), ""))
+    assert (card["kind"], card["master"], card["addresses"]) == (None, "br0", [])
+    assert (bridge["kind"], bridge["master"]) == ("bridge", None)
+    assert bridge["addresses"] == ["192.168.1.50/24", "2001:db8::7/64"] and bridge["dynamic"] == [
+        "2001:db8::7/64"
+    ]
 
 
 def test_without_an_ssh_session_no_address_is_expected():

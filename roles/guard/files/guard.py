@@ -16,6 +16,7 @@ For the commands of a change:
     guard reachable ADDRESS INTERFACE    exit 0 if a neighbour answers there
     guard holds ADDRESS/PREFIX INTERFACE exit 0 if the interface has the address, or is up without a carrier
     guard rename OLD NEW                 give the interface OLD the name NEW; exit 0 also if there is no OLD
+    guard remove NAME                    delete the bond, bridge or VLAN NAME; exit 0 also if there is none
 
 The first five print one JSON object. Exit 1: the message on stderr says what is wrong.
 """
@@ -557,7 +558,7 @@ def reachable(address, interface, limit=3.0):
 
 def link(interface):
     """What `ip` says of the interface, a mapping, or None if it does not exist."""
-    shown = run(["ip", "-json", "address", "show", "dev", interface])
+    shown = run(["ip", "-json", "-details", "address", "show", "dev", interface])
     # Old versions of ip give empty mappings for what they leave out.
     return next((item for item in json.loads(shown["output"]) if item), None) if not shown["rc"] else None
 
@@ -594,6 +595,16 @@ def rename(old, new):
             raise GuardError(f"`{done['command']}`: {done['output']}")
 
 
+def remove(name):
+    """Delete the bond, bridge or VLAN `name`; nothing if there is none. What a bond lets go of is down afterwards."""
+    found = link(name)
+    if found is None or found.get("linkinfo", {}).get("info_kind") not in ("bond", "bridge", "vlan"):
+        return
+    done = run(["ip", "link", "delete", "dev", name])
+    if done["rc"]:
+        raise GuardError(f"`{done['command']}`: {done['output']}")
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -616,6 +627,7 @@ def main(arguments=None):
         ("reachable", ("address", "interface")),
         ("holds", ("address", "interface")),
         ("rename", ("old", "new")),
+        ("remove", ("interface",)),
     ):
         command = commands.add_parser(name)
         for word in words:
@@ -631,6 +643,8 @@ def main(arguments=None):
         return holds(given.address, given.interface)
     if given.command == "rename":
         return rename(given.old, given.new)
+    if given.command == "remove":
+        return remove(given.interface)
     if given.command == "change":
         result = guard.change(given.name, json.load(sys.stdin))
     elif given.command == "apply":
