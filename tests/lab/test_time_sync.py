@@ -5,7 +5,7 @@ the clock, which the hosts share with this machine.
 """
 
 import pytest
-from plays import include, playground, wait_for
+from plays import RIVAL, include, playground, wait_for
 
 pytestmark = pytest.mark.full  # three minutes; tests/unit/test_time_sync.py has the decisions
 CONF = "/etc/chrony/conf.d/trainyard.conf"
@@ -13,12 +13,6 @@ RUNS = """
 d=/etc/systemd/system/chrony.service.d; mkdir -p $d
 printf '[Unit]\\nConditionCapability=\\n[Service]\\nExecStart=\\nExecStart=!/usr/sbin/chronyd -x -F 1\\n' > $d/lab.conf
 systemctl daemon-reload
-"""
-RIVAL = """
-mkdir -p /tmp/openntpd/DEBIAN; cd /tmp
-printf '%s\\n' 'Package: openntpd' 'Version: 9' 'Architecture: all' 'Maintainer: x <x@x>' 'Description: x' \\
-  > openntpd/DEBIAN/control
-dpkg-deb --build openntpd >/dev/null; dpkg --install openntpd.deb
 """
 # One question to ADDRESS as an NTP client puts it; prints the stratum of the answer.
 ASK = """
