@@ -5,6 +5,7 @@ Pure functions: nothing here reads a file or talks to a host.
 
 import collections
 import ipaddress
+import re
 
 ANY = ("0.0.0.0/0", "::/0")
 RULES = """\
@@ -49,6 +50,9 @@ table inet trainyard {{
 """
 # The interfaces of containers and virtual machines on the host itself, by the names that their programs give them.
 INSIDE = ("docker*", "br-*", "podman*", "cni*", "cali*", "virbr*", "lxdbr*", "incusbr*")
+# Docker names a network's bridge by its id. nft knows no pattern for that, so other bridges that there are, such as
+# br-lan, are taken out by name; to name Docker's instead would change the rules with each network that it makes.
+DOCKER = re.compile(r"br-[0-9a-f]{12}")
 
 
 class Refused(Exception):
@@ -90,7 +94,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
 
     peers: addresses; allow: [{port, proto, from}]; ssh_from: networks, empty for everyone; expected_peers: how many
     other hosts the cluster has. Returns {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes,
-    live}: `closes` names each listening socket that only peers will reach, `live` is whether rules of ours are loaded.
+    live}: `closes` names each listening socket that others reach now and only peers will, `live` is whether rules of
+    ours are loaded.
     """
     try:
         if survey["ufw"] or survey["firewalld"]:
@@ -126,21 +131,24 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
         peer_set(kind, [address for address in addresses if address.version == version])
         for version, kind in ((4, "ipv4"), (6, "ipv6"))
     )
+    live = survey["loaded"]["table"] and survey["loaded"]["unit"]
     closes = [
         f"{item['proto']} port {item['port']} ({item['process']})"
         for item in survey["listening"] + survey["published"]
-        if not (item["proto"] == "tcp" and item["port"] in ports) and not kept(item, allowed)
+        if not (item["proto"] == "tcp" and item["port"] in ports)
+        and not kept(item, allowed)
+        and (not live or kept(item, survey["loaded"]["opened"]))
     ]
     return {
         "errors": [],
         "rules": RULES.format(
             sets=sets,
             rules="\n".join(rules),
-            inside="\n".join(f'\t\tiifname "{name}" accept' for name in INSIDE),
+            inside="\n".join(f"\t\t{rule}" for rule in inside_rules(survey["bridges"])),
         ),
         "ssh_ports": ports,
         "closes": list(dict.fromkeys(closes)),
-        "live": survey["loaded"]["table"] and survey["loaded"]["unit"],
+        "live": live,
     }
 
 
@@ -221,6 +229,15 @@ def ssh_rules(ports, sources):
 
 def allow_rules(item):
     return by_family(item["sources"], f"{item['proto']} dport {item['ports']}")
+
+
+def inside_rules(bridges):
+    """nft rules that accept what comes from the host's own containers; `bridges`: interfaces named br-…."""
+    others = ", ".join(f'"{name}"' for name in bridges if not DOCKER.fullmatch(name))
+    return [
+        f'{f"iifname != {{ {others} }} " if others and name == "br-*" else ""}iifname "{name}" accept'
+        for name in INSIDE
+    ]
 
 
 def peer_set(kind, addresses):

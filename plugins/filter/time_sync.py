@@ -14,21 +14,31 @@ def time_sync_off(words: str) -> float:
     return float(tries[-1][1]) if tries else 0.0
 
 
-def time_sync_fault(rc: int, words: str) -> str:
-    """What is to be said after `chronyc waitsync` ended with `rc` and `words`; empty if the clock is right."""
+def time_sync_fault(rc: int, words: str, head: str = "") -> str:
+    """What is to be said after `chronyc waitsync` ended with `rc` and `words`; empty if the clock is right.
+
+    `head`: the address that the host follows; empty for the head itself.
+    """
     tries = re.findall(TRY, words)
     if rc == 0:
         return ""
     if not tries:
         return f"chronyd does not answer ({words.strip()}). `systemctl status chrony` on the host says why."
     refid, _ = tries[-1]
-    if refid == OWN_CLOCK:
+    if refid == OWN_CLOCK and not head:
         return (
             "no time source answers it, so that the others follow its own clock: the hosts agree with each other, and "
             "perhaps with nobody else. Let UDP port 123 out, or name a server that it reaches in time_sync_servers."
         )
-    if int(refid, 16) == 0:
-        return "no time source answers it yet. `chronyc sources` on the host shows whom it asks."
+    if refid == OWN_CLOCK or int(refid, 16) == 0:
+        asks = "`chronyc sources` on the host shows whom it asks."
+        if not head:
+            return f"no time source answers it yet. {asks}"
+        return (
+            f"no time source answers it, the head ({head}) neither. {asks} Let UDP port 123 through to the head, where "
+            "`chronyc clients` shows who has got there; or, where the host's time is kept otherwise, set "
+            "time_sync_manage: false for it."
+        )
     return (
         f"its clock is {time_sync_off(words):.1f} s off, and chrony mends that slowly. `sudo chronyc makestep` on the "
         "host does it at once; `chronyc sources` there shows whom it follows."

@@ -1,6 +1,7 @@
 """What listens on a host, and which firewall it has: the input of the filter firewall_plan."""
 
 import glob
+import os
 import re
 
 from ansible.module_utils.basic import AnsibleModule
@@ -25,6 +26,10 @@ GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirme
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?(?:--to-destination|dnat (?:ip6? )?to) (\S+)"
+)
+# What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
+OPENED = re.compile(
+    r"^\s*(?:ip6? saddr (?:\{[^}]*\}|\S+) )?(tcp|udp) dport (\d+)(?:-(\d+))? accept$", re.MULTILINE
 )
 
 
@@ -54,12 +59,19 @@ def published(module):
 
 
 def loaded(module):
-    """Whether our table is in the kernel, and our unit active, so that it comes again with a restart of nftables."""
+    """Our rules in the kernel: {table, unit (active, so that they come again with a restart of nftables), opened}.
+
+    opened: [{proto, first, last}], the ports that they open to others than the peers, besides SSH's.
+    """
     if not module.get_bin_path("nft"):
-        return {"table": False, "unit": False}
+        return {"table": False, "unit": False, "opened": []}
     rc, out, _ = module.run_command(["nft", "list", "table", "inet", "trainyard"])
     unit = active(module.run_command, ["trainyard-firewall"])["trainyard-firewall"]
-    return {"table": rc == 0 and "policy drop" in out, "unit": unit}
+    opened = [
+        {"proto": proto, "first": int(first), "last": int(last or first)}
+        for proto, first, last in OPENED.findall(out)
+    ]
+    return {"table": rc == 0 and "policy drop" in out, "unit": unit, "opened": opened}
 
 
 def ufw_enabled():
@@ -87,6 +99,7 @@ def main():
             "clients": [session["client"]] if outside else ssh_logins(found, ports),
             "ufw": ufw_enabled(),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
+            "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),
             "nft": bool(module.get_bin_path("nft")),
             "loaded": loaded(module),
             "armed": sorted(glob.glob(f"{GUARD}/[a-z]*/manifest.json")),

@@ -22,6 +22,13 @@ from lab.lab import Lab, LabError, Options  # noqa: E402 - the checkout's root i
 NFTABLES = (
     "command -v nft >/dev/null || { apt-get -qq update; apt-get -qq install -y nftables; } >/dev/null 2>&1"
 )
+# Another time daemon's package, without the daemon.
+RIVAL = """
+mkdir -p /tmp/openntpd/DEBIAN; cd /tmp
+printf '%s\\n' 'Package: openntpd' 'Version: 9' 'Architecture: all' 'Maintainer: x <x@x>' 'Description: x' \\
+  > openntpd/DEBIAN/control
+dpkg-deb --build openntpd >/dev/null; dpkg --install openntpd.deb
+"""
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
 
 
@@ -94,6 +101,12 @@ class Plays:
             text=True,
             timeout=seconds,
         )
+
+    def site(self, variables, *arguments):
+        """The whole of site.yml, with `variables` after -e."""
+        words = ["site.yml", "-e", json.dumps(variables), *arguments]
+        program = Path(sys.executable).with_name("ansible-playbook")
+        return self.finish([str(program), "-i", str(self.lab.inventory), *words])
 
     def run(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
         return self.finish(self.command(tasks, host, variables, *arguments, fatal=fatal))

@@ -101,6 +101,17 @@ def test_a_peer_reaches_any_listening_port(plays):
     assert json.loads(found) == {"tcp": [22, 8000], "udp": "ping"}
 
 
+def test_a_narrowed_firewall_allow_is_told_before_it_is_in_force(plays):
+    allow = {"firewall_allow": [{"port": 8000, "from": ["192.0.2.0/24", "198.51.100.7"]}]}
+    play = plays.role("firewall", "node1", allow)
+    assert play.rc == 0 and play.changed == {"node1": 1} and "WARNING" not in play.text, play.text
+    play = plays.role("firewall", "node1")
+    assert play.rc == 0 and play.changed == {"node1": 1}, play.text
+    told = "will answer only its peers on tcp port 8000 (python3). To keep"
+    assert play.words.index(told) < play.words.index("Let in nobody but the peers")
+    assert play.text.count("WARNING") == 1, play.text
+
+
 # What Docker makes of `-p 8080:80`, with the tools of the kernel.
 CONTAINER = """
 ip netns add box; ip link add docker0 type veth peer name eth0 netns box; ip addr add 10.99.0.1/30 dev docker0
@@ -113,6 +124,16 @@ nft 'table ip box {
   }
 }'
 systemd-run --quiet --unit=box ip netns exec box python3 -m http.server 80 --directory /usr/share/doc
+"""
+# Two bridges on the host, each with a machine behind it: one of Docker's, and one that is the LAN's.
+BRIDGES = """
+n=0; for bridge in br-0f3e5a9b1c2d br-lan; do
+  n=$((n + 1)); ip link add $bridge type bridge; ip addr add 10.98.$n.1/30 dev $bridge; ip link set $bridge up
+  ip netns add behind$n; ip link add port$n type veth peer name eth0 netns behind$n
+  ip link set port$n master $bridge up
+  ip -n behind$n addr add 10.98.$n.2/30 dev eth0; ip -n behind$n link set eth0 up
+  ip -n behind$n route add default via 10.98.$n.1
+done
 """
 
 
@@ -138,8 +159,15 @@ def test_a_container_s_published_port_is_closed_too_unless_it_is_allowed(plays):
         assert answers() == [False, True]
         assert plays.role("firewall", "node2", {"firewall_allow": [{"port": 8080}]}).rc == 0
         assert answers() == [True, True]
+        plays.sh("node2", BRIDGES)
+        assert plays.role("firewall", "node2").rc == 0
+        knock = "ip netns exec behind{0} python3 -c '{1}' 10.98.{0}.1 8080"
+        behind = [json.loads(plays.sh("node2", knock.format(number, SCAN)))["tcp"] for number in (1, 2)]
+        assert behind == [[8080], []]
     finally:
         plays.sh("node2", "systemctl stop box; ip netns del box; nft delete table ip box")
+        plays.sh("node2", "for name in br-0f3e5a9b1c2d br-lan; do ip link del $name || true; done")
+        plays.sh("node2", "for name in behind1 behind2; do ip netns del $name || true; done")
         away = {"name": "firewall", "tasks_from": "remove"}
         plays.run([{"name": "Away with it", "ansible.builtin.include_role": away}], "node2")
     assert rules(plays, "node2") == ""

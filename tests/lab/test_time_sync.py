@@ -5,7 +5,7 @@ the clock, which the hosts share with this machine.
 """
 
 import pytest
-from plays import include, playground, wait_for
+from plays import RIVAL, include, playground, wait_for
 
 pytestmark = pytest.mark.full  # three minutes; tests/unit/test_time_sync.py has the decisions
 CONF = "/etc/chrony/conf.d/trainyard.conf"
@@ -14,11 +14,16 @@ d=/etc/systemd/system/chrony.service.d; mkdir -p $d
 printf '[Unit]\\nConditionCapability=\\n[Service]\\nExecStart=\\nExecStart=!/usr/sbin/chronyd -x -F 1\\n' > $d/lab.conf
 systemctl daemon-reload
 """
-RIVAL = """
-mkdir -p /tmp/openntpd/DEBIAN; cd /tmp
-printf '%s\\n' 'Package: openntpd' 'Version: 9' 'Architecture: all' 'Maintainer: x <x@x>' 'Description: x' \\
-  > openntpd/DEBIAN/control
-dpkg-deb --build openntpd >/dev/null; dpkg --install openntpd.deb
+# A chronyc that says what /run/off says of the clock, until it is stepped.
+SAYS_OFF = """
+cat > /usr/local/bin/chronyc <<'END'
+#!/bin/sh
+[ "$1" = makestep ] && [ ! -e /run/stuck ] && rm -f /run/off
+[ "$1" = waitsync ] && [ -e /run/off ] && { cat /run/off; exit 1; }
+exec /usr/bin/chronyc "$@"
+END
+chmod +x /usr/local/bin/chronyc
+echo 'try: 1, refid: 0A4D000B, correction: 0.400000000, skew: 0.100' > /run/off
 """
 # One question to ADDRESS as an NTP client puts it; prints the stratum of the answer.
 ASK = """
@@ -87,6 +92,36 @@ def test_a_second_run_changes_nothing_and_one_that_was_killed_is_made_good(plays
     plays.sh("node2", f"touch {CONF}")  # written, and not yet read
     assert role(plays).changed == {"node1": 0, "node2": 1}
     assert role(plays).changed == {"node1": 0, "node2": 0}
+
+
+def test_a_worker_that_nobody_answers_is_refused_and_one_whose_head_is_back_waits_for_it(plays):
+    head = plays.lab.host("node1").address
+    hook = "{ type filter hook output priority 0; udp dport 123 drop; }"
+    plays.sh("node2", f"nft 'table inet deaf {{ chain out {hook} }}'; systemctl restart chrony")
+    play = role(plays)
+    assert play.rc != 0, play.text
+    assert f"node2: no time source answers it, the head ({head}) neither" in play.words
+    assert "time_sync_manage: false" in play.words
+    alone = role(plays, "time_sync", "node2")  # a newcomer, whom the head's firewall may not know yet
+    assert alone.rc == 0 and "WARNING: node2: no time source answers it" in alone.words, alone.text
+    plays.sh("node2", "nft delete table inet deaf")
+    play = role(plays)
+    assert play.rc == 0 and "WARNING: node2" not in play.words, play.text
+
+
+def test_a_worker_that_is_off_by_less_than_a_second_is_set_or_refused(plays):
+    plays.sh("node2", SAYS_OFF)
+    play = role(plays)
+    assert play.rc == 0 and play.changed == {"node1": 0, "node2": 1}, play.text
+    assert "WARNING: node2" not in play.words
+    plays.sh("node2", f"{SAYS_OFF} touch /run/stuck")
+    play = role(plays)
+    assert play.rc != 0 and "node2: its clock is 0.4 s off" in play.words, play.text
+    plays.sh("node1", SAYS_OFF)  # then the others cannot be nearer
+    play = role(plays)
+    assert play.rc == 0 and "WARNING: node2: its clock is 0.4 s off" in play.words, play.text
+    for host in ("node1", "node2"):
+        plays.sh(host, "rm -f /usr/local/bin/chronyc /run/off /run/stuck")
 
 
 def test_a_chrony_conf_that_does_not_read_it_is_refused(plays):

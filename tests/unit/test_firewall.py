@@ -8,7 +8,8 @@ import pytest
 from plugins.filter.firewall_plan import firewall_peers, firewall_plan
 from plugins.module_utils import host_survey
 
-LOADED = {"table": True, "unit": True}
+LOADED = {"table": True, "unit": True, "opened": []}
+UNLOADED = {"table": False, "unit": False, "opened": []}
 SSHD = {"proto": "tcp", "port": 22, "address": "0.0.0.0", "process": "sshd"}
 SESSION = {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22}
 
@@ -22,6 +23,7 @@ def survey(**more):
         "clients": [SESSION["client"]],
         "ufw": False,
         "firewalld": False,
+        "bridges": [],
         "nft": True,
         "loaded": LOADED,
         **more,
@@ -96,14 +98,90 @@ def test_what_only_peers_will_reach_is_named_once():
     grafana = {"proto": "tcp", "port": 3000, "address": "0.0.0.0", "process": "grafana"}
     exporter = {"proto": "tcp", "port": 9100, "address": "::", "process": "node_exporter"}
     listening = [SSHD, grafana, {**grafana, "address": "::"}, exporter]
-    plan = planned(listening=listening, allow=[{"port": "9000-9200"}])
+    plan = planned(loaded=UNLOADED, listening=listening, allow=[{"port": "9000-9200"}])
     assert plan["closes"] == ["tcp port 3000 (grafana)"]
+
+
+@pytest.mark.parametrize(
+    ("allow", "closes"),
+    [
+        ([], ["tcp port 3000 (grafana)", "tcp port 9100 (node_exporter)"]),
+        ([{"port": 3000}], ["tcp port 9100 (node_exporter)"]),
+        ([{"port": 3000}, {"port": "9000-9200"}], []),
+    ],
+)
+def test_what_the_rules_that_are_loaded_let_others_reach_is_named_where_the_new_ones_do_not(allow, closes):
+    grafana = {"proto": "tcp", "port": 3000, "address": "0.0.0.0", "process": "grafana"}
+    exporter = {"proto": "tcp", "port": 9100, "address": "::", "process": "node_exporter"}
+    closed = {"proto": "udp", "port": 3000, "address": "::", "process": "closed before"}
+    opened = [{"proto": "tcp", "first": 3000, "last": 3000}, {"proto": "tcp", "first": 9000, "last": 9200}]
+    loaded = {**LOADED, "opened": opened}
+    plan = planned(loaded=loaded, listening=[SSHD, grafana, exporter, closed], allow=allow)
+    assert plan["closes"] == closes
+
+
+NFT_LIST = """\
+table inet trainyard {
+	set peers_ipv4 {
+		type ipv4_addr
+		elements = { 10.77.0.12 }
+	}
+
+	chain known {
+		ct state established,related accept
+		udp sport 67 udp dport 68 accept
+		ip6 saddr fe80::/10 udp sport 547 udp dport 546 accept
+		tcp dport { 22, 2222 } accept
+		ip saddr @peers_ipv4 fib saddr . iif oif exists accept
+		tcp dport 8000-8010 accept
+		ip saddr { 10.0.0.0/8, 192.168.1.0/24 } tcp dport 9100 accept
+		ip6 saddr fd00::/8 udp dport 53 accept
+	}
+
+	chain input {
+		type filter hook input priority filter; policy drop;
+		jump known
+	}
+}
+"""
+
+
+def test_which_ports_the_loaded_rules_open(load_module):
+    class Module:
+        def get_bin_path(self, name):
+            return f"/usr/sbin/{name}"
+
+        def run_command(self, command):
+            return 0, NFT_LIST if command[0] == "nft" else "active\n", ""
+
+    assert load_module("firewall_survey").loaded(Module()) == {
+        "table": True,
+        "unit": True,
+        "opened": [
+            {"proto": "tcp", "first": 8000, "last": 8010},
+            {"proto": "tcp", "first": 9100, "last": 9100},
+            {"proto": "udp", "first": 53, "last": 53},
+        ],
+    }
+
+
+def test_a_bridge_of_the_lan_is_none_of_dockers():
+    alone = planned(bridges=["br-0f3e5a9b1c2d"])["rules"]
+    assert '\t\tiifname "br-*" accept\n' in alone
+    beside = planned(bridges=["br-0f3e5a9b1c2d", "br-dead", "br-lan"])["rules"]
+    assert '\t\tiifname != { "br-dead", "br-lan" } iifname "br-*" accept\n' in beside
+    assert '\t\tiifname "docker*" accept\n' in beside
 
 
 def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
     web = {"proto": "tcp", "port": 8080, "process": "passed on to 172.17.0.2:80"}
     proxy = {"proto": "tcp", "port": 8443, "address": "0.0.0.0", "process": "docker-proxy"}
-    plan = planned(listening=[SSHD, proxy], published=[web, {**web, "port": 9100}], allow=[{"port": 9100}])
+    plan = planned(
+        loaded=UNLOADED,
+        listening=[SSHD, proxy],
+        published=[web, {**web, "port": 9100}],
+        allow=[{"port": 9100}],
+    )
     assert plan["closes"] == ["tcp port 8443 (docker-proxy)", "tcp port 8080 (passed on to 172.17.0.2:80)"]
 
 
@@ -181,8 +259,8 @@ def test_odd_network_interfaces_of_a_peer_are_for_its_own_role_to_refuse(odd):
     ("loaded", "live"),
     [
         (LOADED, True),
-        ({"table": False, "unit": True}, False),  # nft flush ruleset
-        ({"table": True, "unit": False}, False),  # by hand: it would not come again with nftables
+        ({**LOADED, "table": False}, False),  # nft flush ruleset
+        ({**LOADED, "unit": False}, False),  # by hand: it would not come again with nftables
     ],
 )
 def test_rules_that_are_not_in_force_are_loaded_again(loaded, live):
@@ -288,7 +366,12 @@ def test_which_ports_are_passed_on(load_module):
 @pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed")
 def test_nft_accepts_the_rules(tmp_path):
     allow = [{"port": "9100", "from": ["192.168.1.0/24", "fd00::/8"]}, {"port": "8000-8010", "proto": "udp"}]
-    plan = planned(peers=["192.168.1.101", "fd00::3"], allow=allow, ssh_from=["192.168.1.0/24"])
+    plan = planned(
+        peers=["192.168.1.101", "fd00::3"],
+        allow=allow,
+        ssh_from=["192.168.1.0/24"],
+        bridges=["br-lan", "br-x"],
+    )
     file = tmp_path / "rules.nft"
     file.write_text(plan["rules"])
     # In a network namespace of its own: --check asks the kernel, but changes nothing.

@@ -105,6 +105,13 @@ def test_what_is_said_of_a_clock(rc, words, said):
     assert said in fault and bool(fault) is bool(said)
 
 
+@pytest.mark.parametrize("refid", ["00000000", "7F7F0101"])
+def test_a_follower_that_nobody_answers_is_told_of_its_head(refid):
+    fault = time_sync_fault(1, WAITED.format(refid, "0.000000000"), "10.0.0.1")
+    assert "no time source answers it, the head (10.0.0.1) neither" in fault and "port 123" in fault
+    assert time_sync_fault(0, WAITED.format("0A000001", "0.000000000"), "10.0.0.1") == ""
+
+
 def test_how_far_a_clock_is_off():
     assert time_sync_off(WAITED.format("0A4D000B", "41.250000000")) == 41.25
     assert time_sync_off("506 Cannot talk to daemon\n") == 0

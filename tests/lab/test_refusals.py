@@ -1,0 +1,76 @@
+"""What it takes a look at a host to refuse is refused by the whole of site.yml before any host is changed."""
+
+import pytest
+import yaml
+from plays import RIVAL, playground
+
+CARD = "/opt/fake/sys/bus/pci/devices/0000:01:00.0"
+PORT = "/opt/roce/sys/class/infiniband/rocep1s0/ports/1"
+
+
+@pytest.fixture(scope="module")
+def plays(able, tmp_path_factory):
+    with playground("t-refuse", 2, tmp_path_factory.mktemp("refusals")) as plays:
+        yield plays
+
+
+# What node2 is given, and loses again; the groups that it is in besides; what is set; what is said of it.
+REFUSED = {
+    "ufw": (
+        "mkdir -p /etc/ufw; echo ENABLED=yes > /etc/ufw/ufw.conf",
+        "rm -r /etc/ufw",
+        (),
+        {},
+        "ufw is active on this host",
+    ),
+    "a rival": (
+        RIVAL,
+        "dpkg --remove openntpd",
+        (),
+        {"_time_sync_container": False},
+        "openntpd keeps the time of this host",
+    ),
+    "an unknown card": (
+        f"mkdir -p {CARD}; cd {CARD}; echo 0x10de > vendor; echo 0x030000 > class; echo 0x3f01 > device",
+        "rm -r /opt/fake",
+        (),
+        {"_nvidia_sys_root": "/opt/fake", "_nvidia_kernel": "6.1.0-1-amd64"},
+        "10de:3f01) is none that Trainyard knows",
+    ),
+    "OpenSM on RoCE": (
+        f"mkdir -p {PORT}/gids; cd {PORT}; echo '4: ACTIVE' > state; echo Ethernet > link_layer",
+        "rm -r /opt/roce",
+        ("rdma", "opensm"),
+        {"_rdma_sys_root": "/opt/roce"},
+        "rocep1s0/1 is Ethernet; expected an InfiniBand port",
+    ),
+    "a class for InfiniBand": (
+        f"mkdir -p {PORT}/gids; cd {PORT}; echo '4: ACTIVE' > state; echo InfiniBand > link_layer",
+        "rm -r /opt/roce",
+        ("rdma",),
+        {"_rdma_sys_root": "/opt/roce", "roce_qos_mode": "lossy"},
+        "roce_qos_mode: found lossy, and no RoCE port",
+    ),
+    # Whatever this machine's kernel has of NFS: without it that is refused, too.
+    "a file to share": (
+        "mkdir -p /srv/trainyard; touch /srv/trainyard/shared",
+        "rm -r /srv/trainyard",
+        ("storage_server",),
+        {},
+        "node2: storage_",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_before_any_host_is_changed(plays, what):
+    given, taken, groups, variables, words = REFUSED[what]
+    beside = plays.directory / f"{len(list(plays.directory.iterdir()))}.yml"
+    beside.write_text(yaml.safe_dump({name: {"hosts": {"node2": {}}} for name in groups} or {"all": {}}))
+    plays.sh("node2", given)
+    try:
+        play = plays.site(variables, "-i", str(beside))
+    finally:
+        plays.sh("node2", taken)
+    assert play.rc != 0 and words in play.words, play.text
+    assert play.changed["node1"] == play.changed["node2"] == 0, play.text
