@@ -1,10 +1,10 @@
-"""Checkpoints: complete or invisible, checked by hash, on two hosts, resumed at any world size.
+"""Checkpoints: complete or invisible, checked by hash, on several hosts, resumed at any world size.
 
 A checkpoint is a directory `checkpoints/step-NNNNNNNN` in the format of a transformers model (config.json,
 model.safetensors, tokenizer), or of a peft adapter where one is trained, with optimizer.safetensors and manifest.json
 beside it. Tensors are whole and kept by parameter name, so that they depend neither on how many ranks there were nor on
-the strategy. The first ranks of nodes 0 and 1 each write a copy under a temporary name; only when both are safe on disk
-do both get their manifest and their name.
+the strategy. The first ranks of two nodes, from five hosts on of three, each write a copy under a temporary name; only
+when all are safe on disk do they get their manifest and their name. These are the first nodes that have room.
 
 A step waits only until the tensors are copied to the CPU's memory; the rest goes on in a thread.
 """
@@ -24,14 +24,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from trainer import disk, optim
+from trainer import disk, metrics, optim
 from trainer.errors import BadInput, TrainerError
 from trainer.model import load as model_load
 from trainer.strategies.base import Strategy
 from trainer.world import World, log, translated, versions
 
-COPIES = 2
 FORMAT = 1
+ASIDE = ".step-[0-9]*[0-9].damaged"  # what find has passed over
+BACK = (
+    "The run goes on from it once one of these hosts takes part: switch it on; a run that has ended goes on with "
+    "-e resume=true"
+)
 MARGIN = 32 << 20  # bytes for what lies beside the tensors
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
@@ -46,15 +50,28 @@ class Found:
     everywhere: bool  # every host has it
 
 
+class Absent(BadInput):
+    """A checkpoint that the run has saved is on none of the hosts that take part.
+
+    hosts: those that have it and do not take part, as far as that is known.
+    """
+
+    def __init__(self, message: str, hosts: list[str]):
+        super().__init__(message)
+        self.hosts = hosts
+
+
 @dataclass
 class Saved:
     """A checkpoint under way, and how long it took once it is there."""
 
     step: int
     path: Path
+    hosts: list[str]  # that have a copy
     begin: float  # time.perf_counter()
     copy_seconds: float  # that the step waited
     seconds: float | None = None  # in all; None: not there yet
+    warning: str = ""  # what went wrong once it was there
 
 
 class Saver:
@@ -67,8 +84,9 @@ class Saver:
         self.strategy, self.optimizer, self.tokenizer = strategy, optimizer, tokenizer
         self.keep, self.background = keep, background
         self.world = world = strategy.world
-        self.writers = [rank for rank in world.firsts if world.nodes[rank] < COPIES]
-        self.writes = world.rank in self.writers
+        self.copies = min(len(world.firsts), copies(max(len(world.firsts), world.environment.expected)))
+        self.writers: list[int] = []  # ranks, of the last one begun
+        self.passed_over = ""  # the hosts without room for it, whose place others have taken
         self.group = world.new_control_group() if background else world.control
         self._thread: threading.Thread | None = None
         self._failure: TrainerError | None = None
@@ -83,7 +101,7 @@ class Saver:
         """
         self.settle()
         begin = time.perf_counter()
-        self.world.together(lambda: self._check_room() if self.writes else None)
+        self._choose_writers()
         files = _copied(self.strategy, self.optimizer, self.writers, apart=self.background)
         manifest = {
             "format": FORMAT,
@@ -93,13 +111,19 @@ class Saver:
             "world_size": self.world.size,
         }
         path = self.folder / f"step-{facts['step']:08d}"
-        self._saved = Saved(facts["step"], path, begin, time.perf_counter() - begin)
+        hosts = [self.world.hosts[rank] for rank in self.writers]
+        self._saved = Saved(facts["step"], path, hosts, begin, time.perf_counter() - begin)
         self._told = False
         self._thread = threading.Thread(target=self._finish, args=(files, manifest, spare), daemon=True)
         self._thread.start()
         if not self.background:
             self.settle()
             self._saved.copy_seconds = self._saved.seconds
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank has a copy of the last one begun."""
+        return self.world.rank in self.writers
 
     @property
     def failed(self) -> bool:
@@ -127,8 +151,7 @@ class Saver:
         try:
             with translated(self.world):
                 self._write_all(files, manifest)
-                if self.writes:
-                    _rotate(self.folder, manifest["step"], self.keep, spare)
+                self._saved.warning = self._rotate(manifest["step"], spare)
             self._saved.seconds = time.perf_counter() - self._saved.begin
         except TrainerError as error:
             self._failure = error
@@ -165,19 +188,65 @@ class Saver:
                 "these hosts do not compute alike"
             )
 
-    def _check_room(self) -> None:
-        """Refuse to begin what will not fit; what is there stays."""
-        needed = MARGIN + tensor_bytes(self.strategy)
+    def _rotate(self, step: int, spare: int | None) -> str:
+        """Delete what is superfluous on all hosts, now that `step` is there; returns what could not be, and why."""
+        world, steps, problem = self.world, [], ""
+        if self.writes:
+            steps = [_step(path) for path in _list(self.folder) if _step(path) <= step][-self.keep :]
+        kept = {spare}.union(*world.gather(steps, self.group))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
+            # A host that has a copy no more, for want of room, has no use for its old ones either.
+            if world.rank in world.firsts:
+                _rotate(self.folder, step, kept)
         except OSError as error:
-            raise TrainerError(_disk_message(self.folder, error)) from None
-        if free < needed:
+            problem = f"{world.environment.host}: {self.folder}: old checkpoints cannot be deleted: {error}"
+        return "; ".join(filter(None, world.gather(problem, self.group)))
+
+    def _choose_writers(self) -> None:
+        """Have the first nodes that have room write; all ranks must call.
+
+        Raises TrainerError on all where too few have.
+        """
+        world = self.world
+        lacks = world.gather(self._lacks_room() if world.rank in world.firsts else "")
+        short = [rank for rank in world.firsts if lacks[rank]]
+        having = [rank for rank in world.firsts if not lacks[rank]][: self.copies]
+        told = {rank: f"{world.hosts[rank]}: " * (len(world.firsts) > 1) + str(self.folder) for rank in short}
+        if len(having) < self.copies:
             raise TrainerError(
-                f"{self.folder}: the checkpoint cannot be saved: no space left: it needs {needed >> 20} MiB, "
-                f"{free >> 20} MiB are free; free some space there"
+                "; ".join(f"{told[rank]}: the checkpoint cannot be saved: {lacks[rank]}" for rank in short)
             )
+        instead = " and ".join(world.hosts[rank] for rank in having)
+        self.writers = having
+        self.passed_over = "; ".join(
+            f"{told[rank]}: no room for a checkpoint of {self._needed() >> 20} MiB: free some space there; until then "
+            f"copies are on {instead}"
+            for rank in short
+            if world.nodes[rank] < world.nodes[having[-1]]
+        )
+
+    def _lacks_room(self) -> str:
+        """Why this host cannot have a copy, and what to do; "" where there is room. What is there stays."""
+        needed = self._needed()
+        try:
+            free = shutil.disk_usage(_there(self.folder)).free
+        except OSError as error:
+            return _disk_reason(self.folder, error)
+        if free >= needed:
+            return ""
+        return f"no space left: it needs {needed >> 20} MiB, {free >> 20} MiB are free; free some space there"
+
+    def _needed(self) -> int:
+        """Bytes of disk of a copy."""
+        return MARGIN + tensor_bytes(self.strategy)
+
+
+def copies(hosts: int) -> int:
+    """On how many of a run's hosts a checkpoint lies, where it has so many: one more than may be lost at once.
+
+    hosts: that it was started on. Of five on, the memory of runs stands the loss of any two (the role etcd).
+    """
+    return 3 if hosts >= 5 else 2
 
 
 def tensor_bytes(strategy: Strategy) -> int:
@@ -189,31 +258,39 @@ def tensor_bytes(strategy: Strategy) -> int:
     )
 
 
-def find(run_dir: Path, world: World, step: int | None = None) -> Found | None:
+def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0) -> Found | None:
     """The newest checkpoint that is valid on any host, or that of `step`; all ranks must call.
 
-    Damaged ones are named in the log. Raises BadInput where all are, unless one of them was asked for.
+    given_up: the newest step whose checkpoint may be missing without a word.
+    Damaged ones are named in the log. Raises BadInput where all are, unless one of them was asked for; and Absent, if
+    none was, where hosts that do not take part have a good one, or the run has saved a newer one that nobody has here.
     """
     folder = run_dir / "checkpoints"
     manifest, _, damaged = newest(folder, step) if world.first_on_host else (None, None, {})
     everyone = world.gather(
-        {"manifest": manifest, "damaged": {path.name: why for path, why in damaged.items()}}
+        {
+            "manifest": manifest,
+            "damaged": [
+                {"step": _step(path), "why": why, "hosts": _holders(path)} for path, why in damaged.items()
+            ],
+            "set_aside": [int(path.name[len(".step-") : -len(".damaged")]) for path in folder.glob(ASIDE)],
+            "saved": metrics.last_saved(run_dir) if world.first_on_host else None,
+        }
     )
-    problems = [
-        f"{world.hosts[rank]}: {why}" for rank, one in enumerate(everyone) for why in one["damaged"].values()
-    ]
     holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
+    problems = [
+        f"{world.hosts[rank]}: {why['why']}" for rank, one in enumerate(everyone) for why in one["damaged"]
+    ]
+    if step is None:
+        _miss(world, everyone, max(holders, default=(0, 0))[0], given_up, problems)
     if not holders:
-        if problems and step is None:
-            raise BadInput(
-                "none of the run's checkpoints is valid; bring a good one back, or choose another run name:\n"
-                + "\n".join(problems)
-            )
         return None
     for problem in problems if world.first else ():
         log(f"passed over a damaged checkpoint: {problem}")
     for path in damaged:  # out of the way; deleted once a good one has been written
-        path.rename(path.with_name(f".{path.name}.damaged"))
+        aside = path.with_name(f".{path.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)  # one of the same step, damaged before
+        path.rename(aside)
     source = -max(holders)[1]
     best = everyone[source]["manifest"]
     nodes = {
@@ -229,6 +306,51 @@ def find(run_dir: Path, world: World, step: int | None = None) -> Found | None:
         source=source,
         everywhere=nodes == set(world.nodes),
     )
+
+
+def _miss(world: World, everyone: list[dict], best: int, given_up: int, problems: list[str]) -> None:
+    """Raise Absent, or BadInput, on all ranks where the run is not to go on from step `best`; see `find`."""
+    damaged = [one for rank in everyone for one in rank["damaged"]]
+    if damaged and not best:
+        bring = "bring a good one back, or choose another run name:\n" + "\n".join(problems)
+        copies = [(one["step"], hosts) for one in damaged if (hosts := _others(world, one["hosts"]))]
+        if not copies:
+            raise BadInput(f"none of the run's checkpoints is valid; {bring}")
+        step, hosts = max(copies)
+        raise Absent(
+            f"none of the run's checkpoints is valid on the hosts that take part; {' and '.join(hosts)} had a copy of "
+            f"step {step}, too. {BACK}. Else {bring}",
+            hosts,
+        )
+    told = [one["saved"] for one in everyone if one["saved"]]
+    last = max(one["attempt"] for one in told)  # what other hosts know of may have been passed over since
+    step, hosts = max((one["step"], one["hosts"]) for one in told if one["attempt"] == last)
+    set_aside = {one["step"] for one in damaged}.union(*(one["set_aside"] for one in everyone))
+    if step <= max(best, given_up) or step in set_aside:
+        return
+    what = f"the run's newest checkpoint, of step {step}, is on"
+    others = _others(world, hosts)
+    if others:
+        what += f" {' and '.join(others)}, and on no host that takes part. {BACK}"
+    else:
+        what += (
+            f" none of its hosts any more ({' and '.join(hosts) or 'not known which'} had it); bring it back"
+        )
+    instead = f"goes on from step {best}" if best else "begins anew"
+    raise Absent(f"{what}. If it is lost for good: -e resume=true -e lost_step={step} {instead}", others)
+
+
+def _others(world: World, hosts: list[str]) -> list[str]:
+    """Those of `hosts` that do not take part."""
+    return [host for host in hosts if host not in world.hosts]
+
+
+def _holders(path: Path) -> list[str]:
+    """The hosts that the manifest of a damaged checkpoint names, if it can still be read."""
+    try:
+        return [str(one["host"]) for one in json.loads((path / "manifest.json").read_text())["copies"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def newest(folder: Path, step: int | None = None) -> tuple[dict | None, Path | None, dict[Path, str]]:
@@ -432,24 +554,38 @@ def _commit(temporary: Path, final: Path, manifest: dict) -> None:
 
 
 def _disk_message(folder: Path, error: Exception) -> str:
-    full = disk.is_full(error) or "os error 28" in str(error)
+    return f"{folder}: the checkpoint cannot be saved: {_disk_reason(folder, error)}"
+
+
+def _disk_reason(folder: Path, error: Exception) -> str:
+    """What a disk has refused, and what to do."""
+    if disk.is_full(error) or "os error 28" in str(error):
+        free = shutil.disk_usage(_there(folder)).free >> 20
+        return f"no space left ({free} MiB free); free some space there"
     reason = getattr(error, "strerror", None) or str(error)
-    cure = "free some space there" if full else "look at the disk and at who may write there"
-    if full:
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        reason = f"no space left ({shutil.disk_usage(there).free >> 20} MiB free)"
-    return f"{folder}: the checkpoint cannot be saved: {reason}; {cure}"
+    return f"{reason}; look at the disk and at who may write there"
 
 
-def _rotate(folder: Path, step: int, keep: int, spare: int | None) -> None:
-    """Delete what interrupted saves have left, and all but `spare` and the `keep` newest up to `step`, just written."""
-    older = [path for path in _list(folder) if _step(path) <= step]
-    for path in (path for path in older[:-keep] if _step(path) != spare):
-        doomed = path.with_name(f".{path.name}.old")
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-    for path in folder.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
+def _there(folder: Path) -> Path:
+    """`folder`, or what is there of the way to it."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _rotate(folder: Path, step: int, kept: set[int | None]) -> None:
+    """Delete what interrupted saves have left, and of the checkpoints up to `step` all but those that are `kept`.
+
+    Raises OSError, once all has been tried.
+    """
+    failure = None
+    old = [path for path in _list(folder) if _step(path) <= step and _step(path) not in kept]
+    for path in [*folder.glob(".step-*"), *old]:
+        try:
+            hidden = path.rename(path.with_name(f".{path.name}.old")) if path in old else path
+            shutil.rmtree(hidden)
+        except OSError as error:
+            failure = error
+    if failure:
+        raise failure
 
 
 def _list(folder: Path) -> list[Path]:

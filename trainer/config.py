@@ -304,6 +304,12 @@ class Config:
         "auto: from the newest valid checkpoint of the run; never: refuse to start where there is one",
         choices=("auto", "never"),
     )
+    lost_step: int = key(
+        0,
+        "the step of a checkpoint that is lost for good with the hosts that had it: go on from an older one, or anew, "
+        "instead of waiting for them; 0: none",
+        least=0,
+    )
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}

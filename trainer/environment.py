@@ -32,6 +32,8 @@ class Environment:
     local_rank: int
     local_world_size: int
     node_rank: int
+    expected: int = 1  # hosts that the run was started on, where a launcher says so
+    left_out: tuple[str, ...] = ()  # of these, the ones that take part no more
 
     @property
     def first_on_host(self) -> bool:
@@ -90,6 +92,8 @@ def read(run: str) -> Environment:
         local_rank=number("LOCAL_RANK", 0) if launched else 0,
         local_world_size=number("LOCAL_WORLD_SIZE", 1) if launched else 1,
         node_rank=number("GROUP_RANK", number("NODE_RANK", 0)) if launched else 0,
+        expected=number("TRAINYARD_EXPECTED", 1),
+        left_out=tuple(filter(None, os.environ.get("TRAINYARD_LEFT_OUT", "").split(","))),
     )
 
 

@@ -10,8 +10,8 @@ metrics.jsonl, one object a line, by `kind`:
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
   event  event step time, and what the event needs; each attempt begins with start, resume or restart, its ranks'
-         hosts, and machines: what these are (machine.py), those that are alike as one. calibration has
-         micro_batch_seconds: of each rank, by the size of the micro-batch
+         hosts, and machines: what these are (machine.py), those that are alike as one. checkpoint has hosts: those
+         with a copy. calibration has micro_batch_seconds: of each rank, by the size of the micro-batch
 After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
 are kept in memory, and written when there is room.
 
@@ -28,6 +28,7 @@ stalled: the host waits for others, as reason says; ending: its ranks have ended
 What is not known yet is null.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -155,6 +156,28 @@ def read(path: Path):
                 yield json.loads(line)
             except ValueError:
                 continue
+
+
+def last_saved(run_dir: Path) -> dict:
+    """{attempt, step, hosts}: the last attempt that a run's metrics.jsonl tells of; its newest checkpoint, and where.
+
+    0 and no hosts where there is none. What a resume has cut counts no more.
+    """
+    found = {"attempt": 0, "step": 0, "hosts": []}
+    try:
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            for line in file:
+                if b'"event"' not in line:
+                    continue
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # cut short by a crash
+                    record = json.loads(line)
+                    if record["kind"] == "event" and record["event"] == "checkpoint":
+                        found |= {"step": int(record["step"]), "hosts": list(record.get("hosts") or [])}
+                    elif record["kind"] == "event" and record["event"] in ("start", "resume", "restart"):
+                        found["attempt"] = int(record["attempt"])
+    except OSError:
+        pass
+    return found
 
 
 def _is_until(line: bytes, step: int) -> bool:

@@ -363,7 +363,19 @@ class Recorder:
         run.strategy.settle()
         self.saved_step, self.saved_at = step, time.monotonic()
         self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved)
+        self._tell_passed_over()
         self.show(state="running")
+
+    def _tell_passed_over(self) -> None:
+        """Warn of hosts without room for a copy of the checkpoint under way, which others have instead."""
+        text = self.saver.passed_over
+        if text == self._warnings.get("room", ""):
+            return
+        self._warn("room", text)
+        if text:
+            self._tell("event", event="checkpoint elsewhere", reason=text)
+        if self.run.world.first:
+            self._say(f"warning: {text}" if text else "there is room for checkpoints again where they belong")
 
     def held_bytes(self) -> int:
         """What this rank has to say, and its disk has no room for, in bytes."""
@@ -445,6 +457,7 @@ class Recorder:
             step=saved.step,
             event="checkpoint",
             path=str(saved.path),
+            hosts=saved.hosts,
             copy_seconds=saved.copy_seconds,
             seconds=saved.seconds,
         )
@@ -455,7 +468,9 @@ class Recorder:
         self._unsaved = 0
         if saved.step == self.run.progress.best_step:
             self.best_saved = saved.step
-        self._warn("checkpoint", None)
+        self._warn("checkpoint", saved.warning)
+        if saved.warning and self.run.world.first:
+            self._say(f"warning: {saved.warning}")
         self.show(last_checkpoint=saved.step)
 
     def _tell(self, kind: str, **record) -> dict:

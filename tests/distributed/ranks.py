@@ -71,7 +71,7 @@ def place(nodes: list[int], rank: int) -> dict[str, str]:
 class Ranks:
     """A run's processes. Every rank is its own host (run directory `root`/nodeN) unless `one_host`, or `nodes` says.
 
-    nodes: each rank's host, one host's ranks side by side.
+    nodes: each rank's host, one host's ranks side by side. absent: so many hosts, the first ones, do not take part.
     patch: {(module, name): value}, set in every rank before it starts.
     stop_in: the last rank gets a SIGTERM in this step. per_rank: overrides of each rank's own.
     """
@@ -84,17 +84,19 @@ class Ranks:
         *overrides: str,
         one_host: bool = False,
         nodes: list[int] | None = None,
+        absent: int = 0,
         patch: dict | None = None,
         stop_in: int | None = None,
         per_rank: list[list[str]] | None = None,
     ):
-        self.root, self.size = root, size
+        self.root, self.size, self.absent = root, size, absent
         self.nodes = nodes or ([0] * size if one_host else list(range(size)))
         port = free_port()
         self.processes = []
         for rank in range(size):
             environment = {
                 **place(self.nodes, rank),
+                "TRAINYARD_HOST": self.directory(rank).name,
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "CLUSTER_ADDRESS": "127.0.0.1",
@@ -112,7 +114,7 @@ class Ranks:
             self.processes.append(process)
 
     def directory(self, rank: int = 0) -> Path:
-        return self.root / f"node{self.nodes[rank]}"
+        return self.root / f"node{self.nodes[rank] + self.absent}"
 
     def codes(self, timeout: float = 300) -> list[int]:
         """Exit codes by rank; what has not ended in time is killed and shown as None."""

@@ -279,6 +279,40 @@ def test_all_at_once_as_in_a_power_cut(launch, curve):
     same(run, 1, curve)
 
 
+def test_both_hosts_with_the_newest_checkpoint_are_gone(launch, curve):
+    """The third one does not begin anew: it waits, says for whom, and goes on where they were."""
+    run = launch(3)
+    wait(lambda: step(run, 2) > 12)
+    power_cut(run, 0)
+    power_cut(run, 1)
+    wait(lambda: state(run, 2).get("state") == "stalled")
+    reason, known = state(run, 2)["reason"], len(ranks.losses(run.root / "node2"))
+    assert "is on node0 and node1, and on no host that takes part" in reason
+    attempt = state(run, 2)["attempt"]
+    time.sleep(5)
+    assert (state(run, 2)["state"], state(run, 2)["attempt"]) == ("stalled", attempt)
+    assert len(ranks.losses(run.root / "node2")) == known > 12
+    run.nodes[1] = run.start(1)
+    print("seconds", wait(lambda: running(run, 1, attempt + 1, 2) and running(run, 2, attempt + 1, 2)))
+    (event,) = (one for one in events(run, 2) if one["attempt"] == attempt + 1)
+    assert event["step"] >= 10 and event["reason"] == "node1 takes part"
+    stop(run, 1, 2)
+    same(run, 1, curve)
+    same(run, 2, curve)
+
+
+@pytest.mark.full
+def test_a_run_that_waits_for_its_newest_checkpoint_is_stopped(launch):
+    run = launch(3)
+    wait(lambda: step(run, 2) > 12)
+    power_cut(run, 0)
+    power_cut(run, 1)
+    wait(lambda: state(run, 2).get("state") == "stalled")
+    run.nodes[2].send_signal(signal.SIGTERM)
+    assert run.nodes[2].wait(timeout=60) == 75
+    assert state(run, 2)["state"] == "stopped" and "node0 and node1" in state(run, 2)["reason"]
+
+
 @pytest.mark.full
 def test_a_launcher_that_stands_still_is_left_behind_and_taken_in_again(launch, curve):
     """Its lease runs out. Its rank lives, but has nobody left to make a step with, and ends when the launcher wakes."""

@@ -156,6 +156,31 @@ def test_the_copy_on_another_host_is_enough(material, whole, tmp_path):
         assert ranks.losses(tmp_path / node) == pytest.approx(whole, rel=1e-5)
 
 
+def test_a_run_does_not_begin_anew_where_the_newest_checkpoint_is_elsewhere(material, whole, tmp_path):
+    """The third host knows that step 6 was saved, and by whom; its losses stay until somebody gives that up."""
+    ranks.run(tmp_path, 3, material / "run.yaml", codes=[75] * 3, stop_in=6)
+    before = ranks.losses(tmp_path / "node2")
+    assert ranks.Ranks(tmp_path, 1, material / "run.yaml", absent=2).codes() == [2]
+    reason = ranks.status(tmp_path / "node2")["reason"]
+    assert "newest checkpoint, of step 6, is on node0 and node1, and on no host that takes part" in reason
+    assert "-e lost_step=6 begins anew" in reason
+    assert ranks.losses(tmp_path / "node2") == before == pytest.approx(whole[:6], rel=1e-5)
+    assert ranks.Ranks(tmp_path, 1, material / "run.yaml", "lost_step=6", absent=2).codes() == [0]
+    assert ranks.losses(tmp_path / "node2") == whole
+    ranks.run(tmp_path, 3, material / "run.yaml", "lost_step=6")  # what was lost is back, and behind
+
+
+def test_a_good_copy_on_an_absent_host_is_named(material, tmp_path):
+    alone = (material / "run.yaml", "checkpoint_keep=1")
+    ranks.run(tmp_path, 2, *alone, codes=[75] * 2, stop_in=6)
+    (tmp_path / "node1/checkpoints/step-00000006/optimizer.safetensors").unlink()
+    assert ranks.Ranks(tmp_path, 1, *alone, absent=1).codes() == [2]
+    reason = ranks.status(tmp_path / "node1")["reason"]
+    assert "optimizer.safetensors: missing" in reason and "choose another run name" in reason
+    assert "none of the run's checkpoints is valid on the hosts that take part" in reason
+    assert "node0 had a copy of step 6, too" in reason and "switch it on" in reason
+
+
 def test_another_dataset_is_refused(material, tmp_path):
     ranks.run(tmp_path, 1, material / "run.yaml", "steps=2")
     other = tmp_path / "other.txt"

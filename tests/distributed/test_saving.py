@@ -121,6 +121,67 @@ def test_no_space_for_the_next_one(material, tmp_path):
     assert len(ranks.losses(tmp_path / "node0")) == 12
 
 
+def test_a_host_without_room_is_passed_over(material, whole, tmp_path):
+    """Another one has the copy, as long as that is so, and what lies where none is written is rotated, too."""
+    patch = {("shutil", "disk_usage"): _full_on_node1_at_first}
+    attempt = ranks.Ranks(tmp_path, 3, material / "run.yaml", "checkpoint_keep=1", patch=patch)
+    assert attempt.codes() == [0] * 3, attempt.log()
+    assert ranks.losses(tmp_path / "node0") == pytest.approx(whole, rel=1e-5)
+    told = [one for one in records(tmp_path / "node2") if one["kind"] == "event"]
+    saved = [(one["step"], one["hosts"]) for one in told if one["event"] == "checkpoint"]
+    assert saved == [(4, ["node0", "node2"]), (8, ["node0", "node2"]), (12, ["node0", "node1"])]
+    (event,) = (one for one in told if one["event"] == "checkpoint elsewhere")
+    assert event["step"] == 4 and event["reason"].startswith("node1: ") and "room for" in event["reason"]
+    assert "until then copies are on node0 and node2" in event["reason"]
+    manifest = json.loads((tmp_path / "node1/checkpoints/step-00000012/manifest.json").read_text())
+    assert [one["host"] for one in manifest["copies"]] == ["node0", "node1"]
+    assert names(tmp_path / "node0") == names(tmp_path / "node1") == ["step-00000012"]
+    assert names(tmp_path / "node2") == []
+    assert ranks.status(tmp_path / "node0")["warning"] is None
+
+
+def _full_on_node1_at_first(path):
+    found = shutil.disk_usage_really(path)
+    node = next(one for one in (path, *path.parents) if one.name.startswith("node"))
+    full = node.name == "node1" and not (node.parent / "node0/checkpoints/step-00000008").exists()
+    return found._replace(free=1 << 20) if full else found
+
+
+def test_old_ones_that_cannot_be_deleted_are_a_warning(material, tmp_path):
+    """What was saved is saved."""
+    patch = {("trainer.checkpoint", "_rotate"): _cannot_delete}
+    ranks.run(tmp_path, 2, material / "run.yaml", patch=patch)
+    for node in ("node0", "node1"):
+        told = [one["event"] for one in records(tmp_path / node) if one["kind"] == "event"]
+        assert told == ["start", "checkpoint", "checkpoint", "checkpoint"]
+        warning = ranks.status(tmp_path / node)["warning"]
+        assert warning.startswith("node1: ") and "old checkpoints cannot be deleted: [Errno 30]" in warning
+    assert ranks.status(tmp_path / "node0")["last_checkpoint"] == 12
+
+
+def _cannot_delete(*words, **more):
+    import errno
+    import os
+
+    from trainer import checkpoint
+
+    if os.environ["RANK"] == "1":
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    checkpoint._rotate_really(*words, **more)
+
+
+def test_five_hosts_have_three_copies(material, whole, tmp_path):
+    """And any two of them may be lost at once."""
+    assert ranks.run(tmp_path, 5, material / "run.yaml", codes=[75] * 5, stop_in=6) == pytest.approx(
+        whole[:6], rel=1e-5
+    )
+    assert [node for node in range(5) if (tmp_path / f"node{node}/checkpoints").exists()] == [0, 1, 2]
+    left = ranks.Ranks(tmp_path, 3, material / "run.yaml", absent=2)
+    assert left.codes() == [0] * 3
+    assert "resuming after step 6, from node2" in left.log()
+    assert ranks.losses(tmp_path / "node4") == pytest.approx(whole, rel=1e-5)
+
+
 def _full_later(path):
     from pathlib import Path
 

@@ -4,6 +4,7 @@
 the fault has one, plus what importing torch took on these hosts, all at once: they share this machine's cores.
 """
 
+import contextlib
 import os
 import re
 import time
@@ -221,14 +222,27 @@ def test_the_playbooks_answer_while_a_host_is_dead(plays):
 
 
 def test_a_full_disk_during_a_checkpoint(plays, curve, importing):
-    """A copy that does not fit costs nothing but itself: no step, and no new attempt."""
+    """Another host has its copy. Where none has room, the checkpoint alone is lost: no step, and no new attempt."""
     run = Run(plays)
     folder = f"/var/lib/trainyard/runs/{run.name}/checkpoints"
-    plays.sh("node2", f"mount -t tmpfs -o size=64k,uid=$(id -u trainyard) full {folder}")
-    try:
-        run.wait(lambda: "node2" in (run.status("node1").get("warning") or ""))
-    finally:
-        plays.sh("node2", f"umount {folder}")
+
+    def warned(words):
+        run.wait(lambda: words in (run.status("node1").get("warning") or ""))
+
+    @contextlib.contextmanager
+    def full(host):
+        made = f"install -d -o trainyard -g trainyard {folder}"  # the third host has had no copy to keep
+        plays.sh(host, f"{made}; mount -t tmpfs -o size=64k,uid=$(id -u trainyard) full {folder}")
+        try:
+            yield
+        finally:
+            plays.sh(host, f"umount {folder}")
+
+    with full("node2"):
+        warned("copies are on node1 and node3")
+        run.wait(lambda: plays.sh("node3", f"ls -d {folder}/step-* || true"))
+        with full("node3"):
+            warned("the checkpoint cannot be saved")
     begin = time.monotonic()
     run.wait(lambda: run.status("node1").get("warning") is None)
     assert all(run.status(host)["attempt"] == 1 for host in HOSTS)

@@ -1,15 +1,19 @@
 """Shares, learning rates, checkpoints on disk, and the commands' answers to bad input."""
 
+import errno
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from plugins.filter.cluster import etcd_members
 from trainer import checkpoint, cli, metrics, optim
 from trainer.config import from_mapping
 from trainer.errors import BadInput
@@ -88,8 +92,6 @@ def test_the_trend_of_any_number_of_losses(count):
 
 
 def test_the_lost_peer_is_named_and_never_oneself():
-    from types import SimpleNamespace
-
     from trainer import world
 
     me = SimpleNamespace(
@@ -113,11 +115,86 @@ def test_rotation_keeps_what_was_just_written(tmp_path):
     for step in (1, 2, 3, 9):
         stored(tmp_path, step)
     (tmp_path / ".step-00000002.tmp").mkdir()
-    checkpoint._rotate(tmp_path, step=3, keep=1, spare=1)
+    checkpoint._rotate(tmp_path, step=3, kept={3, 1})
     names = ["step-00000001", "step-00000003", "step-00000009"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    checkpoint._rotate(tmp_path, step=3, keep=1, spare=None)
+    checkpoint._rotate(tmp_path, step=3, kept={3, None})
     assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
+
+
+def test_what_cannot_be_deleted_keeps_nothing_else_from_it(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        stored(tmp_path, step)
+
+    def refused(path):
+        if "step-00000001" in path.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        really(path)
+
+    really = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint._rotate(tmp_path, step=3, kept={3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-00000001.old", "step-00000003"]
+
+
+def test_the_newest_that_was_saved_is_that_of_the_lines_that_are_left(tmp_path):
+    nothing = {"attempt": 0, "step": 0, "hosts": []}
+    assert metrics.last_saved(tmp_path) == nothing
+    told = metrics.Metrics(tmp_path, 0)
+    for attempt, name, step in ((1, "start", 0), (2, "restart", 4)):
+        told.write({"kind": "event", "event": name, "attempt": attempt, "step": step})
+        told.write({"kind": "train", "step": step + 4, "loss": 1.0})
+        told.write({"kind": "event", "event": "checkpoint", "step": step + 4, "hosts": ["a", "b"]})
+    assert metrics.last_saved(tmp_path) == {"attempt": 2, "step": 8, "hosts": ["a", "b"]}
+    told.cut(4)
+    told._file._file.write(b'{"kind": "event", "event": "checkpoint", "step": 9')  # cut short by a crash
+    assert metrics.last_saved(tmp_path)["step"] == 4
+
+
+def test_one_that_is_damaged_again_is_set_aside_again(tmp_path):
+    """The first time, something kept what was set aside from being deleted."""
+    folder = tmp_path / "checkpoints"
+    me = SimpleNamespace(
+        first=False, first_on_host=True, rank=0, nodes=[0], hosts=["a"], gather=lambda message: [message]
+    )
+    for _ in range(2):
+        for step in (4, 8):
+            shutil.rmtree(folder / f"step-{step:08d}", ignore_errors=True)
+            stored(folder, step)
+        (folder / "step-00000008" / "model.safetensors").unlink()
+        assert checkpoint.find(tmp_path, me).manifest["step"] == 4
+        assert sorted(path.name for path in folder.iterdir()) == [".step-00000008.damaged", "step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "given_up", "set_aside", "missed"),
+    [(2, 0, False, True), (2, 9, False, False), (2, 0, True, False), (1, 0, False, False)],
+)
+def test_one_that_was_saved_is_missed(tmp_path, attempt, given_up, set_aside, missed):
+    """Unless it is given up, was damaged, or the others have gone on from an older one since."""
+    me = SimpleNamespace(first=False, first_on_host=True, rank=0, nodes=[0, 1], hosts=["b", "c"])
+    me.gather = lambda mine: [mine, {**mine, "saved": {"attempt": attempt, "step": 9, "hosts": ["a", "d"]}}]
+    stored(tmp_path / "checkpoints", 4)
+    told = metrics.Metrics(tmp_path, 0)
+    told.write({"kind": "event", "event": "restart", "attempt": 2, "step": 4})
+    if set_aside:
+        (tmp_path / "checkpoints" / ".step-00000009.damaged").mkdir()
+    if not missed:
+        assert checkpoint.find(tmp_path, me, given_up=given_up).manifest["step"] == 4
+        return
+    with pytest.raises(checkpoint.Absent, match="of step 9, is on a and d, and on no host") as raised:
+        checkpoint.find(tmp_path, me, given_up=given_up)
+    assert raised.value.hosts == ["a", "d"]
+    assert "lost_step=9 goes on from step 4" in str(raised.value)
+
+
+@pytest.mark.parametrize(("hosts", "copies"), [(1, 2), (2, 2), (4, 2), (5, 3), (16, 3)])
+def test_a_checkpoint_outlives_as_many_hosts_as_the_memory_of_runs(hosts, copies):
+    assert checkpoint.copies(hosts) == copies
+    names = [f"node{number}" for number in range(hosts)]
+    members = len(etcd_members(names, {name: {"cluster_address": name} for name in names}))
+    assert copies > (members - 1) // 2  # that may be lost
 
 
 def test_another_model_or_dataset_is_named():

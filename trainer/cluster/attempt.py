@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainer.cluster.membership import LOST, STOPPED, Plan
 from trainer.config import Config
-from trainer.environment import Environment
+from trainer.environment import Environment, number
 
 MARKS = ("error: ", "stopped: ")
 MEETING_PLACE = "trainyard"
@@ -88,6 +88,8 @@ class Attempt:
             "TRAINYARD_CACHE_DIR": environment.cache_dir,
             "TRAINYARD_ATTEMPT": plan.attempt,
             "TRAINYARD_REASON": plan.reason,
+            "TRAINYARD_EXPECTED": number("NNODES", 1),  # hosts that the run was started on
+            "TRAINYARD_LEFT_OUT": ",".join(plan.left_out),
         }
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) // ranks[me])
         launcher = os.getpid()
@@ -104,9 +106,9 @@ class Attempt:
             outcome = {}
             try:
                 os.close(self._answer)
-                for number in (signal.SIGTERM, signal.SIGINT):
+                for asks in (signal.SIGTERM, signal.SIGINT):
                     # The launcher's to hear. Not SIG_IGN, which ranks would inherit.
-                    signal.signal(number, lambda *_: None)
+                    signal.signal(asks, lambda *_: None)
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() == launcher:
                     os.environ.update({name: str(value) for name, value in variables.items()})

@@ -8,12 +8,14 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from trainer import checkpoint, collectives, disk, metrics, optim, recorder, room, sinks, strategies
 from trainer.balance import Balance, miscounted
 from trainer.balance import shares as even
+from trainer.cluster import store
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
@@ -30,6 +32,7 @@ from trainer.world import World, log, translated, versions
 
 # Seconds by which the rank that writes the host's status.json comes first to the tokenising, so that it can tell of it.
 HEAD_START = 0.2
+LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on from
 
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
@@ -90,7 +93,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     split.check(config, world)
     world.together(lambda: loss.check(config, world.device))
     world.together(lambda: sinks.check(config) if world.first else None)
-    found = _previous(config, world)
+    found = _previous(config, world, status, stop_signal)
     digests = _data_digests(config, world)
     source = model_load.source(config, world)
 
@@ -226,15 +229,53 @@ def _balance(config: Config, world: World, shares: str, at_once: list[int]) -> B
     )
 
 
-def _previous(config: Config, world: World) -> checkpoint.Found | None:
+def _previous(config: Config, world: World, status, stop_signal: StopSignal) -> checkpoint.Found | None:
     """The checkpoint to go on from, if there is one."""
-    found = checkpoint.find(world.environment.run_dir, world)
+    try:
+        found = checkpoint.find(world.environment.run_dir, world, given_up=config.lost_step)
+    except checkpoint.Absent as absent:
+        _wait_for_a_copy(absent, config, world, status, stop_signal)
     if found and config.resume == "never":
         raise BadInput(
             f"run '{config.run}' has a checkpoint of step {found.manifest['step']} and resume is never: "
             "set resume to auto to go on from it, or choose another run name"
         )
     return found
+
+
+def _wait_for_a_copy(
+    absent: checkpoint.Absent, config: Config, world: World, status, stop_signal: StopSignal
+) -> NoReturn:
+    """Wait for a host that has the newest checkpoint; raises Stopped, or `absent` where none can come.
+
+    An attempt's hosts are given: once one has come it ends, as if it had been asked to, and the next one has it.
+    """
+    environment = world.environment
+    wanted = set(absent.hosts) - set(environment.left_out)
+    if not wanted or environment.expected <= len(world.firsts) + len(environment.left_out):
+        raise absent
+    if world.first:
+        log(f"waiting: {absent}")
+    if status:
+        status.update(state="stalled", reason=str(absent))
+    files = (environment.stop_file, environment.yield_file)
+    run = store.connect(os.environ["TRAINYARD_STORE"], f"{config.run}.{os.environ['TRAINYARD_LAUNCH']}")
+
+    def come() -> list[str]:
+        """Those of the wanted hosts whose launchers are there."""
+        with contextlib.suppress(store.Unreachable):  # the launcher sees to that
+            there = {one.value["name"] for key, one in run.read().items() if key.startswith("hosts/")}
+            return sorted(wanted & there)
+        return []
+
+    while True:
+        asked = stop_signal.received or any(file.exists() for file in files)
+        told = world.gather({"asked": asked, "come": come() if world.first else []})
+        if any(one["asked"] for one in told):
+            raise Stopped(f"asked to end while it waited: {absent}")
+        if back := told[0]["come"]:
+            raise Stopped(f"{', '.join(back)} has come, with the newest checkpoint")
+        time.sleep(LOOK)
 
 
 def _data_digests(config: Config, world: World) -> list[str]:
