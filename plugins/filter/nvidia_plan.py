@@ -33,9 +33,9 @@ def nvidia_plan(
     """What the role is to do on a host.
 
     `survey` is nvidia_survey's; of `facts`, distribution, distribution_version and architecture count. `options`:
-    required, source, modules, branch, driver, cuda_toolkit, repository, rdma, and kernel (a release to build for,
-    although this is a container). Returns {skip: why nothing is done, or ""; problems: [str]; notes: [str]} alone,
-    or with what the function plan returns.
+    required, source, modules, branch, driver, cuda_toolkit, repository, rdma, kernel (a release to build for, although
+    this is a container), and, once it is known, common (the function nvidia_common's choice for all hosts). Returns
+    {skip: why nothing is done, or ""; problems: [str]; notes: [str]} alone, or with what the function plan returns.
     """
     notes: list[str] = []
     try:
@@ -143,10 +143,12 @@ def plan(
 ) -> dict:
     """What a host with cards gets; raises Refused.
 
-    {cards: [{address, device, name}], modules, source, branch, kernel; headers, packages: to have; remove: those of
-    the other kind of modules; move: whether installed packages give way to others; upgrade: installed packages of the
-    branch; missing: packages that are not there; sources: text of our file for apt, "" for none; key: {url,
-    fingerprint, path} or None; preferences: text; prebuilt, fabric, peermem: bool; cuda: {from, to}; says: a line}.
+    {cards: [{address, device, name}], modules, source, branch, kernel; family: the distributions'; offers: the function
+    offered's; stays: whether it is a driver that is there, and that nobody asked to give way; headers, packages: to
+    have; remove: those of the other kind of modules; move: whether installed packages give way to others; upgrade:
+    installed packages of the branch; missing: packages that are not there; sources: text of our file for apt, "" for
+    none; key: {url, fingerprint, path} or None; preferences: text; prebuilt, fabric, peermem: bool; cuda: {from, to};
+    says: a line}.
     """
     name = f"{facts['distribution']} {release(facts)}"
     distribution = tables["distributions"].get(name)
@@ -162,7 +164,10 @@ def plan(
             "nvidia-uninstall), reboot, and run again."
         )
     family = facts["distribution"]
-    source, branch = choose_branch(options, tables, distribution, cards, survey, facts)
+    offers = offered(options, tables, distribution, cards, survey, facts)
+    there_already = next((one for one in offers if installed_whole(one, family, survey, tables)), None)
+    asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
+    source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
     modules = choose_modules(options, tables, cards, branch)
     tells = [card["generation"]["cuda"] for card in cards]
     cuda = {"from": newest(item["from"] for item in tells), "to": oldest(item.get("to") for item in tells)}
@@ -197,7 +202,7 @@ def plan(
     there = {item["name"] for item in survey["packages"]}
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
     installed = installed_branch(survey["packages"])
-    keep = kept(survey, options, branch, cards)
+    keep = "" if asked else kept(survey, branch, cards)
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), False
     builds = any("dkms" in package for package in [*wanted, *there])
@@ -215,6 +220,9 @@ def plan(
         "modules": modules,
         "source": "installed" if keep else source,
         "branch": branch,
+        "family": family,
+        "offers": offers,
+        "stays": bool(keep or (there_already and not asked)),
         "headers": headers,
         "packages": wanted,
         "remove": sorted(there & others),
@@ -254,31 +262,62 @@ def followed_kind(kernel_packages: Iterable[str], kind: str) -> str:
     return max((name for name in found if name.startswith(kind)), key=len, default=kind)
 
 
-def choose_branch(
+def offered(
     options: Mapping[str, Any],
     tables: Mapping[str, Any],
     distribution: Mapping[str, Any],
     cards: list[dict],
     survey: Mapping[str, Any],
     facts: Mapping[str, Any],
-) -> tuple[str, int]:
-    """(source, branch): the first of the allowed sources whose branch serves every card. Raises Refused."""
+) -> list[dict]:
+    """What the allowed sources have for this host, the first choice first: {source, branch, fault: why not, or ""}."""
     asked = int(options["branch"]) if options["branch"] else None
     offers = []
     if options["source"] in ("auto", "distribution"):
         offers.append(("distribution", asked or distribution["branch"]))
     if options["source"] in ("auto", "nvidia"):
         offers.append(("nvidia", asked or tables["branch"]))
-    faults = []
-    for source, branch in offers:
-        fault = branch_fault(source, branch, options, tables, distribution, cards, survey, facts)
-        if not fault:
-            return source, branch
-        faults.append(f"{WORDS[source]}, branch {branch}: {fault}")
-    raise Refused(
-        f"no driver serves this host. {'; '.join(faults)}. Change nvidia_branch or nvidia_source, take the card "
-        f"out, or leave the host out of the role; {GUIDE} has the table."
+    return [
+        {
+            "source": source,
+            "branch": branch,
+            "fault": branch_fault(source, branch, options, tables, distribution, cards, survey, facts),
+        }
+        for source, branch in offers
+    ]
+
+
+def installed_whole(
+    offer: Mapping[str, Any], family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
+) -> bool:
+    """Whether the driver of an offer that serves the host is the one that is there, and nothing of it is broken."""
+    found = survey["packages"]
+    if offer["fault"] or installed_branch(found) != offer["branch"] or not all(one["whole"] for one in found):
+        return False
+    scheme, names = tables["packages"][offer["source"]][family], {one["name"] for one in found}
+    return any(
+        names.issuperset(text.format(branch=offer["branch"], open=kind) for text in scheme[use])
+        for use in ("compute", "desktop")
+        for kind in ("-open", "")
     )
+
+
+def choose_branch(
+    offers: list[dict], there: Mapping[str, Any] | None, common: Mapping[str, Any], asked: bool
+) -> tuple[str, int]:
+    """(source, branch) of the offers that serve every card of the host. Raises Refused.
+
+    What is `there` comes before the choice that is `common` to all hosts, unless the inventory has `asked`.
+    """
+    serving = [(one["source"], one["branch"]) for one in offers if not one["fault"]]
+    if not serving:
+        faults = [f"{WORDS[one['source']]}, branch {one['branch']}: {one['fault']}" for one in offers]
+        raise Refused(
+            f"no driver serves this host. {'; '.join(faults)}. Change nvidia_branch or nvidia_source, take the card "
+            f"out, or leave the host out of the role; {GUIDE} has the table."
+        )
+    first = [(one.get("source"), one.get("branch")) for one in (there or {}, common)]
+    return next((one for one in (reversed(first) if asked else first) if one in serving), serving[0])
 
 
 def branch_fault(
@@ -371,14 +410,10 @@ def branch_of(version: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def kept(survey: Mapping[str, Any], options: Mapping[str, Any], branch: int, cards: list[dict]) -> str:
-    """The kind of modules of an installed driver of another branch that stays; "" for none that does.
-
-    It stays where it serves the cards and nobody asked for another.
-    """
+def kept(survey: Mapping[str, Any], branch: int, cards: list[dict]) -> str:
+    """The kind of modules of an installed driver of another branch that serves the cards; "" for none that does."""
     installed = installed_branch(survey["packages"])
-    asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
-    if asked or not installed or installed == branch:
+    if not installed or installed == branch:
         return ""
     kinds = [OPEN if module["open"] else PROPRIETARY for module in survey["modules"]]
     kinds = kinds or [
@@ -631,6 +666,85 @@ def secure_boot_words() -> str:
     )
 
 
+def nvidia_answer(smi: Mapping[str, Any], plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
+    """What is wrong with nvidia-smi's answer; "" if nothing is.
+
+    `smi`: rc, stdout_lines (bus id, version) and stderr_lines of its task; `plan` and `outcome`: what the functions of
+    these names returned.
+    """
+    lines, errors = (smi.get(name, []) for name in ("stdout_lines", "stderr_lines"))
+    cards = plan["cards"]
+    if smi["rc"] != 0 or len(lines) < len(cards):
+        return (
+            f"nvidia-smi names {len(lines)} cards, {len(cards)} are on the PCI bus "
+            f"({' '.join((lines + errors)[:2])}). `dmesg | grep -i -e nvrm -e xid` on the host says what "
+            "became of the others."
+        )
+    for line in lines:
+        address, _, version = (part.strip() for part in line.partition(","))
+        if version != outcome["version"]:
+            return (
+                f"nvidia-smi says that driver {version} runs the card at {address}, but the installed kernel module is "
+                f"{outcome['version']}. Two drivers are on this host: `modinfo -n nvidia` and `command -v nvidia-smi` "
+                "say where. Remove the one that apt has not installed, reboot, and run again."
+            )
+    return ""
+
+
+# ---- all hosts together ----
+
+
+def nvidia_common(hostvars: Mapping[str, Mapping[str, Any]], hosts: Iterable[str]) -> dict:
+    """The one driver that serves every card of `hosts`, chosen from what nvidia_plan found on each (__nvidia_plan).
+
+    {source, branch: that driver, "" and None where none is or one host alone has cards; says: why not what a host
+    would have for itself, or which host rules out each, "" where nobody need know; apart: each host that stays with
+    another branch, which it has already, [str]}.
+    """
+    plans = {host: hostvars[host].get("__nvidia_plan") or {} for host in hosts}
+    plans = {host: plan for host, plan in plans.items() if plan.get("offers")}
+    none = {"source": "", "branch": None, "says": "", "apart": []}
+    if len(plans) < 2:
+        return none
+    found = {driver_key(plan, one): None for plan in plans.values() for one in plan["offers"]}
+    faults = {key: ruled_out(key, plans) for key in found}
+    common = [key for key in found if not faults[key]]
+    if not common:
+        listed = "; ".join(f"{driver_words(key)} not {faults[key]}" for key in found)
+        return {**none, "says": f"no one driver serves all hosts: {listed}. Each host has what serves it"}
+    own = {host: driver_key(plan, plan) for host, plan in plans.items()}
+    stay = [host for host, plan in plans.items() if plan["stays"]]
+    key = min(common, key=lambda one: sum(own[host] != one for host in stay))
+    branches = {host: own[host][1] if host in stay else key[1] for host in plans}
+    apart = [f"{host} has {branch}" for host, branch in branches.items() if branch != key[1]]
+    others = dict.fromkeys(own[host] for host in plans if own[host] != key and host not in stay)
+    says = "; ".join(f"{driver_words(one)} does not serve {faults[one]}" for one in others if faults[one])
+    return {
+        **{"source": key[0], "branch": key[1], "apart": apart if len(set(branches.values())) > 1 else []},
+        "says": f"one driver for all hosts, {driver_words(key)}: {says}" if says else "",
+    }
+
+
+def driver_key(plan: Mapping[str, Any], offer: Mapping[str, Any]) -> tuple[str, int, str]:
+    """(source, branch, family): two hosts with the same get the same versions. NVIDIA's repository has them for all."""
+    return offer["source"], offer["branch"], "" if offer["source"] == "nvidia" else plan["family"]
+
+
+def driver_words(key: tuple[str, int, str]) -> str:
+    source, branch, family = key
+    return f"{branch} of {WORDS[source] if source == 'nvidia' else family}"
+
+
+def ruled_out(key: tuple[str, int, str], plans: Mapping[str, Mapping[str, Any]]) -> str:
+    """The first host that a driver does not serve, with the reason in parentheses; "" if it serves all."""
+    for host, plan in plans.items():
+        offers = {driver_key(plan, one): one["fault"] for one in plan["offers"]}
+        fault = offers.get(key, f"which has {' or '.join(map(driver_words, offers))}")
+        if fault:
+            return f"{host} ({fault})"
+    return ""
+
+
 def nvidia_versions(hostvars: Mapping[str, Mapping[str, Any]], hosts: Iterable[str]) -> list[str]:
     """What differs between the driver versions that nvidia_outcome found on `hosts`, each with what most have."""
     outcomes = {host: hostvars[host].get("__nvidia_outcome") or {} for host in hosts}
@@ -649,6 +763,8 @@ def nvidia_versions(hostvars: Mapping[str, Mapping[str, Any]], hosts: Iterable[s
 class FilterModule:
     def filters(self):
         return {
+            "nvidia_answer": nvidia_answer,
+            "nvidia_common": nvidia_common,
             "nvidia_outcome": nvidia_outcome,
             "nvidia_plan": nvidia_plan,
             "nvidia_versions": nvidia_versions,

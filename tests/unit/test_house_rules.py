@@ -159,6 +159,38 @@ def test_a_roles_entry_points_exist(role):
         assert (folder / "tasks" / f"{entry}.yml").is_file(), f"{role}: no tasks/{entry}.yml"
 
 
+# ---- molecule ----
+
+
+def tasks_of(items):
+    """The tasks of plays, blocks within blocks included."""
+    for item in items:
+        parts = [item[key] for key in ("tasks", "block", "rescue", "always") if key in item]
+        yield from [task for part in parts for task in tasks_of(part)] if parts else [item]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_a_scenario_in_which_each_assertion_is_broken_once(role):
+    """tests/lab/test_molecule.py plays the breaks, and sees at which task verify fails then."""
+    folder = ROOT / "molecule" / role
+    verify = list(tasks_of(load(folder / "verify.yml")))
+    breaks = load(folder / "break.yml")
+    names = [task["name"] for task in verify]
+    stops = {play["vars"]["verify_stops_at"] for play in breaks if not play["tags"].endswith("-mended")}
+    asserting = {
+        task["name"]
+        for task in verify
+        if "ansible.builtin.assert" in task or "until" in task or task.get("failed_when", False) is not False
+    }
+    assert asserting <= stops, f"nothing breaks {', '.join(asserting - stops)}"
+    assert stops <= set(names) and len(set(names)) == len(names)
+    for task in verify:
+        said = task.get("ansible.builtin.assert", {"that": ""})["that"]
+        assert isinstance(said, str), f"{task['name']} asserts several things: only the first would be broken"
+    tags = {play["tags"] for play in breaks}
+    assert all(tag.removesuffix("-mended") in tags for tag in tags)
+
+
 # ---- the shipped texts ----
 
 TEXTS = sorted((ROOT / "trainer/data/texts").glob("*.txt"))
