@@ -5,6 +5,7 @@ themselves: all ranks know all ranks' times (loop.exchange), so that all come to
 The loss does not depend on them (loop.py).
 """
 
+import heapq
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -71,13 +72,21 @@ def solve(
     split = [1] * len(seconds)
     if grain > 1 and batch_size >= grain * len(seconds) and min(most) >= grain:
         split = [grain] * len(seconds)
-    while (left := batch_size - sum(split)) > 0:
-        more = grain if left >= grain else 1
-        free = [rank for rank, share in enumerate(split) if share + more <= most[rank]]
-        if not free:  # for so many at once
-            more, free = 1, [rank for rank, share in enumerate(split) if share < most[rank]]
-        rank = min(free, key=lambda rank: (split[rank] + more) * seconds[rank])
-        split[rank] += more
+    left = batch_size - sum(split)
+    for more in (grain, 1):  # in ones, too, where nobody has room for as many as the grain
+        # (when a rank would be done with so many more, rank): of several that would be at once, the first has them.
+        ends = [
+            (seconds[rank] * (share + more), rank)
+            for rank, share in enumerate(split)
+            if share + more <= most[rank]
+        ]
+        heapq.heapify(ends)
+        while left >= more and ends:
+            _, rank = heapq.heappop(ends)
+            split[rank] += more
+            left -= more
+            if split[rank] + more <= most[rank]:
+                heapq.heappush(ends, (seconds[rank] * (split[rank] + more), rank))
     return split
 
 
