@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainer import checkpoint, cli, metrics, optim
+from trainer.compress import orthonormal
 from trainer.config import from_mapping
 from trainer.errors import BadInput
 
@@ -29,6 +30,18 @@ def test_learning_rates():
     assert rates["constant"][-1] == 1.0
     assert rates["linear"][-1] == pytest.approx(0.1)
     assert 0.1 < rates["cosine"][-1] < 0.13
+
+
+def test_columns_that_are_orthonormal_whatever_they_come_of():
+    chance = torch.Generator().manual_seed(1)
+    full = torch.randn(768, 4, generator=chance)
+    flat = torch.randn(300, 2, generator=chance) @ torch.randn(2, 4, generator=chance)
+    matrices = [full, flat, 1e-30 * full, torch.zeros(20, 4), torch.ones(20, 4), full[:9]]
+    for one, found in zip(matrices, orthonormal(matrices), strict=True):
+        assert found.shape == one.shape
+        assert torch.allclose(found.T @ found, torch.eye(4), atol=1e-5)
+        assert torch.allclose(found @ (found.T @ one), one, rtol=1e-4, atol=1e-5 * one.abs().max())
+    assert orthonormal([torch.full((20, 4), torch.inf)])[0].isnan().all()
 
 
 def stored(folder: Path, step: int) -> Path:

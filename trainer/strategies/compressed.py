@@ -87,6 +87,8 @@ class Compressed(AfterBackward):
             one(bucket.flat)
 
     def stepped(self, tokens: int, last: bool) -> None:
+        for one in [self._factors] if self._factors else self._sums:
+            one.commit()
         self._counted, self._saved = self._saved, 0
 
     @property

@@ -42,6 +42,7 @@ class Part:
 
     def take(self, gone: torch.Tensor, momentum: float, rate: float, own: float) -> None:
         """Take the mean way `gone` as a gradient of the outer weights, and these but for the share `own`."""
+        self.sum.commit()
         self.velocity.mul_(momentum).add_(gone)
         self.outer.sub_(gone + momentum * self.velocity, alpha=rate)
         flat = self.outer.lerp(self.weights(), own) if own else self.outer
