@@ -195,6 +195,28 @@ def test_a_run_goes_on_with_other_ranks_and_what_was_left_over(material, tmp_pat
         assert all(torch.equal(one[name], weights[0][name]) for name in one)
 
 
+@pytest.mark.parametrize("comm", ["powersgd", "diloco"])
+def test_what_was_left_over_outlives_a_while_with_one_rank(material, tmp_path, comm):
+    """Two hosts, of which one goes on alone until the other is back."""
+    words = (*LONG, f"comm={comm}", "powersgd_rank=2", "sync_every=10")
+    for size, step in ((2, 20), (1, 25)):
+        ranks.run(tmp_path, size, material / "run.yaml", *words, stop_in=step, codes=[75] * size)
+    before, after = (
+        {name: one for name, one in load_file(file).items() if name.startswith(("left", "right", "velocity"))}
+        for file in sorted(tmp_path.glob("node0/checkpoints/step-*/optimizer.safetensors"))
+    )
+    assert any(one.abs().max() > 0 for one in before.values())
+    if comm != "diloco":  # what had not travelled is in the gradients of the first step alone
+        before = {name: one for name, one in before.items() if not name.startswith("left")}
+    assert before.keys() == after.keys() and all(
+        torch.equal(one, after[name]) for name, one in before.items()
+    )
+    found = ranks.run(tmp_path, 2, material / "run.yaml", *words)
+    assert len(found) == 40 and sum(found[-5:]) / 5 < 0.75 * found[0]
+    one, other = (files(tmp_path / f"node{node}") for node in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.full
 def test_a_checkpoint_of_one_way_is_gone_on_from_in_another(material, tmp_path):
     ranks.run(tmp_path, 2, material / "run.yaml", *LONG, "comm=diloco", stop_in=20, codes=[75, 75])

@@ -20,7 +20,7 @@ from trainer import ways
 from trainer.compress import Bits8, CodedSum
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
-from trainer.strategies.compressed import AfterBackward
+from trainer.strategies.compressed import KEEPS, AfterBackward
 from trainer.strategies.ddp import Bucket
 from trainer.world import Circle, World
 
@@ -75,7 +75,7 @@ class DiLoCo(AfterBackward):
     """See the module. A checkpoint or an evaluation ends all rounds early, so that there are weights to keep."""
 
     independent = True
-    keeps = ("left", "velocity")
+    keeps = KEEPS["diloco"]
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         super().__init__(module, world, config)
