@@ -20,10 +20,11 @@ world_size last_checkpoint reason updated host compute_seconds slowest eval_loss
 shares speed_up parts losses advice metrics_port.
 compute_seconds: of every rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}; note: why this
 attempt was made; shares: of the last step; speed_up, where they are not even: {expected, got, speeds}, how many times
-as fast as with even ones by the ranks' speeds, which are parts of the fastest one's, and by steps that had even ones,
-or null; parts: where the last steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as
-TREND means at most; advice: what else would be faster (ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that
-has ended so, null before; metrics_port: the setting, for Prometheus, or null.
+as fast as with even ones by the ranks' speeds, which are parts of the fastest one's, and by the last steps' own times,
+or null where these do not tell it (Balance.saved); parts: where the last steps' seconds went (`parts` below), and
+ranks, their hosts; losses: of the whole run, as TREND means at most; advice: what else would be faster (ways.py);
+launch: the start of the run (TRAINYARD_LAUNCH) that has ended so, null before; metrics_port: the setting, for
+Prometheus, or null.
 stalled: the host waits for others, as reason says; ending: its ranks have ended, and its launcher has yet to say how.
 What is not known yet is null.
 """

@@ -25,6 +25,18 @@ def test_what_uneven_shares_are_good_for():
     assert balance.split == [6, 5, 1] and balance.gain == pytest.approx(16 / 6)
 
 
+def test_what_even_shares_would_have_taken_is_known_of_steps_with_others():
+    """The second of two equal ranks becomes slow: nothing is held against what it once was."""
+    balance = Balance(16, 2)
+    assert balance.saved([12.0, 12.0], [12, 4]) == pytest.approx(24 - 12)
+    assert balance.saved([12.0, 4.0], [12, 4]) == pytest.approx(
+        8 - 12
+    )  # it is as fast again: even ones are better
+    keeping_step = Balance(16, 2, lockstep=4, at_once=[16, 16])  # 2 passes of 4 and 4, or of 6 and 2
+    assert keeping_step.saved([12.0, 12.0], [12, 4]) == pytest.approx(24 - 12)
+    assert Balance(16, 2, watched=False).saved([12.0, 12.0], [12, 4]) is None
+
+
 def test_even_shares():
     assert shares(7, 3) == [3, 2, 2]
     with pytest.raises(BadInput, match="batch_size 3 is less than the 4 ranks"):
