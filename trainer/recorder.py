@@ -86,7 +86,10 @@ class Recorder:
         what = "restart" if reason else "resume" if self.run.progress.step else "start"
         hosts, attempt = self.run.world.hosts, self.environment.attempt
         on = machine.machines(self.run.world)
-        self._tell("event", event=what, attempt=attempt, reason=reason, ranks=hosts, machines=on)
+        watched = self.run.balance.watched
+        self._tell(
+            "event", event=what, attempt=attempt, reason=reason, ranks=hosts, machines=on, watched=watched
+        )
         if reason and self.run.world.first:
             self._say(f"attempt {attempt}: {reason}")
 
@@ -215,7 +218,11 @@ class Recorder:
             eta_seconds=eta,
             shares=report.shares,
             speed_up=self._speed_up(report),
-            parts=lambda: {**metrics.parts(list(self._recent)), "ranks": run.world.hosts},
+            parts=lambda: {
+                **metrics.parts(list(self._recent)),
+                "ranks": run.world.hosts,
+                "watched": run.balance.watched,
+            },
             losses=self._trend.means,
             compute_seconds=report.rank_seconds,
             slowest={

@@ -137,6 +137,7 @@ def test_ranks_that_no_step_tells_of_are_tried_anew(material, tmp_path, alone):
     assert steps[0]["shares"] == [12, 4] and steps[-1]["shares"] == [8, 8]
     events = ranks.records(tmp_path / "node0", "event")
     assert sum(one["event"] == "calibration" for one in events) >= 2
+    assert not events[0]["watched"] and not ranks.status(tmp_path / "node0")["parts"]["watched"]
 
 
 def _full(run, packed, sequences, routed=None):
@@ -183,6 +184,7 @@ def test_shares_that_are_set(material, tmp_path):
     )
     (start,) = ranks.records(tmp_path / "both/node0", "event")[:1]
     assert start["event"] == "start" and start["ranks"] == went["ranks"]
+    assert start["watched"] and went["watched"]
     (both,) = start["machines"]  # two hosts that are one machine are alike
     assert both["hosts"] == ["node0", "node1"] and both["cards"] == [] and both["driver"] is None
     assert both["kernel"] == platform.release() and both["python"] == platform.python_version()
