@@ -5,6 +5,7 @@ themselves: all ranks know all ranks' times (loop.exchange), so that all come to
 The loss does not depend on them (loop.py).
 """
 
+import heapq
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -71,13 +72,21 @@ def solve(
     split = [1] * len(seconds)
     if grain > 1 and batch_size >= grain * len(seconds) and min(most) >= grain:
         split = [grain] * len(seconds)
-    while (left := batch_size - sum(split)) > 0:
-        more = grain if left >= grain else 1
-        free = [rank for rank, share in enumerate(split) if share + more <= most[rank]]
-        if not free:  # for so many at once
-            more, free = 1, [rank for rank, share in enumerate(split) if share < most[rank]]
-        rank = min(free, key=lambda rank: (split[rank] + more) * seconds[rank])
-        split[rank] += more
+    left = batch_size - sum(split)
+    for more in (grain, 1):  # in ones, too, where nobody has room for as many as the grain
+        # (when a rank would be done with so many more, rank): of several that would be at once, the first has them.
+        ends = [
+            (seconds[rank] * (share + more), rank)
+            for rank, share in enumerate(split)
+            if share + more <= most[rank]
+        ]
+        heapq.heapify(ends)
+        while left >= more and ends:
+            _, rank = heapq.heappop(ends)
+            split[rank] += more
+            left -= more
+            if split[rank] + more <= most[rank]:
+                heapq.heappush(ends, (seconds[rank] * (split[rank] + more), rank))
     return split
 
 
@@ -152,13 +161,25 @@ class Balance:
         """How many times as soon as with even shares the slowest rank should be done, by what is known of all."""
         return self._longest(self.even) / self._longest(self.split) if self._seconds else 1.0
 
-    def _longest(self, split: list[int]) -> float:
-        """Seconds of computing that a step of these shares takes."""
+    def saved(self, rank_seconds: list[float], split: list[int]) -> float | None:
+        """Seconds of computing by which a step of shares `split` was shorter than one of even ones.
+
+        By the same step: rank_seconds are those that each rank needed for its share, of which an even share needs as
+        many a sequence. None where they are not a rank's own.
+        """
+        if not self.watched:
+            return None
+        seconds = [own / share for own, share in zip(rank_seconds, split, strict=True)]
+        return self._longest(self.even, seconds) - self._longest(split, seconds)
+
+    def _longest(self, split: list[int], seconds: list[float] | None = None) -> float:
+        """Seconds of computing that a step of these shares takes; seconds: a sequence's, by rank, if not as known."""
+        seconds = seconds or self._seconds
         if not self.lockstep:
-            return _last(self._seconds, split)
+            return _last(seconds, split)
         count = max(self._passes(), passes(split, self.at_once))
         by_pass = zip(*(sizes(share, count) for share in split), strict=True)
-        return sum(_last(self._seconds, own) for own in by_pass)
+        return sum(_last(seconds, own) for own in by_pass)
 
     def _solve(self) -> list[int]:
         """The best shares by what is known of all."""

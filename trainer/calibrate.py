@@ -16,7 +16,9 @@ from trainer.loop import Run, now, summed_loss
 from trainer.model.lora import key_dropout
 from trainer.world import lacks_memory, log
 
-BUDGET = 0.8  # seconds that the slowest rank tries for; two passes are made, however long they take
+# Seconds that the slowest rank tries for. Two passes of a sequence and one of a micro-batch are made, however long they
+# take: a rank with many cores, or a large card, is not as much faster with one sequence as it is with a micro-batch.
+BUDGET = 0.8
 # Of one size, at most. Their mean counts, not their median: a rank with a quota of CPU goes at full speed for some
 # hundredths of a second, and then stands still for as long.
 PASSES = 20
@@ -68,7 +70,7 @@ def _most(run: Run) -> int:
 
 
 def _by_size(run: Run, size: int) -> dict[int, float]:
-    """Seconds of this rank's micro-batches of one sequence, and of `size` if there is time; all ranks must call.
+    """Seconds of this rank's micro-batches of one sequence, and of `size`; all ranks must call.
 
     They begin together, and go through as many.
     """
@@ -77,7 +79,10 @@ def _by_size(run: Run, size: int) -> dict[int, float]:
     world.together(lambda: _pass(run, least))  # code is loaded, and memory found
     times = {least: world.together(lambda: _pass(run, least))}
     told = world.gather([times[least] / least, size])
-    count = min(PASSES, int(BUDGET / (max(one for one, _ in told) * max(one for _, one in told))))
+    most = max(one for _, one in told)
+    count = min(PASSES, int(BUDGET / (max(one for one, _ in told) * most)))
+    if count == 0 and most > 1 and not run.config.compile:  # else it has been timed
+        count = 1
     if count:
         times[size] = world.together(lambda: statistics.fmean(_pass(run, size) for _ in range(count)))
     return times

@@ -1,8 +1,10 @@
 """What crosses the wire instead of float32 gradients: fewer bits a value, or fewer values. Lossy, and opt-in.
 
 Each rank keeps what its message left out and adds it to the next one (error feedback: Seide et al. 2014,
-Karimireddy et al. 2019, arXiv:1901.09847), so that nothing is lost for good, only late. All ranks end with the same
-sums, to the bit, whatever the number of ranks.
+Karimireddy et al. 2019, arXiv:1901.09847), so that nothing is lost for good, only late. A sum that is not used leaves
+nothing over: what was so before counts until `commit`. All ranks end with the same sums, to the bit, whatever the
+number of ranks; but unlike processors may round the product of powersgd's factors, which are the same, in ways of
+their own.
 """
 
 import math
@@ -86,14 +88,16 @@ class CodedSum:
         # The same whole number of blocks for every rank; the tail of zeros costs a block at most.
         self.part = -(-count // (self.between.size * code.block)) * code.block
         self.error = torch.zeros(count, device=self.between.device)
+        self._next: torch.Tensor | None = None  # the error once the last sum is used
         self.sent = 0  # bytes to other hosts in the last sum; of a host alone, between its ranks
 
     def __call__(self, flat: torch.Tensor) -> None:
         """`flat` plus what has not travelled becomes the sum of all ranks' such, in place; all ranks must call.
 
-        Where that is not finite, it is as if nothing had been tried.
+        Without `commit`, and where the sum is not finite, it is as if nothing had been tried.
         """
         mates, group = self.within.ranks, self.within.group
+        self._next = None
         self.sent = 2 * (len(mates) - 1) * 4 * self.count // len(mates) if self.between.size == 1 else 0
         if len(mates) > 1:
             with translated(self.world):
@@ -106,11 +110,16 @@ class CodedSum:
             with translated(self.world):
                 dist.broadcast(flat, mates[0], group=group)
 
+    def commit(self) -> None:
+        """The last sum is used, so that the next one is to have what this one left out."""
+        if self._next is not None:
+            self.error, self._next = self._next, None
+
     def _add_error(self, flat: torch.Tensor) -> None:
         """There is no other host: what an attempt with others has left over is all that is to be added."""
         flat += self.error
         if torch.isfinite(flat).all():
-            self.error = torch.zeros_like(self.error)
+            self._next = torch.zeros_like(self.error)
 
     def _sum_between(self, flat: torch.Tensor) -> None:
         """`flat` plus the error becomes the sum over hosts."""
@@ -134,7 +143,7 @@ class CodedSum:
         padded[rank * part : (rank + 1) * part] += total - self.code.decode(mine)
         flat.copy_(torch.cat([self.code.decode(one) for one in everyone.view(size, -1)])[: self.count])
         if torch.isfinite(flat).all():
-            self.error = padded[: self.count].clone()
+            self._next = padded[: self.count].clone()
 
 
 def factored(shape: torch.Size | tuple[int, ...], rank: int) -> int | None:
@@ -149,6 +158,54 @@ def factored(shape: torch.Size | tuple[int, ...], rank: int) -> int | None:
 def factor_bytes(parameters: list[torch.Tensor], rank: int) -> int:
     """Bytes of the gradients of `parameters` as powersgd sends them, in float32."""
     return 4 * sum(factored(one.shape, rank) or one.numel() for one in parameters)
+
+
+def orthonormal(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each matrix (rows, columns; as many rows at least) one of orthonormal columns, which span the columns of it.
+
+    The same bits come of the same ones on any processor: nothing is done but to single values, and sums go by halves.
+    LAPACK's and cuSOLVER's QR differ by processor and threads, of columns that nearly depend on each other not in the
+    last bits alone, and what ranks have multiplied by unlike columns cannot be summed.
+    """
+    found, alike = list(matrices), {}
+    for number, one in enumerate(matrices):
+        alike.setdefault((len(one) - 1).bit_length(), []).append(number)
+    for power, numbers in alike.items():
+        stack = matrices[numbers[0]].new_zeros(len(numbers), 1 << power, matrices[numbers[0]].shape[1])
+        for place, number in zip(stack, numbers, strict=True):
+            place[: len(matrices[number])] = matrices[number]
+        for place, number in zip(_reflected(stack), numbers, strict=True):
+            found[number] = place[: len(matrices[number])]
+    return found
+
+
+def _reflected(stack: torch.Tensor) -> torch.Tensor:
+    """As `orthonormal`, by Householder's reflections; stack: (matrices, rows, columns), rows a power of two."""
+    stack = stack / stack.abs().amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(stack.dtype).tiny)
+    reflections = []
+    for k in range(stack.shape[2]):
+        axis = stack[:, :, k : k + 1].clone()
+        axis[:, :k] = 0
+        length, first = _total(axis * axis).sqrt(), axis[:, k : k + 1]
+        axis[:, k : k + 1] = torch.where(first < 0, first - length, first + length)
+        square = _total(axis * axis)
+        twice = torch.where(square > 0, 2 / square, torch.zeros_like(square))
+        reflections.append((axis, twice))
+        rest = stack[:, :, k:]
+        rest -= axis * (twice * _total(axis * rest))
+    found = torch.zeros_like(stack)
+    found.diagonal(dim1=1, dim2=2).fill_(1)
+    for k, (axis, twice) in reversed(list(enumerate(reflections))):
+        rest = found[:, :, k:]
+        rest -= axis * (twice * _total(axis * rest))
+    return found
+
+
+def _total(values: torch.Tensor) -> torch.Tensor:
+    """The sum over the rows of (matrices, rows, columns), rows a power of two, in an order that depends on nothing."""
+    while (half := values.shape[1] // 2) > 0:
+        values = values[:, :half] + values[:, half:]
+    return values
 
 
 class Factors:
@@ -171,20 +228,21 @@ class Factors:
             torch.randn(columns, rank, generator=generator).to(world.device) for _, columns in self.shapes
         ]
         self.errors = [torch.zeros(shape, device=world.device) for shape in self.shapes]
+        self._next: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # errors and right
         self.sent = 0
 
     def __call__(self, gradients: list[torch.Tensor]) -> None:
-        """Each gradient, with what has not travelled, becomes all ranks' sum, in place; all ranks must call."""
+        """Each gradient, with what has not travelled, becomes all ranks' sum, in place; all ranks must call.
+
+        Without `commit`, and where the sum is not finite, it is as if nothing had been tried.
+        """
         split = [one for one, is_split in zip(gradients, self.split, strict=True) if is_split]
         rest = [one for one, is_split in zip(gradients, self.split, strict=True) if not is_split]
         matrices = [
             one.reshape(shape) + error
             for one, shape, error in zip(split, self.shapes, self.errors, strict=True)
         ]
-        left = [
-            torch.linalg.qr(one)[0]
-            for one in self._sum([m @ q for m, q in zip(matrices, self.right, strict=True)])
-        ]
+        left = orthonormal(self._sum([m @ q for m, q in zip(matrices, self.right, strict=True)]))
         own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
         both = self._sum([*own, *rest])
         right, whole = both[: len(own)], both[len(own) :]
@@ -193,13 +251,17 @@ class Factors:
             one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
         for one, total in zip(rest, whole, strict=True):
             one.copy_(total)
-        if finite:
-            self.errors = [m - p @ q.T for m, p, q in zip(matrices, left, own, strict=True)]
-            self.right = right
+        errors = [m - p @ q.T for m, p, q in zip(matrices, left, own, strict=True)]
+        self._next = (errors, right) if finite else None
         values = sum(self.rank * (rows + columns) for rows, columns in self.shapes) + sum(
             one.numel() for one in rest
         )
         self.sent = self._total.sent(4 * values)
+
+    def commit(self) -> None:
+        """The last sum is used: the next one is to have what this one left out, and to go on from its columns."""
+        if self._next is not None:
+            (self.errors, self.right), self._next = self._next, None
 
     def _sum(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """All ranks' sums, by one collective."""

@@ -312,6 +312,7 @@ class Config:
     )
 
 
+BY_COMMAS = ("balance", "dataset", "dataset_weights", "lora_targets")  # keys of several values
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
@@ -469,8 +470,10 @@ def _read_yaml(path: Path, problems: list[str]):
         for name, node in root.value:
             where = f"{path}:{name.start_mark.line + 1}"
             if not isinstance(node, yaml.ScalarNode):
+                plain = all(isinstance(one, yaml.ScalarNode) for one in node.value)
                 problems.append(
                     f"{where}: {name.value}: expected one value, found {_what(node)}; keys are flat"
+                    + _by_commas(str(name.value), [one.value for one in node.value] if plain else [])
                 )
                 continue
             yield str(name.value), loader.construct_object(node), where
@@ -480,6 +483,13 @@ def _read_yaml(path: Path, problems: list[str]):
         raise BadInput(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"{path}: not YAML: {error}") from None
+
+
+def _by_commas(name: str, values: object) -> str:
+    """The cure where a key of several values has them as a list."""
+    if name not in BY_COMMAS or not isinstance(values, list) or not values:
+        return ""
+    return f'; write them by commas, {name}: "{",".join(map(str, values))}"'
 
 
 def _what(node: yaml.Node) -> str:
@@ -513,7 +523,9 @@ def _checked(field: dataclasses.Field, value: object):
         wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[
             kind
         ]
-        cure = f"; quote it: '{value}'" if kind == "str" and isinstance(value, int | float) else ""
+        cure = _by_commas(field.name, value)
+        if kind == "str" and isinstance(value, int | float):
+            cure = f"; quote it: '{value}'"
         raise ValueError(f"expected {wanted}, found {'nothing' if value is None else repr(value)}{cure}")
     if kind == "str" and not value:
         raise ValueError("expected a text, found an empty one")

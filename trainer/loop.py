@@ -151,7 +151,7 @@ def train_step(run: Run, observer) -> StepReport:
     scale = progress.loss_scale if config.dtype == "float16" else 1.0
     losses = torch.zeros(2, dtype=torch.float64, device=world.device)  # of the tokens, and of the routers
     run.strategy.zero_grad()
-    routed = expert_weights(run, micro_batches) if run.router_coef else None
+    routed, waited = expert_weights(run, micro_batches) if run.router_coef else (None, 0.0)
     for number, sequences in enumerate(micro_batches, 1):
         with run.strategy.micro_batch(last=number == len(micro_batches)):
             if routed is None:
@@ -163,7 +163,7 @@ def train_step(run: Run, observer) -> StepReport:
                 losses[1] += balance.detach()
             (whole * scale).backward()
         losses[0] += part.detach() * (divisor / tokens)
-    compute_seconds = now(world) - begin - run.strategy.waited_seconds
+    compute_seconds = now(world) - begin - waited - run.strategy.waited_seconds
 
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip, scale)
@@ -253,16 +253,19 @@ def spread(sequences: list[int], count: int) -> list[list[int]]:
     return [sequences[first:end] for first, end in itertools.pairwise(ends)]
 
 
-def expert_weights(run: Run, micro_batches: list[list[int]]) -> router.Ask:
+def expert_weights(run: Run, micro_batches: list[list[int]]) -> tuple[router.Ask, float]:
     """What is asked of the routers in this step: the experts' weights in their loss, by the choices of all its tokens.
 
-    Costs a forward pass over the batch.
+    Costs a forward pass over the batch. Also tells the seconds that the sum of the choices took, most of them until the
+    slowest rank had its own.
     """
     chosen = router.chosen(run.strategy.model)
     with torch.no_grad():
         answers = [(token_loss(run, one, router.Ask(chosen))[1], bool(one)) for one in micro_batches]
-    counts = run.strategy.sum(sum(counts * real for counts, real in answers))
-    return router.Ask(chosen, router.weights(counts, chosen))
+    counts = sum(counts * real for counts, real in answers)
+    counted = now(run.world)
+    run.strategy.sum(counts)
+    return router.Ask(chosen, router.weights(counts, chosen)), now(run.world) - counted
 
 
 def token_loss(run: Run, sequences: list[int], routed: router.Ask | None = None):

@@ -10,7 +10,8 @@ metrics.jsonl, one object a line, by `kind`:
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
   event  event step time, and what the event needs; each attempt begins with start, resume or restart, its ranks'
-         hosts, and machines: what these are (machine.py), those that are alike as one. checkpoint has hosts: those
+         hosts, machines: what these are (machine.py), those that are alike as one, and watched: whether a rank's
+         seconds of computing are its own, or hold its waiting for others (balance.py). checkpoint has hosts: those
          with a copy. calibration has micro_batch_seconds: of each rank, by the size of the micro-batch
 After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
 are kept in memory, and written when there is room.
@@ -20,10 +21,11 @@ world_size last_checkpoint reason updated host compute_seconds slowest eval_loss
 shares speed_up parts losses advice metrics_port.
 compute_seconds: of every rank in the last step; slowest: {rank, host, seconds}; best_eval: {step, loss}; note: why this
 attempt was made; shares: of the last step; speed_up, where they are not even: {expected, got, speeds}, how many times
-as fast as with even ones by the ranks' speeds, which are parts of the fastest one's, and by steps that had even ones,
-or null; parts: where the last steps' seconds went (`parts` below), and ranks, their hosts; losses: of the whole run, as
-TREND means at most; advice: what else would be faster (ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that
-has ended so, null before; metrics_port: the setting, for Prometheus, or null.
+as fast as with even ones by the ranks' speeds, which are parts of the fastest one's, and by the last steps' own times,
+or null where these do not tell it (Balance.saved); parts: where the last steps' seconds went (`parts` below), ranks,
+their hosts, and watched, as above; losses: of the whole run, as TREND means at most; advice: what else would be faster
+(ways.py); launch: the start of the run (TRAINYARD_LAUNCH) that has ended so, null before; metrics_port: the setting,
+for Prometheus, or null.
 stalled: the host waits for others, as reason says; ending: its ranks have ended, and its launcher has yet to say how.
 What is not known yet is null.
 """

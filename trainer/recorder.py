@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import statistics
 import sys
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
-EVEN_STEPS = 8  # the last ones, whose median a faster step is held against
+SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
@@ -67,7 +66,8 @@ class Recorder:
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
         self._seconds = 0.0  # a step's, smoothed
-        self._even_seconds: deque[float] = deque(maxlen=EVEN_STEPS)  # of steps with even shares
+        # (shares, seconds, how many more even ones would have taken) of steps.
+        self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
         self._recent: deque[dict] = deque(maxlen=RECENT_STEPS)  # lines of kind train
         several = run.world.size > 1 and run.config.strategy == "ddp"
         self._steps_to_proposal = SETTLED_STEPS if several and run.config.comm == "auto" else 0
@@ -86,7 +86,10 @@ class Recorder:
         what = "restart" if reason else "resume" if self.run.progress.step else "start"
         hosts, attempt = self.run.world.hosts, self.environment.attempt
         on = machine.machines(self.run.world)
-        self._tell("event", event=what, attempt=attempt, reason=reason, ranks=hosts, machines=on)
+        watched = self.run.balance.watched
+        self._tell(
+            "event", event=what, attempt=attempt, reason=reason, ranks=hosts, machines=on, watched=watched
+        )
         if reason and self.run.world.first:
             self._say(f"attempt {attempt}: {reason}")
 
@@ -215,7 +218,11 @@ class Recorder:
             eta_seconds=eta,
             shares=report.shares,
             speed_up=self._speed_up(report),
-            parts=lambda: {**metrics.parts(list(self._recent)), "ranks": run.world.hosts},
+            parts=lambda: {
+                **metrics.parts(list(self._recent)),
+                "ranks": run.world.hosts,
+                "watched": run.balance.watched,
+            },
             losses=self._trend.means,
             compute_seconds=report.rank_seconds,
             slowest={
@@ -242,17 +249,18 @@ class Recorder:
     def _speed_up(self, report: StepReport) -> dict | None:
         """How much faster the steps are than with even shares; None if they are.
 
-        {expected, got, speeds}: by the ranks' times, and by the last steps with even shares, None where there were
-        none; and what is known of the ranks' speeds.
+        {expected, got, speeds}: by what is known of the ranks' speeds; by the last steps of these shares, of which each
+        tells what even ones would have taken (Balance.saved), None where steps do not; and those speeds.
         """
-        if max(report.shares) - min(report.shares) <= 1:
-            self._even_seconds.append(report.step_seconds)
-            return None
         balance = self.run.balance
-        if not balance.speeds:
+        if max(report.shares) - min(report.shares) <= 1 or not balance.speeds:
             return None
-        even = self._even_seconds
-        got = statistics.median(even) / self._seconds if even else None
+        saved = balance.saved(report.rank_seconds, report.shares)
+        if saved is not None:
+            self._saving.append((report.shares, report.step_seconds, saved))
+        alike = [(seconds, more) for shares, seconds, more in self._saving if shares == report.shares]
+        taken = sum(seconds for seconds, _ in alike)
+        got = (taken + sum(more for _, more in alike)) / taken if alike else None
         return {"expected": balance.gain, "got": got, "speeds": balance.speeds}
 
     def calibrate(self) -> None:

@@ -205,7 +205,9 @@ def _times(view: dict) -> str:
         for rank in shown
     ]
     left = f" ({len(order) - len(shown)} between them)" if len(shown) < len(order) else ""
-    return f"of a step's {step:.2g} s, computing: {', '.join(ranks)}{left}; the network: {went['wire'] / step:.0%}"
+    # A sharded strategy's ranks on GPUs wait within what counts as computing.
+    what, least = ("computing", "") if went.get("watched", True) else ("computing or waiting", "at least ")
+    return f"of a step's {step:.2g} s, {what}: {', '.join(ranks)}{left}; the network: {least}{went['wire'] / step:.0%}"
 
 
 def _shares(view: dict) -> str:

@@ -90,7 +90,7 @@ def found(directory: Path) -> dict:
         "events_left": left,
         "shares": _shares(train) if len(names) <= SHOWN_RANKS else [],
         "rank_names": names,
-        "parts": parts(train, names),
+        "parts": parts(train, names, watched(events)),
         "settings": summary.get("settings") or _yaml(directory / "config.yaml"),
         "environment": _environment(summary, names, known),
         "machines": known,
@@ -178,10 +178,16 @@ def rank_names(events: list[dict], train: list[dict]) -> list[str]:
     return [f"{host}, rank {rank}" if hosts.count(host) > 1 else host for rank, host in enumerate(hosts)]
 
 
-def parts(train: list[dict], names: list[str]) -> dict | None:
+def watched(events: list[dict]) -> bool:
+    """Whether the last attempt's ranks told their own seconds of computing, without their waiting for others."""
+    return next((one["watched"] for one in reversed(events) if "watched" in one), True)
+
+
+def parts(train: list[dict], names: list[str], own: bool = True) -> dict | None:
     """Where a step's time went, in mean seconds, of the steps of the last attempt's ranks; what to do about it.
 
     ranks: [{name, compute, waiting, wire, rest}], as trainer/metrics.py says. None for metrics that do not say.
+    own: as `watched` says.
     """
     steps = metrics.last_ranks(train)
     went = metrics.parts(steps)
@@ -209,17 +215,25 @@ def parts(train: list[dict], names: list[str]) -> dict | None:
             }
             for rank in shown
         ],
+        "computing": "computing" if own else "computing or waiting",
         "note": note,
-        "advice": _advice(step, compute, slowest, wire, names),
+        "advice": _advice(step, compute, slowest, wire, names, own),
     }
 
 
-def _advice(step: float, compute: list[float], slowest: float, wire: float, names: list[str]) -> str:
+def _advice(
+    step: float, compute: list[float], slowest: float, wire: float, names: list[str], own: bool
+) -> str:
     if wire > NETWORK * step:
         return "Most of what could be gained is on the network: docs/slow-networks.md says what sends less."
     if len(compute) > 1 and slowest - min(compute) > UNEVEN * step:
         last = names[compute.index(max(compute))]
         return f"The others wait for {last}: balance: auto gives each rank what it can do in the same time."
+    if not own:
+        return (
+            "How much of it the ranks wait for the network and for each other is not known: on GPUs, those of a "
+            "sharded strategy wait within what counts as computing."
+        )
     return "Most of the time is spent computing."
 
 

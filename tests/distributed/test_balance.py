@@ -68,6 +68,38 @@ def test_a_slow_rank_has_less_from_the_first_step_on(material, tmp_path, alone, 
     assert max(steps[-1]["shares"]) <= 11 and later and later[-1]["step"] > RECOVERS
 
 
+def _always(run, packed, sequences):
+    """Rank 1 is slow to the end."""
+    import time
+
+    from trainer.loop import tensors_really
+
+    found = tensors_really(run, packed, sequences)
+    time.sleep((0.06 if run.world.rank else 0.02) * found[0].numel() / run.config.sequence_length)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "micro_batch_size"), [("ddp", 2), pytest.param("zero2", 8, marks=pytest.mark.full)]
+)
+def test_how_much_faster_steps_have_become_is_told_without_an_even_one(
+    material, tmp_path, strategy, micro_batch_size
+):
+    """And it is what a run with even shares takes, although this one never has such a step."""
+    patch = {("trainer.loop", "tensors"): _always, ("trainer.calibrate", "_pass"): _tried}
+    words = (*LONG, "steps=6", f"strategy={strategy}", f"micro_batch_size={micro_batch_size}")
+    seconds = {}
+    for name in ("auto", "even"):
+        ranks.run(tmp_path / name, 2, material / "run.yaml", *words, f"balance={name}", patch=patch)
+        steps = ranks.records(tmp_path / name / "node0")
+        assert {tuple(step["shares"]) for step in steps} == {(12, 4) if name == "auto" else (8, 8)}
+        seconds[name] = sum(step["step_seconds"] for step in steps)
+    told = ranks.status(tmp_path / "auto/node0")["speed_up"]
+    assert told["expected"] == pytest.approx(2)
+    assert told["got"] > 1.2 and told["got"] == pytest.approx(seconds["even"] / seconds["auto"], rel=0.25)
+    assert ranks.status(tmp_path / "even/node0")["speed_up"] is None
+
+
 def _eight(config, world):
     return 8
 
@@ -105,6 +137,7 @@ def test_ranks_that_no_step_tells_of_are_tried_anew(material, tmp_path, alone):
     assert steps[0]["shares"] == [12, 4] and steps[-1]["shares"] == [8, 8]
     events = ranks.records(tmp_path / "node0", "event")
     assert sum(one["event"] == "calibration" for one in events) >= 2
+    assert not events[0]["watched"] and not ranks.status(tmp_path / "node0")["parts"]["watched"]
 
 
 def _full(run, packed, sequences, routed=None):
@@ -151,6 +184,7 @@ def test_shares_that_are_set(material, tmp_path):
     )
     (start,) = ranks.records(tmp_path / "both/node0", "event")[:1]
     assert start["event"] == "start" and start["ranks"] == went["ranks"]
+    assert start["watched"] and went["watched"]
     (both,) = start["machines"]  # two hosts that are one machine are alike
     assert both["hosts"] == ["node0", "node1"] and both["cards"] == [] and both["driver"] is None
     assert both["kernel"] == platform.release() and both["python"] == platform.python_version()

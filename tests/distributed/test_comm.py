@@ -28,7 +28,10 @@ class Three:
 
 
 def _sums(rank, size, port, kind, folder):
-    """20 sums of what each rank has; what came out, and what was left over, of each rank in a file."""
+    """20 sums of what each rank has; what came out, and what was left over, of each rank in a file.
+
+    Two of them are not used: one that is not finite, and one because something else was wrong with the batch.
+    """
     from trainer.compress import CODES, CodedSum, Factors
 
     world = Three(rank, size, port)
@@ -53,7 +56,8 @@ def _sums(rank, size, port, kind, folder):
             coded(flat)
         if step == 7:
             assert not torch.isfinite(flat).all()
-        else:
+        elif step != 11:
+            (one or coded).commit()
             own += given
             came += flat
     left = torch.cat([e.flatten() for e in one.errors]) if one else coded.error
@@ -80,6 +84,34 @@ def test_what_came_and_what_is_left_over_is_all_there_was(tmp_path, kind, size):
     scale = total.abs().max()
     assert (came + left - total).abs().max() < 1e-5 * scale
     assert (came - total).abs().max() < {"16bit": 0.05, "8bit": 0.05, "powersgd": 1.0}[kind] * scale
+
+
+def _unlike(rank, size, port, folder):
+    """A sum by powersgd of ranks whose libraries compute differently, as those of other processors do.
+
+    The sum has one direction alone; what each rank has of it has many.
+    """
+    os.environ.update({"MKL_CBWR": "COMPATIBLE"} if rank else {})
+    from trainer.compress import Factors
+
+    world = Three(rank, size, port)
+    chance = torch.Generator().manual_seed(1)
+    total = torch.randn(200, 1, generator=chance) @ torch.randn(1, 100, generator=chance)
+    own = total / 2 + torch.randn(200, 100, generator=chance) * (1, -1)[rank]
+    came = own.clone()
+    factors = Factors([came], 4, world)
+    factors([came])
+    factors.commit()
+    torch.save({"own": own, "came": came, "left": factors.errors[0]}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_ranks_that_compute_differently_mean_the_same_columns(tmp_path):
+    side_by_side(_unlike, 2, 2, free_port(), tmp_path, seconds=120)
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    total = one["own"] + other["own"]
+    for came in (one["came"], other["came"]):
+        assert (came + one["left"] + other["left"] - total).abs().max() < 1e-4
 
 
 def files(directory):
@@ -163,11 +195,69 @@ def test_a_run_goes_on_with_other_ranks_and_what_was_left_over(material, tmp_pat
         assert all(torch.equal(one[name], weights[0][name]) for name in one)
 
 
+@pytest.mark.parametrize("comm", ["powersgd", "diloco"])
+def test_what_was_left_over_outlives_a_while_with_one_rank(material, tmp_path, comm):
+    """Two hosts, of which one goes on alone until the other is back."""
+    words = (*LONG, f"comm={comm}", "powersgd_rank=2", "sync_every=10")
+    for size, step in ((2, 20), (1, 25)):
+        ranks.run(tmp_path, size, material / "run.yaml", *words, stop_in=step, codes=[75] * size)
+    before, after = (
+        {name: one for name, one in load_file(file).items() if name.startswith(("left", "right", "velocity"))}
+        for file in sorted(tmp_path.glob("node0/checkpoints/step-*/optimizer.safetensors"))
+    )
+    assert any(one.abs().max() > 0 for one in before.values())
+    if comm != "diloco":  # what had not travelled is in the gradients of the first step alone
+        before = {name: one for name, one in before.items() if not name.startswith("left")}
+    assert before.keys() == after.keys() and all(
+        torch.equal(one, after[name]) for name, one in before.items()
+    )
+    found = ranks.run(tmp_path, 2, material / "run.yaml", *words)
+    assert len(found) == 40 and sum(found[-5:]) / 5 < 0.75 * found[0]
+    one, other = (files(tmp_path / f"node{node}") for node in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.full
 def test_a_checkpoint_of_one_way_is_gone_on_from_in_another(material, tmp_path):
     ranks.run(tmp_path, 2, material / "run.yaml", *LONG, "comm=diloco", stop_in=20, codes=[75, 75])
     found = ranks.run(tmp_path, 2, material / "run.yaml", *LONG)
     assert len(found) == 40 and found[-1] < found[19]
+
+
+HARMFUL = 7 * 5  # samples before the batch that is passed over
+
+
+def _refused(run, loss, norm):
+    """One batch does harm, as is found once its gradients have travelled."""
+    from trainer import loop
+
+    if run.progress.cursor == 35:  # HARMFUL
+        raise loop.Harmful("made up")
+    loop.refuse_harm_really(run, loss, norm)
+
+
+def _unseen(run, observer):
+    """The same batch is passed over before anybody looks at it."""
+    from trainer import loop
+
+    if run.progress.cursor == 35:  # HARMFUL
+        raise loop.Harmful("made up")
+    return loop.train_step_really(run, observer)
+
+
+@pytest.mark.parametrize("comm", [pytest.param("16bit", marks=pytest.mark.full), "8bit", "powersgd"])
+def test_a_step_that_is_not_taken_leaves_nothing_over(material, tmp_path, comm):
+    """What is left over then is what was so before: none of a harmful batch comes later, and nothing else is lost."""
+    words = (f"comm={comm}", "powersgd_rank=2", "on_nan=skip")
+    refused, unseen = (
+        ranks.run(tmp_path / name, 2, material / "run.yaml", *words, patch={("trainer.loop", name): patch})
+        for name, patch in (("refuse_harm", _refused), ("train_step", _unseen))
+    )
+    assert refused == unseen and len(refused) == 12
+    (event,) = (
+        one for one in ranks.records(tmp_path / "refuse_harm/node0", "event") if one["event"] == "passed over"
+    )
+    assert event["step"] == HARMFUL // 7
 
 
 @pytest.mark.parametrize(

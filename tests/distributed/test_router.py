@@ -86,6 +86,23 @@ def test_any_split_of_the_batch(experts, reference, tmp_path, size, chosen):
     assert balances == pytest.approx([balance for _, balance in reference], rel=1e-5)
 
 
+def _slow(run, packed, sequences):
+    """Rank 1 takes half a second for every micro-batch."""
+    import time
+
+    from trainer.loop import tensors_really
+
+    time.sleep(0.5 * run.world.rank)
+    return tensors_really(run, packed, sequences)
+
+
+def test_waiting_for_the_others_choices_is_no_computing(experts, tmp_path):
+    """Else a fast rank would seem slower than it is, and shares would come to its speed the later."""
+    ranks.run(tmp_path, 2, experts, "micro_batch_size=4", patch={("trainer.loop", "tensors"): _slow})
+    fast, slow = zip(*(step["rank_seconds"] for step in ranks.records(tmp_path / "node0")), strict=True)
+    assert min(slow) >= 1.0 and min(fast) < 0.4
+
+
 def test_without_it_other_weights_come_out(experts, reference, tmp_path):
     """transformers' models have it off unless their config.json says otherwise; so it is here."""
     config = experts.with_name("without.yaml")

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,18 @@ def test_what_uneven_shares_are_good_for():
     for _ in range(WINDOW + SETTLE):
         balance.learn([own * share for own, share in zip((1.0, 1.0, 4.0), balance.split, strict=True)])
     assert balance.split == [6, 5, 1] and balance.gain == pytest.approx(16 / 6)
+
+
+def test_what_even_shares_would_have_taken_is_known_of_steps_with_others():
+    """The second of two equal ranks becomes slow: nothing is held against what it once was."""
+    balance = Balance(16, 2)
+    assert balance.saved([12.0, 12.0], [12, 4]) == pytest.approx(24 - 12)
+    assert balance.saved([12.0, 4.0], [12, 4]) == pytest.approx(
+        8 - 12
+    )  # it is as fast again: even ones are better
+    keeping_step = Balance(16, 2, lockstep=4, at_once=[16, 16])  # 2 passes of 4 and 4, or of 6 and 2
+    assert keeping_step.saved([12.0, 12.0], [12, 4]) == pytest.approx(24 - 12)
+    assert Balance(16, 2, watched=False).saved([12.0, 12.0], [12, 4]) is None
 
 
 def test_even_shares():
@@ -227,6 +240,41 @@ def test_speeds_that_cannot_be_are_refused(speeds):
 def test_no_share_is_larger_than_the_most(grain):
     assert solve(16, [1.0, 9.0], grain, most=[9, 9]) == [9, 7]
     assert solve(16, [1.0, 9.0], grain, most=[8, 8]) == [8, 8]
+
+
+def one_by_one(batch_size, seconds, grain, most):
+    """What `solve` comes to, by looking at every rank for each sequence."""
+    split = [1] * len(seconds)
+    if grain > 1 and batch_size >= grain * len(seconds) and min(most) >= grain:
+        split = [grain] * len(seconds)
+    while (left := batch_size - sum(split)) > 0:
+        more = grain if left >= grain else 1
+        if not (free := [rank for rank, share in enumerate(split) if share + more <= most[rank]]):
+            more, free = 1, [rank for rank, share in enumerate(split) if share < most[rank]]
+        split[min(free, key=lambda rank: (split[rank] + more) * seconds[rank])] += more
+    return split
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_shares_are_those_of_a_look_at_every_rank(seed):
+    """Ranks as fast as each other, too: the first ones have what is left over."""
+    chance = random.Random(seed)
+    ranks, grain = chance.randint(1, 12), chance.choice((1, 1, 2, 5))
+    batch = ranks * chance.randint(1, 30) + chance.randint(0, ranks - 1)
+    seconds = [chance.choice((1.0, 2.0, 2.1, chance.uniform(0.1, 5))) for _ in range(ranks)]
+    even = -(-batch // ranks)
+    most = [chance.choice((even, even + grain, batch)) for _ in range(ranks)]
+    assert solve(batch, seconds, grain, most) == one_by_one(batch, seconds, grain, most)
+
+
+def test_a_thousand_ranks_are_shared_out_in_no_time():
+    """On each of them, again and again; by a look at all for each sequence it was more than a second."""
+    chance = random.Random(3)
+    seconds = [chance.uniform(0.5, 2.0) for _ in range(1000)]
+    begin = time.process_time()
+    found = solve(8000, seconds)
+    assert time.process_time() - begin < 0.2
+    assert sum(found) == 8000 and min(found) >= 1
 
 
 def test_a_single_slow_step_and_a_little_noise_move_nothing():

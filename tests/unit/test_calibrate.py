@@ -158,14 +158,28 @@ def test_a_trial_leaves_nothing_behind():
     [
         (0.001, {}, [1, 1, *[4] * 20]),
         (0.1, {}, [1, 1, 4, 4]),
-        (30.0, {}, [1, 1]),  # two passes tell enough
+        (30.0, {}, [1, 1, 4]),
+        (30.0, {"micro_batch_size": 1}, [1, 1]),
         (0.001, {"compile": True}, [4] * 22),  # no other size is compiled
+        (30.0, {"compile": True}, [4] * 2),
     ],
 )
 def test_a_trial_takes_about_a_second(monkeypatch, seconds, keys, sizes):
     made = passes(monkeypatch, seconds)
     calibrate.begin(run(**keys))
     assert made == sizes
+
+
+def test_a_micro_batch_is_tried_however_long_it_takes(monkeypatch):
+    """The other rank is as fast with one sequence, and three times as slow with four."""
+    passes(monkeypatch, 1.0)
+
+    def other(own):
+        return own if isinstance(own[0], float) else [[n, t * (3 if n > 1 else 1)] for n, t in own]
+
+    one = run(other)
+    calibrate.begin(one)
+    assert one.balance.split == [12, 4]
 
 
 def test_all_go_through_as_many_as_the_slowest_can(monkeypatch):

@@ -89,6 +89,20 @@ def test_where_the_time_goes():
     assert "slow-networks" in slow["advice"]
 
 
+def test_what_steps_do_not_tell_of_is_not_called_computing(tmp_path):
+    """Of a sharded strategy's ranks on GPUs, which all seem to compute as long as the slowest one."""
+    told = {"rank_seconds": [4.0, 4.0], "step_seconds": 5.0, "compute_seconds": 4.0, "comm_seconds": 0.5}
+    steps = [step(n, world_size=2, **told) for n in (1, 2)]
+    start = {"kind": "event", "event": "start", "step": 0, "ranks": ["a", "b"]}
+    found = {}
+    for watched in (True, False):
+        write(tmp_path, {**start, "watched": not watched}, {**start, "watched": watched}, *steps)
+        found[watched] = run_page.found(tmp_path)["parts"]
+    assert found[True]["advice"] == "Most of the time is spent computing."
+    assert found[True]["computing"] == "computing"
+    assert "is not known" in found[False]["advice"] and found[False]["computing"] == "computing or waiting"
+
+
 def test_the_last_attempts_ranks_are_named(tmp_path):
     events = [
         {"kind": "event", "event": "start", "step": 0, "ranks": ["a", "b", "c"]},

@@ -166,6 +166,12 @@ def test_shares_that_a_run_began_with_are_told_with_the_speeds_that_were_tried()
     assert "12:4 by speeds 1.00:0.33; 2.00 times as fast as with even ones, as expected by these" in text
 
 
+def test_what_steps_do_not_tell_of_is_not_called_computing():
+    parts = {"compute": [0.4, 0.4], "waiting": [0.0, 0.0], "wire": 0.08, "rest": 0.02, "ranks": ["a", "b"]}
+    told = cluster_status({"node1": host(["a"], a={"age": 1, "parts": {**parts, "watched": False}})}, "a")
+    assert "of a step's 0.5 s, computing or waiting: a 80%, b 80%; the network: at least 16%" in told
+
+
 def test_even_shares_are_not_worth_a_word():
     even = {"shares": [16, 16, 15], "speed_up": None, "age": 1}
     assert "shares" not in cluster_status({"node1": host(["a"], a=even)}, "a")

@@ -33,6 +33,10 @@ REFUSED = {
     "a strategy of nobody": ("strategy: zero4", "found 'zero4'; did you mean 'zero3'?"),
     "unknown schedule": ("lr_schedule: cosin", "expected cosine or linear or constant, found 'cosin'"),
     "a list": ("model: [a, b]", "model: expected one value, found a list"),
+    "a list of shares": (
+        "balance: [8, 4, 4]",
+        'balance: expected one value, found a list; keys are flat; write them by commas, balance: "8,4,4"',
+    ),
     "a mapping": ("model: {name: a}", "model: expected one value, found a mapping"),
     "twice": ("lr: 1\nseed: 1\nlr: 2", ":3: 'lr' stands twice (first at"),
     "a run name with a slash": ("run: a/b", "'a/b' must begin with a letter or digit"),
@@ -55,6 +59,11 @@ def test_refused(tmp_path, name):
         config.load(path)
     assert message in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_a_list_that_ansible_hands_over_is_refused_with_its_cure():
+    with pytest.raises(BadInput, match=r'found \[8, 4\]; write them by commas, balance: "8,4"'):
+        config.from_mapping({"balance": [8, 4]})
 
 
 def test_settings_that_do_not_go_together():

@@ -12,11 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from plugins.filter.cluster import etcd_members
-from trainer import checkpoint, cli, metrics, optim
+from trainer import checkpoint, cli, metrics, optim, strategies
+from trainer.compress import orthonormal
 from trainer.config import from_mapping
 from trainer.errors import BadInput
+from trainer.model.loss import TokenLoss
 
 
 def test_learning_rates():
@@ -33,6 +36,38 @@ def test_learning_rates():
     assert rates["constant"][-1] == 1.0
     assert rates["linear"][-1] == pytest.approx(0.1)
     assert 0.1 < rates["cosine"][-1] < 0.13
+
+
+def test_columns_that_are_orthonormal_whatever_they_come_of():
+    chance = torch.Generator().manual_seed(1)
+    full = torch.randn(768, 4, generator=chance)
+    flat = torch.randn(300, 2, generator=chance) @ torch.randn(2, 4, generator=chance)
+    matrices = [full, flat, 1e-30 * full, torch.zeros(20, 4), torch.ones(20, 4), full[:9]]
+    for one, found in zip(matrices, orthonormal(matrices), strict=True):
+        assert found.shape == one.shape
+        assert torch.allclose(found.T @ found, torch.eye(4), atol=1e-5)
+        assert torch.allclose(found @ (found.T @ one), one, rtol=1e-4, atol=1e-5 * one.abs().max())
+    assert orthonormal([torch.full((20, 4), torch.inf)])[0].isnan().all()
+
+
+@pytest.mark.parametrize("comm", ["8bit", "powersgd", "diloco"])
+def test_one_rank_alone_takes_the_gradients_that_had_not_travelled_to_its_first_step(comm):
+    config = from_mapping({"comm": comm})
+    world = SimpleNamespace(size=1, rank=0, device=torch.device("cpu"))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    strategy = strategies.make(config, TokenLoss(model), world)
+    name, parameter = next(iter(strategy.trainable.items()))
+    left = torch.full_like(parameter, 3.0)
+    strategy.restore({f"left.{name}": left})
+    once = 0.0 if comm == "diloco" else 3.0  # that is of weights, for the next meeting
+    for taken, found in ((False, once), (True, once), (True, 0.0)):
+        strategy.zero_grad()
+        strategy.finish()
+        assert (parameter.grad == found).all()
+        if taken:
+            strategy.stepped(1, last=False)
+    kept = dict(strategy.kept())
+    assert list(kept) == ([f"left.{name}"] if comm == "diloco" else [])
 
 
 def stored(folder: Path, step: int) -> Path:

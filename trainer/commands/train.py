@@ -225,7 +225,7 @@ def _balance(config: Config, world: World, shares: str, at_once: list[int]) -> B
         lockstep=config.micro_batch_size if kind.lockstep else 0,
         at_once=at_once,
         # On a GPU a collective is waited for by the stream that computes, so that all ranks seem as slow.
-        watched=not (kind.lockstep and world.device.type == "cuda"),
+        watched=world.size == 1 or not (kind.lockstep and world.device.type == "cuda"),
     )
 
 

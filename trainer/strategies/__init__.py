@@ -3,7 +3,7 @@
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy
-from trainer.strategies.compressed import Compressed
+from trainer.strategies.compressed import Alone, Compressed
 from trainer.strategies.ddp import DDP
 from trainer.strategies.local import DiLoCo
 from trainer.strategies.sharded import FSDP, Infinity, Offload, Sharded, Zero1, Zero2
@@ -37,7 +37,8 @@ def reads_weights(config: Config, world: World) -> bool:
 def chosen(config: Config, world: World) -> type[Strategy]:
     """The strategy that `config` names, or what it comes down to on so many ranks."""
     kind = STRATEGIES[config.strategy]
-    if config.comm not in EXACT and world.size > 1:
-        return DiLoCo if config.comm == "diloco" else Compressed
+    if config.comm not in EXACT:
+        several = DiLoCo if config.comm == "diloco" else Compressed
+        return several if world.size > 1 else Alone
     shares = world.size > 1 or issubclass(kind, Offload | Split)  # else one rank has nobody to share with
     return kind if shares else DDP

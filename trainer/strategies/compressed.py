@@ -10,6 +10,45 @@ from trainer.model.loss import TokenLoss
 from trainer.strategies.ddp import DDP
 from trainer.world import World, translated
 
+# What checkpoints have besides weights and moments, by way (Strategy.keeps).
+KEEPS = {
+    "16bit": ("left",),
+    "8bit": ("left",),
+    "powersgd": ("left", "right"),
+    "diloco": ("left", "velocity"),
+}
+
+
+class Alone(DDP):
+    """One rank, to which no other has come: nothing travels, and what more ranks have kept is there when they return.
+
+    Gradients that had not travelled come to the first step's, and are no more left over then. What diloco's meetings
+    left out, and their momentum, wait for the next one.
+    """
+
+    def __init__(self, module: TokenLoss, world: World, config: Config):
+        super().__init__(module, world, config)
+        self.keeps = KEEPS[config.comm]
+        self._kept: dict[str, torch.Tensor] = {}
+        self._due = (
+            {} if config.comm == "diloco" else {f"left.{name}": p for name, p in self.trainable.items()}
+        )
+
+    def finish(self) -> None:
+        for key, parameter in self._due.items():
+            if key in self._kept:
+                parameter.grad += self._kept[key].to(parameter.grad)
+
+    def stepped(self, tokens: int, last: bool) -> None:
+        for key in self._due:
+            self._kept.pop(key, None)
+
+    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((key, one.clone()) for key, one in self._kept.items())
+
+    def restore(self, kept: dict[str, torch.Tensor]) -> None:
+        self._kept = dict(kept)
+
 
 class AfterBackward(DDP):
     """Nothing travels before backward is over, and each time something is left over, which checkpoints keep by name."""
@@ -63,13 +102,11 @@ class Compressed(AfterBackward):
     With powersgd they have the columns, too, from which the next power iteration goes on (`right`).
     """
 
-    keeps = ("left",)
-
     def __init__(self, module: TokenLoss, world: World, config: Config):
         super().__init__(module, world, config)
+        self.keeps = KEEPS[config.comm]
         self._counted = 0  # bytes, of what the last step counts for the checkpoint before it
         if config.comm == "powersgd":
-            self.keeps = ("left", "right")
             self._factors = Factors([p.grad for p in self._ordered()], config.powersgd_rank, world, self._sum)
             self._sums = []
         else:
@@ -87,6 +124,8 @@ class Compressed(AfterBackward):
             one(bucket.flat)
 
     def stepped(self, tokens: int, last: bool) -> None:
+        for one in [self._factors] if self._factors else self._sums:
+            one.commit()
         self._counted, self._saved = self._saved, 0
 
     @property

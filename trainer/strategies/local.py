@@ -20,7 +20,7 @@ from trainer import ways
 from trainer.compress import Bits8, CodedSum
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
-from trainer.strategies.compressed import AfterBackward
+from trainer.strategies.compressed import KEEPS, AfterBackward
 from trainer.strategies.ddp import Bucket
 from trainer.world import Circle, World
 
@@ -42,6 +42,7 @@ class Part:
 
     def take(self, gone: torch.Tensor, momentum: float, rate: float, own: float) -> None:
         """Take the mean way `gone` as a gradient of the outer weights, and these but for the share `own`."""
+        self.sum.commit()
         self.velocity.mul_(momentum).add_(gone)
         self.outer.sub_(gone + momentum * self.velocity, alpha=rate)
         flat = self.outer.lerp(self.weights(), own) if own else self.outer
@@ -74,7 +75,7 @@ class DiLoCo(AfterBackward):
     """See the module. A checkpoint or an evaluation ends all rounds early, so that there are weights to keep."""
 
     independent = True
-    keeps = ("left", "velocity")
+    keeps = KEEPS["diloco"]
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         super().__init__(module, world, config)
