@@ -86,12 +86,19 @@ class TokenLoss(nn.Module):
 
     def _in_chunks(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """As `forward`, of hidden (B x S, D) and labels (B x S,)."""
-        if self.fused is not None:
+        if self.fused is not None:  # its products take part in autocast by themselves
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
             return self.fused(head.weight.to(hidden.dtype), hidden, labels, bias)
-        if self.transform is not _unchanged:
+        device = hidden.device.type
+        if torch.is_autocast_enabled(device):
+            hidden = hidden.to(torch.get_autocast_dtype(device))
+        narrow = hidden.dtype != torch.float32
+        if self.transform is not _unchanged or (narrow and not torch.is_grad_enabled()):
             parts = zip(hidden.split(self.chunk), labels.split(self.chunk), strict=True)
             return sum(checkpoint(self._part, head, *part, use_reentrant=False) for part in parts)
+        if narrow:
+            weights = [head.weight] if head.bias is None else [head.weight, head.bias]
+            return Narrow.apply(labels, self.chunk, hidden, *weights)
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
         return F.linear_cross_entropy(
             hidden,
@@ -107,6 +114,45 @@ class TokenLoss(nn.Module):
         """As `_in_chunks`, of one chunk, whose logits are computed again in backward."""
         logits = self.transform(head(hidden)).float()
         return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+
+
+class Narrow(torch.autograd.Function):
+    """Head and cross-entropy in chunks, multiplied in the half precision of `hidden`, summed in float32.
+
+    torch's linear_cross_entropy takes no part in autocast, and sums the loss in the format that it is given: of a few
+    thousand tokens' nats in bfloat16 two digits are left.
+    """
+
+    @staticmethod
+    def forward(ctx, labels: torch.Tensor, chunk: int, hidden: torch.Tensor, *head: torch.Tensor):
+        """As TokenLoss, of hidden (T, D) and labels (T,); head: weight (V, D) and, where there is one, bias (V,)."""
+        trained = ctx.needs_input_grad[3:]
+        narrow = [
+            one.detach().to(hidden.dtype).requires_grad_(grad)
+            for one, grad in zip(head, trained, strict=True)
+        ]
+        leaves = [one for one in narrow if one.requires_grad]
+        total = hidden.new_zeros((), dtype=torch.float32)
+        ctx.of_hidden = torch.empty_like(hidden)
+        ctx.of_head = [torch.zeros_like(one, dtype=torch.float32) for one in leaves]
+        for begin in range(0, len(hidden), chunk):
+            rows = slice(begin, begin + chunk)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                part = hidden[rows].detach().requires_grad_()
+                logits = F.linear(part, *narrow).float()
+                loss = F.cross_entropy(logits, labels[rows], ignore_index=IGNORE, reduction="sum")
+            total += loss.detach()
+            ctx.of_hidden[rows], *slopes = torch.autograd.grad(loss, [part, *leaves])
+            for summed, slope in zip(ctx.of_head, slopes, strict=True):
+                summed += slope
+        return total
+
+    @staticmethod
+    def backward(ctx, slope: torch.Tensor):
+        """The gradients, which are there already, times that of the sum."""
+        of_head = iter(ctx.of_head)
+        others = (next(of_head) * slope if trained else None for trained in ctx.needs_input_grad[3:])
+        return None, None, ctx.of_hidden * slope, *others
 
 
 def check(config: Config, device: torch.device) -> None:
