@@ -81,7 +81,7 @@ def test_an_architecture(kind, world):
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
 
-    load._check_packing(from_mapping({}), model, world)
+    load.check_packing(from_mapping({}), TokenLoss(model), world)
     wrapped = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 2}))
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 4 and all("lora_" in name for name in trained)
@@ -233,8 +233,8 @@ def test_layers_that_see_other_documents_are_refused(kind, world, monkeypatch):
     periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2}
     monkeypatch.setitem(ARCHITECTURES, kind, {"state_size": 4, **periods, **EXPERTS})
     model = make(kind)
-    with pytest.raises(BadInput, match=r"see other documents|takes no positions"):
-        load._check_packing(from_mapping({"model": kind}), model, world)
+    with pytest.raises(BadInput, match=r"see other documents|does not take what tells documents apart"):
+        load.check_packing(from_mapping({"model": kind}), TokenLoss(model), world)
 
 
 def test_adapters_go_where_they_are_wanted():

@@ -48,6 +48,7 @@ class TokenLoss(nn.Module):
         vocabulary = model.config.get_text_config().vocab_size
         self.chunk = max(256, CHUNK_ELEMENTS // vocabulary) if chunk is None else chunk
         base = without_adapter(model)
+        self.flash = "flash" in (base.config.get_text_config()._attn_implementation or "")
         self.transform = _transform(base)
         if self.transform is None or not _plain_head(base):
             self.chunk = 0
@@ -56,17 +57,19 @@ class TokenLoss(nn.Module):
     def forward(
         self,
         inputs: torch.Tensor,
-        labels: torch.Tensor,
+        labels: torch.Tensor | None,
         positions: torch.Tensor,
         routed: router.Ask | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The summed cross-entropy (nats, float32 scalar) of tokens (B, S) with a label other than IGNORE.
 
-        labels[b, s] is the token after inputs[b, s]; attention stays within each document, told by positions.
+        labels[b, s] is the token after inputs[b, s]; None: the logits (B, S, V) are asked for. Attention stays within
+        each document, told by positions, which begin at 0 in each and in each row.
         routed: what is asked of a mixture of experts' routers besides; then (cross-entropy, its answer).
         """
-        # No mask and no cache: transformers then takes the document borders from the positions.
-        asked = {"input_ids": inputs, "position_ids": positions, "use_cache": False}
+        asked = {**self._packed(inputs, positions), "use_cache": False}
+        if labels is None:
+            return self.model(**asked).logits.reshape(*inputs.shape, -1)
         if routed is not None:
             asked["output_router_logits"] = True
         labels = labels.flatten()
@@ -83,6 +86,19 @@ class TokenLoss(nn.Module):
         if routed is None:
             return loss
         return loss, routed([layer.to(inputs.device) for layer in output.router_logits])
+
+    def _packed(self, inputs: torch.Tensor, positions: torch.Tensor) -> dict:
+        """`inputs` and `positions`, both (B, S), as the model takes them, so that it knows the documents' borders."""
+        if not self.flash:  # without a mask transformers takes the borders from the positions
+            return {"input_ids": inputs, "position_ids": positions}
+        # Of flash attention it does so in a single row alone, and some architectures hand on the borders but not the
+        # positions, or the reverse: so both are told, of one row.
+        rows, starts = positions.reshape(1, -1), (positions.flatten() == 0).nonzero().flatten()
+        borders = F.pad(starts, (0, 1), value=rows.numel()).int()
+        asked = {"input_ids": inputs.reshape(1, -1), "position_ids": rows}
+        for side in "qk":
+            asked |= {f"cu_seq_lens_{side}": borders, f"max_length_{side}": positions.shape[1]}
+        return asked
 
     def _in_chunks(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """As `forward`, of hidden (B x S, D) and labels (B x S,)."""
