@@ -63,7 +63,8 @@ class Config:
     )
     attention: str = key(
         "auto",
-        "transformers' attention implementation; auto: the best that the model has",
+        "transformers' attention implementation; auto: the best that the model has on any device. flex and flash run on "
+        "GPUs alone, flash with its package beside the trainer, and in 16 bits",
         choices=(
             *("auto", "sdpa", "eager", "flex_attention"),
             *("flash_attention_2", "flash_attention_3", "flash_attention_4"),
@@ -392,6 +393,10 @@ def check_together(config: Config) -> Config:
         problems.append(
             "attention: flex_attention's masks stay on one GPU, and strategy split has layers on several; set "
             "attention to auto or sdpa"
+        )
+    if "flash" in config.attention and config.dtype == "float32":
+        problems.append(
+            f"attention: {config.attention} computes in 16 bits alone; set dtype to bfloat16, or attention to auto"
         )
     try:
         listed = given(config.balance)

@@ -69,6 +69,12 @@ def test_a_list_that_ansible_hands_over_is_refused_with_its_cure():
 def test_settings_that_do_not_go_together():
     with pytest.raises(BadInput, match="set optimizer to adamw, found adamw_8bit"):
         config.check_together(config.from_mapping({"strategy": "infinity", "optimizer": "adamw_8bit"}))
+    flash = {"attention": "flash_attention_2"}
+    with pytest.raises(
+        BadInput, match="attention: flash_attention_2 computes in 16 bits alone; set dtype to"
+    ):
+        config.check_together(config.from_mapping(flash))
+    config.check_together(config.from_mapping({**flash, "dtype": "float16"}))
 
 
 def test_all_problems_at_once(tmp_path):

@@ -11,7 +11,7 @@ from trainer.config import from_mapping
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
 from trainer.model import files, load, lora
-from trainer.model.loss import TokenLoss
+from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
 torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def test_an_architecture(kind, world):
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
 
-    load._check_packing(from_mapping({}), model, world)
+    load.check_packing(from_mapping({}), TokenLoss(model), world)
     wrapped = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 2}))
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 4 and all("lora_" in name for name in trained)
@@ -107,6 +107,55 @@ def test_torch_is_told_how_many_logits_may_be_there_at_once(monkeypatch):
     ]  # 480 tokens fit what 96 words are given at once
     assert TokenLoss(make("llama", vocab_size=1 << 15)).chunk == 1024
     assert TokenLoss(make("llama", vocab_size=1 << 18)).chunk == 256
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "phi", "granite"]
+)  # phi's head has a bias; granite scales its logits
+def test_in_half_precision_the_head_multiplies_so_and_its_sums_are_float32(kind, adapter, dtype, monkeypatch):
+    """Also of weights that autocast alone brings to it. Loss and gradients in chunks are the whole way's."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    half = HALF[dtype]
+
+    class Seen(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.products, self.softmaxes = set(), set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            name = function.overloadpacket.__name__
+            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            if name in ("mm", "addmm") and any(97 in one.shape for one in tensors):
+                self.products |= {one.dtype for one in tensors}
+            if name == "_log_softmax" and result.shape[-1] == 97:
+                self.softmaxes.add(result.dtype)
+            return result
+
+    monkeypatch.setitem(ARCHITECTURES, "phi", {"num_key_value_heads": 4})
+    model = make(kind, vocab_size=97)
+    if adapter == "lora":
+        model = lora.add(model.to(half), from_mapping({"adapter": "lora", "lora_rank": 2}))
+    inputs, labels = torch.randint(2, 96, (2, 40, 24))
+    labels[0, 5:9] = IGNORE
+    positions = torch.arange(24).expand(40, 24)
+    found = []
+    for chunk in (0, 100):
+        module = TokenLoss(model, chunk)
+        model.zero_grad()
+        with Seen() as seen, autocast(torch.device("cpu"), dtype):
+            loss = module(inputs, labels, positions)
+            (loss / 1000).backward()
+        assert seen.products == {half} and seen.softmaxes == {torch.float32} and loss.dtype == torch.float32
+        with torch.no_grad(), autocast(torch.device("cpu"), dtype):
+            assert module(inputs, labels, positions).item() == pytest.approx(loss.item(), rel=1e-6)
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found.append((loss.item(), gradient))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert (found[1][1] - found[0][1]).norm() < 0.02 * found[0][1].norm()
 
 
 @pytest.mark.parametrize("kind", sorted(CHANGES_LOGITS))
@@ -184,8 +233,8 @@ def test_layers_that_see_other_documents_are_refused(kind, world, monkeypatch):
     periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2}
     monkeypatch.setitem(ARCHITECTURES, kind, {"state_size": 4, **periods, **EXPERTS})
     model = make(kind)
-    with pytest.raises(BadInput, match=r"see other documents|takes no positions"):
-        load._check_packing(from_mapping({"model": kind}), model, world)
+    with pytest.raises(BadInput, match=r"see other documents|does not take what tells documents apart"):
+        load.check_packing(from_mapping({"model": kind}), TokenLoss(model), world)
 
 
 def test_adapters_go_where_they_are_wanted():

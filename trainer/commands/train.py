@@ -131,8 +131,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         **model_load.frozen(config, source, world),
     }
     strategy = strategies.make(config, TokenLoss(model, config.loss_chunk, config.loss_kernel), world)
-    if in_parts:
-        model_load.check_packing_in_parts(config, strategy.module, world)
+    model_load.check_packing(config, strategy.module, world)
     optimizer = optim.adamw(strategy.trainable.values(), config)
     strategy.adopt(optimizer)
     progress = Progress()

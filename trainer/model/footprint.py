@@ -63,20 +63,24 @@ def measure(config: Config, model_config) -> Footprint:
     """
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     config = _as_on_disk(config, model_config)
-    with torch.device("meta"):
-        model = _model(config, model_config)
     try:
-        activations, working = _step(config, model)
-    except Exception as first:
-        # Some kernels know no float32 without data (grouped matrix products): half of it then, twice.
+        with torch.device("meta"):
+            model = _model(config, model_config)
         try:
-            halves = _step(config, model.to(torch.bfloat16))
-            activations, working = (2 * one for one in halves)
-        except Exception:
-            reason = " ".join(str(first).split())[:200]
-            raise BadInput(
-                f"model: {config.model}: its memory cannot be told without running it: {type(first).__name__}: {reason}"
-            ) from None
+            activations, working = _step(config, model)
+        except Exception as first:
+            # Some kernels know no float32 without data (grouped matrix products): half of it then, twice.
+            try:
+                activations, working = (2 * one for one in _step(config, model.to(torch.bfloat16)))
+            except Exception:
+                raise first from None
+    except BadInput:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(
+            f"model: {config.model}: its memory cannot be told without running it: {type(error).__name__}: {reason}"
+        ) from None
     return _sums(config, model, activations, working)
 
 
@@ -93,7 +97,8 @@ def _model(config: Config, model_config) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     common = {"trust_remote_code": config.trust_remote_code}
-    if config.attention != "auto":
+    # Flash and flex attention run on GPUs alone; what `auto` takes needs as little.
+    if config.attention in ("eager", "sdpa"):
         common["attn_implementation"] = config.attention
     frozen = HALF.get(config.dtype, torch.float32) if config.adapter != "none" else torch.float32
     model = AutoModelForCausalLM.from_config(copy.deepcopy(model_config), **common).to(frozen)

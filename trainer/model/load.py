@@ -1,6 +1,7 @@
 """The model and tokenizer that `model` names, with equal weights on every rank."""
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -13,7 +14,6 @@ import torch
 
 from trainer.config import Config
 from trainer.data import tokenizer as own_tokenizer
-from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
 from trainer.model import lora, quantize, stored
 from trainer.model.files import weights_of
@@ -45,6 +45,7 @@ def source(config: Config, world: World) -> Source:
         digests = world.gather(tokenizer_digest(found.tokenizer)[:12])
         world.same("tokenizer", digests, "give every host the same files of the model")
     world.together(lambda: _check(config, found))
+    world.together(lambda: _check_attention(config, found, world.device))
     # What its maker once cut or padded texts to stands in tokenizer.json, and would silently do so here.
     found.tokenizer.backend_tokenizer.no_truncation()
     found.tokenizer.backend_tokenizer.no_padding()
@@ -59,7 +60,8 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
     float32. Frozen ones have the computation's format, or are quantised. All ranks must call.
 
     in_parts: the strategy may read the weights itself, its part of each or each to its device. Where that can be done,
-    they are on the meta device and `model.stored` tells where they lie. The caller checks the packing then.
+    they are on the meta device and `model.stored` tells where they lie. The caller checks the packing, once a strategy
+    has brought them to where they compute.
     """
 
     def load():
@@ -87,8 +89,6 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if not in_parts:
-        _check_packing(config, model, world)
     if config.compile:
         world.together(lambda: _compile(model, world))
     return model.train()
@@ -186,6 +186,33 @@ def _check(config: Config, found: Source) -> None:
             f"sequence_length {config.sequence_length} is more than the {longest} positions of model {name}; "
             f"set it to {longest} or less"
         )
+
+
+def _check_attention(config: Config, found: Source, device: torch.device) -> None:
+    """Refuse an attention that is asked for and that model, environment or device do not have."""
+    if config.attention == "auto":
+        return
+    from transformers import AutoModelForCausalLM
+
+    common = {"attn_implementation": config.attention, "trust_remote_code": config.trust_remote_code}
+    cure, flash = "set attention to auto", "flash" in config.attention
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(copy.deepcopy(found.config), **common)
+    except (ImportError, ValueError) as error:
+        if flash and isinstance(error, ImportError):
+            cure = f"install it beside the trainer, on hosts whose GPUs it knows, or {cure}"
+        text = " ".join(str(error).split())[:300].rstrip(".")
+        raise BadInput(
+            f"attention: model {config.model} cannot have {config.attention}: {text}; {cure}"
+        ) from None
+    if device.type == "cpu" and (flash or config.attention == "flex_attention"):
+        lacking = "no form" if flash else "no backward pass"
+        raise BadInput(
+            f"attention: {config.attention} has {lacking} for a CPU, and this run computes on one; {cure}"
+        )
+    if config.attention == "flex_attention":
+        _check_compiler("attention: flex_attention", cure, device)
 
 
 def check_vocabulary(found: Source, largest_id: int) -> None:
@@ -326,45 +353,44 @@ def _equalise(model: torch.nn.Module, world: World) -> None:
             tensor.data.copy_(values)
 
 
-def _check_packing(config: Config, model: torch.nn.Module, world: World) -> None:
+def check_packing(config: Config, module: torch.nn.Module, world: World) -> None:
     """Refuse a model whose tokens see other documents of their packed sequence, as those with recurrent layers do.
 
-    Measured: what the first of two documents says must not change what comes out for the second.
+    Measured, with a strategy's TokenLoss and where it computes: what the first of two rows' four documents says must
+    not change what comes out for the others. All ranks must call.
     """
-    device = next(model.parameters()).device
-
-    def second(inputs, positions):
-        logits = model(input_ids=inputs, position_ids=positions, use_cache=False).logits
-        return logits[:, inputs.shape[1] // 2 :].float()
-
-    world.together(lambda: _compare_neighbours(config, model, device, second))
+    world.together(lambda: _compare_neighbours(config, module, world.device))
 
 
-def check_packing_in_parts(config: Config, module: torch.nn.Module, world: World) -> None:
-    """As `_check_packing`, of a strategy's TokenLoss whose ranks hold a part of the weights each; all must call."""
-
-    def second(inputs, positions):
-        labels = inputs.clone()
-        labels[:, : inputs.shape[1] // 2] = IGNORE
-        return module(inputs, labels, positions)
-
-    world.together(lambda: _compare_neighbours(config, module.model, world.device, second))
-
-
-def _compare_neighbours(config: Config, model: torch.nn.Module, device: torch.device, second) -> None:
-    """Raise BadInput where `second(inputs, positions)`, of the second of two documents, depends on the first."""
-    length = 8
-    positions = torch.arange(length, device=device).remainder(length // 2)[None]
-    one = torch.arange(length, device=device)[None] % (model.config.get_text_config().vocab_size - 1)
+def _compare_neighbours(config: Config, module: torch.nn.Module, device: torch.device) -> None:
+    """Raise BadInput where the logits of other documents depend on the first one."""
+    rows, length, half = 2, 8, 4
+    positions = torch.arange(length, device=device).remainder(half).repeat(rows, 1)
+    vocabulary = module.model.config.get_text_config().vocab_size
+    one = torch.arange(length, device=device).repeat(rows, 1) % (vocabulary - 1)
     other = one.clone()
-    other[:, : length // 2] += 1
+    other[0, :half] += 1
+    # Nothing is compiled for the shape of a trial.
+    compiled = config.compile or config.attention == "flex_attention"
+    eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
     try:
-        with torch.no_grad(), autocast(device, config.dtype):
-            before, after = second(one, positions), second(other, positions)
-    except TypeError:
+        with torch.no_grad(), autocast(device, config.dtype), eager:
+            before, after = (
+                module(inputs, None, positions).float().flatten(0, 1)[half:] for inputs in (one, other)
+            )
+    except TypeError as error:
         raise BadInput(
-            f"model: {config.model}: it takes no positions, so that documents cannot be told apart in a packed "
-            "sequence; choose another model"
+            f"model: {config.model}: it does not take what tells documents apart in a packed sequence ({error}); "
+            "choose another model or attention"
+        ) from None
+    except (
+        ImportError,
+        NotImplementedError,
+        ValueError,
+    ) as error:  # transformers' and the kernels' own refusals
+        raise BadInput(
+            f"model: {config.model}: it cannot compute packed sequences here: {' '.join(str(error).split())[:300]}; "
+            "choose another model or attention"
         ) from None
     # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
     near = 1e-4 if config.dtype == "float32" else 2e-2
@@ -404,22 +430,27 @@ def restore_dropout(directory: Path, dropout: dict) -> None:
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def _compile(model: torch.nn.Module, world: World) -> None:
-    """Have each layer compiled at its first pass: layers are alike, so that one compilation serves them all."""
-    from trainer.strategies.sharded import blocks
-
-    compilers = ("g++", "clang++") if world.device.type == "cpu" else ("gcc", "clang", "cc")
+def _check_compiler(what: str, cure: str, device: torch.device) -> None:
+    """Refuse `what`, which is by torch.compile, where that lacks a compiler or Python's headers; or else `cure`."""
+    compilers = ("g++", "clang++") if device.type == "cpu" else ("gcc", "clang", "cc")
     if not any(map(shutil.which, compilers)):
         raise BadInput(
-            f"compile: there is no compiler here, which torch.compile needs ({' or '.join(compilers)}); install one "
-            "(apt install g++), or set compile to false"
+            f"{what}: there is no compiler here, which torch.compile needs ({' or '.join(compilers)}); install one "
+            f"(apt install g++), or {cure}"
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
         raise BadInput(
-            f"compile: torch.compile needs Python's headers, and {header} is not there; install them "
-            f"(apt install python{sysconfig.get_python_version()}-dev), or set compile to false"
+            f"{what}: torch.compile needs Python's headers, and {header} is not there; install them "
+            f"(apt install python{sysconfig.get_python_version()}-dev), or {cure}"
         )
+
+
+def _compile(model: torch.nn.Module, world: World) -> None:
+    """Have each layer compiled at its first pass: layers are alike, so that one compilation serves them all."""
+    from trainer.strategies.sharded import blocks
+
+    _check_compiler("compile", "set compile to false", world.device)
     if world.device.type == "cpu":
         # A C++ compiler that is killed leaves half a library behind, which every later start would stumble over.
         place = world.environment.run_dir / "compiled"

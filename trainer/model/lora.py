@@ -88,12 +88,13 @@ class KeyedDropout(nn.Module):
         self.keys: list[int] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, S, D) with a share `p` of its values zero, the others scaled up."""
+        """x, (B, S, D) or (1, B x S, D), with a share `p` of its values zero, the others scaled up."""
         if self.keys is None:
             return x
         generator = torch.Generator(x.device)
         kept = torch.empty_like(x)
-        for row, key in zip(kept, self.keys, strict=True):
+        rows = kept.view(len(self.keys), -1, x.shape[-1]) if len(x) == 1 else kept
+        for row, key in zip(rows, self.keys, strict=True):
             generator.manual_seed((key * 1_000_003 + self.layer) % 2**62)
             row.bernoulli_(1 - self.p, generator=generator)
         return x * kept / (1 - self.p)

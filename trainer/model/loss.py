@@ -48,6 +48,7 @@ class TokenLoss(nn.Module):
         vocabulary = model.config.get_text_config().vocab_size
         self.chunk = max(256, CHUNK_ELEMENTS // vocabulary) if chunk is None else chunk
         base = without_adapter(model)
+        self.flash = "flash" in (base.config.get_text_config()._attn_implementation or "")
         self.transform = _transform(base)
         if self.transform is None or not _plain_head(base):
             self.chunk = 0
@@ -56,17 +57,19 @@ class TokenLoss(nn.Module):
     def forward(
         self,
         inputs: torch.Tensor,
-        labels: torch.Tensor,
+        labels: torch.Tensor | None,
         positions: torch.Tensor,
         routed: router.Ask | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The summed cross-entropy (nats, float32 scalar) of tokens (B, S) with a label other than IGNORE.
 
-        labels[b, s] is the token after inputs[b, s]; attention stays within each document, told by positions.
+        labels[b, s] is the token after inputs[b, s]; None: the logits (B, S, V) are asked for. Attention stays within
+        each document, told by positions, which begin at 0 in each and in each row.
         routed: what is asked of a mixture of experts' routers besides; then (cross-entropy, its answer).
         """
-        # No mask and no cache: transformers then takes the document borders from the positions.
-        asked = {"input_ids": inputs, "position_ids": positions, "use_cache": False}
+        asked = {**self._packed(inputs, positions), "use_cache": False}
+        if labels is None:
+            return self.model(**asked).logits.reshape(*inputs.shape, -1)
         if routed is not None:
             asked["output_router_logits"] = True
         labels = labels.flatten()
@@ -84,14 +87,34 @@ class TokenLoss(nn.Module):
             return loss
         return loss, routed([layer.to(inputs.device) for layer in output.router_logits])
 
+    def _packed(self, inputs: torch.Tensor, positions: torch.Tensor) -> dict:
+        """`inputs` and `positions`, both (B, S), as the model takes them, so that it knows the documents' borders."""
+        if not self.flash:  # without a mask transformers takes the borders from the positions
+            return {"input_ids": inputs, "position_ids": positions}
+        # Of flash attention it does so in a single row alone, and some architectures hand on the borders but not the
+        # positions, or the reverse: so both are told, of one row.
+        rows, starts = positions.reshape(1, -1), (positions.flatten() == 0).nonzero().flatten()
+        borders = F.pad(starts, (0, 1), value=rows.numel()).int()
+        asked = {"input_ids": inputs.reshape(1, -1), "position_ids": rows}
+        for side in "qk":
+            asked |= {f"cu_seq_lens_{side}": borders, f"max_length_{side}": positions.shape[1]}
+        return asked
+
     def _in_chunks(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """As `forward`, of hidden (B x S, D) and labels (B x S,)."""
-        if self.fused is not None:
+        if self.fused is not None:  # its products take part in autocast by themselves
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
             return self.fused(head.weight.to(hidden.dtype), hidden, labels, bias)
-        if self.transform is not _unchanged:
+        device = hidden.device.type
+        if torch.is_autocast_enabled(device):
+            hidden = hidden.to(torch.get_autocast_dtype(device))
+        narrow = hidden.dtype != torch.float32
+        if self.transform is not _unchanged or (narrow and not torch.is_grad_enabled()):
             parts = zip(hidden.split(self.chunk), labels.split(self.chunk), strict=True)
             return sum(checkpoint(self._part, head, *part, use_reentrant=False) for part in parts)
+        if narrow:
+            weights = [head.weight] if head.bias is None else [head.weight, head.bias]
+            return Narrow.apply(labels, self.chunk, hidden, *weights)
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
         return F.linear_cross_entropy(
             hidden,
@@ -107,6 +130,45 @@ class TokenLoss(nn.Module):
         """As `_in_chunks`, of one chunk, whose logits are computed again in backward."""
         logits = self.transform(head(hidden)).float()
         return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+
+
+class Narrow(torch.autograd.Function):
+    """Head and cross-entropy in chunks, multiplied in the half precision of `hidden`, summed in float32.
+
+    torch's linear_cross_entropy takes no part in autocast, and sums the loss in the format that it is given: of a few
+    thousand tokens' nats in bfloat16 two digits are left.
+    """
+
+    @staticmethod
+    def forward(ctx, labels: torch.Tensor, chunk: int, hidden: torch.Tensor, *head: torch.Tensor):
+        """As TokenLoss, of hidden (T, D) and labels (T,); head: weight (V, D) and, where there is one, bias (V,)."""
+        trained = ctx.needs_input_grad[3:]
+        narrow = [
+            one.detach().to(hidden.dtype).requires_grad_(grad)
+            for one, grad in zip(head, trained, strict=True)
+        ]
+        leaves = [one for one in narrow if one.requires_grad]
+        total = hidden.new_zeros((), dtype=torch.float32)
+        ctx.of_hidden = torch.empty_like(hidden)
+        ctx.of_head = [torch.zeros_like(one, dtype=torch.float32) for one in leaves]
+        for begin in range(0, len(hidden), chunk):
+            rows = slice(begin, begin + chunk)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                part = hidden[rows].detach().requires_grad_()
+                logits = F.linear(part, *narrow).float()
+                loss = F.cross_entropy(logits, labels[rows], ignore_index=IGNORE, reduction="sum")
+            total += loss.detach()
+            ctx.of_hidden[rows], *slopes = torch.autograd.grad(loss, [part, *leaves])
+            for summed, slope in zip(ctx.of_head, slopes, strict=True):
+                summed += slope
+        return total
+
+    @staticmethod
+    def backward(ctx, slope: torch.Tensor):
+        """The gradients, which are there already, times that of the sum."""
+        of_head = iter(ctx.of_head)
+        others = (next(of_head) * slope if trained else None for trained in ctx.needs_input_grad[3:])
+        return None, None, ctx.of_hidden * slope, *others
 
 
 def check(config: Config, device: torch.device) -> None:
