@@ -151,7 +151,7 @@ class Saver:
         try:
             with translated(self.world):
                 self._write_all(files, manifest)
-                self._saved.warning = self._rotate(manifest["step"], spare)
+                self._saved.warning = self._delete_old(manifest["step"], spare)
             self._saved.seconds = time.perf_counter() - self._saved.begin
         except TrainerError as error:
             self._failure = error
@@ -188,19 +188,26 @@ class Saver:
                 "these hosts do not compute alike"
             )
 
-    def _rotate(self, step: int, spare: int | None) -> str:
-        """Delete what is superfluous on all hosts, now that `step` is there; returns what could not be, and why."""
-        world, steps, problem = self.world, [], ""
-        if self.writes:
-            steps = [_step(path) for path in _list(self.folder) if _step(path) <= step][-self.keep :]
+    def _delete_old(self, step: int, spare: int | None) -> str:
+        """Delete what is superfluous on all hosts, now that `step` is there; returns what could not be, and why.
+
+        A host without a copy of it, for want of room, has no use for older ones than those who have one keep.
+        """
+        world, steps, failure = self.world, [], None
+        try:
+            if self.writes:
+                steps = [_step(path) for path in _list(self.folder) if _step(path) <= step][-self.keep :]
+        except OSError as error:
+            failure = error
         kept = {spare}.union(*world.gather(steps, self.group))
         try:
-            # A host that has a copy no more, for want of room, has no use for its old ones either.
-            if world.rank in world.firsts:
+            if world.rank in world.firsts and not failure:
                 _rotate(self.folder, step, kept)
         except OSError as error:
-            problem = f"{world.environment.host}: {self.folder}: old checkpoints cannot be deleted: {error}"
-        return "; ".join(filter(None, world.gather(problem, self.group)))
+            failure = error
+        where = f"{world.environment.host}: {self.folder}"
+        told = f"{where}: old checkpoints cannot be deleted: {failure}" if failure else ""
+        return "; ".join(filter(None, world.gather(told, self.group)))
 
     def _choose_writers(self) -> None:
         """Have the first nodes that have room write; all ranks must call.
@@ -279,7 +286,7 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
     )
     holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
     problems = [
-        f"{world.hosts[rank]}: {why['why']}" for rank, one in enumerate(everyone) for why in one["damaged"]
+        f"{world.hosts[rank]}: {bad['why']}" for rank, one in enumerate(everyone) for bad in one["damaged"]
     ]
     if step is None:
         _miss(world, everyone, max(holders, default=(0, 0))[0], given_up, problems)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from trainer import checkpoint, cli, evaluate, recorder, sinks
+from trainer.commands import train
 from trainer.config import from_mapping
 from trainer.environment import Environment
 from trainer.errors import BadInput
@@ -298,3 +299,17 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
     observer._tell = lambda *_, **told: shown.append(told["loss"])
     observer.evaluate()
     assert shown == ["evaluating"] * 5 + [8.0, "running"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "left_out", "wanted"),
+    [(1, (), ["a"]), (3, (), []), (2, (), ["a"]), (4, ("a", "d"), ["a", "d"])],
+)
+def test_nobody_waits_for_a_copy_that_cannot_come(expected, left_out, wanted):
+    """Without a launcher, where it is not known on which host, where all are there, or where those are left out."""
+    absent = checkpoint.Absent("step 9 is on a", wanted)
+    place = types.SimpleNamespace(expected=expected, left_out=left_out)
+    world = types.SimpleNamespace(environment=place, firsts=[0, 1])
+    with pytest.raises(checkpoint.Absent) as raised:
+        train._wait_for_a_copy(absent, from_mapping({}), world, None, None)
+    assert raised.value is absent
