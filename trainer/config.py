@@ -63,8 +63,8 @@ class Config:
     )
     attention: str = key(
         "auto",
-        "transformers' attention implementation; auto: the best that the model has on any device. flex and flash run on "
-        "GPUs alone, flash with its package beside the trainer, and in 16 bits",
+        "transformers' attention implementation; auto: the best that the model has on any device. flex and flash run "
+        "on GPUs alone, flash with its package beside the trainer, and in 16 bits",
         choices=(
             *("auto", "sdpa", "eager", "flex_attention"),
             *("flash_attention_2", "flash_attention_3", "flash_attention_4"),

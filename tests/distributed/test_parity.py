@@ -108,6 +108,23 @@ def references(material):
     return {adapter: plain_loop(material, batch_size=8, adapter=adapter) for adapter in ("none", "lora")}
 
 
+@pytest.mark.parametrize(
+    ("size", "strategy"), [(3, "ddp"), (2, "fsdp"), pytest.param(3, "zero2", marks=pytest.mark.full)]
+)
+def test_uneven_shares_of_an_adapter(material, tmp_path, size, strategy):
+    """Each rank's part of the sum counts by its tokens, in gradients that are the adapter's alone."""
+    expected = plain_loop(material, adapter="lora")
+    chosen = (
+        f"strategy={strategy}",
+        "adapter=lora",
+        "lora_rank=4",
+        "balance=" + {2: "5,2", 3: "4,1,2"}[size],
+    )
+    assert ranks.run(tmp_path, size, material / "run.yaml", *chosen) == pytest.approx(expected, rel=1e-5)
+    assert abs(expected[-1] - expected[0]) > 0.01
+    assert ranks.records(tmp_path / "node1")[0]["shares"] == {2: [5, 2], 3: [4, 1, 2]}[size]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity"])

@@ -197,6 +197,30 @@ def test_another_dataset_is_refused(material, tmp_path):
     assert "resume is never" in ranks.status(tmp_path / "node0")["reason"]
 
 
+def test_a_model_that_computes_otherwise_with_equal_shapes_is_refused(material, tmp_path):
+    """What differs is named; a checkpoint that does not tell, of an earlier version, is gone on from."""
+    other = tmp_path / "other"
+    shutil.copytree(material / "model", other)
+    content = json.loads((other / "config.json").read_text())
+    changes = {"activation_function": "relu", "layer_norm_epsilon": 0.01}
+    (other / "config.json").write_text(
+        json.dumps(content | changes | {"use_cache": False, "pad_token_id": 3})
+    )
+    run = (material / "run.yaml", f"model={other}")
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2")
+    ranks.run(tmp_path, 1, *run, codes=[2])
+    said = ranks.status(tmp_path / "node0")["reason"]
+    assert "made from something else: config.activation_function: gelu_new then, relu now; " in said
+    assert "config.layer_norm_epsilon: 1e-05 then, 0.01 now. Cure" in said
+
+    manifest = tmp_path / "node0" / "checkpoints" / "step-00000002" / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    kept = {what: one for what, one in facts["identity"].items() if not what.startswith("config.")}
+    assert len(kept) < len(facts["identity"])
+    manifest.write_text(json.dumps({**facts, "identity": kept}))
+    assert len(ranks.run(tmp_path, 1, *run, "steps=3")) == 3
+
+
 def test_a_finished_run_started_again_only_says_so(material, tmp_path):
     first = ranks.run(tmp_path, 1, material / "run.yaml", "steps=3")
     assert ranks.run(tmp_path, 1, material / "run.yaml", "steps=3") == first

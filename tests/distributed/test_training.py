@@ -209,6 +209,32 @@ def _harmful(run, sequences):
     return loss * float("nan") if run.progress.cursor == 6 * 7 and run.world.rank == 1 else loss
 
 
+@pytest.mark.parametrize("harm", ["loss nan", pytest.param("a spike, loss", marks=pytest.mark.full)])
+def test_a_roll_back_of_shared_weights_is_that_of_whole_ones(material, tmp_path, harm):
+    """Back to the checkpoint of step 4, and on behind the batch that did harm, under each strategy as under ddp."""
+    patch = {
+        ("trainer.loop", "token_loss"): _harmful if "nan" in harm else _spike_on_one,
+        ("trainer.loop", "SETTLED"): 3,
+    }
+    found = {}
+    for strategy in ("ddp", "fsdp", "zero1"):
+        chosen = (f"strategy={strategy}", "on_nan=rollback", "spike_factor=1.5")
+        found[strategy] = ranks.run(tmp_path / strategy, 2, material / "run.yaml", *chosen, patch=patch)
+        node = tmp_path / strategy / "node1"
+        (event,) = [one for one in ranks.records(node, "event") if one["event"] == "passed over"]
+        assert event["step"] == 4 and f"step 7: {harm}" in event["reason"]
+        assert len(found[strategy]) == 12
+    assert found["fsdp"] == pytest.approx(found["ddp"], rel=1e-5)
+    assert found["zero1"] == pytest.approx(found["ddp"], rel=1e-5)
+
+
+def _spike_on_one(run, sequences):
+    from trainer import loop
+
+    loss = loop.token_loss_really(run, sequences)
+    return loss * (9 if run.progress.cursor == 6 * 7 and run.world.rank == 1 else 1)
+
+
 def test_harm_without_end_ends_the_run(material, tmp_path):
     patch = {("trainer.loop", "token_loss"): _always_harmful}
     ranks.run(tmp_path, 1, material / "run.yaml", "on_nan=skip", patch=patch, codes=[3])
@@ -257,6 +283,24 @@ def test_the_profiler_traces_some_steps_on_request(material, tmp_path):
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert len([name for name in names if name.startswith("ProfilerStep#")]) >= 2
     assert any("aten::addmm" in name for name in names)
+
+
+def test_a_model_with_nothing_to_train_is_refused(material, tmp_path):
+    patch = {("transformers", "AutoModelForCausalLM"): _Frozen}
+    attempt = ranks.Ranks(tmp_path, 1, material / "run.yaml", patch=patch)
+    assert attempt.codes() == [2]
+    assert f"model: {material}/model: it has no weights that can be trained" in attempt.log(0)
+    assert "Traceback" not in attempt.log(0)
+
+
+class _Frozen:
+    """transformers' models, as code of a model's own may make them."""
+
+    @staticmethod
+    def from_config(*args, **options):
+        import transformers
+
+        return transformers.AutoModelForCausalLM_really.from_config(*args, **options).requires_grad_(False)
 
 
 def test_a_vocabulary_smaller_than_an_id_is_refused(material, tmp_path):

@@ -124,6 +124,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         )
     identity = {
         "model": model_load.architecture(model),
+        **model_load.behaviour(source),
         "dataset": packed.digest,
         "tokenizer": model_load.tokenizer_digest(source.tokenizer),
         "sequence_length": config.sequence_length,

@@ -471,6 +471,28 @@ def architecture(model: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
 
 
+def behaviour(found: Source) -> dict[str, object]:
+    """How the model computes, by its configuration's keys, `config.KEY`: equal shapes may be of another model."""
+    from transformers import PreTrainedConfig
+
+    beside = {*PreTrainedConfig().to_dict(), "use_cache", "auto_map", "quantization_config"} - {"model_type"}
+
+    def flat(name: str, value):
+        if isinstance(value, dict):
+            for key, one in value.items():
+                yield from flat(f"{name}.{key}", one)
+        else:
+            yield name, json.dumps(value) if isinstance(value, list) else value
+
+    said = json.loads(found.config.get_text_config().to_json_string(use_diff=False))
+    kept = {
+        key: one
+        for key, one in said.items()
+        if not (key in beside or key.startswith("_") or key.endswith("_token_id"))
+    }
+    return dict(flat("config", kept))
+
+
 def frozen(config: Config, found: Source, world: World) -> dict:
     """What an adapter was trained for and no checkpoint of it holds, by name: the model's own weights, its scale.
 
