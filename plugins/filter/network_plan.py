@@ -358,7 +358,7 @@ def check_ipv6(entries, present, before):
         str(address)
         for definitions in before.values()
         for definition in definitions.values()
-        for address in definition.get("addresses", [])
+        for address in definition.get("addresses") or []
     }
     for item in entries:
         link = next((link for link in present if link["name"] == item["now"]), None)
