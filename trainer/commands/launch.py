@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from trainer import disk, metrics
@@ -35,6 +36,7 @@ IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 SLOWER = 30  # times its longest silence in an attempt, which a rank is left to: float16 tries a step two dozen times
 SLOW = 1800.0  # seconds of silence at least that a rank has for what may take long without a word: saving, compiling
 LEFT_OUT = "{} is left out of the run: it failed again and again"
+FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
@@ -123,6 +125,7 @@ class Launcher:
         self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
+        self.faults = 0  # of the launcher itself, in a row
         self.met = False  # the store has answered, and knows this host as it is now
 
     def ended_before(self) -> int | None:
@@ -138,14 +141,21 @@ class Launcher:
         self.asked = True
 
     def turn(self) -> int | None:
-        """One look; what the store or the machine refuses (memory for a process, a disk) ends no launcher."""
+        """One look; what the store or the machine refuses (memory for a process, a disk) ends no launcher.
+
+        Nor does a fault of its own, unless it comes at each look.
+        """
         try:
             try:
-                return self.look()
+                code = self.look()
             except store.Unreachable as error:
-                return self._out_of_touch(str(error))
-        except OSError as error:
+                code = self._out_of_touch(str(error))
+        except (OSError, MemoryError) as error:
             return self._refused(error)
+        except Exception as error:
+            return self._faulty(error)
+        self.faults = 0
+        return code
 
     def look(self) -> int | None:
         """One look at what is asked, at the others and at the ranks. Raises OSError."""
@@ -242,7 +252,7 @@ class Launcher:
         (self.environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         self.tidy = True
 
-    def _refused(self, error: OSError) -> int | None:
+    def _refused(self, error: OSError | MemoryError) -> int | None:
         """The machine refused something: in an attempt a fault of this host's; else it waits, or stops if asked."""
         reason = self._refusal(error)
         if self.attempt:
@@ -250,14 +260,39 @@ class Launcher:
                 self.attempt.kill()
             self._over(Outcome(1, reason))
         elif self.asked:
-            return self._conclude(End(STOPPED, f"stopped on request; {reason}"))
+            return self._conclude(self._stopped(f"stopped on request; {reason}"))
         else:
             self._say("stalled", f"{reason}; the run goes on here once that is cured")
         return None
 
-    def _refusal(self, error: OSError) -> str:
+    def _refusal(self, error: OSError | MemoryError) -> str:
         where = f"look at the disk of {self.environment.run_dir}, and at this host's memory"
-        return f"{self.me.name}: the system refused the launcher something: {error}; {where}"
+        said = str(error) or type(error).__name__
+        return f"{self.me.name}: the system refused the launcher something: {said}; {where}"
+
+    def _faulty(self, error: Exception) -> int | None:
+        """A fault of the launcher itself: no rank goes on unwatched, and where it does not pass, this host's part ends.
+
+        The others go on; its unit, started again, takes part again.
+        """
+        self.faults += 1
+        if self.faults == 1:
+            with contextlib.suppress(OSError):
+                traceback.print_exception(error)
+        kind = f"{type(error).__name__}: {error}"
+        reason = f"{self.me.name}: a fault of the launcher itself, please report it: {kind}"
+        if self.attempt:
+            with contextlib.suppress(Exception):
+                self.attempt.kill()
+            with contextlib.suppress(Exception):
+                self._over(Outcome(1, reason))
+        elif self.faults >= FAULTS:
+            return self._conclude(End(1, reason), own=True)
+        return None
+
+    def _stopped(self, reason: str) -> End:
+        """The end of a run that was stopped here while the others cannot be told, unless it has finished."""
+        return End(0) if self.me.code == 0 else End(STOPPED, reason)
 
     def _has_come_up(self) -> bool:
         """Whether a host that was booted has its address: a switch, or who gives addresses, may be up long after it."""
@@ -309,7 +344,7 @@ class Launcher:
                 self._over(outcome)
             return None
         if self.asked:
-            return self._conclude(End(STOPPED, "stopped on request, while the store could not be asked"))
+            return self._conclude(self._stopped("stopped on request, while the store could not be asked"))
         if not self.met and not self.me.done and silent > self.config.timeout_seconds:
             cure = "see there `systemctl status trainyard-etcd`, and the firewall; site.yml sets both up"
             return self._conclude(End(LOST, f"{why}; {cure}"), own=True)
@@ -329,7 +364,14 @@ class Launcher:
         self.store.put_if("end", membership.pack(end), 0)
 
     def _own_end(self) -> End:
-        """The end of a run that was stopped here, unless its ranks failed over it."""
+        """The end of a run that was stopped here, unless it has finished, or its ranks failed over it."""
+        plan = self.entries.get("plan")
+        hosts = [
+            self.me,
+            *(Host(**one.value) for key, one in self.entries.items() if key.startswith("hosts/")),
+        ]
+        if plan and any(host.code == 0 and host.done == plan.value["attempt"] for host in hosts):
+            return End(0)
         if self.me.code not in (None, 0, LOST, STOPPED):
             return End(max(self.me.code, 1), self.me.reason)
         when = "" if self.me.code is not None else " before the hosts had met"
@@ -445,8 +487,6 @@ class Launcher:
             self.stopped_since and now - self.stopped_since > patience + GRACE
         ):  # and not before the others miss it
             return f"it was stopped (SIGSTOP) for {now - self.stopped_since:.0f} s"
-        if sum(member.processes for member in self.attempt.plan.members) > 1:
-            return None
         known = _status(self.environment)
         state = known.get("state")
         if (
@@ -456,11 +496,18 @@ class Launcher:
             self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
             return None
         used, waits, signs = self.attempt.work()
-        if not self.idle_since or now - looked > max(
-            patience / 2, 2 * LOOK
-        ):  # or this launcher itself stood still
+        stood_still = now - looked > max(patience / 2, 2 * LOOK)  # this launcher itself
+        if sum(member.processes for member in self.attempt.plan.members) > 1:
+            # While it saves the others wait for hours, also where its disk never answers.
+            if stood_still or not waits or signs is None or signs != self.sign[1]:
+                self.sign = now, signs
+            elif now - self.sign[0] > max(patience, SLOW):
+                return f"it waited for a disk for {now - self.sign[0]:.0f} s: see there `journalctl -k`"
+            return None
+        if not self.idle_since or stood_still:
             self.idle_since, self.sign = (now, used), (now, signs)
             return None
+            self.sign = (now, None)
         silent = signs is not None and signs == self.sign[1] and not waits
         if not silent:
             self.longest = max(self.longest, now - self.sign[0])  # from look to look: rather too long
