@@ -569,7 +569,7 @@ def test_the_head_says_that_it_is_left_out_or_waits_to_be_taken_in(pair):
         plan = word
 
 
-# ---- faults of the launcher itself ----
+# ---- hosts that lose each other ----
 
 
 def over(launcher, code, reason="lost a peer"):
@@ -589,6 +589,109 @@ def trains(pair):
         second.turn()
     assert first.attempt and second.attempt
     return first, second
+
+
+def test_who_has_lost_a_peer_tells_whom_it_does_not_reach(trains, monkeypatch):
+    asked = []
+    monkeypatch.setattr(launch.reach, "unreached", lambda hosts: asked.extend(hosts) or [1])
+    first, second = trains
+    me = over(first, LOST)
+    assert ([one.node for one in asked], me.unreached) == ([1], [1])
+    first.turn()
+    assert first.store.read()["hosts/0"].value["unreached"] == [1]
+    assert over(second, -9, "killed").unreached == [] and len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [({"unreached": [2]}, LOST), ({"cut_off": True}, LOST), ({}, 1)],
+    ids=["apart", "cut", "hung"],
+)
+def test_who_waits_for_peers_that_lost_each_other_has_not_hung(trains, clock, facts, code):
+    """Two hosts reach the head, and not each other: its ranks still wait for theirs."""
+    first, second = trains
+    second.attempt.outcome = attempt.Outcome(LOST, "lost a peer")
+    second.turn()
+    second.me = dataclasses.replace(second.me, **facts)
+    for _ in range(4):
+        second.turn()
+        first.turn()
+        clock[0] += launch.GRACE / 2
+    assert first.me.code == code
+    assert ("a rank hung" in first.me.reason) == (code == 1)
+
+
+def test_a_peer_that_is_lost_while_the_store_is_silent_is_a_network_that_is_cut(start, monkeypatch):
+    launcher = running(start())
+    monkeypatch.setattr(launcher.store, "read", refuse_store)
+    assert over(launcher, LOST).cut_off
+
+
+def test_the_next_attempt_is_judged_by_itself(start, monkeypatch, clock):
+    launcher = running(start())
+    with monkeypatch.context() as silent:
+        silent.setattr(launcher.store, "read", refuse_store)
+        over(launcher, LOST)
+    for _ in range(3):
+        launcher.turn()
+        clock[0] += 5
+    assert launcher.attempt
+    assert not over(launcher, -9, "killed").cut_off
+
+
+def test_a_closed_port_is_an_answer_and_silence_is_none():
+    """Silent as behind a firewall: a socket whose queue is full drops what comes."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_server(("127.0.0.1", 0)) as open_,
+    ):
+        place = full.getsockname()
+        with socket.create_connection(place), socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports = {0: place[1], 1: open_.getsockname()[1], 2: free.getsockname()[1]}
+            hosts = [
+                membership.Host(node, f"node{node}", "127.0.0.1", port, 1) for node, port in ports.items()
+            ]
+            begin = time.perf_counter()
+            assert launch.reach.unreached(hosts) == [0]
+            assert time.perf_counter() - begin >= launch.reach.PATIENCE
+            assert launch.reach.unreached(hosts[1:]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "found"), [(errno.EHOSTUNREACH, [7]), (errno.ENETUNREACH, [7]), (errno.EMFILE, [])]
+)
+def test_a_way_that_is_not_there_is_told_from_a_socket_that_is_not(monkeypatch, number, found):
+    host = membership.Host(7, "node7", "127.0.0.1", 9, 1)
+    if number == errno.EMFILE:
+        monkeypatch.setattr(launch.reach.socket, "socket", refuse(number))
+    else:
+        monkeypatch.setattr(launch.reach.socket.socket, "connect_ex", lambda *_: number)
+    assert launch.reach.unreached([host]) == found
+
+
+# ---- a store that has forgotten the run ----
+
+
+def test_a_host_that_boots_into_an_empty_store_does_not_train_alone(start, clock, tmp_path):
+    """The others have ended the run, or train it under another launch; this one's unit is still enabled."""
+    place = {"NNODES": 3, "TRAINYARD_STORE": tmp_path / "store", "TRAINYARD_LAUNCH": "old"}
+    known = {"state": "running", "attempt": 4, "last_checkpoint": 40}
+    launcher = start(known=known, node=2, **place)
+    launcher.environment.turn_file.write_text(json.dumps({"launch": "old", "after": [], "begun": True}))
+    launcher = start(node=2, **place)
+    for _ in range(50):
+        assert launcher.turn() is None
+        clock[0] += 8
+    assert not launcher.attempt
+    assert (
+        status(launcher)["state"] == "stalled" and "fewer than 2 do not begin" in status(launcher)["reason"]
+    )
+    launcher.environment.stop_file.touch()
+    assert [launcher.turn() for _ in range(2)][-1] == STOPPED
+
+
+# ---- faults of the launcher itself ----
 
 
 def test_a_fault_of_the_launcher_is_one_of_its_host_and_its_ranks_do_not_go_on(

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 
 from trainer import disk, metrics
-from trainer.cluster import membership, store
+from trainer.cluster import membership, reach, store
 from trainer.cluster.attempt import Attempt, Outcome, prepare
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
@@ -35,7 +35,7 @@ PORTS = 100  # that are tried, from MASTER_PORT on
 IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 SLOWER = 30  # times its longest silence in an attempt, which a rank is left to: float16 tries a step two dozen times
 SLOW = 1800.0  # seconds of silence at least that a rank has for what may take long without a word: saving, compiling
-LEFT_OUT = "{} is left out of the run: it failed again and again"
+LEFT_OUT = "{} is left out of the run: it failed again and again, or not all of the others reach it"
 FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
@@ -339,9 +339,9 @@ class Launcher:
             # What stands in the store as its sign of life is older than its last look there.
             if time.monotonic() - self.store.renewed > store.OUT_OF_TOUCH - LOOK:
                 self.attempt.kill()
-                self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}"))
+                self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}", cut_off=True))
             elif (outcome := self.attempt.poll()) is not None:
-                self._over(outcome)
+                self._over(dataclasses.replace(outcome, cut_off=outcome.code == LOST))
             return None
         if self.asked:
             return self._conclude(self._stopped("stopped on request, while the store could not be asked"))
@@ -392,7 +392,8 @@ class Launcher:
             new=not self.begun,
         )
         if isinstance(word, Wait):
-            if word.reason and plan is None and late:
+            begins = plan is None and not (late and self.begun)
+            if word.reason and late and begins:
                 self._end(
                     End(
                         LOST,
@@ -401,7 +402,7 @@ class Launcher:
                     )
                 )
             elif word.reason:
-                self._say("starting" if plan is None else "stalled", word.reason)
+                self._say("starting" if begins else "stalled", word.reason)
             elif plan and self.me.name in plan.left_out:
                 self._say("stalled", LEFT_OUT.format(self.me.name))
             elif plan and not plan.has(self.me.node):
@@ -439,6 +440,9 @@ class Launcher:
         """See whether the attempt has ended here, must end, or should make room for another one."""
         attempt, mine = self.attempt, self.attempt.plan
         if (outcome := attempt.poll()) is not None:
+            if outcome.code == LOST:
+                others = [one for one in mine.members if one.node != self.me.node]
+                return self._over(outcome, reach.unreached(others))
             return self._over(outcome)
         now = time.monotonic()
         living = {host.node: host for host in hosts}
@@ -459,7 +463,10 @@ class Launcher:
             # Those that save or finish together may take their time, by as much as a step may.
             patience = GRACE if failed else max(GRACE, self.config.timeout_seconds)
             if now - self.troubled > patience:
-                if all(host.code == LOST for host in failed):
+                if any(host.unreached or host.cut_off for host in failed):
+                    # Its ranks have nobody left to wait for, and need not know yet.
+                    self._kill(f"{failed[0].name} lost its peers", LOST)
+                elif all(host.code == LOST for host in failed):
                     self._kill(f"{self.me.name}: a rank hung: the others lost it, and it did not end")
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
@@ -494,6 +501,7 @@ class Launcher:
             or known.get("attempt") != self.attempt.plan.attempt
         ):
             self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
+            self.sign = (now, None)
             return None
         used, waits, signs = self.attempt.work()
         stood_still = now - looked > max(patience / 2, 2 * LOOK)  # this launcher itself
@@ -507,7 +515,6 @@ class Launcher:
         if not self.idle_since or stood_still:
             self.idle_since, self.sign = (now, used), (now, signs)
             return None
-            self.sign = (now, None)
         silent = signs is not None and signs == self.sign[1] and not waits
         if not silent:
             self.longest = max(self.longest, now - self.sign[0])  # from look to look: rather too long
@@ -551,12 +558,12 @@ class Launcher:
         self.attempt.kill()
         self._over(Outcome(code, why))
 
-    def _over(self, outcome: Outcome) -> None:
+    def _over(self, outcome: Outcome, unreached: list[int] | None = None) -> None:
         attempt, self.attempt = self.attempt.plan.attempt, None
-        self._note(attempt, outcome)
+        self._note(attempt, outcome, unreached)
 
-    def _note(self, attempt: int, outcome: Outcome) -> None:
-        """Note how an attempt ended here, for the others to see."""
+    def _note(self, attempt: int, outcome: Outcome, unreached: list[int] | None = None) -> None:
+        """Note how an attempt ended here, for the others to see; unreached: its nodes that did not answer then."""
         known = _status(self.environment)
         if self.asked and outcome.code in (-signal.SIGTERM, LOST):
             reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
@@ -568,6 +575,8 @@ class Launcher:
             reason=outcome.reason,
             ended=time.time(),
             saved=known.get("last_checkpoint") or 0,
+            cut_off=outcome.cut_off,
+            unreached=unreached or [],
         )
         # Without its wire a host may have lost its address; it comes back.
         with contextlib.suppress(BadInput, OSError):
