@@ -268,7 +268,7 @@ class Config:
     restarts: int = key(
         3,
         "after a fault the run goes on from its newest checkpoint by itself; it is given up when so many new attempts "
-        "in a row bring no new checkpoint; 0: at the first fault",
+        "in a row bring no new checkpoint (ten times as many where power or network was cut); 0: at the first fault",
         least=0,
         most=1000,
     )

@@ -76,7 +76,8 @@ class World:
             "versions": versions(),
             "settings": {k: v for k, v in dataclasses.asdict(config).items() if k not in OWN_SETTINGS},
         }
-        everyone = self.gather(mine)
+        # All have only just met, and are at nothing that takes long: who does not get through has a network to blame.
+        everyone = self.gather(mine, self.training)
         self.hosts = [one["host"] for one in everyone]
         self.nodes = [one["node"] for one in everyone]
         self.firsts = [self.nodes.index(node) for node in sorted(set(self.nodes))]

@@ -358,7 +358,8 @@ def test_a_host_that_fails_again_and_again_is_left_out_and_named(launch, curve):
         assert "node1 failed again and again and is left out" in state(run, node)["note"]
         assert "SIGKILL" in state(run, node)["note"]
     wait(lambda: state(run, 1)["state"] == "stalled")
-    assert state(run, 1)["reason"] == "node1 is left out of the run: it failed again and again"
+    said = "node1 is left out of the run: it failed again and again, or not all of the others reach it"
+    assert state(run, 1)["reason"] == said
     assert not rank_pids(run.nodes[1].pid)
     # It lives, and is not taken in again.
     wait(lambda: step(run, 0) > 25)

@@ -569,6 +569,240 @@ def test_the_head_says_that_it_is_left_out_or_waits_to_be_taken_in(pair):
         plan = word
 
 
+# ---- hosts that lose each other ----
+
+
+def over(launcher, code, reason="lost a peer"):
+    """Has the launcher's ranks end so, and the launcher see it."""
+    launcher.attempt.outcome = attempt.Outcome(code, reason)
+    launcher.turn()
+    return launcher.me
+
+
+@pytest.fixture
+def trains(pair):
+    """Both launchers, and their attempt is under way."""
+    first, second, before = pair
+    before.write_text('{"state": "finished"}')
+    for _ in range(3):
+        first.turn()
+        second.turn()
+    assert first.attempt and second.attempt
+    return first, second
+
+
+def test_who_has_lost_a_peer_tells_whom_it_does_not_reach(trains, monkeypatch):
+    asked = []
+    monkeypatch.setattr(launch.reach, "unreached", lambda hosts: asked.extend(hosts) or [1])
+    first, second = trains
+    me = over(first, LOST)
+    assert ([one.node for one in asked], me.unreached) == ([1], [1])
+    first.turn()
+    assert first.store.read()["hosts/0"].value["unreached"] == [1]
+    assert over(second, -9, "killed").unreached == [] and len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [({"unreached": [2]}, LOST), ({"cut_off": True}, LOST), ({}, 1)],
+    ids=["apart", "cut", "hung"],
+)
+def test_who_waits_for_peers_that_lost_each_other_has_not_hung(trains, clock, facts, code):
+    """Two hosts reach the head, and not each other: its ranks still wait for theirs."""
+    first, second = trains
+    second.attempt.outcome = attempt.Outcome(LOST, "lost a peer")
+    second.turn()
+    second.me = dataclasses.replace(second.me, **facts)
+    for _ in range(4):
+        second.turn()
+        first.turn()
+        clock[0] += launch.GRACE / 2
+    assert first.me.code == code
+    assert ("a rank hung" in first.me.reason) == (code == 1)
+
+
+def test_a_peer_that_is_lost_while_the_store_is_silent_is_a_network_that_is_cut(start, monkeypatch):
+    launcher = running(start())
+    monkeypatch.setattr(launcher.store, "read", refuse_store)
+    assert over(launcher, LOST).cut_off
+
+
+def test_the_next_attempt_is_judged_by_itself(start, monkeypatch, clock):
+    launcher = running(start())
+    with monkeypatch.context() as silent:
+        silent.setattr(launcher.store, "read", refuse_store)
+        over(launcher, LOST)
+    for _ in range(3):
+        launcher.turn()
+        clock[0] += 5
+    assert launcher.attempt
+    assert not over(launcher, -9, "killed").cut_off
+
+
+def test_a_closed_port_is_an_answer_and_silence_is_none():
+    """Silent as behind a firewall: a socket whose queue is full drops what comes."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_server(("127.0.0.1", 0)) as open_,
+    ):
+        place = full.getsockname()
+        with socket.create_connection(place), socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports = {0: place[1], 1: open_.getsockname()[1], 2: free.getsockname()[1]}
+            hosts = [
+                membership.Host(node, f"node{node}", "127.0.0.1", port, 1) for node, port in ports.items()
+            ]
+            begin = time.perf_counter()
+            assert launch.reach.unreached(hosts) == [0]
+            assert time.perf_counter() - begin >= launch.reach.PATIENCE
+            assert launch.reach.unreached(hosts[1:]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "found"), [(errno.EHOSTUNREACH, [7]), (errno.ENETUNREACH, [7]), (errno.EMFILE, [])]
+)
+def test_a_way_that_is_not_there_is_told_from_a_socket_that_is_not(monkeypatch, number, found):
+    host = membership.Host(7, "node7", "127.0.0.1", 9, 1)
+    if number == errno.EMFILE:
+        monkeypatch.setattr(launch.reach.socket, "socket", refuse(number))
+    else:
+        monkeypatch.setattr(launch.reach.socket.socket, "connect_ex", lambda *_: number)
+    assert launch.reach.unreached([host]) == found
+
+
+# ---- a store that has forgotten the run ----
+
+
+def test_a_host_that_boots_into_an_empty_store_does_not_train_alone(start, clock, tmp_path):
+    """The others have ended the run, or train it under another launch; this one's unit is still enabled."""
+    place = {"NNODES": 3, "TRAINYARD_STORE": tmp_path / "store", "TRAINYARD_LAUNCH": "old"}
+    known = {"state": "running", "attempt": 4, "last_checkpoint": 40}
+    launcher = start(known=known, node=2, **place)
+    launcher.environment.turn_file.write_text(json.dumps({"launch": "old", "after": [], "begun": True}))
+    launcher = start(node=2, **place)
+    for _ in range(50):
+        assert launcher.turn() is None
+        clock[0] += 8
+    assert not launcher.attempt
+    assert (
+        status(launcher)["state"] == "stalled" and "fewer than 2 do not begin" in status(launcher)["reason"]
+    )
+    launcher.environment.stop_file.touch()
+    assert [launcher.turn() for _ in range(2)][-1] == STOPPED
+
+
+# ---- faults of the launcher itself ----
+
+
+def test_a_fault_of_the_launcher_is_one_of_its_host_and_its_ranks_do_not_go_on(
+    start, monkeypatch, clock, capsys
+):
+    launcher = running(start())
+    ranks = launcher.attempt
+    with monkeypatch.context() as broken:
+        broken.setattr(launcher, "_watch", lambda *_: {}["what is not there"])
+        assert launcher.turn() is None
+    assert ranks.killed and launcher.me.code == 1
+    assert "node0: a fault of the launcher itself" in launcher.me.reason
+    assert "Traceback" in capsys.readouterr().err
+    for _ in range(3):
+        assert launcher.turn() is None
+        clock[0] += 5
+    assert launcher.attempt and launcher.attempt is not ranks
+
+
+def test_a_fault_of_the_launcher_that_does_not_pass_ends_its_part_with_the_reason(start, monkeypatch):
+    launcher = start(TRAINYARD_LAUNCH="now")
+    monkeypatch.setattr(launcher, "_decide", lambda *_: int("no number"))
+    codes = [launcher.turn() for _ in range(launch.FAULTS)]
+    assert codes == [None] * (launch.FAULTS - 1) + [1]
+    assert (
+        status(launcher)["state"] == "failed" and "ValueError: invalid literal" in status(launcher)["reason"]
+    )
+    assert launcher.ended_before() is None  # its unit, started again, takes part again
+
+
+def test_faults_of_the_launcher_that_pass_are_not_counted_together(start, monkeypatch):
+    launcher = start()
+    monkeypatch.setattr(launcher, "_decide", lambda *_: None)
+    for number in range(3 * launch.FAULTS):
+        with monkeypatch.context() as broken:
+            if number % 3:
+                broken.setattr(launcher, "_decide", lambda *_: {}["what is not there"])
+            assert launcher.turn() is None
+
+
+def test_memory_that_the_launcher_lacks_is_waited_for(start, monkeypatch):
+    launcher = start()
+
+    def lacks(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as full:
+        full.setattr(launcher, "_decide", lacks)
+        for _ in range(2 * launch.FAULTS):
+            assert launcher.turn() is None
+        assert status(launcher)["state"] == "stalled" and "MemoryError" in status(launcher)["reason"]
+    running(launcher)
+
+
+# ---- a stop that comes when all is done ----
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_run_that_has_finished_is_not_stopped_any_more(trains, asked):
+    """The stop comes between the ranks' end, of one host or of both, and the word on it."""
+    trains[0].attempt.outcome = attempt.Outcome(0, "finished")
+    trains[0].turn()
+    trains[0].turn()
+    trains[asked].ask_to_stop()
+    codes = [None, None]
+    for _ in range(4):
+        for node, launcher in enumerate(trains):
+            if codes[node] is None:
+                codes[node] = launcher.turn()
+            if launcher.attempt:
+                launcher.attempt.outcome = attempt.Outcome(0, "finished")
+    assert codes == [0, 0]
+    assert [status(launcher)["state"] for launcher in trains] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize("how", ["store", "disk"])
+def test_a_run_that_has_finished_is_not_stopped_where_nobody_can_be_told(start, monkeypatch, how):
+    launcher = running(start())
+    over(launcher, 0, "finished")
+    if how == "store":
+        monkeypatch.setattr(launcher.store, "read", refuse_store)
+    else:
+        monkeypatch.setattr(launcher.store, "read", refuse(errno.EIO))
+    launcher.ask_to_stop()
+    assert launcher.turn() == 0 and status(launcher)["state"] == "finished"
+
+
+# ---- one of several ranks, and a disk that does not answer ----
+
+
+@pytest.mark.parametrize(
+    ("state", "disk", "signs", "least"),
+    [
+        ("saving", True, 0, 1800),
+        ("running", True, 0, 1800),
+        ("starting", True, 0, 9000),
+        ("saving", True, 1, 9000),
+        ("saving", False, 0, 9000),
+    ],
+    ids=["saves", "saves beside training", "reads a model", "a slow disk", "waits for another host"],
+)
+def test_one_of_several_ranks_whose_disk_does_not_answer_is_ended(start, clock, state, disk, signs, least):
+    """The others wait for it for hours, since a save may take long."""
+    launcher = running(start(["timeout_seconds=300"], NPROC_PER_NODE=2))
+    lives(launcher, clock, 100, signs=1)
+    launcher.attempt.waits = disk
+    found = lives(launcher, clock, 9000, state, used=0.0, signs=signs)
+    assert least <= found <= least + 100
+    assert ("node0: a rank hung: it waited for a disk for" in launcher.me.reason) == (least == 1800)
+
+
 # ---- how ranks say that they ended ----
 
 ABORTED = """=== run a, attempt 1

@@ -20,8 +20,8 @@ from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.commands import launch
 
 
-def host(node, done=0, code=None, reason="", saved=0, ended=0.0):
-    return Host(node, f"node{node}", f"10.0.0.{node}", 29500, 1, done, code, reason, ended, saved)
+def host(node, done=0, code=None, reason="", saved=0, ended=0.0, **facts):
+    return Host(node, f"node{node}", f"10.0.0.{node}", 29500, 1, done, code, reason, ended, saved, **facts)
 
 
 NOW = 2e9
@@ -114,7 +114,7 @@ def test_what_was_good_when_the_run_began_is_one_hosts_fault_later():
 def test_what_fits_no_more_on_fewer_hosts_is_nobodys_fault():
     why = "node0: memory: a step needs about 900 MiB, 300 are free"
     current = word(plan(0, 1, 2), [host(0, 1, LOST), host(1, 1, LOST)])
-    for attempt in (2, 3, 4):
+    for attempt in (2, 3, 4, 5):
         assert (names(current), current.left_out) == (["node0", "node1"], [])
         current = word(current, [host(node, attempt, 2, why) for node in (0, 1)])
     assert current.code == 2 and why in current.reason
@@ -272,6 +272,263 @@ def test_all_launchers_started_anew_after_a_power_cut():
     back = "its launcher was started anew"
     found = word(plan(0, 1, 2), [host(node, 1, None, back, saved=20) for node in (0, 1, 2)])
     assert names(found) == ["node0", "node1", "node2"] and back in found.reason
+
+
+# --- power and network ---
+
+
+def failing(current, at_end, *, expected, least=1, restarts=3, attempts=20):
+    """Attempts one after the other, each of which ends as at_end(plan) says; until the End, a Wait, or so many."""
+    for _ in range(attempts):
+        found = word(current, at_end(current), expected=expected, least=least, restarts=restarts)
+        if not isinstance(found, Plan):
+            return found
+        current = found
+    return current
+
+
+def lost(reason="the hosts did not meet", silent=None):
+    """How attempts end in which all lose each other, until none is among them whom another one does not reach.
+
+    silent: node -> the nodes that do not answer it.
+    """
+
+    def at_end(current):
+        at, nodes = current.attempt, [one.node for one in current.members]
+        apart = [(node, other) for node in nodes for other in (silent or {}).get(node, ()) if other in nodes]
+        if (silent is not None and not apart) or len(nodes) == 1:
+            return [host(node, at, -9, "the ranks meet") for node in nodes]
+        return [
+            host(node, at, LOST, reason, unreached=[other for one, other in apart if one == node])
+            for node in nodes
+        ]
+
+    return at_end
+
+
+def test_who_has_come_since_the_newest_checkpoint_is_left_out_where_all_lose_each_other():
+    """node2 is back, and etcd's port works; those of its ranks do not, or large packets get lost."""
+    second = word(plan(0, 1, 2), [host(0, 1, LOST), host(1, 1, LOST)])
+    third = word(second, [host(0, 2, STOPPED, saved=15), host(1, 2, STOPPED), host(2, 2)])
+    assert names(third) == ["node0", "node1", "node2"]
+    ended = [host(node, 3, LOST, "the hosts did not meet", saved=15) for node in (0, 1, 2)]
+    fourth = word(third, ended)
+    assert (names(fourth), fourth.left_out) == (["node0", "node1", "node2"], [])  # a switch may have booted
+    ended = [host(node, 4, LOST, "the hosts did not meet", saved=15) for node in (0, 1, 2)]
+    fifth = word(fourth, ended)
+    assert (names(fifth), fifth.left_out, fifth.failures) == (["node0", "node1"], ["node2"], 0)
+    assert "with node2 the hosts lost each other again and again, and it is left out" in fifth.reason
+
+
+def test_a_checkpoint_between_two_losses_forgives():
+    current = plan(0, 1, 2, proven=["node0", "node1"])
+    for attempt in range(1, 9):
+        ended = [host(node, attempt, LOST, saved=attempt) for node in (0, 1, 2)]
+        current = word(current, ended)
+        assert names(current) == ["node0", "node1", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent", "proven", "stay"),
+    [
+        (3, {1: [2], 2: [1]}, "", [0, 1]),  # one link; both reach the head
+        (3, {0: [1]}, "", [0, 2]),  # one direction of it
+        (3, {0: [2], 1: [2], 2: [0, 1]}, "012", [0, 1]),  # a firewall
+        (5, {0: [1, 2, 3, 4]}, "01234", [1, 2, 3, 4]),
+        (5, {node: [3, 4] for node in (0, 1, 2)}, "012", [0, 1, 2]),  # two came back behind a bad switch
+        (5, {node: [3, 4] for node in (0, 1, 2)}, "34", [3, 4]),  # who came is more, and has no checkpoint
+        (2, {0: [1], 1: [0]}, "", [0]),
+    ],
+)
+def test_the_fewest_are_left_out_without_whom_the_others_reach_each_other(nodes, silent, proven, stay):
+    """At once, the second time: each attempt costs `timeout_seconds`."""
+    first = plan(*range(nodes), proven=[f"node{node}" for node in proven])
+    second = word(first, lost(silent=silent)(first), expected=nodes)
+    assert (len(second.members), second.left_out) == (nodes, [])
+    third = word(second, lost(silent=silent)(second), expected=nodes)
+    assert names(third) == [f"node{node}" for node in stay]
+    assert "does not reach" in third.reason
+
+
+def test_none_is_left_out_for_the_network_without_whom_the_run_must_not_go_on():
+    end = failing(plan(0, 1, 2), lost(silent={1: [2]}), expected=3, least=3)
+    assert end.code == LOST and "4 attempts in a row failed" in end.reason
+    assert "node1 does not reach node2" in end.reason
+
+
+def test_who_is_named_most_is_left_out_where_nothing_else_tells_and_only_so_often():
+    """All of them answer each other, and none has come lately."""
+    said = "lost a peer: rank 0 on node0: Connection closed by peer (that is node1)"
+    third = failing(plan(0, 1, 2), lost(said), expected=3, attempts=2)
+    assert (names(third), third.left_out, third.dropped) == (["node0", "node2"], ["node1"], 1)
+
+    def each_names_the_last(current):
+        said = f"lost a peer (that is {current.members[-1].name})"
+        return [host(one.node, current.attempt, LOST, said) for one in current.members]
+
+    end = failing(plan(*range(8)), each_names_the_last, expected=8)
+    assert isinstance(end, End) and "4 attempts in a row" in end.reason
+    # Where they name nobody it is none of them.
+    assert failing(plan(0, 1, 2), lost(), expected=3, attempts=3).left_out == []
+
+
+def boots(attempt, *nodes):
+    return [host(node, attempt, None, "its launcher was started anew", ended=node) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    "up", [(0, 1, 2), (0,), (2,), (0, 2)], ids=["all at once", "one is first", "the last is first", "two are"]
+)
+def test_power_cuts_of_the_cupboard_are_no_hosts_fault_and_not_the_runs(up):
+    """Five flickers between two checkpoints, whoever boots first each time."""
+    current = plan(0, 1, 2, saved=10)
+    for _ in range(5):
+        current = word(current, boots(current.attempt, *up))
+        current = dataclasses.replace(current, members=[host(node) for node in (0, 1, 2)])
+        assert (current.left_out, current.blamed, current.failures) == ([], {}, 0)
+    assert current.outages == 5
+
+
+def test_a_machine_that_boots_by_itself_again_and_again_is_left_out():
+    """Its power supply does not bear the load."""
+
+    def at_end(current):
+        return [host(0, current.attempt, LOST), host(1, current.attempt, LOST), *boots(current.attempt, 2)]
+
+    third = failing(plan(0, 1, 2), at_end, expected=3, attempts=2)
+    assert (names(third), third.left_out, third.dropped) == (["node0", "node1"], ["node2"], 0)
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 3])
+def test_cuts_of_power_in_a_row_end_the_run_in_the_end(restarts):
+    """The run itself may be what trips the fuse."""
+    allowed = 10 * restarts
+    at_end = lambda current: boots(current.attempt, 0, 1)  # noqa: E731
+    last = failing(plan(0, 1), at_end, expected=2, restarts=restarts, attempts=allowed)
+    assert isinstance(last, Plan) and last.outages == allowed
+    end = word(last, at_end(last), expected=2, restarts=restarts)
+    assert isinstance(end, End) and end.code == 1
+    assert (f"power or network was cut {allowed + 1} times in a row" in end.reason) == (restarts > 0)
+
+
+def test_cuts_of_power_between_checkpoints_never_end_the_run():
+    current = plan(0, 1)
+    for attempt in range(1, 99):
+        ended = [dataclasses.replace(one, saved=attempt) for one in boots(attempt, 0, 1)]
+        current = word(current, ended, expected=2, restarts=1)
+        assert names(current) == ["node0", "node1"]
+
+
+def cut_off(attempt, *nodes):
+    return [host(node, attempt, LOST, f"node{node} was cut off", cut_off=True) for node in nodes]
+
+
+def test_a_switch_that_reboots_between_two_checkpoints_is_no_fault_of_the_run():
+    """Also where some are back, and decide, before the others are."""
+    current = plan(0, 1, 2)
+    for up in ((0, 1, 2), (0, 1), (0, 2), (0, 1, 2), (1, 2), (0, 1, 2), (0, 1, 2)):
+        current = word(current, cut_off(current.attempt, *up))
+        current = dataclasses.replace(current, members=[host(node) for node in (0, 1, 2)])
+        assert (current.left_out, current.blamed, current.failures) == ([], {}, 0)
+
+
+def test_a_wire_that_is_out_for_seconds_twice_leaves_no_host_out_and_one_that_always_is_does():
+    def at_end(current):
+        at = current.attempt
+        return [host(0, at, LOST, "node1 is gone"), *cut_off(at, 1), host(2, at, LOST, "node1 is gone")]
+
+    assert names(failing(plan(0, 1, 2), at_end, expected=3, attempts=4)) == ["node0", "node1", "node2"]
+    assert names(failing(plan(0, 1, 2), at_end, expected=3, attempts=5)) == ["node0", "node2"]
+
+
+def test_who_boots_and_had_the_store_is_at_fault_and_not_who_was_cut_off_from_it():
+    current = word(plan(0, 1), [*boots(1, 0), *cut_off(1, 1)], expected=2)
+    assert (current.suspect, list(current.blamed)) == ("node0", ["node0"])
+
+
+def test_hosts_that_die_one_after_the_other_do_not_end_a_run_that_others_go_on_with():
+    current = plan(*range(8))
+    for dead in range(6):
+        rest = [host(node, current.attempt, LOST) for node in range(dead + 1, 8)]
+        current = word(current, rest, expected=8)
+    assert names(current) == ["node6", "node7"]
+
+
+def test_when_all_of_an_attempt_are_gone_others_go_on():
+    """Two at once, each time: and in the end that is said, too."""
+    found = word(plan(0, 1), [host(2, 0)])
+    assert names(found) == ["node2"] and "node0, node1 are gone" in found.reason
+    end = word(plan(0, 1), [host(2, 0)], restarts=0)
+    assert end == End(LOST, "node0, node1 fell silent and did not come back")
+
+
+# --- hosts that were left out, while others die ---
+
+
+def test_who_was_left_out_takes_part_again_where_the_run_would_have_too_few_hosts():
+    current = plan(2, 3, left_out=["node1"], blamed={"node1": [NOW - 60, NOW - 30]})
+    found = word(current, [host(1, 1), host(2, 1, LOST)], least=2)
+    assert (names(found), found.left_out) == (["node1", "node2"], [])
+    assert found.blamed["node1"] == [NOW - 60, NOW - 30] and "node1 takes part" in found.reason
+
+
+def test_the_only_host_that_lives_was_left_out():
+    found = word(plan(0, 2, left_out=["node1"]), [host(1, 1)])
+    assert (names(found), found.left_out) == (["node1"], [])
+
+
+def test_who_was_left_out_stays_so_where_the_others_are_enough():
+    found = word(
+        plan(0, 2, 3, left_out=["node1"]), [host(0, 1, LOST), host(1, 1), host(2, 1, LOST)], expected=4
+    )
+    assert (names(found), found.left_out) == (["node0", "node2"], ["node1"])
+
+
+def test_who_takes_part_again_and_fails_again_is_waited_without():
+    """Rather than that its faults end the run: node3 may come back."""
+
+    def at_end(current):
+        at = current.attempt
+        return [host(1, at, 4, "out of memory"), host(2, at, LOST)]
+
+    again = word(plan(2, 3, left_out=["node1"]), [host(1, 1), host(2, 1, LOST)], least=2)
+    wait = failing(again, at_end, expected=3, least=2)
+    assert isinstance(wait, Wait) and "node1 failed again and again and is left out" in wait.reason
+    assert "1 of the 2 hosts" in wait.reason
+    second = word(again, at_end(again), least=2)
+    third = word(second, [*at_end(second), host(3, 0)], least=2)
+    assert (names(third), third.left_out) == (["node2", "node3"], ["node1"])
+
+
+# --- a store that has forgotten the run ---
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected", "new", "begins"),
+    [
+        ([2], 3, False, False),
+        ([1, 2], 3, False, True),
+        ([0, 3], 4, False, False),
+        ([0, 1, 3], 4, False, True),
+        ([0], 2, False, True),  # its etcd is the store: nobody has gone on without it
+        ([1], 2, False, False),
+        ([0], 1, False, True),
+        ([2], 3, True, True),  # a first start, by min_nodes
+    ],
+)
+def test_a_run_that_was_under_way_is_begun_again_by_a_majority_alone(nodes, expected, new, begins):
+    """Its etcd's members changed while a host was off, and the others ended it, or train it elsewhere."""
+    hosts = [host(node, done=3, saved=40) for node in nodes]
+    found = word(None, hosts, expected=expected, late=True, new=new)
+    assert isinstance(found, Plan) == begins
+    if not begins:
+        assert f"{len(nodes)} of {expected} hosts are ready" in found.reason
+        assert f"fewer than {expected // 2 + 1} do not begin it again" in found.reason
+        assert "playbooks/stop.yml" in found.reason
+
+
+def test_a_run_that_was_under_way_needs_its_least_hosts_too():
+    assert isinstance(word(None, [host(0), host(1)], late=True, least=3, new=False), Wait)
 
 
 def test_plans_survive_json():
@@ -506,7 +763,7 @@ def test_who_loses_the_store_ends_its_ranks_before_its_lease_runs_out(etcd, monk
         launcher.turn()
         time.sleep(launch.LOOK)
     assert killed[0] - last < 0.9 * store.LEASE + 4 * (starved[0] - before)
-    assert launcher.me.code == LOST and "was cut off" in launcher.me.reason
+    assert launcher.me.code == LOST and "was cut off" in launcher.me.reason and launcher.me.cut_off
 
 
 def test_a_directory_that_is_gone_does_not_answer(tmp_path):
@@ -525,7 +782,7 @@ def test_a_place_that_is_none(place):
 
 
 def test_records_hold_what_a_host_says():
-    record = host(1, 3, -9, "killed", 40, 12.5)
+    record = host(1, 3, -9, "killed", 40, 12.5, cut_off=True, unreached=[2])
     assert Host(**json.loads(json.dumps(membership.pack(record)))) == record
     assert dataclasses.replace(record, done=4).done == 4
 

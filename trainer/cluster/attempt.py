@@ -41,10 +41,14 @@ FLIGHT_RECORDER = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended on this host: the exit code of the rank that failed first (-signal), and why."""
+    """How an attempt ended on this host: the exit code of the rank that failed first (-signal), and why.
+
+    cut_off: the store was silent then.
+    """
 
     code: int
     reason: str
+    cut_off: bool = False
 
 
 def prepare() -> None:

@@ -13,6 +13,12 @@ ALLOWED = 2  # faults of one host within that time that are forgiven beyond `res
 SHARED = (
     2  # hosts left out in a row for faults of their own; one more such fault is not a host's, but the run's
 )
+OUTAGES = 10  # times `restarts`: cuts of power or network in a row that are tried again; the run itself may cause them
+UNKNOWN = (
+    "what became of the run meanwhile is not known here, so that fewer than {} do not begin it again: start the "
+    "others, or end it here (playbooks/stop.yml)"
+)
+NETWORK = "the network"  # a suspect that is no host: all have lost each other
 OVER = (0, 3)  # exit codes that no other attempt would change: finished, diverged
 BAD_INPUT, STOPPED, LOST = 2, 75, 5
 
@@ -27,10 +33,14 @@ class Host:
     port: int  # free there, for the ranks to meet at
     processes: int
     done: int = 0  # the last attempt that is over here, or that this host's launcher does not know
-    code: int | None = None  # how that ended: exit code of the rank that failed first, -signal, or None
+    code: int | None = None  # how that ended: exit code of the rank that failed first, -signal; None: unknown
     reason: str = ""
     ended: float = 0.0  # seconds since 1970
     saved: int = 0  # step of the newest checkpoint that it knows of
+    cut_off: bool = False  # the store was silent to it when that ended
+    unreached: list[int] = field(
+        default_factory=list
+    )  # nodes that gave no answer once its ranks had lost them
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,12 @@ class Plan:
     failures: int = 0  # attempts in a row that failed without a new checkpoint
     saved: int = 0  # step of the newest checkpoint when this was written
     blamed: dict[str, list[float]] = field(default_factory=dict)  # host -> when it was at fault, lately
-    suspect: str = ""  # the host at fault for the last failure, if it brought no new checkpoint
+    suspect: str = ""  # the host at fault for the last failure, or NETWORK
     first: int = 1  # the first attempt of this start of the run; 0: it was under way before
     left_out: list[str] = field(default_factory=list)
     dropped: int = 0  # of these, how many for faults of their own and without a new checkpoint since
+    outages: int = 0  # attempts in a row without a new checkpoint that a cut of power or network ended
+    proven: list[str] = field(default_factory=list)  # who made the newest checkpoint of this start of the run
 
     def has(self, node: int) -> bool:
         """Whether the host takes part."""
@@ -97,8 +109,11 @@ def next_word(
     """
     hosts = sorted(hosts, key=lambda host: host.node)
     if plan is None:
-        if len(hosts) < expected and not (late and len(hosts) >= least):
-            return Wait(f"{len(hosts)} of {expected} hosts are ready: {_names(hosts)}")
+        # One that was under way may have gone on elsewhere, or ended there. Of two, the first has the store.
+        enough = 1 if new or (expected == 2 and hosts[0].node == 0) else expected // 2 + 1
+        if len(hosts) < expected and not (late and len(hosts) >= max(least, enough)):
+            few = f"{len(hosts)} of {expected} hosts are ready: {_names(hosts)}"
+            return Wait(few if len(hosts) >= enough else f"{few}; {UNKNOWN.format(enough)}")
         attempt = 1 + max(host.done for host in hosts)
         reason = f"started on {_names(hosts)} alone" if len(hosts) < expected else ""
         return Plan(
@@ -116,22 +131,30 @@ def next_word(
                 return End(code, host.reason)
     planned = not gone and all(host.code == STOPPED for host in members)
     saved = max([plan.saved, *(host.saved for host in hosts)])
+    if saved > plan.saved:
+        proven = [member.name for member in plan.members]
+        plan = dataclasses.replace(plan, failures=0, outages=0, suspect="", dropped=0, proven=proven)
     if planned:
-        dropped = plan.dropped if saved == plan.saved else 0
-        word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="", dropped=dropped)
+        word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="")
     else:
-        may_drop = expected - len(plan.left_out) > least
         culprit = _culprit(members, gone)
-        if culprit and culprit.code == BAD_INPUT and len(plan.members) < expected:
-            may_drop = False  # what fits no more on fewer hosts is the fault of none of them
-        word = _after_failure(plan, members, gone, saved, restarts, now, may_drop)
-        shared = saved == plan.saved and plan.dropped >= SHARED and _culprit(members, gone) in members
-        if word.failures > restarts or shared:
-            return End(*_last_fault(plan, members, gone, 0 if shared else word.failures))
+        # What fits no more on fewer hosts is the fault of none of them.
+        too_few = bool(culprit) and culprit.code == BAD_INPUT and len(plan.members) < expected
+        room = 0 if too_few else expected - least
+        word = _after_failure(plan, members, gone, saved, restarts, now, room)
+        if end := _given_up(plan, word, members, gone, restarts):
+            return end
     chosen = [host for host in hosts if host.name not in word.left_out]
-    if len(chosen) < least or not chosen:
-        short = f"{len(chosen)} of the {least} hosts that the run must have (min_nodes) are there"
-        return Wait(f"{word.reason + '; ' if word.reason else ''}{short}: {_names(chosen) or 'none'}")
+    if len(chosen) < max(least, 1):
+        # Rather with those that failed at another time than not at all.
+        last = _newly_out(plan, word)
+        chosen = [host for host in hosts if host.name not in last]
+        back = {host.name for host in chosen}
+        word = dataclasses.replace(word, left_out=[name for name in word.left_out if name not in back])
+        if len(chosen) < max(least, 1):
+            short = f"{len(chosen)} of the {least} hosts that the run must have (min_nodes) are there"
+            said = word.reason + _changes(plan, [], word)
+            return Wait(f"{said + '; ' if said else ''}{short}: {_names(chosen) or 'none'}")
     return dataclasses.replace(
         word,
         attempt=max([plan.attempt, *(host.done for host in hosts)]) + 1,
@@ -141,30 +164,39 @@ def next_word(
 
 
 def _after_failure(
-    plan: Plan, members: list[Host], gone: list[Host], saved: int, restarts: int, now: float, may_drop: bool
+    plan: Plan, members: list[Host], gone: list[Host], saved: int, restarts: int, now: float, room: int
 ) -> Plan:
     """The plan's book-keeping after a failed attempt; the members are chosen elsewhere.
 
-    A host is left out that failed twice in a row without a new checkpoint between, or again and again of late; not the
-    last one, and none without which the run would wait for ever (may_drop: the others are enough).
+    A host is left out that failed twice in a row without a new checkpoint between, or again and again of late; and
+    where all lost each other twice in a row, who keeps them apart. Not the last one, and none without which the run
+    would wait for ever (room: how many it can do without). A cut of power or network is no failure of the run.
     """
     culprit = _culprit(members, gone)
-    name = culprit.name if culprit else ""
-    progress = saved > plan.saved
     blamed = {one: [at for at in times if now - at < FORGOTTEN] for one, times in plan.blamed.items()}
-    if name:
+    suspect, out, own = "", [], False
+    if culprit:
+        name = culprit.name
         blamed[name] = [*blamed.get(name, []), now]
-    again = bool(name) and not progress and plan.suspect == name
-    remaining = {host.name for host in members} - {name, *plan.left_out}
-    out = bool(name) and remaining and may_drop and (again or len(blamed[name]) >= ALLOWED + restarts)
+        suspect = "" if culprit.cut_off else name  # a wire may be out for ten seconds twice
+        if (suspect and plan.suspect == suspect) or len(blamed[name]) >= ALLOWED + restarts:
+            out, own = [name], culprit in members and _is_own(culprit)
+    elif len(members) > 1 and not _struck(members, gone) and all(host.code == LOST for host in members):
+        suspect = NETWORK
+        if plan.suspect == suspect:
+            out, own = _apart(plan, members)
+    if not {host.name for host in members} - set(out) or len(plan.left_out) + len(out) > room:
+        out = []
+    outage = bool(_struck(members, gone)) and not any(_is_own(host) for host in members)
     return dataclasses.replace(
         plan,
-        failures=0 if out else 1 if progress else plan.failures + 1,
+        failures=0 if out else plan.failures + (not outage),
+        outages=plan.outages + outage,
         saved=saved,
         blamed=blamed,
-        suspect=name,
-        left_out=[*plan.left_out, name] if out else plan.left_out,
-        dropped=(0 if progress else plan.dropped) + bool(out and culprit in members),
+        suspect=suspect,
+        left_out=[*plan.left_out, *out],
+        dropped=plan.dropped + bool(out and own),
         reason=_fault(members, gone),
     )
 
@@ -175,15 +207,65 @@ def _is_all_alike(members: list[Host]) -> bool:
     return len(members) > 1 and all(host.code == BAD_INPUT for host in members) and not named
 
 
-def _culprit(members: list[Host], gone: list[Host]) -> Host | None:
-    """The host at fault: the first that failed by itself, else one that is gone; None where it cannot be told.
+def _is_own(host: Host) -> bool:
+    """Whether its ranks, or its launcher, failed by themselves."""
+    return host.code not in (None, 0, LOST, STOPPED)
 
+
+def _struck(members: list[Host], gone: list[Host]) -> list[Host]:
+    """Whose power or network was cut: they booted anew, are gone, or the store was silent to them.
+
+    Who has booted anew may have had the store: then it is not counted who was cut off from that.
+    """
+    return (
+        [host for host in members if host.code is None] or [host for host in members if host.cut_off]
+    ) + gone
+
+
+def _culprit(members: list[Host], gone: list[Host]) -> Host | None:
+    """The host at fault: the first that failed by itself, else the one that was struck; None where it cannot be told.
+
+    Several that are struck at once have one thing in common, which is none of them: the mains, a switch.
     Where ranks agreed to fail, all of them give the same reason, which begins with the host at fault.
     """
-    own = [host for host in members if host.code not in (0, LOST, STOPPED)]
-    if not own:
-        return gone[0] if gone else None
+    if not any(_is_own(host) for host in members):
+        struck = _struck(members, gone)
+        return struck[0] if len(struck) == 1 else None
+    own = [host for host in members if host.code is None or _is_own(host)]
     return min(own, key=lambda host: (not host.reason.startswith(f"{host.name}: "), host.ended))
+
+
+def _apart(plan: Plan, members: list[Host]) -> tuple[list[str], bool]:
+    """Whom to leave out where all lost each other, and whether that is a guess.
+
+    The fewest without whom all the others reach each other, those that have come since the newest checkpoint first.
+    Where all seem to reach each other (large packets may not come through), all of these; and where there are none,
+    whom most of the others say that they have lost, unless such guesses have not helped before. Of as many, the last:
+    the first ones have the copies of checkpoints.
+    """
+    came = {host.name for host in members} - set(plan.proven)
+    if len(came) == len(members):
+        came = set()
+    broken = {
+        frozenset((host.name, other.name))
+        for host in members
+        for other in members
+        if other.node in host.unreached and other is not host
+    }
+    out = []
+    while broken:
+        ends = {name: sum(name in pair for pair in broken) for pair in broken for name in pair}
+        worst = max(
+            (host for host in members if host.name in ends),
+            key=lambda host: (host.name in came, ends[host.name], host.node),
+        )
+        out.append(worst.name)
+        broken = {pair for pair in broken if worst.name not in pair}
+    if out or came:
+        return out or sorted(came), False
+    told = {one.name: sum(f"(that is {one.name})" in host.reason for host in members) for one in members}
+    worst = max(members, key=lambda host: (told[host.name], host.node)).name
+    return [worst] if told[worst] and plan.dropped < SHARED else [], True
 
 
 def _fault(members: list[Host], gone: list[Host]) -> str:
@@ -192,29 +274,52 @@ def _fault(members: list[Host], gone: list[Host]) -> str:
         return f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
     culprit = _culprit(members, gone) or min(members, key=lambda host: host.ended)
     said = (culprit.reason or "its ranks ended").splitlines()[0]
-    return said if culprit.name in said else f"{culprit.name}: {said}"
+    return (said if culprit.name in said else f"{culprit.name}: {said}") + _unreached(members)
 
 
-def _last_fault(plan: Plan, members: list[Host], gone: list[Host], failures: int) -> tuple[int, str]:
-    """Exit code and reason of a run that is given up; failures: 0 where it is a fault of one host after the other."""
-    culprit = _culprit(members, gone) or min(members, key=lambda host: host.ended)
-    code = culprit.code if (culprit.code or 0) > 0 else LOST if culprit in gone else 1
-    reason = culprit.reason if culprit not in gone else f"{_names(gone)} fell silent and did not come back"
-    if not failures:
-        reason = (
+def _unreached(members: list[Host]) -> str:
+    """Whom the host that reaches fewest of the others does not."""
+    worst = max(members, key=lambda host: len(host.unreached))
+    names = _names([host for host in members if host.node in worst.unreached])
+    return f"; {worst.name} does not reach {names}" if names else ""
+
+
+def _given_up(plan: Plan, word: Plan, members: list[Host], gone: list[Host], restarts: int) -> End | None:
+    """The end of a run that has failed often enough; None where it is tried again. word: what is known by now."""
+    culprit = _culprit(members, gone)
+    if plan.dropped >= SHARED and culprit in members and _is_own(culprit):
+        said = (
             f"{plan.dropped + 1} hosts failed one after the other without a new checkpoint, so that it seems to be a "
-            f"fault that they share; the last one: {reason}"
+            "fault that they share; the last one: "
         )
-    elif failures > 1:
-        reason = f"{failures} attempts in a row failed without a new checkpoint; the last one: {reason}"
-    return code, reason
+    elif (count := word.failures) > restarts:
+        said = (
+            f"{count} attempts in a row failed without a new checkpoint; the last one: " if count > 1 else ""
+        )
+    elif (count := word.outages) > OUTAGES * restarts:
+        cut = f"power or network was cut {count} times in a row without a new checkpoint; the last time: "
+        said = cut if count > 1 else ""
+    else:
+        return None
+    culprit = culprit or min(members or gone, key=lambda host: host.ended)
+    code = culprit.code if (culprit.code or 0) > 0 else LOST if culprit in gone else 1
+    if culprit in gone:
+        return End(code, f"{said}{_names(gone)} fell silent and did not come back")
+    return End(code, said + culprit.reason + _unreached(members))
+
+
+def _newly_out(plan: Plan, word: Plan) -> list[str]:
+    return [name for name in word.left_out if name not in plan.left_out]
 
 
 def _changes(plan: Plan, chosen: list[Host], word: Plan) -> str:
     """Who is left out and who is new."""
     said = ""
-    for name in word.left_out[len(plan.left_out) :]:
-        said += f"; {name} failed again and again and is left out"
+    for name in _newly_out(plan, word):
+        if word.suspect == NETWORK:
+            said += f"; with {name} the hosts lost each other again and again, and it is left out"
+        else:
+            said += f"; {name} failed again and again and is left out"
     new = [host for host in chosen if not plan.has(host.node)]
     if new:
         said += f"{'; ' if word.reason else ''}{_names(new)} {'takes' if len(new) == 1 else 'take'} part"

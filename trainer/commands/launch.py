@@ -15,10 +15,11 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from trainer import disk, metrics
-from trainer.cluster import membership, store
+from trainer.cluster import membership, reach, store
 from trainer.cluster.attempt import Attempt, Outcome, prepare
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
@@ -34,7 +35,8 @@ PORTS = 100  # that are tried, from MASTER_PORT on
 IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 SLOWER = 30  # times its longest silence in an attempt, which a rank is left to: float16 tries a step two dozen times
 SLOW = 1800.0  # seconds of silence at least that a rank has for what may take long without a word: saving, compiling
-LEFT_OUT = "{} is left out of the run: it failed again and again"
+LEFT_OUT = "{} is left out of the run: it failed again and again, or not all of the others reach it"
+FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
@@ -123,6 +125,7 @@ class Launcher:
         self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
+        self.faults = 0  # of the launcher itself, in a row
         self.met = False  # the store has answered, and knows this host as it is now
 
     def ended_before(self) -> int | None:
@@ -138,14 +141,21 @@ class Launcher:
         self.asked = True
 
     def turn(self) -> int | None:
-        """One look; what the store or the machine refuses (memory for a process, a disk) ends no launcher."""
+        """One look; what the store or the machine refuses (memory for a process, a disk) ends no launcher.
+
+        Nor does a fault of its own, unless it comes at each look.
+        """
         try:
             try:
-                return self.look()
+                code = self.look()
             except store.Unreachable as error:
-                return self._out_of_touch(str(error))
-        except OSError as error:
+                code = self._out_of_touch(str(error))
+        except (OSError, MemoryError) as error:
             return self._refused(error)
+        except Exception as error:
+            return self._faulty(error)
+        self.faults = 0
+        return code
 
     def look(self) -> int | None:
         """One look at what is asked, at the others and at the ranks. Raises OSError."""
@@ -242,7 +252,7 @@ class Launcher:
         (self.environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         self.tidy = True
 
-    def _refused(self, error: OSError) -> int | None:
+    def _refused(self, error: OSError | MemoryError) -> int | None:
         """The machine refused something: in an attempt a fault of this host's; else it waits, or stops if asked."""
         reason = self._refusal(error)
         if self.attempt:
@@ -250,14 +260,39 @@ class Launcher:
                 self.attempt.kill()
             self._over(Outcome(1, reason))
         elif self.asked:
-            return self._conclude(End(STOPPED, f"stopped on request; {reason}"))
+            return self._conclude(self._stopped(f"stopped on request; {reason}"))
         else:
             self._say("stalled", f"{reason}; the run goes on here once that is cured")
         return None
 
-    def _refusal(self, error: OSError) -> str:
+    def _refusal(self, error: OSError | MemoryError) -> str:
         where = f"look at the disk of {self.environment.run_dir}, and at this host's memory"
-        return f"{self.me.name}: the system refused the launcher something: {error}; {where}"
+        said = str(error) or type(error).__name__
+        return f"{self.me.name}: the system refused the launcher something: {said}; {where}"
+
+    def _faulty(self, error: Exception) -> int | None:
+        """A fault of the launcher itself: no rank goes on unwatched, and where it does not pass, this host's part ends.
+
+        The others go on; its unit, started again, takes part again.
+        """
+        self.faults += 1
+        if self.faults == 1:
+            with contextlib.suppress(OSError):
+                traceback.print_exception(error)
+        kind = f"{type(error).__name__}: {error}"
+        reason = f"{self.me.name}: a fault of the launcher itself, please report it: {kind}"
+        if self.attempt:
+            with contextlib.suppress(Exception):
+                self.attempt.kill()
+            with contextlib.suppress(Exception):
+                self._over(Outcome(1, reason))
+        elif self.faults >= FAULTS:
+            return self._conclude(End(1, reason), own=True)
+        return None
+
+    def _stopped(self, reason: str) -> End:
+        """The end of a run that was stopped here while the others cannot be told, unless it has finished."""
+        return End(0) if self.me.code == 0 else End(STOPPED, reason)
 
     def _has_come_up(self) -> bool:
         """Whether a host that was booted has its address: a switch, or who gives addresses, may be up long after it."""
@@ -304,12 +339,12 @@ class Launcher:
             # What stands in the store as its sign of life is older than its last look there.
             if time.monotonic() - self.store.renewed > store.OUT_OF_TOUCH - LOOK:
                 self.attempt.kill()
-                self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}"))
+                self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}", cut_off=True))
             elif (outcome := self.attempt.poll()) is not None:
-                self._over(outcome)
+                self._over(dataclasses.replace(outcome, cut_off=outcome.code == LOST))
             return None
         if self.asked:
-            return self._conclude(End(STOPPED, "stopped on request, while the store could not be asked"))
+            return self._conclude(self._stopped("stopped on request, while the store could not be asked"))
         if not self.met and not self.me.done and silent > self.config.timeout_seconds:
             cure = "see there `systemctl status trainyard-etcd`, and the firewall; site.yml sets both up"
             return self._conclude(End(LOST, f"{why}; {cure}"), own=True)
@@ -329,7 +364,14 @@ class Launcher:
         self.store.put_if("end", membership.pack(end), 0)
 
     def _own_end(self) -> End:
-        """The end of a run that was stopped here, unless its ranks failed over it."""
+        """The end of a run that was stopped here, unless it has finished, or its ranks failed over it."""
+        plan = self.entries.get("plan")
+        hosts = [
+            self.me,
+            *(Host(**one.value) for key, one in self.entries.items() if key.startswith("hosts/")),
+        ]
+        if plan and any(host.code == 0 and host.done == plan.value["attempt"] for host in hosts):
+            return End(0)
         if self.me.code not in (None, 0, LOST, STOPPED):
             return End(max(self.me.code, 1), self.me.reason)
         when = "" if self.me.code is not None else " before the hosts had met"
@@ -350,7 +392,8 @@ class Launcher:
             new=not self.begun,
         )
         if isinstance(word, Wait):
-            if word.reason and plan is None and late:
+            begins = plan is None and not (late and self.begun)
+            if word.reason and late and begins:
                 self._end(
                     End(
                         LOST,
@@ -359,7 +402,7 @@ class Launcher:
                     )
                 )
             elif word.reason:
-                self._say("starting" if plan is None else "stalled", word.reason)
+                self._say("starting" if begins else "stalled", word.reason)
             elif plan and self.me.name in plan.left_out:
                 self._say("stalled", LEFT_OUT.format(self.me.name))
             elif plan and not plan.has(self.me.node):
@@ -397,6 +440,9 @@ class Launcher:
         """See whether the attempt has ended here, must end, or should make room for another one."""
         attempt, mine = self.attempt, self.attempt.plan
         if (outcome := attempt.poll()) is not None:
+            if outcome.code == LOST:
+                others = [one for one in mine.members if one.node != self.me.node]
+                return self._over(outcome, reach.unreached(others))
             return self._over(outcome)
         now = time.monotonic()
         living = {host.node: host for host in hosts}
@@ -417,7 +463,10 @@ class Launcher:
             # Those that save or finish together may take their time, by as much as a step may.
             patience = GRACE if failed else max(GRACE, self.config.timeout_seconds)
             if now - self.troubled > patience:
-                if all(host.code == LOST for host in failed):
+                if any(host.unreached or host.cut_off for host in failed):
+                    # Its ranks have nobody left to wait for, and need not know yet.
+                    self._kill(f"{failed[0].name} lost its peers", LOST)
+                elif all(host.code == LOST for host in failed):
                     self._kill(f"{self.me.name}: a rank hung: the others lost it, and it did not end")
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
@@ -445,8 +494,6 @@ class Launcher:
             self.stopped_since and now - self.stopped_since > patience + GRACE
         ):  # and not before the others miss it
             return f"it was stopped (SIGSTOP) for {now - self.stopped_since:.0f} s"
-        if sum(member.processes for member in self.attempt.plan.members) > 1:
-            return None
         known = _status(self.environment)
         state = known.get("state")
         if (
@@ -454,11 +501,18 @@ class Launcher:
             or known.get("attempt") != self.attempt.plan.attempt
         ):
             self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
+            self.sign = (now, None)
             return None
         used, waits, signs = self.attempt.work()
-        if not self.idle_since or now - looked > max(
-            patience / 2, 2 * LOOK
-        ):  # or this launcher itself stood still
+        stood_still = now - looked > max(patience / 2, 2 * LOOK)  # this launcher itself
+        if sum(member.processes for member in self.attempt.plan.members) > 1:
+            # While it saves the others wait for hours, also where its disk never answers.
+            if stood_still or not waits or signs is None or signs != self.sign[1]:
+                self.sign = now, signs
+            elif now - self.sign[0] > max(patience, SLOW):
+                return f"it waited for a disk for {now - self.sign[0]:.0f} s: see there `journalctl -k`"
+            return None
+        if not self.idle_since or stood_still:
             self.idle_since, self.sign = (now, used), (now, signs)
             return None
         silent = signs is not None and signs == self.sign[1] and not waits
@@ -504,12 +558,12 @@ class Launcher:
         self.attempt.kill()
         self._over(Outcome(code, why))
 
-    def _over(self, outcome: Outcome) -> None:
+    def _over(self, outcome: Outcome, unreached: list[int] | None = None) -> None:
         attempt, self.attempt = self.attempt.plan.attempt, None
-        self._note(attempt, outcome)
+        self._note(attempt, outcome, unreached)
 
-    def _note(self, attempt: int, outcome: Outcome) -> None:
-        """Note how an attempt ended here, for the others to see."""
+    def _note(self, attempt: int, outcome: Outcome, unreached: list[int] | None = None) -> None:
+        """Note how an attempt ended here, for the others to see; unreached: its nodes that did not answer then."""
         known = _status(self.environment)
         if self.asked and outcome.code in (-signal.SIGTERM, LOST):
             reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
@@ -521,6 +575,8 @@ class Launcher:
             reason=outcome.reason,
             ended=time.time(),
             saved=known.get("last_checkpoint") or 0,
+            cut_off=outcome.cut_off,
+            unreached=unreached or [],
         )
         # Without its wire a host may have lost its address; it comes back.
         with contextlib.suppress(BadInput, OSError):
