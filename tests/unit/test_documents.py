@@ -97,7 +97,10 @@ def test_a_broken_link_is_found(text, fault):
 
 # ---- commands ----
 
-PLAYBOOKS = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "playbooks").glob("*.yml")}
+PLAYBOOKS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (*(ROOT / "playbooks").glob("*.yml"), *(ROOT / "molecule").glob("*/break.yml"))
+}
 PLAYBOOKS |= {name: PLAYBOOKS[f"playbooks/{name}"] for name in ("site.yml", "train.yml")}
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = {
@@ -145,7 +148,10 @@ def words_of(playbook):
 
 
 def tags_of(playbook):
-    found = re.findall(r"tags: (?:\[([\w, ]+)\]|(\w+))", PLAYBOOKS[f"playbooks/{Path(playbook).name}"])
+    imported = f"playbooks/{playbook}"  # by the two at the root
+    found = re.findall(
+        r"tags: (?:\[([\w, ]+)\]|(\w+))", PLAYBOOKS[imported if imported in PLAYBOOKS else playbook]
+    )
     return {tag for several, one in found for tag in (several or one).split(", ")}
 
 
