@@ -117,6 +117,7 @@ LAYERS = runpy.run_path(str(ROOT / "tests/run.py"))["LIMITS"]
 INVENTORIES = {str(path.relative_to(ROOT)) for path in (ROOT / "inventory").glob("*")} | {
     "inventory/lab",
     "inventory/NAME",
+    ".trainyard/labs/molecule/inventory",
 }
 INVENTORIES |= {
     copy for path in DOCUMENTS for copy in re.findall(r"cp -r \S+ (inventory/\w+)", path.read_text())
