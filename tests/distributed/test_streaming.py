@@ -101,6 +101,7 @@ def _plain_and_ours(world, config):
             total = ours.sum(torch.tensor([tokens], dtype=torch.float64)).item()
             gone = (outer - flat()) * (tokens / total)
             coded(gone)
+            coded.commit()
             velocity.mul_(0.9).add_(gone)
             outer.sub_(gone + 0.9 * velocity, alpha=0.7)
             with torch.no_grad():
@@ -252,6 +253,7 @@ def _by_host(world, config):
             if step == 3 and 1 in own:
                 flat[7] = float("nan")
             coded(flat)
+            coded.commit()
             sums.append(flat)
         found[kind] = torch.stack(sums), coded.error, coded.sent
     return found
