@@ -309,10 +309,15 @@ def test_packages_come_as_they_do_on_this_machine(lab3):
     for stanza in machine.distribution_sources(lab3.options.suite):
         assert stanza["URIs"] in sources and stanza["Suites"] in sources
     assert lab3.exec("node1", "cat", "/etc/pip.conf") == machine.pip_configuration().text
-    for folder in machine.pip_configuration().folders:
-        assert lab3.exec("node1", "ls", str(folder)).split() == sorted(os.listdir(folder))
+    for (
+        path
+    ) in machine.pip_configuration().folders:  # a file of constraints or certificates may be among them
+        if path.is_dir():
+            assert lab3.exec("node1", "ls", str(path)).split() == sorted(os.listdir(path))
+        else:
+            assert lab3.exec("node1", "cat", str(path)) == path.read_text()
         with pytest.raises(LabError, match="Read-only"):
-            lab3.exec("node1", "touch", str(folder / "written"))
+            lab3.exec("node1", "touch", str(path / "written" if path.is_dir() else path))
 
 
 def test_offline_with_odd_names_on_another_release_and_unknown_keys(make_lab):
