@@ -241,8 +241,11 @@ def test_they_have_kernels_and_interfaces_of_their_own(pair):
         assert f"{host.address}/24" in pair.exec(node, "ip", "-brief", "-4", "address", "show", "eth0")
         assert pair.exec(node, "ip", "-brief", "-4", "address", "show", "ens192") == ""
         ids |= {pair.exec(node, "cat", "/etc/machine-id"), boot_id(pair, node)}
-        for folder in machine.pip_configuration().folders:
-            assert pair.exec(node, "ls", str(folder)).split() == sorted(os.listdir(folder))
+        for path in machine.pip_configuration().folders:
+            if path.is_dir():
+                assert pair.exec(node, "ls", str(path)).split() == sorted(os.listdir(path))
+            else:
+                assert pair.exec(node, "cat", str(path)) == path.read_text()
     assert len(ids) == 4
 
 
