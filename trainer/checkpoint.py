@@ -6,7 +6,7 @@ beside it. Tensors are whole and kept by parameter name, so that they depend nei
 the strategy. The first ranks of two nodes, from five hosts on of three, each write a copy under a temporary name; only
 when all are safe on disk do they get their manifest and their name. These are the first nodes that have room.
 
-A step waits only until the tensors are copied to the CPU's memory; the rest goes on in a thread.
+A step waits only until the tensors are copied to the CPU's memory (snapshot.py); the rest goes on in a thread.
 """
 
 import base64
@@ -22,12 +22,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from trainer import disk, metrics, optim
 from trainer.errors import BadInput, TrainerError
 from trainer.model import load as model_load
+from trainer.snapshot import MOMENTS, OPTIMIZER, Snapshot, weights_file
 from trainer.strategies.base import Strategy
+from trainer.tensor_file import TensorFile
 from trainer.world import World, log, translated, versions
 
 FORMAT = 1
@@ -37,7 +38,6 @@ BACK = (
     "-e resume=true"
 )
 MARGIN = 32 << 20  # bytes for what lies beside the tensors
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Saver:
         self.settle()
         begin = time.perf_counter()
         self._choose_writers()
-        files = _copied(self.strategy, self.optimizer, self.writers, apart=self.background)
+        snapshot = Snapshot(self.strategy, self.optimizer, self.writers, self.background, self.group)
         manifest = {
             "format": FORMAT,
             **facts,
@@ -114,7 +114,7 @@ class Saver:
         hosts = [self.world.hosts[rank] for rank in self.writers]
         self._saved = Saved(facts["step"], path, hosts, begin, time.perf_counter() - begin)
         self._told = False
-        self._thread = threading.Thread(target=self._finish, args=(files, manifest, spare), daemon=True)
+        self._thread = threading.Thread(target=self._finish, args=(snapshot, manifest, spare), daemon=True)
         self._thread.start()
         if not self.background:
             self.settle()
@@ -146,11 +146,11 @@ class Saver:
         failure, self._failure = self._failure, None
         self.world.agree(failure, named=False)  # it names its host already
 
-    def _finish(self, files: dict, manifest: dict, spare: int | None) -> None:
+    def _finish(self, snapshot: Snapshot, manifest: dict, spare: int | None) -> None:
         """Write, hash and commit all copies; what every rank's thread does together."""
         try:
             with translated(self.world):
-                self._write_all(files, manifest)
+                self._write_all(snapshot, manifest)
                 self._saved.warning = self._delete_old(manifest["step"], spare)
             self._saved.seconds = time.perf_counter() - self._saved.begin
         except TrainerError as error:
@@ -160,17 +160,17 @@ class Saver:
                 f"a fault of the trainer itself, in a save: {type(error).__name__}: {error}"
             )
 
-    def _write_all(self, files: dict, manifest: dict) -> None:
+    def _write_all(self, snapshot: Snapshot, manifest: dict) -> None:
         world, final = self.world, self._saved.path
         temporary = final.with_name(f".{final.name}.tmp")
         try:
             written = world.together(
-                lambda: (
-                    _write(temporary, files, self.strategy.model, self.tokenizer) if self.writes else None
+                lambda: _write(
+                    temporary if self.writes else None, snapshot, self.strategy.model, self.tokenizer
                 ),
                 self.group,
             )
-            files.clear()
+            snapshot.files.clear()
             copies = [
                 {"host": world.hosts[rank], "files": one}
                 for rank, one in enumerate(world.gather(written, self.group))
@@ -426,14 +426,13 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
 def load(found: Found, strategy: Strategy, optimizer) -> None:
     """Restore weights, optimizer state and random numbers on every rank; all ranks must call."""
     world = strategy.world
-    weights, keys = _weights_file(strategy.model)
+    weights, keys = weights_file(strategy.model)
     with contextlib.ExitStack() as opened:
 
         def read():
             try:
                 return [
-                    opened.enter_context(safe_open(found.path / name, "pt"))
-                    for name in (weights, "optimizer.safetensors")
+                    opened.enter_context(safe_open(found.path / name, "pt")) for name in (weights, OPTIMIZER)
                 ]
             except (OSError, SafetensorError) as error:
                 raise TrainerError(f"{found.path}: cannot be read: {error}") from None
@@ -479,58 +478,18 @@ def _rows(
     return value if scalar else value[strategy.rows(name)]
 
 
-def _weights_file(model: torch.nn.Module) -> tuple[str, dict[str, str]]:
-    """The name of the file of weights, and the key in it of every trainable parameter."""
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if not hasattr(model, "peft_config"):
-        return "model.safetensors", {name: name for name in names}
-    from peft import get_peft_model_state_dict
+def _write(temporary: Path | None, snapshot: Snapshot, model, tokenizer) -> dict | None:
+    """Write all files but the manifest; return `{name: {bytes, sha256}}`. All ranks must call.
 
-    numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
-    kept = get_peft_model_state_dict(model, state_dict=numbers, save_embedding_layers=False)
-    return "adapter_model.safetensors", {names[int(number)]: key for key, number in kept.items()}
-
-
-def _copied(
-    strategy: Strategy, optimizer, writers: list[int], apart: bool
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of a checkpoint by file and key, in the CPU's memory of the `writers`; all ranks must call.
-
-    apart: they share no memory with what is trained.
+    temporary: None on a rank that writes nothing.
     """
-    file, keys = _weights_file(strategy.model)
-    weights, moments = {}, {}
-
-    def kept(value, original):
-        shared = apart and value.data_ptr() == original.data_ptr()
-        return value.detach().to("cpu", copy=shared).contiguous()
-
-    for name, part in strategy.trainable.items():
-        state = optim.state(optimizer, part)
-        parts = [part.detach(), state["exp_avg"], state["exp_avg_sq"]]
-        wholes = strategy.whole(name, parts, writers)
-        if wholes:
-            weights[keys[name]], *both = map(kept, wholes, parts)
-            for kind, whole in zip(MOMENTS, (state["step"].float().cpu().clone(), *both), strict=True):
-                moments[f"{kind}.{name}"] = whole
-    for key, value in strategy.kept():
-        if strategy.world.rank in writers:
-            moments[key] = value.cpu().contiguous()
-    if file == "model.safetensors" and strategy.world.rank in writers:
-        persistent = strategy.model.state_dict().keys()
-        for name, buffer in strategy.model.named_buffers():
-            if name in persistent:
-                weights[name] = kept(buffer, buffer)
-    return {file: weights, "optimizer.safetensors": moments}
-
-
-def _write(temporary: Path, files: dict, model, tokenizer) -> dict:
-    """Write all files but the manifest; return `{name: {bytes, sha256}}`."""
+    tensors = iter(snapshot)
     try:
+        if temporary is None:
+            return None
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, tensors in files.items():
-            save_file(tensors, temporary / name, {"format": "pt"})
+        _write_tensors(temporary, snapshot.files, tensors)
         if hasattr(model, "peft_config"):
             adapter = copy.copy(model.peft_config["default"])
             adapter.inference_mode = True
@@ -540,8 +499,19 @@ def _write(temporary: Path, files: dict, model, tokenizer) -> dict:
             model_load.restore_dropout(temporary, model.original_dropout)
         tokenizer.save_pretrained(temporary)
         return {file.name: _settled(file) for file in sorted(temporary.iterdir()) if file.is_file()}
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise TrainerError(_disk_message(temporary.parent, error)) from None
+    finally:
+        for _ in tensors:  # other ranks' copies are made of this one's parts, whatever its own disk says
+            pass
+
+
+def _write_tensors(folder: Path, told: dict[str, dict[str, torch.Tensor]], tensors) -> None:
+    """Write `tensors`, (file, key, tensor) in any order, of the types and shapes that `told` has by file and key."""
+    with contextlib.ExitStack() as opened:
+        files = {name: opened.enter_context(TensorFile(folder / name, ones)) for name, ones in told.items()}
+        for name, key, tensor in tensors:
+            files[name].write(key, tensor)
 
 
 def _tensors(copy: dict) -> list:
@@ -566,7 +536,7 @@ def _disk_message(folder: Path, error: Exception) -> str:
 
 def _disk_reason(folder: Path, error: Exception) -> str:
     """What a disk has refused, and what to do."""
-    if disk.is_full(error) or "os error 28" in str(error):
+    if disk.is_full(error):
         free = shutil.disk_usage(_there(folder)).free >> 20
         return f"no space left ({free} MiB free); free some space there"
     reason = getattr(error, "strerror", None) or str(error)

@@ -130,16 +130,16 @@ def _port_state(file: Path) -> str:
         return ""
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep what this process frees, up to a GiB at a time, instead of giving it back to the kernel.
+def keep_freed_memory(at_once: int = 1 << 30) -> None:
+    """Have the C library keep what this process frees, up to a GiB in all, instead of giving it back to the kernel.
 
-    On a CPU each step allocates what the one before has freed. Getting it anew, page by page, takes a twentieth of a
-    step; keeping it costs a few percent more memory. Only glibc has the means.
+    at_once: bytes; what is larger is given back. On a CPU each step allocates what the one before has freed. Getting it
+    anew, page by page, takes a twentieth of a step; keeping it costs a few percent more memory. Only glibc can do it.
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
     with contextlib.suppress(AttributeError):
         set_option = ctypes.CDLL(None).mallopt
-        set_option(M_MMAP_THRESHOLD, 1 << 30)
+        set_option(M_MMAP_THRESHOLD, at_once)
         set_option(M_TRIM_THRESHOLD, 1 << 30)
 
 

@@ -99,9 +99,9 @@ def _size(config: Config, model_config, world: World) -> int:
     def budgets(rows: int) -> dict[str, plan.Budget]:
         own = dataclasses.replace(config, micro_batch_size=rows)
         found = plan.every(own, footprint.measure(own, model_config), place, overhead)
-        for one in found.values():  # one rank a host makes the checkpoint's copy
+        for name, one in found.items():
             for parts in (one.device, one.host):
-                if "checkpoint" in parts:
+                if "checkpoint" in parts and name in ("ddp", "split"):  # one rank a host makes the copy
                     parts["checkpoint"] //= place.here
         return found
 

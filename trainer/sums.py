@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
+from trainer import buffers
 from trainer.ways import BUCKET_BYTES
 from trainer.world import Layers, World
 
@@ -113,7 +114,7 @@ def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: dist.Proces
     """
     if whole.device.type == "cuda":
         return dist.reduce_scatter_single(output=output, input=whole, group=group, async_op=async_op)
-    versions = torch.empty_like(whole)
+    versions = buffers.lend(whole.numel(), whole.dtype)
     exchange(versions, whole, group)
     torch.sum(versions.view(group.size(), -1), dim=0, out=output)
     return None

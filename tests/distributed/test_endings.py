@@ -90,10 +90,11 @@ def _greedy(run, sequences):
     return sum(parameter.sum() for parameter in run.strategy.model.parameters())
 
 
-def test_a_full_disk(material, tmp_path):
+@pytest.mark.parametrize("strategy", ["strategy=ddp", "strategy=fsdp"])
+def test_a_full_disk(material, tmp_path, strategy):
     """One save fails on one host: that is told, training goes on, and the next save is as good as any."""
-    patch = {("trainer.checkpoint", "save_file"): _full}
-    assert len(ranks.run(tmp_path, 2, material / "run.yaml", patch=patch)) == 12
+    patch = {("trainer.checkpoint", "TensorFile"): _full}
+    assert len(ranks.run(tmp_path, 2, material / "run.yaml", strategy, patch=patch)) == 12
     for node in ("node0", "node1"):
         events = ranks.records(tmp_path / node, "event")
         (event,) = [one for one in events if one["event"] == "checkpoint failed"]
@@ -108,15 +109,24 @@ def test_a_full_disk(material, tmp_path):
     assert "warning: node1: " in (tmp_path / "node0/logs/rank-0.log").read_text()
 
 
-def _full(tensors, path, metadata):
+def _full(path, tensors):
+    """From the fourth tensor on, when what others write is still to be made of this rank's parts, too."""
     import errno
     import os
 
-    from safetensors.torch import save_file
+    from trainer import checkpoint
 
-    save_file(tensors, path, metadata)
+    file = checkpoint.TensorFile_really(path, tensors)
     if os.environ["RANK"] == "1" and "step-00000008" in str(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left, really = iter(range(3)), file.write
+
+        def write(key, tensor):
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            really(key, tensor)
+
+        file.write = write
+    return file
 
 
 class _Filling(io.FileIO):

@@ -21,7 +21,7 @@ def names(directory):
 @pytest.mark.parametrize("background", [True, False])
 def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background):
     """A disk that takes two seconds for a file: the steps after the checkpoint come before its end, or not."""
-    patch = {("trainer.checkpoint", "save_file"): _slow}
+    patch = {("trainer.checkpoint", "TensorFile"): _slow}
     chosen = (f"checkpoint_async={background}", "checkpoint_every=6")
     assert ranks.run(tmp_path, 2, material / "run.yaml", *chosen, patch=patch) == pytest.approx(
         whole, rel=1e-5
@@ -37,19 +37,19 @@ def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background
         assert names(tmp_path / node) == ["step-00000006", "step-00000012"]
 
 
-def _slow(tensors, path, metadata):
+def _slow(path, tensors):
     import time
 
-    from safetensors.torch import save_file
+    from trainer import checkpoint
 
     if "step-00000006" in str(path) and "model" in path.name:
         time.sleep(2)
-    save_file(tensors, path, metadata)
+    return checkpoint.TensorFile_really(path, tensors)
 
 
 def test_a_crash_in_the_middle_leaves_the_one_before(material, whole, tmp_path):
     """The second host dies while it writes: neither host has the checkpoint, both have the one before."""
-    patch = {("trainer.checkpoint", "save_file"): _deadly}
+    patch = {("trainer.checkpoint", "TensorFile"): _deadly}
     attempt = ranks.Ranks(tmp_path, 2, material / "run.yaml", "strategy=fsdp", patch=patch)
     assert attempt.codes(120) == [5, -signal.SIGKILL]
     assert [name for name in names(tmp_path / "node0") if name.startswith("step")] == ["step-00000004"]
@@ -59,21 +59,22 @@ def test_a_crash_in_the_middle_leaves_the_one_before(material, whole, tmp_path):
     assert "resuming after step 4" in attempt.log()
 
 
-def _deadly(tensors, path, metadata):
+def _deadly(path, tensors):
     import os
     import signal
 
-    from safetensors.torch import save_file
+    from trainer import checkpoint
 
-    save_file(tensors, path, metadata)
+    file = checkpoint.TensorFile_really(path, tensors)
     if os.environ["RANK"] == "1" and "step-00000008" in str(path) and "optimizer" in path.name:
-        os.truncate(path, 100)
+        path.write_bytes(bytes(100))
         os.kill(os.getpid(), signal.SIGKILL)
+    return file
 
 
 def test_saves_that_fail_three_times_in_a_row_end_the_run(material, tmp_path):
     """The disk of one host refuses the files: all ranks end with the reason, long before the last step."""
-    patch = {("trainer.checkpoint", "save_file"): _refused}
+    patch = {("trainer.checkpoint", "TensorFile"): _refused}
     long = (material / "run.yaml", "steps=5000", "checkpoint_every=4")
     ranks.run(tmp_path, 3, *long, "strategy=zero1", codes=[1] * 3, patch=patch)
     for node in ("node0", "node1", "node2"):
@@ -84,15 +85,15 @@ def test_saves_that_fail_three_times_in_a_row_end_the_run(material, tmp_path):
     assert names(tmp_path / "node0") == names(tmp_path / "node1") == ["step-00000004"]
 
 
-def _refused(tensors, path, metadata):
+def _refused(path, tensors):
     import errno
     import os
 
-    from safetensors.torch import save_file
+    from trainer import checkpoint
 
     if os.environ["RANK"] == "1" and "step-00000004" not in str(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-    save_file(tensors, path, metadata)
+    return checkpoint.TensorFile_really(path, tensors)
 
 
 def test_no_space_for_the_moments(material, tmp_path):

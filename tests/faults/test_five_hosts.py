@@ -13,14 +13,15 @@ def five(tmp_path_factory):
         yield plays
 
 
+@pytest.mark.timeout(1800)
 def test_the_head_and_a_worker_are_gone_for_good(five, tmp_path):
     """Both are members of etcd, and have copies of the checkpoints, as when somebody trips over their power strip.
 
     Three of five are a majority, one of which has the third copy, and take the run to its end.
     """
     curve = Calm(five, tmp_path)
-    calm = curve.until(400)
-    run = Run(five, FIVE, steps=400)
+    calm = curve.until(200)
+    run = Run(five, FIVE, steps=200)
     left = FIVE[2:]
     try:
         run.wait(lambda: all((run.status(host).get("last_checkpoint") or 0) >= 10 for host in FIVE))

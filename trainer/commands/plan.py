@@ -187,6 +187,12 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         whole = int(
             (rest + 2 * min(found.block, gathered)) * (narrow if config.adapter == "none" else 1)
         ) + min(trained, found.block + max(0, trained - found.blocks))
+    on_cpu = place.device.type == "cpu"
+    if (
+        name != "ddp"
+    ):  # what is gathered or scattered at once; gloo's ranks get all others' versions of their parts
+        scattered = min(trained, max(found.block, trained - found.blocks))
+        whole += max(found.block, rest, (2 if on_cpu else 1) * scattered)
     moments = optimizer_bytes(config, found) // part
 
     lines = {
@@ -199,10 +205,9 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "loss and backward": found.working + 2 * found.largest,
     }
     lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
-    copies = checkpoint_bytes(config, found)
+    copies = checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
-    on_cpu = place.device.type == "cpu"
     host = {} if on_cpu else {"checkpoint": copies, "overhead": overhead}
     if name in ("offload", "infinity") and not on_cpu:
         for what in ("weights", "adapter", "gradients", "optimizer"):

@@ -162,7 +162,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     with contextlib.closing(observer):
         try:
             if world.device.type == "cpu":
-                keep_freed_memory()
+                # Gathered weights come and go among what stays; in one heap, they would leave many holes.
+                keep_freed_memory(4 << 20 if strategy.in_parts else 1 << 30)
             if progress.step < run.steps:
                 observer.calibrate()
             train(run, observer)

@@ -22,6 +22,7 @@ class Strategy(ABC):
     tensors, the parts; checkpoints see whole parameters by name.
     """
 
+    in_parts = False  # each rank has some rows of every trained parameter and of its moments
     lockstep = False  # every rank must go through the same number of forward and backward passes
     independent = (
         False  # each rank steps by the gradient of its own share's mean loss, and all meet now and then
@@ -111,10 +112,13 @@ class Strategy(ABC):
         """Which rows of parameter `name` this rank's part is."""
         return slice(None)
 
-    def whole(self, name: str, parts: list[torch.Tensor], ranks: list[int]) -> Sequence[torch.Tensor] | None:
+    def whole(
+        self, name: str, parts: list[torch.Tensor], ranks: list[int], group=None
+    ) -> Sequence[torch.Tensor] | None:
         """Tensors shaped like parameter `name`, on each of `ranks`, from every rank's `parts`; on others None.
 
-        All ranks must call. The tensors of one call have one type.
+        All ranks must call. The tensors of one call have one type. group: of all ranks on their CPUs, where the parts
+        are; unless given they travel as gradients do.
         """
         return parts if self.world.rank in ranks else None
 

@@ -169,7 +169,7 @@ class DiLoCo(AfterBackward):
 
     # ---- in a checkpoint ----
 
-    def whole(self, name, parts, ranks):
+    def whole(self, name, parts, ranks, group=None):
         """The weights, which are all ranks' own after `settle`, and the mean of their moments.
 
         With fragments or overlap the run itself goes on from that mean, as one that is resumed from it.

@@ -16,6 +16,7 @@ for the whole of a micro-batch, so that tied weights stay one tensor.
 """
 
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -33,6 +34,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from trainer import buffers
 from trainer.config import Config
 from trainer.errors import BadInput, TrainerError
 from trainer.model import quantize
@@ -195,19 +197,30 @@ class Sharded(Strategy):
         first = min(self.world.rank * share, rows)
         return slice(first, min(first + share, rows))
 
-    def whole(self, name: str, parts: list[torch.Tensor], ranks: list[int]) -> Sequence[torch.Tensor] | None:
+    @property
+    def in_parts(self) -> bool:
+        return self.world.size > 1
+
+    def whole(
+        self, name: str, parts: list[torch.Tensor], ranks: list[int], group=None
+    ) -> Sequence[torch.Tensor] | None:
         like, size = self._parameters[name], self.world.size
         if size == 1 or not isinstance(like, DTensor):
             return super().whole(name, parts, ranks)
         share = -(-len(like) // size)
-        mine = parts[0].new_zeros(len(parts), share, *like.shape[1:], device=self.world.device)
-        mine[:, : len(parts[0])] = torch.stack(parts)
+        device = parts[0].device if group else self.world.device
         wholes = None
         for rank in ranks:
-            every = [torch.empty_like(mine) for _ in range(size)] if rank == self.world.rank else None
-            dist.gather(mine, every, dst=rank, group=self.world.training)
-            if every:
-                wholes = torch.cat(every, dim=1)[:, : len(like)].unbind()
+            writes, filled = rank == self.world.rank, []
+            for part in parts:
+                mine = torch.zeros(share, *like.shape[1:], dtype=part.dtype, device=device)
+                mine[: len(part)] = part
+                whole = mine.new_empty(size * share, *like.shape[1:]) if writes else None
+                every = list(whole.chunk(size)) if writes else None
+                dist.gather(mine, every, dst=rank, group=group or self.world.training)
+                filled.append(whole)
+            if writes:
+                wholes = [whole[: len(like)] for whole in filled]
         return wholes
 
     def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
@@ -324,6 +337,13 @@ class Wire:
             self.seconds += time.perf_counter() - begin
 
 
+def allocate(size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What FSDP gathers into, and scatters from and into: flat tensors."""
+    if device.type != "cpu":
+        return torch.empty(*size, dtype=dtype, device=device)
+    return buffers.lend(math.prod(size), dtype)
+
+
 class Comm:
     """What FSDP asks for memory, and where its collectives go."""
 
@@ -332,7 +352,7 @@ class Comm:
         self.wire, self.layers = wire, layers
 
     def allocate(self, size, *, dtype, device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+        return allocate(size, dtype, device)
 
     def among(self, group) -> int:
         """How many send all but their own part over the wire: ranks, or hosts."""
@@ -376,7 +396,7 @@ class Alone:
     """
 
     def allocate(self, size, *, dtype, device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+        return allocate(size, dtype, device)
 
     def __call__(self, output_tensor, input_tensor, group, op=None, async_op=False):
         if op is not None:
