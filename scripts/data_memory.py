@@ -2,7 +2,7 @@
 
     nice .venv/bin/python scripts/data_memory.py [MEGABYTES …]
 
-Prints for each size the peak resident memory, after the tokenising and after some steps. Needs free disk space of three
+Prints for each size the peak of memory that is the process's own, after the tokenising and after some steps. Needs free disk space of three
 times the data in the directory for temporary files.
 """
 
@@ -10,9 +10,11 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -40,9 +42,10 @@ def write_data(path: Path, megabytes: int) -> None:
 
 
 def peak(path: str, cache: str, steps: int, overlong: str) -> None:
-    """Tokenise and train in this process; prints its peaks in MB: {"tokenised": …, "trained": …, "seconds": …}."""
-    import resource
+    """Tokenise and train in this process; prints its peaks in MB: {"tokenised": …, "trained": …, "seconds": …}.
 
+    Without the pages of mapped files that happen to be in memory, which the kernel takes back whenever it wants.
+    """
     import torch
 
     sys.path.insert(0, str(ROOT))
@@ -50,16 +53,22 @@ def peak(path: str, cache: str, steps: int, overlong: str) -> None:
     from trainer.data import index, pack, read, tokenizer
     from trainer.model.loss import TokenLoss
 
-    def megabytes() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    seen = [0.0]
 
+    def watch() -> None:
+        while True:
+            found = re.search(r"RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text())
+            seen[0] = max(seen[0], int(found[1]) / 1000)
+            time.sleep(0.005)
+
+    threading.Thread(target=watch, daemon=True).start()
     torch.set_num_threads(1)
     config = from_mapping({"dataset": path, "vocab_size": 2048, "sequence_length": 128, "overlong": overlong})
     words = from_mapping({"dataset": path, "vocab_size": 2048, "max_samples": 2000})
     begin = time.time()
     tokens = tokenizer.wrap(tokenizer.train(words))
     packed, _ = pack.prepare(config, read.digests(config), tokens, Path(cache))
-    seconds, tokenised = time.time() - begin, megabytes()
+    seconds, tokenised = time.time() - begin, seen[0]
 
     from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -76,7 +85,7 @@ def peak(path: str, cache: str, steps: int, overlong: str) -> None:
         (model(*arrays) / packed.valid[batch].sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
-    facts = {"tokenised": tokenised, "trained": megabytes(), "seconds": seconds, "sequences": len(packed)}
+    facts = {"tokenised": tokenised, "trained": seen[0], "seconds": seconds, "sequences": len(packed)}
     print(json.dumps(facts))
 
 

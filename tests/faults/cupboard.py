@@ -52,15 +52,16 @@ class Calm:
 
     def __init__(self, plays, folder):
         self.plays, self.folder, self.losses = plays, folder, {}
+        self.name = f"calm{next(numbers)}"  # two modules of tests may share a lab
 
     def until(self, step):
         """{step: loss} of the first `step` steps; no other run may be under way."""
         if step > len(self.losses):
             more = {"resume": "true"} if self.losses else {}
-            settings = {**RUN, "steps": step, "run": "calm", "trainer_results_dir": self.folder}
+            settings = {**RUN, "steps": step, "run": self.name, "trainer_results_dir": self.folder}
             done = book(self.plays, "train.yml", seconds=3600, **settings, **more)
             assert done.returncode == 0, done.stdout
-            self.losses = losses((self.folder / "calm/metrics.jsonl").read_text())
+            self.losses = losses((self.folder / self.name / "metrics.jsonl").read_text())
         return {number: self.losses[number] for number in range(1, step + 1)}
 
 
