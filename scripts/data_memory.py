@@ -2,8 +2,8 @@
 
     nice .venv/bin/python scripts/data_memory.py [MEGABYTES …]
 
-Prints for each size the peak of memory that is the process's own, after the tokenising and after some steps. Needs free disk space of three
-times the data in the directory for temporary files.
+Prints for each size the peak of memory that is the process's own, after the tokenising and after some steps. Needs free
+disk space of three times the data in the directory for temporary files.
 """
 
 import argparse

@@ -219,6 +219,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     if on_cpu:
         lines["checkpoint"] = copies
         lines["scattered"] = int(SCATTERED * (lines["activations"] + lines["loss and backward"]))
+        if name != "ddp":  # many sizes come and go there
+            lines["scattered"] = 2 * lines["scattered"] + int(2 * SCATTERED * whole)
     lines["overhead"] = overhead if on_cpu else CONTEXT
     slimmer = [int((1 - narrow) * one) for one in (min(trained, in_blocks), max(0, trained - in_blocks))]
     sent = wire(
