@@ -10,19 +10,20 @@ import weakref
 import numpy
 import torch
 
-_free: list[numpy.ndarray] = []
+SMALL = 1 << 20  # bytes of what is not worth it
+_free: dict[int, numpy.ndarray] = {}  # by id; threads lend and give back at the same time
 
 
 def lend(count: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor (count,) on the CPU, of any values; its memory comes back when the last tensor that has it is gone."""
     size = count * dtype.itemsize
-    fitting = [block for block in _free if len(block) >= size]
+    if size < SMALL:
+        return torch.empty(count, dtype=dtype)
+    fitting = [block for block in list(_free.values()) if len(block) >= size]
     block = min(fitting, key=len, default=None)
-    if block is None:
+    if block is None or _free.pop(id(block), None) is None:
         block = numpy.empty(size, numpy.uint8)
-    else:
-        _free[:] = [one for one in _free if one is not block]
     # A tensor's memory keeps the array that it was made from, which is not `block` itself.
     view = block[:size]
-    weakref.finalize(view, _free.append, block).atexit = False
+    weakref.finalize(view, _free.__setitem__, id(block), block).atexit = False
     return torch.from_numpy(view).view(dtype)

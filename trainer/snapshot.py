@@ -31,12 +31,12 @@ class Snapshot:
         self._parts: dict[str, list[torch.Tensor]] = {}  # this rank's own of what comes later
         writes = strategy.world.rank in writers
         for name, part in strategy.trainable.items():
-            own = self._own(name)
             if strategy.in_parts:
-                self._parts[name] = [_kept(one, copy=True) for one in own] if apart else []
+                self._parts[name] = [_kept(one, copy=True) for one in self._own(name)] if apart else []
                 later = torch.empty(strategy.shape(name), dtype=part.dtype, device="meta")
-                wholes = [later] * len(own) if writes else []
+                wholes = [later] * len(self._places[name]) if writes else []
             else:
+                own = self._own(name)
                 wholes = [
                     _kept(whole, copy=apart and whole.data_ptr() == one.data_ptr())
                     for whole, one in zip(strategy.whole(name, own, writers) or (), own, strict=False)

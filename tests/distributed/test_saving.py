@@ -1,6 +1,7 @@
 """Checkpoints are written while training goes on, and whatever happens then, the one before stays."""
 
 import json
+import re
 import shutil
 import signal
 
@@ -45,6 +46,33 @@ def _slow(path, tensors):
     if "step-00000006" in str(path) and "model" in path.name:
         time.sleep(2)
     return checkpoint.TensorFile_really(path, tensors)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_nobody_holds_all_of_what_is_in_parts(material, whole, tmp_path, background):
+    """Writers, too, hold their own part alone, or nothing where training waits, until they write."""
+    patch = {("trainer.checkpoint", "Snapshot"): _weighed}
+    chosen = ("strategy=fsdp", f"checkpoint_async={background}")
+    assert ranks.run(tmp_path, 3, material / "run.yaml", *chosen, patch=patch) == pytest.approx(
+        whole, rel=1e-5
+    )
+    told = (tmp_path / "node1/logs/rank-1.log").read_text()
+    held, all_of_it = map(int, re.search(r"holds (\d+) of (\d+)", told).groups())
+    assert held < (0.5 if background else 0.1) * all_of_it
+
+
+def _weighed(*words):
+    from trainer import checkpoint
+    from trainer.world import log
+
+    def size(tensors):
+        return sum(one.nbytes for one in tensors)
+
+    made = checkpoint.Snapshot_really(*words)
+    wholes = [one for tensors in made.files.values() for one in tensors.values()]
+    held = size(one for one in wholes if not one.is_meta) + sum(map(size, made._parts.values()))
+    log(f"holds {held} of {size(wholes)}")
+    return made
 
 
 def test_a_crash_in_the_middle_leaves_the_one_before(material, whole, tmp_path):

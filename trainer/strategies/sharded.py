@@ -337,29 +337,28 @@ class Wire:
             self.seconds += time.perf_counter() - begin
 
 
-def allocate(size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What FSDP gathers into, and scatters from and into: flat tensors."""
-    if device.type != "cpu":
-        return torch.empty(*size, dtype=dtype, device=device)
-    return buffers.lend(math.prod(size), dtype)
-
-
 class Comm:
-    """What FSDP asks for memory, and where its collectives go."""
+    """What FSDP asks for flat tensors to gather into, and to scatter from and into."""
+
+    def allocate(self, size, *, dtype, device) -> torch.Tensor:
+        if device.type != "cpu":
+            return torch.empty(*size, dtype=dtype, device=device)
+        return buffers.lend(math.prod(size), dtype)
+
+
+class Counted(Comm):
+    """A collective of which it is counted what it sends."""
 
     def __init__(self, wire: Wire, layers: Layers | None):
         """layers: of hosts that have as many ranks each, in the ranks' order; None: all ranks by one collective."""
         self.wire, self.layers = wire, layers
-
-    def allocate(self, size, *, dtype, device) -> torch.Tensor:
-        return allocate(size, dtype, device)
 
     def among(self, group) -> int:
         """How many send all but their own part over the wire: ranks, or hosts."""
         return self.layers.between.size if self.layers else group.size()
 
 
-class Gather(Comm):
+class Gather(Counted):
     """FSDP's all-gather, counted: a rank's part crosses the wire once for each host, to the one that hands it on."""
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
@@ -374,7 +373,7 @@ class Gather(Comm):
             return None
 
 
-class Scatter(Comm):
+class Scatter(Counted):
     """FSDP's reduce-scatter, counted: inside each host first, as the sums of ddp (trainer/sums.py)."""
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
@@ -389,14 +388,11 @@ class Scatter(Comm):
             return None
 
 
-class Alone:
+class Alone(Comm):
     """What stands in for FSDP's all-gather and reduce-scatter where a rank tries its speed: nothing is sent.
 
     Its own part of a weight stands in for all others', so that values are sound ones; of a gradient it keeps its part.
     """
-
-    def allocate(self, size, *, dtype, device) -> torch.Tensor:
-        return allocate(size, dtype, device)
 
     def __call__(self, output_tensor, input_tensor, group, op=None, async_op=False):
         if op is not None:
