@@ -188,11 +188,10 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
             (rest + 2 * min(found.block, gathered)) * (narrow if config.adapter == "none" else 1)
         ) + min(trained, found.block + max(0, trained - found.blocks))
     on_cpu = place.device.type == "cpu"
-    if (
-        name != "ddp"
-    ):  # what is gathered or scattered at once; gloo's ranks get all others' versions of their parts
+    if name != "ddp":
+        # What is gathered, or scattered, at once; over gloo a rank gets the others' versions of its part besides.
         scattered = min(trained, max(found.block, trained - found.blocks))
-        whole += max(found.block, rest, (2 if on_cpu else 1) * scattered)
+        whole += max(min(found.block, gathered), rest, (2 if on_cpu else 1) * scattered)
     moments = optimizer_bytes(config, found) // part
 
     lines = {
