@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from trainer import config as configuration
 from trainer.errors import BadInput
+from trainer.strategies.compressed import KEEPS
 
 pytestmark = pytest.mark.distributed
 LONG = ("steps=40", "batch_size=12", "micro_batch_size=4", "lr=0.003", "checkpoint_every=20")
@@ -185,8 +186,8 @@ def test_a_run_goes_on_with_other_ranks_and_what_was_left_over(material, tmp_pat
     ranks.run(tmp_path / "parts", 2, material / "run.yaml", *words, stop_in=20, codes=[75, 75])
     kept = load_file(tmp_path / "parts/node0/checkpoints/step-00000020/optimizer.safetensors")
     names = {name.split(".")[0] for name in kept}
-    assert names >= {"left", *(["velocity"] if comm == "diloco" else [])}
-    assert any(one.abs().max() > 0 for name, one in kept.items() if name.startswith("left."))
+    assert names == {"step", "exp_avg", "exp_avg_sq", *KEEPS[comm]}
+    assert any(one.abs().max() > 0 for name, one in kept.items() if name.startswith(("left.", "unsent.")))
     found = ranks.run(tmp_path / "parts", 3, material / "run.yaml", *words)
     assert found[:20] == whole[:20]
     assert sum(found[-5:]) / 5 == pytest.approx(sum(whole[-5:]) / 5, rel=0.1)
@@ -202,7 +203,11 @@ def test_what_was_left_over_outlives_a_while_with_one_rank(material, tmp_path, c
     for size, step in ((2, 20), (1, 25)):
         ranks.run(tmp_path, size, material / "run.yaml", *words, stop_in=step, codes=[75] * size)
     before, after = (
-        {name: one for name, one in load_file(file).items() if name.startswith(("left", "right", "velocity"))}
+        {
+            name: one
+            for name, one in load_file(file).items()
+            if name.startswith(("left", "unsent", "right", "velocity"))
+        }
         for file in sorted(tmp_path.glob("node0/checkpoints/step-*/optimizer.safetensors"))
     )
     assert any(one.abs().max() > 0 for one in before.values())
@@ -284,7 +289,7 @@ def test_what_a_checkpoint_makes_all_send_is_counted_with_the_step_after_it(mate
     assert [step for step, sent in enumerate(thrice, 1) if sent] == [5, 9, 12]
     # The sums of both moments and of what was left out, over two ranks, for the checkpoints of steps 4 and 8.
     kept = load_file(tmp_path / "three/node0/checkpoints/step-00000008/optimizer.safetensors")
-    each = sum(one.nbytes for name, one in kept.items() if name.startswith(("exp_avg", "left.")))
+    each = sum(one.nbytes for name, one in kept.items() if name.startswith(("exp_avg", "unsent.")))
     assert sum(thrice) == 3 * once[11] + 2 * each
 
 

@@ -294,7 +294,7 @@ def _kept_twice(world, config):
     kept = {}
     for name, one in strategy.kept():
         kept[name] = one.clone()
-        if name.startswith("left."):
+        if name.startswith(("left.", "unsent.")):
             copied.append(len(summed))
     strategy._sum_exactly = really
     # One parameter after the other, so that there is never a second copy of all.
@@ -316,7 +316,7 @@ def test_what_is_left_over_goes_to_those_who_send(tmp_path, comm):
     for kept, again, ends, _ in found:
         assert torch.equal(ends, found[0][2])
         assert kept.keys() == again.keys() and all(torch.equal(kept[name], again[name]) for name in kept)
-        assert any(one.any() for name, one in kept.items() if name.startswith("left."))
+        assert any(one.any() for name, one in kept.items() if name.startswith(("left.", "unsent.")))
 
 
 class Matrices(Toy):

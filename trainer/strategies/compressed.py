@@ -10,12 +10,13 @@ from trainer.model.loss import TokenLoss
 from trainer.strategies.ddp import DDP
 from trainer.world import World, translated
 
-# What checkpoints have besides weights and moments, by way (Strategy.keeps).
+# What checkpoints have besides weights and moments, by way (Strategy.keeps). First what has not travelled: `left` of
+# gradients, `unsent` of how far weights have gone in a round, which is no gradient: another way does without it.
 KEEPS = {
     "16bit": ("left",),
     "8bit": ("left",),
     "powersgd": ("left", "right"),
-    "diloco": ("left", "velocity"),
+    "diloco": ("unsent", "velocity"),
 }
 
 
@@ -30,9 +31,7 @@ class Alone(DDP):
         super().__init__(module, world, config)
         self.keeps = KEEPS[config.comm]
         self._kept: dict[str, torch.Tensor] = {}
-        self._due = (
-            {} if config.comm == "diloco" else {f"left.{name}": p for name, p in self.trainable.items()}
-        )
+        self._due = {f"left.{name}": parameter for name, parameter in self.trainable.items()}
 
     def finish(self) -> None:
         for key, parameter in self._due.items():
@@ -93,7 +92,7 @@ class AfterBackward(DDP):
         between = sums[0].between
         sends = between.rank is not None
         own = self._by_name([one.error for one in sums])
-        self._take("left", own, kept if sends else {}, between.size)
+        self._take(self.keeps[0], own, kept if sends else {}, between.size)
 
 
 class Compressed(AfterBackward):

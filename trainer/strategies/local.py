@@ -188,7 +188,7 @@ class DiLoCo(AfterBackward):
             yield f"velocity.{name}", one.clone()
         sums = [part.sum for part in self._parts]
         own = self._by_name([one.error for one in sums])
-        for (key, total), mine in zip(self._summed("left", own), own.values(), strict=True):
+        for (key, total), mine in zip(self._summed(self.keeps[0], own), own.values(), strict=True):
             if self._streams:
                 between = sums[0].between
                 mine.copy_(total / between.size if between.rank is not None else torch.zeros_like(mine))
