@@ -37,6 +37,7 @@ BACK = (
     "The run goes on from it once one of these hosts takes part: switch it on; a run that has ended goes on with "
     "-e resume=true"
 )
+SHAPING = ("model", "adapter", "lora_rank", "lora_targets")  # settings that make another architecture
 MARGIN = 32 << 20  # bytes for what lies beside the tensors
 
 
@@ -415,7 +416,12 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = " (the same name, another content)" if then == now else ""
-            differences.append(f"{what}: {then} then, {now} now{content}")
+            shaped = [
+                f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
+                for key in SHAPING
+                if what == "model" and manifest["settings"].get(key) != settings.get(key)
+            ]
+            differences += shaped or [f"{what}: {then} then, {now} now{content}"]
     if differences:
         raise BadInput(
             f"the run's checkpoint of step {manifest['step']} was made from something else: {'; '.join(differences)}. "

@@ -249,6 +249,17 @@ def test_another_model_or_dataset_is_named():
     assert "seed: 0 then, 1 now" in message and "model" not in message
 
 
+def test_what_made_it_another_model_is_named():
+    settings = {"model": "tiny", "adapter": "lora", "lora_rank": 8, "lora_targets": ""}
+    manifest = {"step": 4, "identity": {"model": "a"}, "settings": settings}
+    for key, now in (("lora_rank", 16), ("model", "small"), ("adapter", "none")):
+        with pytest.raises(BadInput) as refused:
+            checkpoint.check_identity(manifest, {"model": "b"}, settings | {key: now})
+        assert f"something else: {key}: {settings[key]} then, {now} now. Cure" in str(refused.value)
+    with pytest.raises(BadInput, match=r"model: tiny then, tiny now \(the same name, another content\)"):
+        checkpoint.check_identity(manifest, {"model": "b"}, settings)
+
+
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     before = metrics.Metrics(tmp_path, 0)
     for step in (1, 2, 3):
