@@ -20,6 +20,7 @@ from trainer.compress import orthonormal
 from trainer.config import from_mapping
 from trainer.errors import BadInput
 from trainer.model.loss import TokenLoss
+from trainer.strategies.compressed import KEEPS
 
 
 def test_learning_rates():
@@ -57,8 +58,8 @@ def test_one_rank_alone_takes_the_gradients_that_had_not_travelled_to_its_first_
     model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     strategy = strategies.make(config, TokenLoss(model), world)
     name, parameter = next(iter(strategy.trainable.items()))
-    left = torch.full_like(parameter, 3.0)
-    strategy.restore({f"left.{name}": left})
+    key = f"{KEEPS[comm][0]}.{name}"
+    strategy.restore({key: torch.full_like(parameter, 3.0)})
     once = 0.0 if comm == "diloco" else 3.0  # that is of weights, for the next meeting
     for taken, found in ((False, once), (True, once), (True, 0.0)):
         strategy.zero_grad()
@@ -67,7 +68,7 @@ def test_one_rank_alone_takes_the_gradients_that_had_not_travelled_to_its_first_
         if taken:
             strategy.stepped(1, last=False)
     kept = dict(strategy.kept())
-    assert list(kept) == ([f"left.{name}"] if comm == "diloco" else [])
+    assert list(kept) == ([key] if comm == "diloco" else [])
 
 
 def stored(folder: Path, step: int) -> Path:
