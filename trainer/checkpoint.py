@@ -418,8 +418,8 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             content = " (the same name, another content)" if then == now else ""
             shaped = [
                 f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
-                for key in SHAPING
-                if what == "model" and manifest["settings"].get(key) != settings.get(key)
+                for key in (SHAPING if what == "model" else ())
+                if manifest["settings"].get(key) != settings.get(key)
             ]
             differences += shaped or [f"{what}: {then} then, {now} now{content}"]
     if differences:

@@ -255,9 +255,8 @@ def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
     folders = []
 
     def mount(folder):
-        owner = (
-            "uid=$(id -u trainyard),gid=$(id -g trainyard),mode=750"  # train.yml refuses others' directories
-        )
+        # train.yml refuses directories that are somebody else's.
+        owner = "uid=$(id -u trainyard),gid=$(id -g trainyard),mode=750"
         plays.sh("node2", f"mkdir -p {folder}; mount -t tmpfs -o size=96m,{owner} small {folder}")
         folders.append(folder)
 

@@ -524,11 +524,12 @@ def test_pip_settings_become_one_file_and_its_folders(tmp_path, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     index = tmp_path / "an index/simple"
     index.mkdir(parents=True)
+    elsewhere = "https://packages.example"
     pip = machine.render_pip(
         {
             ":env:.timeout": "7",
             "global.timeout": "5",
-            "global.extra-index-url": f"https://packages.example/simple\nfile://{str(index).replace(' ', '%20')}",
+            "global.extra-index-url": f"{elsewhere}\nfile://{str(index).replace(' ', '%20')}",
             "install.no-compile": "true",
             "global.find-links": "/nowhere/at/all",
         }
@@ -536,4 +537,4 @@ def test_pip_settings_become_one_file_and_its_folders(tmp_path, monkeypatch):
     assert "timeout = 7\n" in pip.text and "timeout = 5" not in pip.text
     assert "[install]\nno-compile = true\n" in pip.text
     assert pip.folders == [index.parent]
-    assert pip.urls == ["https://packages.example/simple"]
+    assert pip.urls == [elsewhere]

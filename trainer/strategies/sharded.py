@@ -209,19 +209,17 @@ class Sharded(Strategy):
             return super().whole(name, parts, ranks)
         share = -(-len(like) // size)
         device = parts[0].device if group else self.world.device
-        wholes = None
-        for rank in ranks:
-            writes, filled = rank == self.world.rank, []
-            for part in parts:
-                mine = torch.zeros(share, *like.shape[1:], dtype=part.dtype, device=device)
-                mine[: len(part)] = part
-                whole = mine.new_empty(size * share, *like.shape[1:]) if writes else None
-                every = list(whole.chunk(size)) if writes else None
+        wholes = []
+        for part in parts:
+            mine = torch.zeros(share, *like.shape[1:], dtype=part.dtype, device=device)
+            mine[: len(part)] = part
+            for rank in ranks:
+                whole = mine.new_empty(size * share, *like.shape[1:]) if rank == self.world.rank else None
+                every = None if whole is None else list(whole.chunk(size))
                 dist.gather(mine, every, dst=rank, group=group or self.world.training)
-                filled.append(whole)
-            if writes:
-                wholes = [whole[: len(like)] for whole in filled]
-        return wholes
+                if whole is not None:
+                    wholes.append(whole[: len(like)])
+        return wholes or None
 
     def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters.items():
