@@ -6,6 +6,7 @@ The loss does not depend on them (loop.py).
 """
 
 import heapq
+import itertools
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -155,6 +156,14 @@ class Balance:
     def largest(self, rank: int) -> int:
         """Sequences of a rank's largest micro-batch, where ranks keep step."""
         return -(-self.split[rank] // self.passes)
+
+    def parts(self, count: int) -> list[range]:
+        """Which of `count` sequences that are no step's each rank computes: by the shares; by even ones, in turns."""
+        ranks = len(self.split)
+        if self.split == self.even:
+            return [range(rank, count, ranks) for rank in range(ranks)]
+        ends = [count * end // self.batch_size for end in itertools.accumulate(self.split, initial=0)]
+        return list(itertools.starmap(range, itertools.pairwise(ends)))
 
     @property
     def gain(self) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from trainer.balance import passes
 from trainer.data.pack import Packed
 from trainer.loop import Run, summed_loss
 from trainer.model.lora import key_dropout
@@ -17,19 +18,23 @@ def evaluate(run: Run, held_out: Packed, beat: Callable[[], None]) -> float:
     The model stays in training mode, in which nothing but the adapter's dropout differs, and that is off here:
     quantised layers may pack their weights anew in evaluation mode (model/quantize.py).
     """
-    world, size = run.world, run.micro_batch_size
-    mine = range(world.rank, len(held_out), world.size)
-    # Where passes are collective, every rank goes through as many as rank 0, which has the most.
-    passes = -(-len(range(0, len(held_out), world.size)) // size)
+    world, shares, size = run.world, run.balance, run.micro_batch_size
+    parts = shares.parts(len(held_out))
+    mine = parts[world.rank]
+    count = -(-len(mine) // size)
+    if run.strategy.lockstep:  # every rank goes through as many micro-batches, and a faster one's are larger
+        even = shares.split == shares.even
+        count = passes(list(map(len, parts)), [size] * world.size if even else shares.at_once)
+        size = size if even else -(-len(mine) // count)
     total = torch.zeros(2, dtype=torch.float64, device=world.device)
     key_dropout(run.strategy.module, None)
     with torch.no_grad():
-        for number in range(passes):
+        for number in range(count):
             beat()
             sequences = list(mine[number * size : (number + 1) * size])
             if sequences or run.strategy.lockstep:
                 loss = summed_loss(run, held_out, sequences)
                 total[0] += loss
-    total[1] = float(held_out.valid[mine.start :: world.size].sum())
+    total[1] = float(held_out.valid[mine.start : mine.stop : mine.step].sum())
     loss, tokens = run.strategy.sum(total).tolist()
     return loss / max(1.0, tokens)

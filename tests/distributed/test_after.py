@@ -278,3 +278,57 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
     (adapter / "adapter_config.json").write_text("{")
     assert "not JSON" in refused(capsys, "generate", adapter)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_no_host_has_all_of_a_sharded_model_in_memory_to_write_it(base, tmp_path):
+    """Growth of each writer's own memory; what is mapped from a file does not count, for the kernel takes it back."""
+    from transformers import AutoTokenizer, LlamaConfig
+
+    model = tmp_path / "model"
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 5, "num_attention_heads": 8}
+    LlamaConfig(vocab_size=300, max_position_embeddings=96, **sizes).save_pretrained(model)
+    AutoTokenizer.from_pretrained(base).save_pretrained(model)
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "sequence_length: 32\nbatch_size: 2\nsteps: 1\nmax_samples: 40\nthreads: 1\ndevice: cpu\n"
+    )
+    patch = {("trainer.commands.train", "_export"): _weighed}
+    run(tmp_path, 2, config, f"model={model}", "strategy=fsdp", patch=patch)
+    for node in ("node0", "node1"):
+        file = tmp_path / node / "model/model.safetensors"
+        grown = int((tmp_path / node / "grown").read_text())
+        assert file.stat().st_size > 80e6 and grown < 0.6 * file.stat().st_size, grown
+        last = tmp_path / node / "checkpoints/step-00000001/model.safetensors"
+        ours, saved = load_file(file), load_file(last)
+        assert ours.keys() == saved.keys()
+        assert all(torch.equal(one, saved[name]) for name, one in ours.items())
+        assert not list((tmp_path / node).glob(".*.tmp"))
+
+
+def _weighed(strategy, tokenizer, directory):
+    """As what it stands for; notes by how many bytes the process's own memory grew meanwhile."""
+    import ctypes
+    import threading
+    from pathlib import Path
+
+    from trainer.commands import train
+
+    def own():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+    ctypes.CDLL(None).malloc_trim(0)  # else what was freed before would be taken again, unnoticed
+    before, most, done = own(), [0], threading.Event()
+
+    def watch():
+        while not done.wait(0.002):
+            most[0] = max(most[0], own())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        train._export_really(strategy, tokenizer, directory)
+    finally:
+        done.set()
+        watcher.join()
+    (directory.parent / "grown").write_text(str(most[0] - before))

@@ -155,6 +155,41 @@ def test_evaluation_is_the_same_on_any_number_of_ranks(material, tmp_path, strat
     assert summary["evals"] == [[4, losses[0]], [8, losses[1]], [12, losses[2]]]
 
 
+def _counted(run, packed, sequences):
+    from trainer import evaluate
+
+    with (run.world.environment.run_dir / "evaluated").open("a") as file:
+        file.write(f"{len(sequences)}\n")
+    return evaluate.summed_loss_really(run, packed, sequences)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_fast_rank_evaluates_more(material, tmp_path, strategy):
+    """By the shares of a step: as many micro-batches on each where ranks keep step, larger ones on the fast rank."""
+    extra = ("validation_split=0.5", "eval_every=12", f"strategy={strategy}", "batch_size=8")
+    losses = {}
+    for balance in ("even", "6,1,1"):
+        ranks.run(
+            tmp_path / balance,
+            3,
+            material / "run.yaml",
+            *extra,
+            f"balance={balance}",
+            patch={("trainer.evaluate", "summed_loss"): _counted},
+        )
+        losses[balance] = [one["loss"] for one in ranks.records(tmp_path / balance / "node0", "eval")]
+    assert len(losses["even"]) == 1 and losses["6,1,1"] == pytest.approx(losses["even"], rel=1e-5)
+    folders = [tmp_path / "6,1,1" / f"node{rank}" for rank in range(3)]
+    counts = [list(map(int, (one / "evaluated").read_text().split())) for one in folders]
+    fast, *slow = map(sum, counts)
+    assert fast >= 20 and all(abs(one - fast / 6) <= 1 for one in slow)
+    if strategy == "fsdp":
+        assert len({len(one) for one in counts}) == 1
+        assert max(counts[0]) > max(counts[1])
+    else:
+        assert max(counts[0]) <= 2  # micro_batch_size
+
+
 def test_a_run_that_no_longer_gets_better_ends_early(material, tmp_path):
     extra = ("validation_split=0.2", "eval_every=2", "patience=2", "lr=1e-15", "steps=40")
     ranks.run(tmp_path, 2, material / "run.yaml", *extra)

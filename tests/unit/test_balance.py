@@ -37,6 +37,18 @@ def test_what_even_shares_would_have_taken_is_known_of_steps_with_others():
     assert Balance(16, 2, watched=False).saved([12.0, 12.0], [12, 4]) is None
 
 
+def test_what_is_no_step_is_dealt_out_by_the_shares():
+    balance = Balance(8, 3)
+    assert balance.parts(7) == [range(0, 7, 3), range(1, 7, 3), range(2, 7, 3)]
+    balance.split = [5, 2, 1]
+    for count in (0, 1, 7, 8, 1000):
+        parts = balance.parts(count)
+        assert [one for part in parts for one in part] == list(range(count))
+        assert all(
+            abs(len(part) - count * share / 8) < 1 for part, share in zip(parts, balance.split, strict=True)
+        )
+
+
 def test_even_shares():
     assert shares(7, 3) == [3, 2, 2]
     with pytest.raises(BadInput, match="batch_size 3 is less than the 4 ranks"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from safetensors.torch import load_file
 
 from trainer import checkpoint, collectives, disk, metrics, optim, recorder, room, sinks, strategies
 from trainer.balance import Balance, miscounted
@@ -27,6 +28,7 @@ from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.strategies import split
 from trainer.strategies.base import Strategy
+from trainer.tensor_file import TensorFile
 from trainer.words import count
 from trainer.world import World, log, translated, versions
 
@@ -360,17 +362,54 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     """Write the model in transformers' format, on every host; all ranks must call."""
     world = strategy.world
-    whole = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
-    weights = {name: weight.detach().cpu() for name, weight in strategy.weights(world.firsts, frozen=whole)}
+    frozen = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
+    if not strategy.in_parts:
+        weights = {name: one.detach().cpu() for name, one in strategy.weights(world.firsts, frozen)}
+    else:
+        file = directory.with_name(".weights.tmp")
+        world.together(lambda: _stage(strategy, frozen, file))
+        weights = {}
+        if world.first_on_host:
+            weights = load_file(file)  # mapped: no host need have memory for the whole model
+            file.unlink()  # it goes when nobody reads it any more
     world.together(
         lambda: _write(strategy.model, weights, tokenizer, directory) if world.first_on_host else None
     )
 
 
+def _stage(strategy: Strategy, frozen: bool, file: Path) -> None:
+    """Write the weights to `file` on every host as they come, one after the other; all ranks must call."""
+    weights = strategy.weights(strategy.world.firsts, frozen)
+    try:
+        if strategy.world.first_on_host:
+            with (
+                _explained(file, "the model's weights", OSError),
+                TensorFile(file, strategy.parameters(frozen)) as out,
+            ):
+                for name, one in weights:
+                    out.write(name, one.cpu())
+    finally:
+        for _ in weights:  # made of this rank's parts, too, whatever its own disk says
+            pass
+
+
+@contextlib.contextmanager
+def _explained(path: Path, what: str, kind: type[Exception]):
+    """Turn what writing to `path` raises into a message."""
+    try:
+        yield
+    except kind as error:
+        raise TrainerError(
+            f"{path}: {what} cannot be written: {error}; free some space there and start the run again: "
+            "it goes on from its last checkpoint"
+        ) from None
+
+
 def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) -> None:
     """Write the model with `weights`, by parameter name; the directory appears complete."""
     temporary = directory.with_name(".model.tmp")
-    try:
+    # safetensors raises what is its own; all of it means that the disk did not take the model.
+    with _explained(directory, "the model", Exception):
         shutil.rmtree(temporary, ignore_errors=True)
         # transformers would save on rank 0 alone, but every host has a disk of its own.
         model.should_save_on_this_rank = lambda wanted: wanted
@@ -384,11 +423,6 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
             file.chmod(0o640)
         shutil.rmtree(directory, ignore_errors=True)
         disk.publish(temporary, directory)
-    except Exception as error:  # safetensors has its own kinds; all mean that the disk did not take it
-        raise TrainerError(
-            f"{directory}: the model cannot be written: {error}; free some space there and start the run again: "
-            "it goes on from its last checkpoint"
-        ) from None
 
 
 def _leave(code: int) -> None:

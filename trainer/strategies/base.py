@@ -122,13 +122,14 @@ class Strategy(ABC):
         """
         return parts if self.world.rank in ranks else None
 
-    def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by name, whole, one after the other, on each of `ranks`; all ranks must go through them.
+    def parameters(self, frozen: bool = True) -> dict[str, torch.Tensor]:
+        """Every parameter by name, of the whole's shape; frozen: those that are not trained, too."""
+        return {name: one for name, one in self.model.named_parameters() if frozen or one.requires_grad}
 
-        frozen: those that are not trained, too.
-        """
+    def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """`parameters`, whole, one after the other, on each of `ranks`; all ranks must go through them."""
         if self.world.rank in ranks:
-            yield from (one for one in self.model.named_parameters() if frozen or one[1].requires_grad)
+            yield from self.parameters(frozen).items()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over ranks of a small float64 vector on the device, in place."""

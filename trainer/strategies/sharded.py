@@ -221,10 +221,11 @@ class Sharded(Strategy):
                     wholes.append(whole[: len(like)])
         return wholes or None
 
+    def parameters(self, frozen: bool = True) -> dict[str, torch.Tensor]:
+        return {name: one for name, one in self._parameters.items() if frozen or one.requires_grad}
+
     def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self._parameters.items():
-            if not (frozen or parameter.requires_grad):
-                continue
+        for name, parameter in self.parameters(frozen).items():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             wholes = self.whole(name, [local.detach()], ranks)
             if wholes:
