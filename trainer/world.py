@@ -89,7 +89,8 @@ class World:
         for key in mine["settings"]:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
-        self.devices = self.together(lambda: _devices(config, environment))
+        cards = self.gather((environment.node_rank, *_cards(config)))
+        self.devices = self.together(lambda: _devices(config, environment, cards))
         self.device = self.devices[0]
         # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.
         cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
@@ -261,18 +262,38 @@ def release() -> str:
         return __version__
 
 
-def _devices(config: Config, environment: Environment) -> list[torch.device]:
-    """Where this rank computes: its GPU, under strategy split its part of the host's; or the CPU."""
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+def _cards(config: Config) -> list[str]:
+    """The ids of the GPUs that this rank sees; none where it is to compute on the CPU."""
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return []
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+
+
+def _devices(config: Config, environment: Environment, everyone: list[tuple]) -> list[torch.device]:
+    """Where this rank computes: its GPU, under strategy split its part of the host's; or the CPU.
+
+    everyone: each rank's node, and the ids of the GPUs that it sees. Hosts of a run may be one machine, as make demo's
+    are: then they share its GPUs, and with too few of these compute on the CPU.
+    """
+    _, *mine = everyone[environment.rank]
+    if config.device == "cpu" or (config.device == "auto" and not mine):
         return [torch.device("cpu")]
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if environment.local_rank >= found:
+    sharing = [rank for rank, (_, *cards) in enumerate(everyone) if cards == mine] if mine else []
+    nodes, found, processes = {everyone[rank][0] for rank in sharing}, len(mine), len(sharing)
+    if found < max(1, processes):
+        if len(nodes) > 1 and config.device == "auto":
+            if environment.rank == sharing[0]:
+                log(
+                    f"{len(nodes)} hosts are one machine, with {found} GPU{'s' * (found > 1)} for {processes} "
+                    "processes, so all compute on the CPU; with one host of them (-l) it would be on the GPU"
+                )
+            return [torch.device("cpu")]
         raise errors.BadInput(
-            f"{environment.local_world_size} processes want a GPU each, torch {torch.__version__} sees {found}; "
-            f"set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
+            f"{processes or environment.local_world_size} processes want a GPU each, torch {torch.__version__} sees "
+            f"{found}; set nproc_per_node to {max(found, 1)} for this host, or device to cpu"
         )
-    each = found // environment.local_world_size if config.strategy == "split" else 1
-    first = environment.local_rank * each
+    each = found // processes if config.strategy == "split" else 1
+    first = sharing.index(environment.rank) * each
     torch.cuda.set_device(first)
     return [torch.device("cuda", number) for number in range(first, first + each)]
 

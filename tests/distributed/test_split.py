@@ -22,11 +22,11 @@ from trainer.strategies import split
 pytestmark = pytest.mark.distributed
 
 
-def two(config, environment):
+def two(config, environment, everyone):
     return [torch.device("cpu")] * 2
 
 
-def three_on_the_first(config, environment):
+def three_on_the_first(config, environment, everyone):
     return [torch.device("cpu")] * (1 if environment.rank else 3)
 
 
