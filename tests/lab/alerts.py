@@ -77,6 +77,15 @@ CAUSED = [
         ['ClockNotSynchronised{instance="node1", job="host"}'],
     ),
     (
+        "what kept a clock stopped an hour ago",
+        {
+            **series("node_timex_sync_status", HOST, "1x120"),
+            **series("node_timex_maxerror_seconds", HOST, "0.1+0.03x120"),
+        },
+        100,
+        ['ClockNotSynchronised{instance="node1", job="host"}'],
+    ),
+    (
         "nvidia-smi fails",
         series("trainyard_nvidia_smi_up", HOST, "1 0x5"),
         4,
@@ -235,6 +244,7 @@ WELL = [
             **series("node_network_carrier_changes_total", f'{HOST}, device="veth1"', "0+9x200"),
             **series("node_time_seconds", HOST, "0.2+60x200"),
             **series("node_timex_sync_status", HOST, "1x200"),
+            **series("node_timex_maxerror_seconds", HOST, "0.1+0.03x20 0.1+0.03x20 0.1x160"),
             **series("trainyard_nvidia_smi_up", HOST, "1x200"),
             # A second port that nobody has ever used.
             **series("trainyard_rdma_port_up", f'{HOST}, device="mlx5_1", port="1"', "0x200"),
@@ -305,6 +315,11 @@ WELL = [
         "a host that was left out, while the others go on",
         {**state("failed"), **state("running", 'instance="node2", run="first"')},
         30,
+    ),
+    (
+        "a host that failed, while the others are paused",
+        {**state("failed"), **state("stalled", 'instance="node2", run="first"')},
+        2,
     ),
     (
         "a slow rank that was slow for a moment",

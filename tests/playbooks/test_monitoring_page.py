@@ -47,8 +47,10 @@ FABRIC = {
     "node_infiniband_rate_bytes_per_second": [(ROCE, 12.5e9)],
     "port_data_received": [(ROCE, 3e9)],
     "port_data_transmitted": [(ROCE, 4e9)],
-    '{counter="np_cnp_sent"}': [(ROCE, 77)],
-    'counter=~"np_cnp_sent|rp_cnp_handled"': [({**ROCE, "counter": "np_cnp_sent"}, 77)],
+    '{counter=~"np_cnp_sent|cnpSent|tx_cnp_pkts"}': [(ROCE, 77)],
+    'counter=~"np_cnp_sent|cnpSent|tx_cnp_pkts|rp_cnp_handled|cnpHandled|rx_cnp_pkts"': [
+        ({**ROCE, "counter": "np_cnp_sent"}, 77)
+    ],
     "out_of_": [(ROCE, 0)],
 }
 # Titles of plots that are there only where something is.
