@@ -35,6 +35,9 @@ table inet trainyard {{
 		type filter hook input priority filter; policy drop;
 
 		jump known
+
+		# Names and addresses for the host's own guests, by their bridges.
+{served}
 	}}
 
 	# Docker and its like pass what comes to a published port on to a container: it never gets to the hook input.
@@ -50,6 +53,11 @@ table inet trainyard {{
 """
 # The interfaces of containers and virtual machines on the host itself, by the names that their programs give them.
 INSIDE = ("docker*", "br-*", "podman*", "cni*", "cali*", "virbr*", "lxdbr*", "incusbr*")
+# What libvirt's, LXD's and Docker's guests ask the host for before they have an address to be let in by: DHCP and DNS.
+SERVED = ("udp dport { 53, 67, 547 }", "tcp dport 53")
+# Questions for names in .local, which the host itself answers: where the controller knows it by such a name alone, it
+# would lose the host as soon as it had forgotten the last answer.
+MDNS = ("ip daddr 224.0.0.251 udp dport 5353 accept", "ip6 daddr ff02::fb udp dport 5353 accept")
 # Docker names a network's bridge by its id. nft knows no pattern for that, so other bridges that there are, such as
 # br-lan, are taken out by name; to name Docker's instead would change the rules with each network that it makes.
 DOCKER = re.compile(r"br-[0-9a-f]{12}")
@@ -89,13 +97,13 @@ def listed(value):
     return value if isinstance(value, list) else []
 
 
-def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
+def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
     """The rules of one host.
 
     peers: addresses; allow: [{port, proto, from}]; ssh_from: networks, empty for everyone; expected_peers: how many
-    other hosts the cluster has. Returns {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes,
-    live}: `closes` names each listening socket that others reach now and only peers will, `live` is whether rules of
-    ours are loaded.
+    other hosts the cluster has; reached: the name or address by which the controller reaches the host. Returns
+    {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes, live}: `closes` names each listening
+    socket that others reach now and only peers will, `live` is whether rules of ours are loaded.
     """
     try:
         if survey["ufw"] or survey["firewalld"]:
@@ -127,6 +135,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
             # Any port: NCCL and gloo take random ones. fib: it came by an interface that leads back to the peer.
             rules.append(f"\t\t{family} saddr @peers_{kind} fib saddr . iif oif exists accept")
     rules += [f"\t\t{rule}" for item in allowed for rule in allow_rules(item)]
+    if str(reached).lower().endswith(".local"):
+        rules += [f"\t\t{rule}" for rule in MDNS]
     sets = "".join(
         peer_set(kind, [address for address in addresses if address.version == version])
         for version, kind in ((4, "ipv4"), (6, "ipv6"))
@@ -144,7 +154,10 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0):
         "rules": RULES.format(
             sets=sets,
             rules="\n".join(rules),
-            inside="\n".join(f"\t\t{rule}" for rule in inside_rules(survey["bridges"])),
+            inside="\n".join(f"\t\t{rule} accept" for rule in inside_rules(survey["bridges"])),
+            served="\n".join(
+                f"\t\t{rule} {port} accept" for rule in inside_rules(survey["bridges"]) for port in SERVED
+            ),
         ),
         "ssh_ports": ports,
         "closes": list(dict.fromkeys(closes)),
@@ -232,10 +245,10 @@ def allow_rules(item):
 
 
 def inside_rules(bridges):
-    """nft rules that accept what comes from the host's own containers; `bridges`: interfaces named br-…."""
+    """nft's words for what comes from the host's own guests; `bridges`: interfaces named br-…."""
     others = ", ".join(f'"{name}"' for name in bridges if not DOCKER.fullmatch(name))
     return [
-        f'{f"iifname != {{ {others} }} " if others and name == "br-*" else ""}iifname "{name}" accept'
+        f'{f"iifname != {{ {others} }} " if others and name == "br-*" else ""}iifname "{name}"'
         for name in INSIDE
     ]
 

@@ -61,6 +61,26 @@ def test_peers_ssh_and_nothing_else():
     )  # what comes to the host, and what is passed on from its ports
 
 
+def test_a_host_that_is_reached_by_a_name_of_its_own_is_asked_for_it():
+    """Else the name is gone minutes after the rules came, and with it the way to the host."""
+    asked = "udp dport 5353 accept"
+    for name, there in (("a.local", True), ("A.Local", True), ("a.lan", False), ("192.168.1.101", False)):
+        plan = firewall_plan(survey(), [], [], [], 0, name)
+        assert sum(asked in rule for rule in rules(plan)) == (2 if there else 0), name
+    assert all(
+        "daddr" in rule for rule in rules(firewall_plan(survey(), [], [], [], 0, "a.local")) if asked in rule
+    )
+
+
+def test_guests_get_addresses_and_names_from_the_host():
+    """A question for an address comes from 0.0.0.0, so that no `from` of firewall_allow would fit it."""
+    own = planned(bridges=["br-lan"])["rules"].split("chain input {")[1].split("\t}\n")[0]
+    assert 'iifname "virbr*" udp dport { 53, 67, 547 } accept' in own
+    assert 'iifname "lxdbr*" tcp dport 53 accept' in own
+    assert 'iifname != { "br-lan" } iifname "br-*" tcp dport 53 accept' in own
+    assert not any(line.strip().endswith('*" accept') for line in own.splitlines())
+
+
 def test_a_lone_machine_has_no_rule_for_peers():
     assert not any("peers" in rule for rule in rules(planned(peers=())))
 
