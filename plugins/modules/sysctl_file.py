@@ -10,6 +10,7 @@ description:
   - The file holds every setting with its reason. The running kernel gets those that differ, in the same run.
   - In a container, some keys are not there or read-only, because the kernel is another's. They are
     reported in C(unavailable); on a machine of its own, a key that cannot be set is a failure.
+  - A key that another file sets after this one, at each boot, is that file's, and stays as it is in the running kernel.
 options:
   path:
     description: The file.
@@ -48,11 +49,13 @@ unavailable:
 import errno
 import os
 import textwrap
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.managed_block import read, write
 
+FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 # What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
 NOT_OURS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -64,6 +67,28 @@ def render(settings: list[dict]) -> str:
         lines += ["", *textwrap.wrap(setting["why"] or "", 100, initial_indent="# ", subsequent_indent="# ")]
         lines.append(f"{setting['key']} = {setting['value']}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def set_later(path: str, folders: tuple[str, ...] = FOLDERS) -> dict[str, tuple[str, str]]:
+    """Key to (value, file) of what sysctl.d's files that are read after `path` set at boot (sysctl.d(5))."""
+    files = {}
+    for folder in reversed(folders):  # of one name, the first folder's counts
+        files |= {file.name: file for file in Path(folder).glob("*.conf")}
+    found = {}
+    for name in sorted(files):
+        if name <= os.path.basename(path):
+            continue
+        try:
+            lines = files[name].read_text(errors="replace").splitlines()
+        except OSError:
+            continue  # a link to nowhere
+        for line in lines:
+            key, is_one, value = line.strip().lstrip("-").partition("=")
+            if is_one and not key.startswith(("#", ";")):
+                # Where a slash comes first, slashes stand between a name's parts, else dots.
+                separator = next((sign for sign in key if sign in "./"), ".")
+                found[key.strip().replace(separator, ".")] = (value.strip(), str(files[name]))
+    return found
 
 
 def apply(settings: list[dict], root: str, write_it: bool) -> tuple[list[str], dict[str, OSError]]:
@@ -105,7 +130,16 @@ def main() -> None:
     )
     path, settings = module.params["path"], module.params["settings"]
     before, after = read(path), render(settings)
-    applied, failed = apply(settings, "/proc/sys", not module.check_mode)
+    later = set_later(path)
+    own = [setting for setting in settings if setting["key"] not in later]
+    applied, failed = apply(own, "/proc/sys", not module.check_mode)
+    for setting in settings:
+        value, file = later.get(setting["key"], (setting["value"], ""))
+        if value.split() != setting["value"].split():
+            module.warn(
+                f"{setting['key']} stays {value}, not {setting['value']}: {file} sets it at each boot. Take it out "
+                "there, or give tuning_sysctl the same value"
+            )
     container = in_container()
     hard = {key: error for key, error in failed.items() if not (container and error.errno in NOT_OURS)}
     if hard:

@@ -67,6 +67,24 @@ def test_only_what_differs_is_written(sysctl, kernel):
     assert sysctl.apply(settings, str(kernel), True) == ([], {})
 
 
+def test_what_a_later_file_sets_is_that_files(sysctl, tmp_path):
+    etc, lib = tmp_path / "etc", tmp_path / "lib"
+    etc.mkdir()
+    lib.mkdir()
+    (lib / "99-a.conf").write_text("vm.swappiness = 5\n")
+    (etc / "99-a.conf").write_text("# vm.dirty_ratio=3\n-vm.swappiness=1\nnet/core/rmem_max = 7\n")
+    (etc / "99-b.conf").write_text("net.ipv4.tcp_rmem = 1 2 3\nnet/ipv4/conf/eth0.1/forwarding=1\n")
+    (etc / "10-before.conf").write_text("vm.dirty_ratio = 3\n")
+    (etc / "99-gone.conf").symlink_to(tmp_path / "nowhere")
+    found = sysctl.set_later("/etc/sysctl.d/90-trainyard.conf", (str(etc), str(lib)))
+    assert found == {
+        "vm.swappiness": ("1", str(etc / "99-a.conf")),
+        "net.core.rmem_max": ("7", str(etc / "99-a.conf")),
+        "net.ipv4.tcp_rmem": ("1 2 3", str(etc / "99-b.conf")),
+        "net.ipv4.conf.eth0.1.forwarding": ("1", str(etc / "99-b.conf")),
+    }
+
+
 def test_a_key_that_is_not_there_fails_and_the_others_are_set(sysctl, kernel):
     settings = [{"key": "net.core.rmem_max", "value": "1"}, {"key": "vm.swappiness", "value": "10"}]
     applied, failed = sysctl.apply(settings, str(kernel), True)
