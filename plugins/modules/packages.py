@@ -80,6 +80,7 @@ LOCKED = re.compile(
     r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
 )
 LOOK_AGAIN = 2.0  # seconds
+SOURCES = 3  # that are asked for an index
 NOTE = Note()  # what it does now; main says where
 
 
@@ -142,17 +143,22 @@ def run_apt(command: list[str], lock_timeout: int, words: str = "") -> str:
 
 
 def reaches_index() -> bool:
-    """Whether the host's apt, with its own proxies and certificates, can fetch its first source's index."""
+    """Whether the host's apt, with its own proxies and certificates, can fetch an index by the network.
+
+    A directory of the host's own, as NVIDIA's local installers leave it, says nothing. Of several sources one may be
+    gone for good, so the first few are asked.
+    """
     listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
-    urls = re.findall(r"^'(\S+/InRelease)'", listed.stdout, re.MULTILINE)
-    if not urls:
-        return False
+    urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", listed.stdout, re.MULTILINE)
+    by_source = {url.split("/dists/")[0]: url for url in reversed(urls)}
+    first = [by_source[one] for one in dict.fromkeys(url.split("/dists/")[0] for url in urls)][:SOURCES]
     impatient = ["Acquire::Retries=0", "Acquire::http::Timeout=8", "Acquire::https::Timeout=8"]
     with tempfile.TemporaryDirectory() as directory:
         command = ["/usr/lib/apt/apt-helper", *as_options(*impatient, "APT::Sandbox::User=root")]
         target = os.path.join(directory, "InRelease")
-        return (
-            subprocess.run([*command, "download-file", urls[0], target], capture_output=True).returncode == 0
+        return any(
+            subprocess.run([*command, "download-file", url, target], capture_output=True).returncode == 0
+            for url in first
         )
 
 

@@ -96,3 +96,36 @@ def test_another_fault_is_not_waited_for(packages, monkeypatch):
     monkeypatch.setattr(packages, "run", run)
     with pytest.raises(packages.Failure, match="nftablse"):
         packages.run_apt(["apt-get", "install", "nftablse"], 600)
+
+
+@pytest.mark.parametrize(
+    ("printed", "answers", "asked"),
+    [
+        (["http://a/debian/dists/x/InRelease", "http://b/dists/x/InRelease"], "http://a/", 1),
+        # NVIDIA's local installers leave a directory and its source, which comes first.
+        (["file:/var/cuda/./InRelease", "http://a/debian/dists/x/InRelease"], "http://a/", 1),
+        (["file:/var/cuda/./InRelease"], "file:", 0),
+        # Somebody's server that is gone, by two of its suites.
+        (
+            ["http://gone/dists/x/InRelease", "http://gone/dists/y/InRelease", "http://a/dists/x/InRelease"],
+            "http://a/",
+            2,
+        ),
+        (["mirror+file:/etc/apt/mirrors/debian.list/dists/x/InRelease"], "mirror+file:", 1),
+        ([f"http://{n}/dists/x/InRelease" for n in range(9)], "nobody", 3),
+    ],
+)
+def test_whether_a_host_reaches_an_index(packages, monkeypatch, printed, answers, asked):
+    calls = []
+
+    def run(command, **_):
+        if command[0] == "apt-get":
+            return subprocess.CompletedProcess(
+                command, 0, "".join(f"'{one}' InRelease 0\n" for one in printed)
+            )
+        calls.append(command[-2])
+        return subprocess.CompletedProcess(command, 0 if command[-2].startswith(answers) else 100)
+
+    monkeypatch.setattr(packages.subprocess, "run", run)
+    assert packages.reaches_index() == (asked > 0 and answers != "nobody")
+    assert len(calls) == asked and len(set(calls)) == asked
