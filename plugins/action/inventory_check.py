@@ -69,6 +69,7 @@ LIMITS = {
     "trainer_unreachable_seconds": (1, 10**9),
     "tuning_nofile": (1024, 2**30),  # with fewer, logins of the group's members begin to fail
 }
+CNP_DSCP = "48"  # of congestion notices: roles/roce_qos and the switch's text have it, too
 # Words that go into units and commands as they stand: variable to the pattern, and the same in words.
 USER_NAME = (r"[a-z_][a-z0-9_-]{0,30}", "a user's name: lower case letters, digits, hyphens and underscores")
 SLURM_NAME = (r"[A-Za-z0-9_.-]*", "a name that Slurm has: letters, digits, . _ and -")
@@ -656,6 +657,37 @@ def check_rdma(inventory: Inventory) -> Iterable[Problem]:
                 "a switch that pauses the same class: without that, packets are lost where nobody looks",
                 "Run playbooks/switch.yml, apply what it writes, and set roce_qos_switch_confirmed: true",
             )
+    yield from check_roce_class(inventory, group)
+
+
+def check_roce_class(inventory: Inventory, group: list[str]) -> Iterable[Problem]:
+    """One switch serves all hosts that mark RoCE's packets: they mark alike, and not as congestion notices are."""
+
+    def said(host, key):
+        value = inventory.hosts.get(host, {}).get(key)
+        return str(inventory.specs.get(key, {}).get("default") if value is None else value)
+
+    marking = [host for host in group if said(host, "roce_qos_mode") != "none"]
+    for host in marking:
+        if said(host, "roce_qos_dscp") == CNP_DSCP:
+            yield Problem(
+                inventory.where(host, "roce_qos_dscp"),
+                "roce_qos_dscp",
+                CNP_DSCP,
+                "another mark: cards give this one to congestion notices, which go by a priority of their own",
+                "Set another one, 26 say, on all hosts",
+            )
+    for key in ("roce_qos_mode", "roce_qos_dscp", "roce_qos_priority"):
+        for host in marking[1:]:
+            if said(host, key) != said(marking[0], key):
+                yield Problem(
+                    inventory.where(host, key),
+                    key,
+                    f"{said(host, key)}, where {marking[0]} has {said(marking[0], key)}",
+                    "one value on all hosts of rdma: a switch serves one class",
+                    "Set it in the group's variables instead",
+                )
+                break
 
 
 def check_storage(inventory: Inventory) -> Iterable[Problem]:

@@ -618,6 +618,23 @@ LOSSLESS = everywhere(roce_qos_mode="lossless")
             "roce_qos_priority",
             ["6"],
         ),
+        (
+            with_groups(inventory(node2={"roce_qos_mode": "lossy", "roce_qos_dscp": 48}), rdma=list(GOOD)),
+            "node2",
+            "roce_qos_dscp",
+            ["48", "congestion notices", "26"],
+        ),
+        (
+            with_groups(
+                inventory(
+                    node1={"roce_qos_mode": "lossy"}, node3={"roce_qos_mode": "lossy", "roce_qos_dscp": 34}
+                ),
+                rdma=list(GOOD),
+            ),
+            "node3",
+            "roce_qos_dscp",
+            ["34, where node1 has 26", "a switch serves one class"],
+        ),
     ],
 )
 def test_what_rdma_needs(made, where, key, words):
