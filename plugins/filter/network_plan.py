@@ -468,14 +468,14 @@ def nameservers(resolv_conf, entries, active):
     wanted = [
         server
         for item in entries
-        for server in item["definition"].get("nameservers", {}).get("addresses", [])
+        for server in item["definition"].get("nameservers", {}).get("addresses") or []
     ]
     if resolv_conf is None or active["systemd-resolved"] or active["NetworkManager"] or not wanted:
         return None
     if set(wanted) <= set(re.findall(r"(?m)^\s*nameserver\s+(\S+)", resolv_conf)):
         return None
     search = [
-        name for item in entries for name in item["definition"].get("nameservers", {}).get("search", [])
+        name for item in entries for name in item["definition"].get("nameservers", {}).get("search") or []
     ]
     lines = [HEADER.rstrip("\n"), *([f"search {' '.join(search)}"] if search else [])]
     return "\n".join([*lines, *(f"nameserver {server}" for server in wanted)]) + "\n"

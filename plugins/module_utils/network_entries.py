@@ -9,7 +9,10 @@ import re
 
 KINDS = ("ethernets", "bonds", "bridges", "vlans", "wifis")
 KEYS = ("name", "macaddress", "kind", "addresses", "gateway", "routes", "nameservers", "mtu", "options")
-ROUTE_KEYS = ("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu")
+ROUTE_KEYS = (
+    *("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu"),
+    *("congestion-window", "advertised-receive-window", "advmss"),
+)
 
 
 class Refused(Exception):
@@ -90,7 +93,7 @@ def entry(number, item, present):
         if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
             raise Refused(f"{where}.mtu is {mtu!r}: write a number of bytes from 68 to 65535")
         definition["mtu"] = int(mtu)
-    options = checked_options(where, item.get("options") or {})
+    options = checked_options(where, item.get("options") or {}, networks)
     for key in options:
         if key in definition and key not in ("dhcp4", "dhcp6"):
             raise Refused(f"{where}.options says '{key}', which the entry itself says too: write it once")
@@ -168,6 +171,8 @@ def interface_address(where, text):
 
 
 def on_link(where, address, networks):
+    if address.version == 6 and address.is_link_local:
+        return  # a router's own on every link: fe80::1, as providers have it
     if networks and not any(address in network for network in networks if network.version == address.version):
         raise Refused(
             f"{where} {address} lies in none of the interface's networks ({', '.join(map(str, networks))}), so it "
@@ -202,6 +207,7 @@ def checked_nameservers(where, given):
             f"{where}.nameservers: write a list of addresses, or a mapping with addresses and search"
         )
     addresses = as_list(f"{where}.nameservers", "addresses", given)
+    as_list(f"{where}.nameservers", "search", given)
     return {**given, "addresses": [str(ip_address(f"{where}.nameservers", address)) for address in addresses]}
 
 
@@ -217,8 +223,11 @@ OPTION_KINDS = {
 }
 
 
-def checked_options(where, options):
-    """`options` of an entry, netplan's own words, if the parts that count for the plan have their form."""
+def checked_options(where, options, networks):
+    """`options` of an entry, netplan's own words, if the parts that count for the plan have their form.
+
+    `networks`: those of the entry's addresses. A lease, or a router, may bring others.
+    """
     where = f"{where}.options"
     if not isinstance(options, dict):
         raise Refused(f"{where} is {options!r}: write netplan's own keys as a mapping")
@@ -228,9 +237,9 @@ def checked_options(where, options):
     for member in options.get("interfaces", []):
         if not isinstance(member, str):
             raise Refused(f"{where}.interfaces: {member!r} is not the name of an interface")
+    more = any(options.get(key) for key in ("dhcp4", "dhcp6", "accept-ra"))
     for route in options.get("routes", []):
-        if not isinstance(route, dict) or not isinstance(route.get("to"), str):
-            raise Refused(f"{where}.routes: {route!r} is no mapping with 'to' (and 'via')")
+        checked_route(where, route, [] if more else networks)
     if "nameservers" in options:
         checked_nameservers(where, options["nameservers"])
     return options

@@ -301,6 +301,23 @@ def test_an_mtu_or_a_route_that_somebody_changed_by_hand_is_put_right(mtu, route
     assert plan["stands"] and plan["live"] is live
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"routes": [{"to": "10.8.0.0/16", "via": "192.168.1.7", "congestion-window": 20}]},
+        {"routes": [{"to": "::/0", "via": "fe80::1"}]},
+        {"routes": [{"to": "10.8.0.0/16", "via": "10.9.9.9", "on-link": True}]},
+        {"routes": [{"to": "10.8.0.0/16", "via": "10.9.9.9"}], "dhcp4": True},  # which a lease may bring near
+        {"routes": [{"to": "10.8.0.7", "scope": "link"}]},
+    ],
+)
+@pytest.mark.parametrize("addresses", [["192.168.1.50/24"], ["192.168.1.100/24"]])
+def test_routes_in_netplans_own_words(options, addresses):
+    interfaces = [{**ETH0, "addresses": addresses}, copy.deepcopy(ETH1)]
+    plan = planned([{**STATIC, "options": {**options}, "gateway": None}], interfaces=interfaces)
+    assert ethernets(plan)["eth0"]["routes"] == options["routes"]
+
+
 def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waited_for():
     plan = planned([{"name": "eth1", "addresses": ["10.1.0.1/24"], "options": {"activation-mode": "manual"}}])
     assert plan["verify"] == [] and plan["live"]
@@ -333,8 +350,23 @@ def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waite
             [{**STATIC, "options": {"nameservers": {"addresses": ["dns"]}}}],
             "nameservers is 'dns': write an IP",
         ),
+        (
+            [{**STATIC, "options": {"nameservers": {"addresses": ["1.1.1.1"], "search": "lan"}}}],
+            "options.nameservers.search is 'lan': write a list",
+        ),
         ([{"name": "eth0", "options": {"routes": ["x"]}}], "options.routes: 'x' is no mapping with 'to'"),
         ([{"name": "eth0", "options": {"routes": [{"via": "10.0.0.1"}]}}], "is no mapping with 'to'"),
+        *(
+            ([{**STATIC, "gateway": None, "options": {"routes": [route]}}], f"[0].options.routes: {said}")
+            for route, said in (
+                ({"to": "10.0.0.1/8", "via": "192.168.1.1"}, "'to: 10.0.0.1/8' is neither default nor a"),
+                ({"to": "10.0.0.0/33", "via": "192.168.1.1"}, "'to: 10.0.0.0/33' is neither default nor a"),
+                ({"to": 10, "via": "192.168.1.1"}, "'to: 10' is neither default nor a network"),
+                ({"to": "10.0.0.0/8", "via": "gw"}, "via is 'gw': write an IP address"),
+                ({"to": "10.0.0.0/8", "via": "10.9.9.9"}, "via 10.9.9.9 lies in none of the interface's"),
+                ({"to": "10.0.0.0/8", "metrik": 1}, "unknown key 'metrik'"),
+            )
+        ),
         (
             [{"name": "eth0", "options": {"routes": {"to": "x"}}}],
             "options.routes is {'to': 'x'}: write a list",
