@@ -53,10 +53,30 @@ def network_plan(survey, wanted, renderer="auto"):
         return {"errors": [str(refusal)]}
 
 
+class NetplanLoader(yaml.SafeLoader):
+    """Reads YAML as netplan does: 52:54:00:12:34:56 without quotes is no number of base 60."""
+
+
+INT = "tag:yaml.org,2002:int"
+NetplanLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != INT]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+NetplanLoader.add_implicit_resolver(INT, re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+
+
+def read_netplan(text):
+    loader = NetplanLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def network_of(text):
     """{kind: {name: definition}} of a netplan file; {} where it is none."""
     try:
-        network = yaml.safe_load(text)["network"]
+        network = read_netplan(text)["network"]
         return {
             kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
             for kind in KINDS
@@ -156,10 +176,13 @@ def matches(kind, identifier, definition, links):
     if match is None:
         return [link["name"] for link in links if link["name"] == identifier]
     found = []
+    named = [link["name"] for link in links if fnmatch.fnmatchcase(link["name"], str(match.get("name", "*")))]
+    # A card that has got its set-name has lost the name by which it was known.
+    named = named or [definition.get("set-name")]
     for link in links:
         if (link["kind"] == "wlan") != (kind == "wifis"):
             continue
-        by_name = "name" not in match or fnmatch.fnmatchcase(link["name"], str(match["name"]))
+        by_name = link["name"] in named
         by_mac = "macaddress" not in match or str(match["macaddress"]).lower() == link["mac"]
         drivers = match.get("driver", "*")
         drivers = drivers if isinstance(drivers, list) else [drivers]
@@ -169,6 +192,39 @@ def matches(kind, identifier, definition, links):
     return found
 
 
+def names_given(files, links):
+    """{interface: {match, set-name}} of the cards that have their present name from netplan's files, ours included.
+
+    Whoever takes such a definition away takes these two over: at the next boot the card would have the kernel's name,
+    and nothing would configure it.
+    """
+    merged = {}  # as netplan does: by the files' names, what comes later goes over what came before
+    for _, text in sorted(netplan_after(files, []).items()):
+        for kind, definitions in network_of(text).items():
+            for identifier, one in definitions.items():
+                before = merged.setdefault((kind, identifier), {})
+                if isinstance(before.get("match"), dict) and isinstance(one.get("match"), dict):
+                    one["match"] = before["match"] | one["match"]
+                before.update(one)
+    given = {}
+    for (kind, identifier), one in merged.items():
+        name, match = one.get("set-name"), one.get("match")
+        if kind not in MADE and isinstance(match, dict) and name in matches(kind, identifier, one, links):
+            given[name] = {"match": match, "set-name": name}
+    return given
+
+
+def keeping_name(item, given):
+    """The definition of an entry, with what gives the card its present name; but the inventory's own word counts."""
+    definition = item["definition"]
+    by_other_marks = set(definition.get("match", {})) - {
+        "macaddress"
+    }  # from options; perhaps of several cards
+    if item["kind"] in MADE or "set-name" in definition or by_other_marks:
+        return definition
+    return {**given.get(item["name"], {}), **definition}
+
+
 def netplan_claims(files, ours, links, taken):
     """Changes to other netplan files so that none of them speaks for a name in `ours`."""
     changes = []
@@ -176,7 +232,7 @@ def netplan_claims(files, ours, links, taken):
         if path == OUR_FILE:
             continue
         try:
-            document = yaml.safe_load(file["text"]) or {}
+            document = read_netplan(file["text"]) or {}
             network = document.get("network") or {}
         except (yaml.YAMLError, AttributeError) as error:
             raise Refused(
@@ -380,8 +436,10 @@ def plan(survey, entries, renderer, before):
     links, files, active = survey["interfaces"], survey["files"], survey["active"]
     taken = survey["asides"]
     network = {"version": 2}
+    given = names_given(files["netplan"], links)
     for item in entries:
-        network.setdefault(item["kind"], {})[item["name"]] = {"renderer": renderer, **item["definition"]}
+        definition = {"renderer": renderer, **keeping_name(item, given)}
+        network.setdefault(item["kind"], {})[item["name"]] = definition
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
     profiles = []

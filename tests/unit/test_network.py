@@ -460,6 +460,92 @@ def test_a_netplan_file_for_our_interface_alone_is_moved_aside(content):
     assert "instead of /etc/netplan/50-cloud-init.yaml" in plan["summary"]
 
 
+def cloud_init(identifier="eth0", name="eth0", match=f"macaddress: '{ETH0['mac']}'", more=""):
+    """As cloud-init writes a card whose name it keeps, whatever the kernel calls it (ens3, say)."""
+    one = f"{{match: {{{match}}}, set-name: {name}, dhcp4: true}}"
+    return f"network:\n  version: 2\n  ethernets:\n    {identifier}: {one}\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"50-cloud-init.yaml": cloud_init()}, {"macaddress": ETH0["mac"]}),
+        ({"50-cloud-init.yaml": cloud_init("id0")}, {"macaddress": ETH0["mac"]}),
+        (
+            {"50-cloud-init.yaml": cloud_init(match=f"macaddress: {ETH0['mac'].upper()}")},
+            {"macaddress": ETH0["mac"]},
+        ),
+        ({"50-cloud-init.yaml": cloud_init("ens3", match="name: ens3")}, {"name": "ens3"}),
+        (
+            {
+                "50-cloud-init.yaml": cloud_init(match="driver: r8169"),
+                "60-more.yaml": "network: {ethernets: {eth0: {mtu: 1400}}}",
+            },
+            {"driver": "r8169"},
+        ),
+        (
+            {
+                "20-match.yaml": f"network: {{ethernets: {{lan: {{match: {{macaddress: '{ETH0['mac']}'}}}}}}}}",
+                "60-name.yaml": "network: {ethernets: {lan: {match: {driver: r8169}, set-name: eth0}}}",
+            },
+            {"macaddress": ETH0["mac"], "driver": "r8169"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("wanted", [[STATIC], [BARE, {"name": "eth1"}, BOND]])
+def test_a_card_keeps_the_name_that_a_file_gave_it_which_gives_way(files, match, wanted):
+    """Else it has the kernel's name again after the next boot, and nothing configures it."""
+    netplan = {f"/etc/netplan/{name}": content for name, content in files.items()}
+    first = planned(wanted, files={"netplan": netplan})
+    for path in netplan:
+        assert written(first, path)["move_to"] == f"{path}.before-trainyard"
+    assert (ethernets(first)["eth0"]["match"], ethernets(first)["eth0"]["set-name"]) == (match, "eth0")
+    # And at each run after that, when our own file alone tells of it.
+    again = planned(wanted, files={"netplan": {OUR_FILE: written(first)["content"]}})
+    assert again["stands"]
+    assert written(again)["content"] == written(first)["content"]
+
+
+def test_a_card_that_cloud_init_named_and_others_keep_their_names():
+    path = "/etc/netplan/50-cloud-init.yaml"
+    more = f"    eth1: {{match: {{macaddress: {ETH1['mac']}}}, set-name: eth1, dhcp4: true}}\n"
+    plan = planned([STATIC], files={"netplan": {path: cloud_init(more=more)}})
+    assert list(ethernets(plan)) == ["eth0"] and ethernets(plan)["eth0"]["set-name"] == "eth0"
+    left = yaml.safe_load(written(plan, path)["content"])["network"]["ethernets"]
+    assert left == {"eth1": {"match": {"macaddress": ETH1["mac"]}, "set-name": "eth1", "dhcp4": True}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "content", "match", "name"),
+    [
+        # The inventory's word counts.
+        (
+            {**STATIC, "name": "lan0", "macaddress": ETH0["mac"]},
+            cloud_init(),
+            {"macaddress": ETH0["mac"]},
+            "lan0",
+        ),
+        (
+            {**STATIC, "name": "", "macaddress": ETH0["mac"]},
+            cloud_init(match="driver: r8169"),
+            {"macaddress": ETH0["mac"]},
+            "eth0",
+        ),
+        ({**STATIC, "options": {"match": {"driver": "r8*"}}}, cloud_init(), {"driver": "r8*"}, None),
+        # No definition that has given eth0 its name: another card's, one that waits for a boot, one that names nothing.
+        (STATIC, cloud_init(match="macaddress: '52:54:00:00:00:77'"), None, None),
+        (STATIC, cloud_init(name="lan0"), None, None),
+        (STATIC, BY_MAC, None, None),
+        (STATIC, CLOUD, None, None),
+    ],
+)
+def test_nothing_else_is_said_of_a_name(wanted, content, match, name):
+    (one,) = ethernets(
+        planned([wanted], files={"netplan": {"/etc/netplan/50-cloud-init.yaml": content}})
+    ).values()
+    assert (one.get("match"), one.get("set-name")) == (match, name)
+
+
 def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
     path = "/etc/netplan/50-cloud-init.yaml"
     plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=[f"{path}.before-trainyard"])
