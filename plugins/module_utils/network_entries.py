@@ -19,6 +19,22 @@ class Refused(Exception):
     """A setting that cannot be carried out; the message says which, why, and what to write."""
 
 
+def refusals(wanted):
+    """[str]: what is wrong with network_interfaces of one host, whatever interfaces that has; it is not asked."""
+    entries, said = [], []
+    for number, item in enumerate(plain(wanted)):
+        try:
+            entries.append(entry(number, item, None))
+        except Refused as refusal:
+            said.append(str(refusal))
+    if not said:
+        try:
+            check_together(entries, None)
+        except Refused as refusal:
+            said.append(str(refusal))
+    return said
+
+
 def plain(value):
     """`value` without Ansible's tags, which YAML's safe dumper refuses."""
     if isinstance(value, dict):
@@ -39,13 +55,14 @@ def entry(number, item, present):
     """One checked item of network_interfaces: {where, now, name, kind, addresses, definition (netplan's)}.
 
     `now` is the interface's present name, `name` the one that it shall have; netplan, too, knows it by that.
+    `present`: the host's interfaces; None where they are not known, and `now` may be a hardware address then.
     """
     where = f"network_interfaces[{number}]"
     if not isinstance(item, dict):
         raise Refused(f"{where} is {item!r}: write a mapping with name (or macaddress) and addresses")
     for key in item:
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
+            near = difflib.get_close_matches(str(key), KEYS, 1)
             hint = f"did you mean {near[0]}?" if near else "raw netplan keys go under options."
             raise Refused(f"{where}: unknown key '{key}'; {hint} There are {', '.join(KEYS)}")
     kind = item.get("kind", "ethernets")
@@ -55,7 +72,9 @@ def entry(number, item, present):
     if not isinstance(name, str):
         raise Refused(f"{where}.name is {name!r}: write the interface's name, such as eth0")
     if not name and not mac:
-        raise Refused(f"{where} says neither name nor macaddress. {there_are(present)}")
+        raise Refused(
+            f"{where} says neither name nor macaddress: write one of them. {there_are(present)}".rstrip()
+        )
     if mac and not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
         quotes = " (in quotes: YAML takes some for numbers)" if mac.isdigit() else ""
         raise Refused(f"{where}.macaddress is '{mac}': write it like '52:54:00:12:34:56'{quotes}")
@@ -70,7 +89,7 @@ def entry(number, item, present):
     definition = {"match": {"macaddress": mac}} if mac and there else {}
     if given:
         definition["set-name"] = name
-        if name != now and name in [link["name"] for link in present]:
+        if name != now and name in [link["name"] for link in present or ()]:
             raise Refused(f"{where}.name: another interface has the name '{name}'. {there_are(present)}")
     addresses = [interface_address(where, text) for text in as_list(where, "addresses", item)]
     if addresses:
@@ -109,6 +128,8 @@ def entry(number, item, present):
 
 
 def there_are(present):
+    if present is None:
+        return ""
     listed = ", ".join(
         f"{link['name']} ({link['mac']}{', ' if link['addresses'] else ''}{', '.join(link['addresses'])})"
         for link in present
@@ -118,6 +139,8 @@ def there_are(present):
 
 def find_interface(where, name, mac, present):
     """The present name of the interface that an item means."""
+    if present is None:
+        return mac or name
     if mac:
         found = [
             link["name"]
@@ -246,7 +269,10 @@ def checked_options(where, options, networks):
 
 
 def check_together(entries, present):
-    """What no entry alone can show: names and addresses said twice, two default routes, missing members."""
+    """What no entry alone can show: names and addresses said twice, two default routes, missing members.
+
+    `present`: as of `entry`.
+    """
     names, addresses, defaults = {}, {}, {}
     for item in entries:
         for name in dict.fromkeys((item["now"], item["name"])):
@@ -268,19 +294,23 @@ def check_together(entries, present):
                         "keep one, or give them different metrics (routes: to, via, metric)"
                     )
                 defaults[key] = item["where"]
-    known = set(names) | {link["name"] for link in present}
+    known = set(names) | {link["name"] for link in present or ()}
+    # An interface that is known by its hardware address may be any of those that are named.
+    nameless = present is None and any(
+        "macaddress" in item["definition"].get("match", {}) for item in entries
+    )
     own = {item["name"]: item for item in entries}
     for item in entries:
-        if item["kind"] == "vlans" and "id" not in item["definition"]:
+        if item["kind"] == "vlans" and not {"id", "link"} <= set(item["definition"]):
             raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
         for member in below(item["kind"], item["definition"]):
-            if member not in known:
+            if present is not None and member not in known:
                 raise Refused(
                     f"{item['where']}.options names '{member}', no interface of the host. {there_are(present)}"
                 )
             if item["kind"] == "vlans":
                 continue
-            if member not in names:
+            if member not in names and not nameless:
                 raise Refused(
                     f"{item['where']}.options takes in '{member}', which has no entry: write {{name: {member}}} into "
                     "network_interfaces too, so that what configures it now gives way"
