@@ -13,14 +13,20 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from network_entries import refusals
 
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -141,7 +147,10 @@ class Undefined:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: `where` is a host, group or file; `key` the variable, or empty."""
+    """One thing that is wrong: `where` is a host, group or file; `key` the variable, or empty.
+
+    `found` alone, without `expected` and `cure`, is a sentence that says all three.
+    """
 
     where: str
     key: str
@@ -151,6 +160,8 @@ class Problem:
 
     def __str__(self) -> str:
         key = f"{self.key}: " if self.key else ""
+        if not self.expected:
+            return f"{self.where}: {self.found}"
         return f"{self.where}: {key}found {self.found}; expected {self.expected}. {self.cure}"
 
 
@@ -195,7 +206,7 @@ def check(inventory: Inventory) -> list[Problem]:
         check_become,
         check_known_variables,
         check_types,
-        check_network_options,
+        check_network_interfaces,
         check_rdma,
         check_storage,
         check_monitoring,
@@ -605,24 +616,18 @@ def expected_by(option: Mapping[str, Any]) -> str:
     return text
 
 
-def check_network_options(inventory: Inventory) -> Iterable[Problem]:
-    """The netplan keys under network_interfaces' options that the role network reads itself have their shapes."""
+def check_network_interfaces(inventory: Inventory) -> Iterable[Problem]:
+    """What the role network would refuse whatever the host is like; what its interfaces decide, it tells itself."""
+    key = "network_interfaces"
+    if inventory.local():
+        return
     for host in inventory.members():
-        interfaces = inventory.hosts[host].get("network_interfaces")
-        if not isinstance(interfaces, list):
+        value = inventory.hosts[host].get(key)
+        # What has not even its types, check_types has told.
+        if not value or isinstance(value, Undefined) or value_fault(key, value, inventory.specs[key], False):
             continue
-        for number, item in enumerate(interfaces):
-            options = item.get("options") if isinstance(item, Mapping) else None
-            for name, value in options.items() if isinstance(options, Mapping) else ():
-                holds, expected, cure = NETPLAN_SHAPES.get(name, (is_anything, "", ""))
-                if not holds(value):
-                    yield Problem(
-                        inventory.where(host, "network_interfaces"),
-                        f"network_interfaces[{number}].options.{name}",
-                        f"{value!r:.100}",
-                        expected,
-                        f"Write {cure}",
-                    )
+        for refusal in refusals(value):
+            yield Problem(inventory.where(host, key), key, refusal, "", "")
 
 
 def check_rdma(inventory: Inventory) -> Iterable[Problem]:
@@ -759,41 +764,6 @@ def check_monitoring(inventory: Inventory) -> Iterable[Problem]:
             "hosts of the cluster, mostly the head alone",
             "Put the head into the group instead; the metrics of a machine that trains nothing are not collected",
         )
-
-
-def is_anything(_: Any) -> bool:
-    return True
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def is_nameservers(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        name in ("addresses", "search") and is_list(part) for name, part in value.items()
-    )
-
-
-def is_routes(value: Any) -> bool:
-    return is_list(value) and all(isinstance(route, Mapping) and "to" in route for route in value)
-
-
-# Netplan's key to its check, and what is expected and to write instead.
-NETPLAN_SHAPES = {
-    "addresses": (is_list, "a list", "addresses: [192.168.1.100/24]"),
-    "interfaces": (is_list, "a list", "interfaces: [eth0, eth1]"),
-    "nameservers": (
-        is_nameservers,
-        "a mapping with addresses and search, both lists",
-        "nameservers: {addresses: [192.168.1.1]}, or nameservers beside options",
-    ),
-    "routes": (
-        is_routes,
-        "a list of mappings with to and via",
-        "routes: [{to: 10.0.0.0/8, via: 192.168.1.1}]",
-    ),
-}
 
 
 def check_facts(inventory: Inventory) -> list[Problem]:

@@ -3,22 +3,24 @@
 Pure functions: nothing here reads a file or talks to a host.
 """
 
-import difflib
 import fnmatch
 import ipaddress
 import os
 import re
+import sys
+from pathlib import Path
 
 import yaml
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from network_entries import KINDS, Refused, below, check_together, entry, plain
 
 OUR_FILE = "/etc/netplan/90-trainyard.yaml"
 HEADER = "# Written by Trainyard from network_interfaces in the inventory; a change here is lost at the next run.\n"
 CLOUD_INIT_OFF = "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg"
 IFUPDOWN_RECORD = "/etc/network/interfaces.before-trainyard"
-KINDS = ("ethernets", "bonds", "bridges", "vlans", "wifis")
 MADE = ("bonds", "bridges", "vlans")  # devices that are not there before somebody configures them
-KEYS = ("name", "macaddress", "kind", "addresses", "gateway", "routes", "nameservers", "mtu", "options")
-ROUTE_KEYS = ("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu")
 PROFILES = "/etc/NetworkManager/system-connections"
 PROFILE_KINDS = {
     "ethernet": "ethernets",
@@ -29,10 +31,6 @@ PROFILE_KINDS = {
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
 )
-
-
-class Refused(Exception):
-    """A setting that cannot be carried out; the message says which, why, and what to write."""
 
 
 def network_plan(survey, wanted, renderer="auto"):
@@ -55,284 +53,30 @@ def network_plan(survey, wanted, renderer="auto"):
         return {"errors": [str(refusal)]}
 
 
-def plain(value):
-    """`value` without Ansible's tags, which YAML's safe dumper refuses."""
-    if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)
-    return value
+class NetplanLoader(yaml.SafeLoader):
+    """Reads YAML as netplan does: 52:54:00:12:34:56 without quotes is no number of base 60."""
 
 
-# What is wanted.
-
-
-def entry(number, item, present):
-    """One checked item of network_interfaces: {where, now, name, kind, addresses, definition (netplan's)}.
-
-    `now` is the interface's present name, `name` the one that it shall have; netplan, too, knows it by that.
-    """
-    where = f"network_interfaces[{number}]"
-    if not isinstance(item, dict):
-        raise Refused(f"{where} is {item!r}: write a mapping with name (or macaddress) and addresses")
-    for key in item:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else "raw netplan keys go under options."
-            raise Refused(f"{where}: unknown key '{key}'; {hint} There are {', '.join(KEYS)}")
-    kind = item.get("kind", "ethernets")
-    if kind not in KINDS:
-        raise Refused(f"{where}.kind is '{kind}': write one of {', '.join(KINDS)}")
-    name, mac = item.get("name") or "", str(item.get("macaddress") or "").lower()
-    if not isinstance(name, str):
-        raise Refused(f"{where}.name is {name!r}: write the interface's name, such as eth0")
-    if not name and not mac:
-        raise Refused(f"{where} says neither name nor macaddress. {there_are(present)}")
-    if mac and not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
-        quotes = " (in quotes: YAML takes some for numbers)" if mac.isdigit() else ""
-        raise Refused(f"{where}.macaddress is '{mac}': write it like '52:54:00:12:34:56'{quotes}")
-    there = kind in ("ethernets", "wifis")
-    given = bool(mac and name and kind == "ethernets")  # the interface is known by mac, and gets the name
-    if (given or not there) and not re.fullmatch(r"[^\s/:]{1,15}", name):
-        what = "it" if given else f"a new {kind[:-1]}"
-        raise Refused(f"{where}.name is '{name}': {what} needs a name of at most 15 characters")
-    now = find_interface(where, name, mac, present) if there else name
-    name = name if given or not there else now
-
-    definition = {"match": {"macaddress": mac}} if mac and there else {}
-    if given:
-        definition["set-name"] = name
-        if name != now and name in [link["name"] for link in present]:
-            raise Refused(f"{where}.name: another interface has the name '{name}'. {there_are(present)}")
-    addresses = [interface_address(where, text) for text in as_list(where, "addresses", item)]
-    if addresses:
-        # Static means static: a lease beside it would bring a second default route.
-        definition.update(addresses=[str(address) for address in addresses], dhcp4=False, dhcp6=False)
-    networks = [address.network for address in addresses]
-    routes = [checked_route(where, route, networks) for route in as_list(where, "routes", item)]
-    if item.get("gateway") is not None:
-        gateway = ip_address(f"{where}.gateway", item["gateway"])
-        if gateway in [address.ip for address in addresses]:
-            raise Refused(f"{where}.gateway {gateway} is the interface's own address: write the router's")
-        on_link(f"{where}.gateway", gateway, networks)
-        routes.insert(0, {"to": "default" if gateway.version == 4 else "::/0", "via": str(gateway)})
-    if routes:
-        definition["routes"] = routes
-    if item.get("nameservers"):
-        definition["nameservers"] = checked_nameservers(where, item["nameservers"])
-    if item.get("mtu") is not None:
-        mtu = item["mtu"]
-        if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
-            raise Refused(f"{where}.mtu is {mtu!r}: write a number of bytes from 68 to 65535")
-        definition["mtu"] = int(mtu)
-    options = checked_options(where, item.get("options") or {})
-    for key in options:
-        if key in definition and key not in ("dhcp4", "dhcp6"):
-            raise Refused(f"{where}.options says '{key}', which the entry itself says too: write it once")
-    definition.update(options)
-    return {
-        "where": where,
-        "now": now,
-        "name": name,
-        "kind": kind,
-        "addresses": addresses,
-        "definition": definition,
-    }
-
-
-def there_are(present):
-    listed = ", ".join(
-        f"{link['name']} ({link['mac']}{', ' if link['addresses'] else ''}{', '.join(link['addresses'])})"
-        for link in present
-    )
-    return f"The host has: {listed or 'no interface but loopback'}"
-
-
-def find_interface(where, name, mac, present):
-    """The present name of the interface that an item means."""
-    if mac:
-        found = [
-            link["name"]
-            for link in present
-            if link["mac"] == mac and link["kind"] not in ("vlan", "bridge", "bond")
-        ]
-        if not found:
-            raise Refused(f"{where}: no interface has the macaddress {mac}. {there_are(present)}")
-        return found[0]
-    if name not in [link["name"] for link in present]:
-        raise Refused(f"{where}: the host has no interface '{name}'. {there_are(present)}")
-    return name
-
-
-def as_list(where, key, item):
-    value = item.get(key) or []
-    if not isinstance(value, list):
-        raise Refused(f"{where}.{key} is {value!r}: write a list")
-    return value
-
-
-def ip_address(where, text):
-    try:
-        return ipaddress.ip_address(str(text))
-    except ValueError:
-        raise Refused(f"{where} is '{text}': write an IP address such as 192.168.1.1") from None
-
-
-def interface_address(where, text):
-    try:
-        address = ipaddress.ip_interface(str(text))
-    except ValueError:
-        raise Refused(
-            f"{where}.addresses: '{text}' is no address with a prefix such as 192.168.1.100/24"
-        ) from None
-    if "/" not in str(text):
-        raise Refused(f"{where}.addresses: '{text}' has no prefix length: write it like {text}/24")
-    network = address.network
-    if (
-        address.version == 4
-        and network.prefixlen < 31
-        and address.ip in (network.network_address, network.broadcast_address)
-    ):
-        what = "network" if address.ip == network.network_address else "broadcast"
-        raise Refused(
-            f"{where}.addresses: {address} is the {what} address of {network}, which no host can have"
-        )
-    if address.ip.is_multicast or address.ip.is_loopback or address.ip.is_unspecified:
-        raise Refused(f"{where}.addresses: {address} is not an address that an interface can have")
-    return address
-
-
-def on_link(where, address, networks):
-    if networks and not any(address in network for network in networks if network.version == address.version):
-        raise Refused(
-            f"{where} {address} lies in none of the interface's networks ({', '.join(map(str, networks))}), so it "
-            "cannot be reached: correct it, or write it under routes with on-link: true"
-        )
-
-
-def checked_route(where, route, networks):
-    if not isinstance(route, dict) or "to" not in route:
-        raise Refused(f"{where}.routes: {route!r} is no mapping with 'to' (and 'via')")
-    for key in route:
-        if key not in ROUTE_KEYS:
-            raise Refused(f"{where}.routes: unknown key '{key}'; there are {', '.join(ROUTE_KEYS)}")
-    if route["to"] != "default":
-        try:
-            ipaddress.ip_network(str(route["to"]))
-        except ValueError:
-            raise Refused(
-                f"{where}.routes: 'to: {route['to']}' is neither default nor a network such as 10.0.0.0/8"
-            ) from None
-    if "via" in route:
-        via = ip_address(f"{where}.routes: via", route["via"])
-        if not route.get("on-link"):
-            on_link(f"{where}.routes: via", via, networks)
-    return dict(route)
-
-
-def checked_nameservers(where, given):
-    given = given if isinstance(given, dict) else {"addresses": given}
-    if set(given) - {"addresses", "search"}:
-        raise Refused(
-            f"{where}.nameservers: write a list of addresses, or a mapping with addresses and search"
-        )
-    addresses = as_list(f"{where}.nameservers", "addresses", given)
-    return {**given, "addresses": [str(ip_address(f"{where}.nameservers", address)) for address in addresses]}
-
-
-# Netplan's keys that are read here, too; what else stands under options, netplan itself checks.
-OPTION_KINDS = {
-    "addresses": (list, "a list"),
-    "interfaces": (list, "a list of names"),
-    "link": (str, "a name"),
-    "match": (dict, "a mapping such as {macaddress: …}"),
-    "nameservers": (dict, "a mapping such as {addresses: [192.168.1.1]}"),
-    "parameters": (dict, "a mapping such as {mode: active-backup}"),
-    "routes": (list, "a list of mappings such as {to: default, via: 192.168.1.1}"),
+INT = "tag:yaml.org,2002:int"
+NetplanLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != INT]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+NetplanLoader.add_implicit_resolver(INT, re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
 
 
-def checked_options(where, options):
-    """`options` of an entry, netplan's own words, if the parts that count for the plan have their form."""
-    where = f"{where}.options"
-    if not isinstance(options, dict):
-        raise Refused(f"{where} is {options!r}: write netplan's own keys as a mapping")
-    for key, (kind, form) in OPTION_KINDS.items():
-        if key in options and not isinstance(options[key], kind):
-            raise Refused(f"{where}.{key} is {options[key]!r}: write {form}")
-    for member in options.get("interfaces", []):
-        if not isinstance(member, str):
-            raise Refused(f"{where}.interfaces: {member!r} is not the name of an interface")
-    for route in options.get("routes", []):
-        if not isinstance(route, dict) or not isinstance(route.get("to"), str):
-            raise Refused(f"{where}.routes: {route!r} is no mapping with 'to' (and 'via')")
-    if "nameservers" in options:
-        checked_nameservers(where, options["nameservers"])
-    return options
-
-
-def check_together(entries, present):
-    """What no entry alone can show: names and addresses said twice, two default routes, missing members."""
-    names, addresses, defaults = {}, {}, {}
-    for item in entries:
-        for name in dict.fromkeys((item["now"], item["name"])):
-            if name in names:
-                raise Refused(f"{item['where']} and {names[name]} are both for {name}: write one entry")
-            names[name] = item["where"]
-        for address in item["addresses"]:
-            if address.ip in addresses:
-                raise Refused(
-                    f"{item['where']}.addresses: {address.ip} stands in {addresses[address.ip]} already"
-                )
-            addresses[address.ip] = item["where"]
-        for route in item["definition"].get("routes", []):
-            if route["to"] in ("default", "0.0.0.0/0", "::/0") and "table" not in route:
-                key = (":" in str(route.get("via", "")), str(route.get("metric")))
-                if key in defaults:
-                    raise Refused(
-                        f"{item['where']} and {defaults[key]} both have a default route: "
-                        "keep one, or give them different metrics (routes: to, via, metric)"
-                    )
-                defaults[key] = item["where"]
-    known = set(names) | {link["name"] for link in present}
-    own = {item["name"]: item for item in entries}
-    for item in entries:
-        if item["kind"] == "vlans" and "id" not in item["definition"]:
-            raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
-        for member in below(item["kind"], item["definition"]):
-            if member not in known:
-                raise Refused(
-                    f"{item['where']}.options names '{member}', no interface of the host. {there_are(present)}"
-                )
-            if item["kind"] == "vlans":
-                continue
-            if member not in names:
-                raise Refused(
-                    f"{item['where']}.options takes in '{member}', which has no entry: write {{name: {member}}} into "
-                    "network_interfaces too, so that what configures it now gives way"
-                )
-            if member in own and own[member]["addresses"]:
-                raise Refused(
-                    f"{own[member]['where']}.addresses: {item['name']} takes {member} in, so nobody would reach the "
-                    f"host there: write the addresses (and gateway, routes, nameservers) for {item['name']}"
-                )
-
-
-def below(kind, definition):
-    """The names of what a bond or a bridge takes in, and of what a VLAN lies on."""
-    if kind in ("bonds", "bridges"):
-        return definition.get("interfaces") or []
-    return [definition.get("link")] if kind == "vlans" else []
+def read_netplan(text):
+    loader = NetplanLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def network_of(text):
     """{kind: {name: definition}} of a netplan file; {} where it is none."""
     try:
-        network = yaml.safe_load(text)["network"]
+        network = read_netplan(text)["network"]
         return {
             kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
             for kind in KINDS
@@ -432,10 +176,13 @@ def matches(kind, identifier, definition, links):
     if match is None:
         return [link["name"] for link in links if link["name"] == identifier]
     found = []
+    named = [link["name"] for link in links if fnmatch.fnmatchcase(link["name"], str(match.get("name", "*")))]
+    # A card that has got its set-name has lost the name by which it was known.
+    named = named or [definition.get("set-name")]
     for link in links:
         if (link["kind"] == "wlan") != (kind == "wifis"):
             continue
-        by_name = "name" not in match or fnmatch.fnmatchcase(link["name"], str(match["name"]))
+        by_name = link["name"] in named
         by_mac = "macaddress" not in match or str(match["macaddress"]).lower() == link["mac"]
         drivers = match.get("driver", "*")
         drivers = drivers if isinstance(drivers, list) else [drivers]
@@ -445,6 +192,39 @@ def matches(kind, identifier, definition, links):
     return found
 
 
+def names_given(files, links):
+    """{interface: {match, set-name}} of the cards that have their present name from netplan's files, ours included.
+
+    Whoever takes such a definition away takes these two over: at the next boot the card would have the kernel's name,
+    and nothing would configure it.
+    """
+    merged = {}  # as netplan does: by the files' names, what comes later goes over what came before
+    for _, text in sorted(netplan_after(files, []).items()):
+        for kind, definitions in network_of(text).items():
+            for identifier, one in definitions.items():
+                before = merged.setdefault((kind, identifier), {})
+                if isinstance(before.get("match"), dict) and isinstance(one.get("match"), dict):
+                    one["match"] = before["match"] | one["match"]
+                before.update(one)
+    given = {}
+    for (kind, identifier), one in merged.items():
+        name, match = one.get("set-name"), one.get("match")
+        if kind not in MADE and isinstance(match, dict) and name in matches(kind, identifier, one, links):
+            given[name] = {"match": match, "set-name": name}
+    return given
+
+
+def keeping_name(item, given):
+    """The definition of an entry, with what gives the card its present name; but the inventory's own word counts."""
+    definition = item["definition"]
+    by_other_marks = set(definition.get("match", {})) - {
+        "macaddress"
+    }  # from options; perhaps of several cards
+    if item["kind"] in MADE or "set-name" in definition or by_other_marks:
+        return definition
+    return {**given.get(item["name"], {}), **definition}
+
+
 def netplan_claims(files, ours, links, taken):
     """Changes to other netplan files so that none of them speaks for a name in `ours`."""
     changes = []
@@ -452,7 +232,7 @@ def netplan_claims(files, ours, links, taken):
         if path == OUR_FILE:
             continue
         try:
-            document = yaml.safe_load(file["text"]) or {}
+            document = read_netplan(file["text"]) or {}
             network = document.get("network") or {}
         except (yaml.YAMLError, AttributeError) as error:
             raise Refused(
@@ -656,8 +436,10 @@ def plan(survey, entries, renderer, before):
     links, files, active = survey["interfaces"], survey["files"], survey["active"]
     taken = survey["asides"]
     network = {"version": 2}
+    given = names_given(files["netplan"], links)
     for item in entries:
-        network.setdefault(item["kind"], {})[item["name"]] = {"renderer": renderer, **item["definition"]}
+        definition = {"renderer": renderer, **keeping_name(item, given)}
+        network.setdefault(item["kind"], {})[item["name"]] = definition
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
     profiles = []
@@ -744,14 +526,14 @@ def nameservers(resolv_conf, entries, active):
     wanted = [
         server
         for item in entries
-        for server in item["definition"].get("nameservers", {}).get("addresses", [])
+        for server in item["definition"].get("nameservers", {}).get("addresses") or []
     ]
     if resolv_conf is None or active["systemd-resolved"] or active["NetworkManager"] or not wanted:
         return None
     if set(wanted) <= set(re.findall(r"(?m)^\s*nameserver\s+(\S+)", resolv_conf)):
         return None
     search = [
-        name for item in entries for name in item["definition"].get("nameservers", {}).get("search", [])
+        name for item in entries for name in item["definition"].get("nameservers", {}).get("search") or []
     ]
     lines = [HEADER.rstrip("\n"), *([f"search {' '.join(search)}"] if search else [])]
     return "\n".join([*lines, *(f"nameserver {server}" for server in wanted)]) + "\n"

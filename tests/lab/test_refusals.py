@@ -51,6 +51,13 @@ REFUSED = {
         {"_rdma_sys_root": "/opt/roce", "roce_qos_mode": "lossy"},
         "roce_qos_mode: found lossy, and no RoCE port",
     ),
+    "a broken netplan file": (
+        "mkdir -p /etc/netplan; echo 'network: [' > /etc/netplan/01-broken.yaml",
+        "rm /etc/netplan/01-broken.yaml",
+        (),
+        {"network_interfaces": [{"name": "eth0", "addresses": ["{{ cluster_address }}/24"]}]},
+        "/etc/netplan/01-broken.yaml is no valid YAML",
+    ),
     # Whatever this machine's kernel has of NFS: without it that is refused, too.
     "a file to share": (
         "mkdir -p /srv/trainyard; touch /srv/trainyard/shared",

@@ -358,20 +358,6 @@ BAD = {
         "trainer_stop_timeout",
         ["a while", "90s or 10min"],
     ),
-    "netplan's nameservers as a list": (
-        inventory(node2={"network_interfaces": [{"name": "eth0", "options": {"nameservers": ["1.1.1.1"]}}]}),
-        "node2",
-        "network_interfaces[0].options.nameservers",
-        ["['1.1.1.1']", "a mapping with addresses", "beside options"],
-    ),
-    "netplan's routes as words": (
-        inventory(
-            node2={"network_interfaces": [{"name": "eth0"}, {"name": "e", "options": {"routes": ["x"]}}]}
-        ),
-        "node2",
-        "network_interfaces[1].options.routes",
-        ["['x']", "a list of mappings", "{to: 10.0.0.0/8"],
-    ),
 }
 
 
@@ -384,6 +370,66 @@ def test_bad_input_is_one_problem_with_its_place_and_its_cure(what):
     for word in words:
         assert word in str(problems[0])
     assert problems[0].cure
+
+
+LAN = {"name": "eth0", "addresses": ["192.168.1.101/24"], "gateway": "192.168.1.1"}
+BOND = {"name": "bond0", "kind": "bonds", "options": {"interfaces": ["eth0", "eth1"]}}
+SET_HERE = ("node2", "network_interfaces")
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "words"),
+    [
+        ([{**LAN, "gateway": "10.0.0.1"}], ["[0].gateway 10.0.0.1 lies in none of the interface's networks"]),
+        ([{**LAN, "addresses": ["192.168.1.101"]}], ["[0].addresses: '192.168.1.101' has no prefix length"]),
+        (
+            [LAN, {"name": "eth1", "addresses": ["10.0.0.2/24"], "gateway": "10.0.0.1"}],
+            ["[1] and network_interfaces[0] both have a default route"],
+        ),
+        ([{**LAN, "options": {"routes": [{"to": "10.0.0.1/8"}]}}], ["[0].options.routes: 'to: 10.0.0.1/8'"]),
+        ([{**LAN, "options": {"routes": ["x"]}}], ["[0].options.routes: 'x' is no mapping with 'to'"]),
+        (
+            [{"name": "eth0", "options": {"nameservers": ["1.1.1.1"]}}],
+            ["[0].options.nameservers is ['1.1.1.1']: write a mapping such as {addresses"],
+        ),
+        ([LAN, {"name": "eth0"}], ["[1] and network_interfaces[0] are both for eth0"]),
+        (
+            [{"name": "a", "macaddress": "52:54:00:00:00:01"}, {"macaddress": "52:54:00:00:00:01"}],
+            ["[1] and network_interfaces[0] are both for 52:54:00:00:00:01"],
+        ),
+        ([{"addresses": ["10.0.0.1/24"]}], ["[0] says neither name nor macaddress: write one of them."]),
+        ([BOND, {"name": "eth1"}], ["[0].options takes in 'eth0', which has no entry"]),
+        ([BOND, LAN, {"name": "eth1"}], ["[1].addresses: bond0 takes eth0 in"]),
+        ([{"name": "v7", "kind": "vlans", "options": {"id": 7}}], ["[0].options needs id and link"]),
+        # All at once, but for what the entries together show.
+        ([{**LAN, "gateway": "router"}, {**LAN, "mtu": 12}], ["[0].gateway is 'router'", "[1].mtu is 12"]),
+    ],
+)
+def test_network_interfaces_that_no_host_could_have_are_refused_before_any_is_touched(interfaces, words):
+    made = inventory(node2={"network_interfaces": interfaces})
+    made = dataclasses.replace(made, origins={SET_HERE: "hosts.yml:7"})
+    problems = ic.check(made)
+    assert len(problems) == len(words), problems
+    for problem, said in zip(problems, words, strict=True):
+        assert (problem.where, problem.key) == ("node2 (hosts.yml:7)", "network_interfaces")
+        assert str(problem).startswith(f"node2 (hosts.yml:7): network_interfaces{said}")
+
+
+@pytest.mark.parametrize(
+    "interfaces",
+    [
+        [LAN],
+        [BOND, {"name": "eth0"}, {"name": "eth1"}],
+        # What a host's interfaces decide: which name a card has, what is there.
+        [BOND, {"macaddress": "52:54:00:00:00:01"}, {"macaddress": "52:54:00:00:00:02"}],
+        [{**LAN, "macaddress": "52:54:00:00:00:01"}, {"name": "eth1", "macaddress": "52:54:00:00:00:02"}],
+        [{"name": "br0.7", "kind": "vlans", "options": {"id": 7, "link": "br0"}}],
+        ic.Undefined("a template over facts"),
+        [],
+    ],
+)
+def test_network_interfaces_that_a_host_may_have(interfaces):
+    assert ic.check(inventory(node2={"network_interfaces": interfaces})) == []
 
 
 def test_a_good_inventory_has_no_problem():

@@ -301,6 +301,23 @@ def test_an_mtu_or_a_route_that_somebody_changed_by_hand_is_put_right(mtu, route
     assert plan["stands"] and plan["live"] is live
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"routes": [{"to": "10.8.0.0/16", "via": "192.168.1.7", "congestion-window": 20}]},
+        {"routes": [{"to": "::/0", "via": "fe80::1"}]},
+        {"routes": [{"to": "10.8.0.0/16", "via": "10.9.9.9", "on-link": True}]},
+        {"routes": [{"to": "10.8.0.0/16", "via": "10.9.9.9"}], "dhcp4": True},  # which a lease may bring near
+        {"routes": [{"to": "10.8.0.7", "scope": "link"}]},
+    ],
+)
+@pytest.mark.parametrize("addresses", [["192.168.1.50/24"], ["192.168.1.100/24"]])
+def test_routes_in_netplans_own_words(options, addresses):
+    interfaces = [{**ETH0, "addresses": addresses}, copy.deepcopy(ETH1)]
+    plan = planned([{**STATIC, "options": {**options}, "gateway": None}], interfaces=interfaces)
+    assert ethernets(plan)["eth0"]["routes"] == options["routes"]
+
+
 def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waited_for():
     plan = planned([{"name": "eth1", "addresses": ["10.1.0.1/24"], "options": {"activation-mode": "manual"}}])
     assert plan["verify"] == [] and plan["live"]
@@ -333,8 +350,23 @@ def test_addresses_that_come_when_somebody_brings_the_interface_up_are_not_waite
             [{**STATIC, "options": {"nameservers": {"addresses": ["dns"]}}}],
             "nameservers is 'dns': write an IP",
         ),
+        (
+            [{**STATIC, "options": {"nameservers": {"addresses": ["1.1.1.1"], "search": "lan"}}}],
+            "options.nameservers.search is 'lan': write a list",
+        ),
         ([{"name": "eth0", "options": {"routes": ["x"]}}], "options.routes: 'x' is no mapping with 'to'"),
         ([{"name": "eth0", "options": {"routes": [{"via": "10.0.0.1"}]}}], "is no mapping with 'to'"),
+        *(
+            ([{**STATIC, "gateway": None, "options": {"routes": [route]}}], f"[0].options.routes: {said}")
+            for route, said in (
+                ({"to": "10.0.0.1/8", "via": "192.168.1.1"}, "'to: 10.0.0.1/8' is neither default nor a"),
+                ({"to": "10.0.0.0/33", "via": "192.168.1.1"}, "'to: 10.0.0.0/33' is neither default nor a"),
+                ({"to": 10, "via": "192.168.1.1"}, "'to: 10' is neither default nor a network"),
+                ({"to": "10.0.0.0/8", "via": "gw"}, "via is 'gw': write an IP address"),
+                ({"to": "10.0.0.0/8", "via": "10.9.9.9"}, "via 10.9.9.9 lies in none of the interface's"),
+                ({"to": "10.0.0.0/8", "metrik": 1}, "unknown key 'metrik'"),
+            )
+        ),
         (
             [{"name": "eth0", "options": {"routes": {"to": "x"}}}],
             "options.routes is {'to': 'x'}: write a list",
@@ -426,6 +458,92 @@ def test_a_netplan_file_for_our_interface_alone_is_moved_aside(content):
     assert written(plan, path) == {"path": path, "move_to": f"{path}.before-trainyard"}
     assert set(plan["netplan"]) == {"90-trainyard.yaml"}
     assert "instead of /etc/netplan/50-cloud-init.yaml" in plan["summary"]
+
+
+def cloud_init(identifier="eth0", name="eth0", match=f"macaddress: '{ETH0['mac']}'", more=""):
+    """As cloud-init writes a card whose name it keeps, whatever the kernel calls it (ens3, say)."""
+    one = f"{{match: {{{match}}}, set-name: {name}, dhcp4: true}}"
+    return f"network:\n  version: 2\n  ethernets:\n    {identifier}: {one}\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"50-cloud-init.yaml": cloud_init()}, {"macaddress": ETH0["mac"]}),
+        ({"50-cloud-init.yaml": cloud_init("id0")}, {"macaddress": ETH0["mac"]}),
+        (
+            {"50-cloud-init.yaml": cloud_init(match=f"macaddress: {ETH0['mac'].upper()}")},
+            {"macaddress": ETH0["mac"]},
+        ),
+        ({"50-cloud-init.yaml": cloud_init("ens3", match="name: ens3")}, {"name": "ens3"}),
+        (
+            {
+                "50-cloud-init.yaml": cloud_init(match="driver: r8169"),
+                "60-more.yaml": "network: {ethernets: {eth0: {mtu: 1400}}}",
+            },
+            {"driver": "r8169"},
+        ),
+        (
+            {
+                "20-match.yaml": f"network: {{ethernets: {{lan: {{match: {{macaddress: '{ETH0['mac']}'}}}}}}}}",
+                "60-name.yaml": "network: {ethernets: {lan: {match: {driver: r8169}, set-name: eth0}}}",
+            },
+            {"macaddress": ETH0["mac"], "driver": "r8169"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("wanted", [[STATIC], [BARE, {"name": "eth1"}, BOND]])
+def test_a_card_keeps_the_name_that_a_file_gave_it_which_gives_way(files, match, wanted):
+    """Else it has the kernel's name again after the next boot, and nothing configures it."""
+    netplan = {f"/etc/netplan/{name}": content for name, content in files.items()}
+    first = planned(wanted, files={"netplan": netplan})
+    for path in netplan:
+        assert written(first, path)["move_to"] == f"{path}.before-trainyard"
+    assert (ethernets(first)["eth0"]["match"], ethernets(first)["eth0"]["set-name"]) == (match, "eth0")
+    # And at each run after that, when our own file alone tells of it.
+    again = planned(wanted, files={"netplan": {OUR_FILE: written(first)["content"]}})
+    assert again["stands"]
+    assert written(again)["content"] == written(first)["content"]
+
+
+def test_a_card_that_cloud_init_named_and_others_keep_their_names():
+    path = "/etc/netplan/50-cloud-init.yaml"
+    more = f"    eth1: {{match: {{macaddress: {ETH1['mac']}}}, set-name: eth1, dhcp4: true}}\n"
+    plan = planned([STATIC], files={"netplan": {path: cloud_init(more=more)}})
+    assert list(ethernets(plan)) == ["eth0"] and ethernets(plan)["eth0"]["set-name"] == "eth0"
+    left = yaml.safe_load(written(plan, path)["content"])["network"]["ethernets"]
+    assert left == {"eth1": {"match": {"macaddress": ETH1["mac"]}, "set-name": "eth1", "dhcp4": True}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "content", "match", "name"),
+    [
+        # The inventory's word counts.
+        (
+            {**STATIC, "name": "lan0", "macaddress": ETH0["mac"]},
+            cloud_init(),
+            {"macaddress": ETH0["mac"]},
+            "lan0",
+        ),
+        (
+            {**STATIC, "name": "", "macaddress": ETH0["mac"]},
+            cloud_init(match="driver: r8169"),
+            {"macaddress": ETH0["mac"]},
+            "eth0",
+        ),
+        ({**STATIC, "options": {"match": {"driver": "r8*"}}}, cloud_init(), {"driver": "r8*"}, None),
+        # No definition that has given eth0 its name: another card's, one that waits for a boot, one that names nothing.
+        (STATIC, cloud_init(match="macaddress: '52:54:00:00:00:77'"), None, None),
+        (STATIC, cloud_init(name="lan0"), None, None),
+        (STATIC, BY_MAC, None, None),
+        (STATIC, CLOUD, None, None),
+    ],
+)
+def test_nothing_else_is_said_of_a_name(wanted, content, match, name):
+    (one,) = ethernets(
+        planned([wanted], files={"netplan": {"/etc/netplan/50-cloud-init.yaml": content}})
+    ).values()
+    assert (one.get("match"), one.get("set-name")) == (match, name)
 
 
 def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
