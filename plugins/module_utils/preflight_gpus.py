@@ -102,7 +102,7 @@ def gpu_health(cluster: Cluster) -> Iterable[Said]:
                 for what in ("pending", "failure")
                 if row.get(f"remapped_rows.{what}", "0").lower() not in ("0", "no", "")
             ]
-            bits = row.get("clocks_throttle_reasons.active", "0x0")
+            bits = row.get("clocks_throttle_reasons.active") or row.get("clocks_event_reasons.active", "0x0")
             bits = int(bits, 16) if bits.startswith("0x") else 0
             slow = [words for bit, words in THROTTLES.items() if bits & bit]
             if hard:

@@ -72,6 +72,7 @@ GPU_FIELDS = (
     "pcie.link.width.max",
     "temperature.gpu",
 )
+RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # by newer drivers
 NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
 STORE_SECONDS = 4.0
@@ -294,7 +295,8 @@ def gpus(run_command) -> tuple[list[dict[str, str]], str]:
         rc, out, err = run_command(["timeout", "20", *query])
         unknown = re.search(r'[Ff]ield "([\w.]+)" is not a valid', out + err)
         if rc and unknown and unknown[1] in fields:  # a driver too old or too new for it
-            fields.remove(unknown[1])
+            place = fields.index(unknown[1])
+            fields[place : place + 1] = filter(None, [RENAMED.get(unknown[1])])
             continue
         if rc:
             said = "no answer within 20 s" if rc == 124 else (out + err).strip()[-200:]

@@ -621,6 +621,13 @@ def test_gpus_are_read_with_the_fields_that_the_driver_knows(load_module):
         values = {"index": "0", "name": "NVIDIA GeForce RTX 3090", "memory.used": "12"}
         return 0, ", ".join(values.get(name, "[N/A]") for name in fields) + "\n", ""
 
+    def newer(command):
+        fields = command[3].partition("=")[2].split(",")
+        if "clocks_throttle_reasons.active" in fields:
+            return 2, 'Field "clocks_throttle_reasons.active" is not a valid field to query.\n', ""
+        return 0, ", ".join("0x40" if "clocks" in name else "[N/A]" for name in fields) + "\n", ""
+
+    assert module.gpus(newer) == ([{"clocks_event_reasons.active": "0x40"}], "")
     rows, error = module.gpus(run_command)
     assert (rows, error) == ([{"index": "0", "name": "NVIDIA GeForce RTX 3090", "memory.used": "12"}], "")
     assert len(asked) == 2

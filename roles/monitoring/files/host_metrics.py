@@ -107,6 +107,7 @@ THROTTLES = {
     0x80: "power brake",
 }
 ACTIVE = "clocks_throttle_reasons.active"
+RENAMED = {ACTIVE: "clocks_event_reasons.active"}  # by newer drivers
 GPU_FIELDS = ("index", "pci.bus_id", *GPU_LABELS, ACTIVE, *GPU_VALUES, *GPU_ECC)
 # What DCGM knows beyond nvidia-smi, by the names of NVIDIA's exporter; its profiling fields are a data centre card's.
 DCGM = {
@@ -294,7 +295,8 @@ class Smi:
                 return None
             unknown = UNKNOWN_FIELD.search(out)
             if unknown and unknown[1] in self._fields:  # a driver too old or too new for it
-                self._fields.remove(unknown[1])
+                place = self._fields.index(unknown[1])
+                self._fields[place : place + 1] = filter(None, [RENAMED.get(unknown[1])])
             else:
                 return self._parsed(out) if self._hanging.returncode == 0 else None
 
@@ -347,7 +349,7 @@ def tell_gpus(page: Page, there: list[str], rows: list[dict[str, str]] | None, x
         for field, kind in GPU_ECC.items():
             page.add("gpu_ecc_errors_total", number(row.get(field)), **card, kind=kind)
         with contextlib.suppress(ValueError, KeyError):
-            bits = int(row[ACTIVE], 16)
+            bits = int(row.get(ACTIVE) or row[RENAMED[ACTIVE]], 16)
             for bit, reason in THROTTLES.items():
                 page.add("gpu_throttled", int(bool(bits & bit)), **card, reason=reason)
 
