@@ -286,7 +286,9 @@ echo '0, 00000000:01:00.0, GeForce, GPU-1, 470.1, 0x0, 50, 99.5, 10, 1, 2, 300, 
 
 def test_a_field_that_newer_drivers_call_otherwise_is_asked_for_by_its_new_name(tmp_path, smi):
     reader = smi("""
-case "$1" in *clocks_throttle*) echo 'Field "clocks_throttle_reasons.active" is not a valid field to query.'; exit 2;; esac
+case "$1" in *clocks_throttle*)
+  echo 'Field "clocks_throttle_reasons.active" is not a valid field to query.'; exit 2;;
+esac
 case "$1" in *,clocks_event_reasons.active,*) ;; *) exit 3;; esac
 echo '0, 00000000:01:00.0, GeForce, GPU-1, 600.1, 0x40, 50, 99.5, 10, 1, 2, 300, 450, [N/A], [N/A]'""")
     found = told(collect(tmp_path, reader, Nothing(), str(tmp_path)))
