@@ -103,7 +103,7 @@ check: ## everything that can be checked, for hours: test FULL=1, faults, docs-s
 	@$(MAKE) --no-print-directory docs-site
 	@$(MAKE) --no-print-directory bench QUICK=1
 
-.PHONY: docs docs-site pictures
+.PHONY: docs docs-site links pictures
 docs: $(VENV)/.controller ## write docs/variables.md and the checks in docs/preflight.md anew, from the specs and the code
 	@$(BIN)/python scripts/write_variables.py
 	@$(BIN)/python scripts/write_checks.py
@@ -112,6 +112,10 @@ docs-site: $(DOCS_VENV)/.complete ## the documents as a site, in build/site; a l
 	@rm -rf build/site
 	@$(DOCS_VENV)/bin/python -m sphinx -q -E --fail-on-warning --keep-going -b html -c docs -d build/site.cache . build/site
 	@echo "Site        build/site/index.html"
+
+links: $(DOCS_VENV)/.complete ## whether the documents' links to other sites still lead somewhere; needs the internet, so CI does not
+	@$(DOCS_VENV)/bin/python -m sphinx -q -E --keep-going -b linkcheck -c docs -d build/links.cache . build/links
+	@echo "Links       build/links/output.txt"
 
 pictures: $(VENV)/.dev ## take the demo's and the report's pictures anew, from a real make demo: some minutes; needs chromium
 	@$(BIN)/python scripts/take_pictures.py

@@ -23,6 +23,10 @@ html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
 html_show_search_summary = False  # it is fetched, which a browser refuses where the site is files on a disk
+# Of `make links` alone: an anchor is its page's own matter, and a single try may fail by chance.
+linkcheck_anchors = False
+linkcheck_retries = 2
+linkcheck_timeout = 20
 highlight_language = "none"  # of blocks that do not say theirs
 
 

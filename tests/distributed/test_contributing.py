@@ -53,7 +53,7 @@ def run(copy, words, seconds=300, **more):
 
 
 def test_each_is_under_thirty_lines():
-    assert list(PATCHES) == ["A strategy", "A check", "A role"]
+    assert list(PATCHES) == ["A strategy", "A check", "A role", "A scenario"]
     for patch in PATCHES.values():
         assert len(re.findall(r"^\+(?!\+\+ )", patch, re.M)) < 30
 
@@ -63,11 +63,15 @@ def test_they_apply_and_the_documents_name_what_they_add(patched):
     assert "motd_text" in (patched / "docs/variables.md").read_text()
 
 
-@pytest.mark.full
-def test_the_check_and_the_role_hold_with_what_is_asked_of_every_one(patched):
-    words = ["house_rules", "reset", "variables", "preflight"]
+@pytest.mark.parametrize(
+    "words", [["house_rules", "variables"], pytest.param(["reset", "preflight"], marks=pytest.mark.full)]
+)
+def test_the_check_and_the_role_hold_with_what_is_asked_of_every_one(patched, words):
     files = [f"tests/unit/test_{word}.py" for word in words]
-    assert " passed" in run(patched, ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files])
+    said = run(patched, ["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *files])
+    assert " passed" in said
+    if "house_rules" in words:
+        assert "has_a_scenario_in_which_each_assertion_is_broken_once[motd]" in said
 
 
 # Of this machine nothing changes: where the role writes, it finds an empty directory of this test's own.
@@ -77,6 +81,8 @@ play() { "$1" -m ansible playbook -i localhost, -c local motd.yml "${@:2}"; }
 told() { printf "\n== %s\n" "$1"; sh -c '. /etc/profile.d/trainyard.sh' 2>&1 || true; }
 play "$1" --check; told checked
 play "$1"; told first
+scenario() { "$1" -m ansible playbook -i hosts.yml -c local -e ansible_become=false "molecule/motd/$2.yml" >>said.txt; }
+scenario "$1" verify; scenario "$1" break; if scenario "$1" verify; then exit 1; fi
 play "$1" -e '{"motd_text": "Mind $HOME"}'; told other
 play "$1" -e '{"motd_text": "Mind $HOME"}'; told again
 play "$1" -e '{"gone": true}'; told removed
@@ -86,13 +92,16 @@ play "$1" -e '{"gone": true}'; told gone
 
 @pytest.mark.full
 def test_the_role_is_played_as_every_one_is(patched):
-    """Check mode on a host that was never touched, the first time, another text, the second time, and its removal."""
+    """Check mode on a host that was never touched, the first time, its scenario's verify, and again once it is broken;
+    another text, the second time, and its removal."""
     role = {"import_role": {"name": "motd"}, "when": "not gone | default(false)"}
     removed = {"import_role": {"name": "motd", "tasks_from": "remove"}, "when": "gone | default(false)"}
     tasks = [{"name": "It", **one} for one in (role, removed)]
     play = {"name": "A play", "hosts": "all", "gather_facts": False, "tasks": tasks}
     play["vars"] = {"ansible_python_interpreter": sys.executable}
     (patched / "motd.yml").write_text(yaml.safe_dump([play]))
+    host = {"localhost": {"ansible_python_interpreter": sys.executable}}
+    (patched / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": host}}))
     own = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     done = subprocess.run(
         [*own, "bash", "-euc", PLAY, "bash", sys.executable],
@@ -109,6 +118,9 @@ def test_the_role_is_played_as_every_one_is(patched):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     plays = [int(found) for found in re.findall(r"changed=(\d+)", done.stdout)]
     assert plays == [1, 1, 1, 0, 1, 0], done.stdout
+    scenario = (patched / "said.txt").read_text()
+    before, broken = re.split(r"(?=fatal:)", scenario)
+    assert re.findall(r"TASK \[(.*?)\]", before)[-1] == "See the line" and "failed=1" in broken, scenario
     said = [text.split("PLAY [")[0].strip() for text in done.stdout.split("\n== ")[1:]]
     assert [one.partition("\n")[2] for one in said[1:4]] == [
         "A host of a Trainyard cluster",

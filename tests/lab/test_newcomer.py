@@ -7,7 +7,6 @@ in to the two others, which ask for a password. What each command took is printe
 import re
 import signal
 import subprocess
-import textwrap
 import time
 
 import pexpect
@@ -25,7 +24,7 @@ CTRL_C = "\x03"
 SAYS = {
     "git clone URL trainyard && cd trainyard": "",
     "make demo": "Run demo-.* finished",
-    "cp -r inventory/examples/home-lan inventory/home": "",
+    "cp -r inventory/examples/two-hosts inventory/home": "",
     "make venv": "",
     ". .venv/bin/activate": "",
     f"{ANSIBLE} site.yml": "Next",
@@ -64,9 +63,8 @@ def test_every_command_of_readme_is_typed():
     assert commands() == list(SAYS)
 
 
-def inventory(lab):
-    """README's own, with the addresses of the lab."""
-    text = textwrap.dedent(README.split("are few.\n\n")[1].split("\n2. ")[0])
+def with_addresses(text, lab):
+    """The copied inventory with the addresses of the lab, and nothing else changed."""
     addresses = [lab.hosts[name].address for name in ("node1", "node2")]
     for theirs, ours in zip(
         ("192.168.1.0/24", "192.168.1.100", "192.168.1.101"),
@@ -168,7 +166,9 @@ def test_readme_alone(lab, tmp_path):
             seconds = terminal.type(typed, says, keys)
             print(f"{seconds:6.0f} s  {line}", flush=True)
             if line.startswith("cp "):
-                as_user(lab, mine, "cat > trainyard/inventory/home/hosts.yml", inventory(lab))
+                copied = "trainyard/inventory/home/hosts.yml"
+                text = as_user(lab, mine, f"cat {copied}")
+                as_user(lab, mine, f"cat > {copied}", with_addresses(text, lab))
             if line.endswith("preflight.yml"):
                 for host in (
                     "node1",

@@ -1,6 +1,7 @@
-"""The guides' configurations are what the trainer takes, and their inventories are there."""
+"""The guides' configurations are what the trainer takes, and their inventories, and README's, are there."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_an_inventory_that_is_copied_is_there(path):
         return
     assert len(copied) == 1 and (ROOT / copied[0][0] / "hosts.yml").is_file()
     assert used == {copied[0][1]}
+
+
+def test_readmes_inventory_is_the_one_that_it_says_to_copy():
+    step = (ROOT / "README.md").read_text().split("\n1. ")[1].split("\n2. ")[0]
+    shown = textwrap.dedent(re.search(r"^        all:\n(?:        .*\n)+", step, re.M)[0])
+    (copied,) = re.findall(r"cp -r (\S+) inventory/home", step)
+    lines = (ROOT / copied / "hosts.yml").read_text().splitlines(keepends=True)
+    assert shown == "".join(line for line in lines if not line.startswith(("---", "#")))
 
 
 def test_the_states_of_a_run_are_all_told_at_night():

@@ -626,7 +626,7 @@ def test_plays_on_hosts_do_not_become_root_as_a_whole_whatever_b_says(name):
 
 def test_every_scenario_has_its_example():
     names = {path.parent.name for path in (ROOT / "inventory/examples").glob("*/hosts.yml")}
-    assert names == {"home-lan", "single-gpu", "two-by-eight", "rdma-pair"}
+    assert names == {"home-lan", "single-gpu", "two-by-eight", "rdma-pair", "two-hosts"}
     text = yaml.safe_load((ROOT / "inventory/examples/rdma-pair/hosts.yml").read_text())
     assert text["all"]["vars"]["cluster_network"] == "192.168.250.0/24"
 

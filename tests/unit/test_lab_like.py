@@ -37,6 +37,13 @@ def test_the_three_machines_at_home():
     Options(**found)
 
 
+def test_the_two_hosts_of_readme():
+    found = like(f"{EXAMPLES}/two-hosts")
+    assert found["names"] == ["node1", "node2"] and found["interfaces"] == {}
+    assert found["addresses"] == ["192.168.1.100", "192.168.1.101"]
+    Options(**found)
+
+
 def test_a_network_for_ansible_and_another_for_the_cluster():
     found = like(f"{EXAMPLES}/rdma-pair", "192.168.48.0/22")
     assert found["names"] == ["ubunturdma1", "ubunturdma2"]
