@@ -18,6 +18,13 @@ KERNEL_KIND = {
     "Debian": r"-((?:cloud-|rt-)?(?:amd64|arm64))$",  # 6.1.0-50-cloud-amd64
     "Ubuntu": r"-\d+-([a-z][a-z0-9-]*)$",  # 6.8.0-49-generic
 }
+# How NVIDIA's repository for Ubuntu numbers its packages. Ubuntu's own, some of which have the same names, end in their
+# release (580.95.05-0ubuntu0.24.04.1).
+NVIDIAS = r"[\d.]+-\d+(ubuntu\d+)?"
+SIGNED = "linux-modules-nvidia-"  # modules that Ubuntu has built and signed, a package for each kernel
+# What unattended upgrades pass over: the driver; and, where each kernel's modules are packages, the kernels.
+DRIVERS = ["nvidia", "libnvidia", "linux-modules-nvidia", "libcuda", "libcudadebugger", "cuda-drivers"]
+KERNELS = ["linux-image", "linux-headers", "linux-modules"]
 UNUSABLE = ("vfio-pci", "pci-stub")  # the card belongs to a virtual machine
 GB = 10**9
 GUIDE = "docs/gpus.md"
@@ -147,8 +154,8 @@ def plan(
     offered's; stays: whether it is a driver that is there, and that nobody asked to give way; headers, packages: to
     have; remove: those of the other kind of modules; move: whether installed packages give way to others; upgrade:
     installed packages of the branch; missing: packages that are not there; sources: text of our file for apt, "" for
-    none; key: {url, fingerprint, path} or None; preferences: text; prebuilt, fabric, peermem: bool; cuda: {from, to};
-    says: a line}.
+    none; key: {url, fingerprint, path} or None; preferences: text; unattended: what unattended upgrades pass over, as
+    beginnings of names; prebuilt, fabric, peermem: bool; cuda: {from, to}; says: a line}.
     """
     name = f"{facts['distribution']} {release(facts)}"
     distribution = tables["distributions"].get(name)
@@ -169,6 +176,10 @@ def plan(
     asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
     source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
     modules = choose_modules(options, tables, cards, branch)
+    ours = comes_from(source, branch, family, survey, tables)
+    stays = ours and all(one["whole"] for one in survey["packages"])
+    if stays and options["modules"] == "auto":
+        modules = kept_kind(survey, cards, options) or modules
     tells = [card["generation"]["cuda"] for card in cards]
     cuda = {"from": newest(item["from"] for item in tells), "to": oldest(item.get("to") for item in tells)}
     words = {
@@ -181,8 +192,11 @@ def plan(
     scheme = tables["packages"][source][family]
     fabric = bool(survey["nvswitches"]) or any(card["device"] in tables["fifth_nvlink"] for card in cards)
     desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
-    # The distribution's own signature lets its modules in where the firmware asks for one.
-    prebuilt = bool(survey["secure_boot"] and words["kind"] and "prebuilt" in scheme)
+    # The distribution's own signature lets its modules in where the firmware asks for one. What runs stays as it is.
+    signed = has_signed(survey)
+    asks = survey["secure_boot"] and not (stays and survey["loaded"])
+    prebuilt = bool((asks or (stays and signed)) and words["kind"] and "prebuilt" in scheme)
+    unattended = [*DRIVERS]
     names = [*(scheme["prebuilt"] if prebuilt else scheme["modules"][modules])]
     names += scheme["desktop" if desktop else "compute"]
     if fabric:
@@ -202,12 +216,17 @@ def plan(
     there = {item["name"] for item in survey["packages"]}
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
     installed = installed_branch(survey["packages"])
-    keep = "" if asked else kept(survey, branch, cards)
+    lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
+    keep = "" if there_already or ours or lacks_fabric else kept(survey, cards, options)
     if keep:
-        branch, modules, wanted, others, prebuilt = installed, keep, [], set(), False
+        branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
+    if prebuilt:
+        kind = kernel_kind(survey["kernel"], family)
+        unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
     builds = any("dkms" in package for package in [*wanted, *there])
     headers = header_packages(survey, words["kind"]) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
+    lacks_signed = any(name.startswith(SIGNED) for name in missing)
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
     if missing:
         check_room(survey["free_bytes"], tables["room"])
@@ -226,12 +245,14 @@ def plan(
         "headers": headers,
         "packages": wanted,
         "remove": sorted(there & others),
-        "move": bool(installed and installed != branch) or bool(there & others),
+        # Modules for another kernel may need a newer driver of the branch, whose packages are held.
+        "move": bool(installed and (installed != branch or lacks_signed)) or bool(there & others),
         "upgrade": upgrade,
         "missing": missing,
         "sources": sources,
         "key": repository_key(distribution, facts, options) if KEY_FILE in sources else None,
         "preferences": preferences(branch),
+        "unattended": unattended,
         "prebuilt": prebuilt,
         "fabric": fabric,
         "peermem": bool(options["rdma"]),
@@ -291,15 +312,34 @@ def installed_whole(
     offer: Mapping[str, Any], family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> bool:
     """Whether the driver of an offer that serves the host is the one that is there, and nothing of it is broken."""
-    found = survey["packages"]
-    if offer["fault"] or installed_branch(found) != offer["branch"] or not all(one["whole"] for one in found):
+    found, names = survey["packages"], {one["name"] for one in survey["packages"]}
+    if offer["fault"] or not all(one["whole"] for one in found):
         return False
-    scheme, names = tables["packages"][offer["source"]][family], {one["name"] for one in found}
-    return any(
+    scheme = tables["packages"][offer["source"]][family]
+    return comes_from(offer["source"], offer["branch"], family, survey, tables) and any(
         names.issuperset(text.format(branch=offer["branch"], open=kind) for text in scheme[use])
         for use in ("compute", "desktop")
         for kind in ("-open", "")
     )
+
+
+def comes_from(
+    source: str, branch: int, family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
+) -> bool:
+    """Whether the installed driver is a source's: its branch, the packages of its modules, and how it is numbered."""
+    found, scheme = survey["packages"], tables["packages"][source][family]
+    if installed_branch(found) != branch:
+        return False
+    if (source, family) == ("nvidia", "Ubuntu") and not re.fullmatch(NVIDIAS, installed_version(found)):
+        return False
+    built = {text.format(branch=branch) for kind in scheme["modules"].values() for text in kind}
+    signed = tuple(
+        text.partition("{kernel}")[0].format(branch=branch, open=kind)
+        for text in scheme.get("prebuilt", [])
+        if "{kernel}" in text
+        for kind in ("-open", "")
+    )
+    return any(one["name"] in built or one["name"].startswith(signed) for one in found)
 
 
 def choose_branch(
@@ -399,9 +439,14 @@ def choose_modules(
     return common[0]
 
 
+def installed_version(packages: Iterable[Mapping[str, Any]]) -> str:
+    """The version of the installed driver's packages; empty without one."""
+    return next((item["version"] for item in packages if DRIVER.fullmatch(item["name"])), "")
+
+
 def installed_branch(packages: Iterable[Mapping[str, Any]]) -> int | None:
     """The branch of the installed driver; None without one."""
-    return next((branch_of(item["version"]) for item in packages if DRIVER.fullmatch(item["name"])), None)
+    return branch_of(installed_version(packages))
 
 
 def branch_of(version: str) -> int | None:
@@ -410,17 +455,44 @@ def branch_of(version: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def kept(survey: Mapping[str, Any], branch: int, cards: list[dict]) -> str:
-    """The kind of modules of an installed driver of another branch that serves the cards; "" for none that does."""
+def has_signed(survey: Mapping[str, Any]) -> bool:
+    """Whether the driver's modules are Ubuntu's signed ones, and none that DKMS builds."""
+    names = [item["name"] for item in survey["packages"]]
+    return any(name.startswith(SIGNED) for name in names) and not dkms_packages(survey)
+
+
+def dkms_packages(survey: Mapping[str, Any]) -> list[str]:
+    """The packages of which DKMS builds the installed driver's modules."""
     installed = installed_branch(survey["packages"])
-    if not installed or installed == branch:
+    found = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == installed]
+    return [name for name in found if "dkms" in name]
+
+
+def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
+    """The kind of modules of an installed driver that works, and that nobody asked to give way; "" for none.
+
+    Whoever installed it: its packages are whole, its modules are there, or DKMS can build them, and it is what the
+    inventory asks for. Where it came from is not known, so that a wish for a source replaces it.
+    """
+    installed, found = installed_branch(survey["packages"]), survey["packages"]
+    if not installed or not all(one["whole"] for one in found) or options["source"] != "auto":
         return ""
-    kinds = [OPEN if module["open"] else PROPRIETARY for module in survey["modules"]]
-    kinds = kinds or [
-        OPEN if "open" in item["name"] else PROPRIETARY
-        for item in survey["packages"]
-        if "dkms" in item["name"] or "linux-modules" in item["name"]
+    if str(options["branch"]) not in ("", str(installed)):
+        return ""
+    built = any(branch_of(module["version"]) == installed for module in survey["modules"])
+    return kept_kind(survey, cards, options) if built or dkms_packages(survey) else ""
+
+
+def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
+    """The kind of the installed driver's modules, where it serves every card and is the one asked for; or ""."""
+    installed = installed_branch(survey["packages"])
+    kinds = [
+        OPEN if module["open"] else PROPRIETARY
+        for module in survey["modules"]
+        if branch_of(module["version"]) == installed
     ]
+    signed = [item["name"] for item in survey["packages"] if item["name"].startswith(SIGNED)]
+    kinds = kinds or [OPEN if "open" in name else PROPRIETARY for name in dkms_packages(survey) or signed]
     for kind in kinds:
         fits = all(
             kind in card["generation"]["modules"]
@@ -429,7 +501,7 @@ def kept(survey: Mapping[str, Any], branch: int, cards: list[dict]) -> str:
             <= (card["generation"]["branch"]["to"] or installed)
             for card in cards
         )
-        if fits:
+        if fits and options["modules"] in ("auto", kind):
             return kind
     return ""
 
@@ -644,6 +716,7 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
             "a container: modules are built for the kernel that was named, and none can be loaded or rebooted into"
         )
     return {
+        # Signed modules have their kernel's version and are not held: they come along with a kernel that is asked for.
         "hold": sorted(item["name"] for item in ours if not item["held"]),
         "build": not wanted and not plan["prebuilt"],
         "load": bool(wanted and not loaded and not why and not container),

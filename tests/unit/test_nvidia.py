@@ -4,8 +4,10 @@ import base64
 import copy
 import hashlib
 import itertools
+import re
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
@@ -371,9 +373,9 @@ def test_an_unknown_card_is_refused_until_the_inventory_says_both():
     problem = refused(UBUNTU_24, "3f01")
     assert "10de:3f01" in problem and "nvidia_modules" in problem and "nvidia_branch" in problem
     assert "10de:3f01" in refused(UBUNTU_24, "3f01", modules="open")
-    assert "10de:3f01" in refused(UBUNTU_24, "3f01", branch="590")
-    plan = plan_for(UBUNTU_24, "3f01", modules="open", branch="590")
-    assert plan["packages"][0] == "nvidia-dkms-590-server-open"
+    assert "10de:3f01" in refused(UBUNTU_24, "3f01", branch="595")
+    plan = plan_for(UBUNTU_24, "3f01", modules="open", branch="595")
+    assert plan["packages"][0] == "nvidia-dkms-595-server-open"
 
 
 # ---- hosts without a card, containers ----
@@ -511,6 +513,191 @@ def test_a_kernel_that_is_too_new_for_the_distributions_driver():
     assert plan_for(DEBIAN_13, "2204", survey={"kernel": "6.12.94+deb13-amd64"})["source"] == "distribution"
     problem = refused(DEBIAN_13, "2204", survey=new, source="distribution")
     assert "cannot be built for kernels from 6.12.97 on; this host runs 6.12.117+deb13-amd64" in problem
+
+
+# Ubuntu's own packages of branch 580 that are not the server ones: what its "additional drivers" installs.
+STOCK = ("libnvidia-compute-580", "nvidia-utils-580", "nvidia-compute-utils-580")
+UBUNTUS = "580.95.05-0ubuntu0.24.04.1"
+SIGNED_KERNEL = "linux-modules-nvidia-580-open-generic-hwe-24.04"
+
+
+def stock(*more, is_open, version=UBUNTUS, **survey):
+    """A host with that driver, its modules built or signed for the running kernel."""
+    return {
+        "packages": [
+            package(name, "6.8.0-49.49" if name.startswith("linux-") else version) for name in (*STOCK, *more)
+        ],
+        "modules": [{"path": "nvidia.ko", "version": "580.95.05", "open": is_open}],
+        **survey,
+    }
+
+
+SIGNED = stock("nvidia-driver-580-open", SIGNED_KERNEL, is_open=True, secure_boot=True)
+BY_DKMS = stock("nvidia-driver-580", "nvidia-dkms-580", is_open=False)
+
+
+def test_ubuntus_own_signed_driver_stays():
+    plan = plan_for(UBUNTU_24, "2684", survey=SIGNED)
+    assert (plan["source"], plan["branch"], plan["modules"]) == ("installed", 580, "open")
+    assert plan["stays"] and plan["prebuilt"] and not plan["move"]
+    assert (plan["packages"], plan["remove"], plan["headers"], plan["sources"]) == ([], [], [], "")
+    there = look(UBUNTU_24, "2684", **SIGNED)
+    found = nvidia_outcome(there, plan, False)
+    assert (found["build"], found["load"], found["says"], found["problems"]) == (False, True, [], [])
+    assert SIGNED_KERNEL not in found["hold"]
+
+
+def test_ubuntus_own_proprietary_driver_stays_where_it_serves():
+    plan = plan_for(UBUNTU_24, "2482", survey=BY_DKMS)
+    assert (plan["source"], plan["modules"]) == ("installed", "proprietary")
+    assert (plan["packages"], plan["remove"], plan["move"], plan["sources"]) == ([], [], False, "")
+    assert plan["headers"][-1] == "linux-headers-generic"  # for the kernels that updates bring
+    blackwell = plan_for(UBUNTU_24, "2c05", survey=BY_DKMS)
+    assert (blackwell["source"], blackwell["modules"]) == ("distribution", "open")
+    assert blackwell["move"] and blackwell["remove"] == ["nvidia-dkms-580"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "source", "modules"),
+    [
+        ({"branch": "580"}, "installed", "proprietary"),  # which it is
+        ({"modules": "proprietary"}, "installed", "proprietary"),
+        ({"modules": "open"}, "distribution", "open"),
+        ({"source": "distribution"}, "distribution", "open"),
+        ({"source": "nvidia"}, "nvidia", "open"),
+        ({"branch": "595"}, "distribution", "open"),
+    ],
+)
+def test_what_the_inventory_asks_for_replaces_a_driver_that_is_another(wish, source, modules):
+    plan = plan_for(UBUNTU_24, "2482", survey=BY_DKMS, **wish)
+    assert (plan["source"], plan["modules"]) == (source, modules)
+    assert plan["move"] is (source != "installed")
+
+
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [
+        ("580.95.05-0ubuntu1", "nvidia"),
+        ("580.95.05-1ubuntu1", "nvidia"),
+        ("580.95.05-1", "nvidia"),
+        (UBUNTUS, "installed"),
+        ("580.95.05-0ubuntu1.24.04.1", "installed"),
+        ("580.95.05-0ubuntu0~gpu24.04.1", "installed"),  # somebody's own archive
+    ],
+)
+def test_nvidias_packages_on_ubuntu_are_known_by_their_version(version, source):
+    there = stock("nvidia-dkms-580-open", is_open=True, version=version)
+    assert plan_for(UBUNTU_24, "2482", survey=there)["source"] == source
+
+
+def test_a_driver_of_the_roles_own_sources_keeps_its_kind_of_modules():
+    names = ["nvidia-dkms-580-server", "nvidia-headless-no-dkms-580-server", "nvidia-utils-580-server"]
+    there = {
+        "packages": [package(name, UBUNTUS) for name in (*names, "libnvidia-compute-580-server")],
+        "modules": [{"path": "nvidia.ko", "version": "580.95.05", "open": False}],
+    }
+    plan = plan_for(UBUNTU_24, "2482", survey=there)
+    assert (plan["source"], plan["modules"]) == ("distribution", "proprietary")
+    assert (plan["packages"], plan["missing"], plan["move"]) == (names, [], False)
+    enrolled = {"secure_boot": True, "loaded": {"version": "580.95.05", "open": False}}
+    assert plan_for(UBUNTU_24, "2482", survey={**there, **enrolled})["missing"] == []
+
+
+def test_half_a_driver_is_completed_or_replaced():
+    broken = copy.deepcopy(BY_DKMS)
+    broken["packages"][-1]["whole"] = False
+    assert plan_for(UBUNTU_24, "2482", survey=broken)["source"] == "distribution"
+    none_built = {**SIGNED, "modules": []}  # as after a boot into a kernel without its signed modules
+    plan = plan_for(UBUNTU_24, "2684", survey=none_built)
+    assert plan["prebuilt"] and plan["missing"][0].startswith("linux-modules-nvidia-580-server-open-6.8.0")
+    some = {"packages": [package(name, "535.261.03-1") for name in ("libcuda1", "nvidia-kernel-dkms")]}
+    plan = plan_for(DEBIAN_12, "2204", survey=some)
+    assert (plan["source"], plan["missing"]) == ("distribution", ["nvidia-smi", "nvidia-persistenced"])
+    switches = plan_for(UBUNTU_22, "2330", survey={**SIGNED, "nvswitches": 4})
+    assert "nvidia-fabricmanager-580" in switches["packages"]
+
+
+def test_a_new_kernels_signed_modules_may_bring_a_newer_driver_of_the_branch():
+    plan = plan_for(UBUNTU_24, "2684", survey={"secure_boot": True})
+    assert not plan["move"]  # nothing is there
+    old = [name.replace("6.8.0-49", "6.8.0-40") for name in plan["packages"]]
+    there = [package(name, "6.8.0-40.40" if name.startswith("linux-") else UBUNTUS) for name in old]
+    there += [package("libnvidia-compute-580-server", UBUNTUS, held=True)]
+    rebooted = plan_for(UBUNTU_24, "2684", survey={"secure_boot": True, "packages": there})
+    assert rebooted["missing"] == ["linux-modules-nvidia-580-server-open-6.8.0-49-generic"]
+    assert rebooted["move"] and rebooted["remove"] == []
+    same = {"secure_boot": True, "packages": there, "kernel": "6.8.0-40-generic"}
+    assert not plan_for(UBUNTU_24, "2684", survey=same, cuda_toolkit=True)["move"]
+
+
+def test_a_kernel_without_signed_modules_has_its_cure_in_the_message():
+    (block,) = [
+        task
+        for task in yaml.safe_load((ROOT / "roles/nvidia/tasks/install.yml").read_text())
+        if task["name"] == "Have the driver's packages"
+    ]
+    said = block["rescue"][-1]
+    given = {"inventory_hostname": "node1", "__nvidia_compiler": {"stdout_lines": []}}
+    given["__nvidia_plan"] = plan_for(UBUNTU_24, "2684", survey={"secure_boot": True})
+    name = "linux-modules-nvidia-580-server-open-6.8.0-49-generic"
+    given["ansible_failed_result"] = {"msg": f"E: Unable to locate package {name}"}
+    words = jinja2.Template(said["vars"]["__nvidia_words"]).render(given)
+    given["__nvidia_words"] = words
+    asked = jinja2.Template(said["vars"]["__nvidia_unsigned"]).render(given)
+    cure = jinja2.Template(VARIABLES["_nvidia_no_signed"]).render(given)
+    text = jinja2.Template(said["ansible.builtin.fail"]["msg"])
+    message = text.render(given, __nvidia_unsigned=asked == "True", _nvidia_no_signed=cure)
+    assert "no signed modules of branch 580 for the kernel 6.8.0-49-generic, which runs" in message
+    assert "Upgrade to the newest (sudo apt update && sudo apt full-upgrade), reboot" in message
+    assert message.endswith(f"apt said: E: Unable to locate package {name}")
+
+
+# ---- unattended upgrades ----
+
+
+def passed_over(plan):
+    """The expressions of the file for unattended-upgrades, which matches them from a name's first letter."""
+    text = (ROOT / "roles/nvidia/templates/unattended.j2").read_text()
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
+    written = environment.from_string(text).render(__nvidia_plan=plan)
+    return re.findall(r'^  "(.+)";$', written, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linux-generic",
+        "linux-generic-hwe-24.04",
+        "linux-image-generic",
+        "linux-image-6.8.0-60-generic",
+        "linux-headers-generic-hwe-24.04",
+        "linux-modules-extra-6.8.0-60-generic",
+        "linux-modules-nvidia-580-server-open-generic",
+    ],
+)
+def test_unattended_upgrades_bring_no_kernel_without_its_signed_modules(name):
+    signed, kept = (plan_for(UBUNTU_24, "2684", survey=one) for one in ({"secure_boot": True}, SIGNED))
+    assert signed["prebuilt"] and kept["prebuilt"]
+    for plan in (signed, kept):
+        assert any(re.match(one, name) for one in passed_over(plan))
+        assert not any(re.match(one, "linux-firmware") for one in passed_over(plan))
+    by_dkms = passed_over(plan_for(UBUNTU_24, "2684"))  # which builds for each new kernel
+    assert any(re.match(one, name) for one in by_dkms) is ("nvidia" in name)
+    assert any(re.match(one, "libnvidia-compute-580-server") for one in by_dkms)
+
+
+# ---- Ubuntu's branches ----
+
+
+@pytest.mark.parametrize("facts", [UBUNTU_22, UBUNTU_24])
+def test_a_branch_that_ubuntu_does_not_have_comes_from_nvidia_or_is_refused(facts):
+    assert plan_for(facts, "2204", branch="580")["source"] == "distribution"
+    assert plan_for(facts, "2204", branch="595")["source"] == "distribution"
+    assert plan_for(facts, "2204", branch="570")["source"] == "nvidia"
+    problem = refused(facts, "2204", branch="999")
+    assert "the distribution, branch 999: it has 470, 580, 595 alone" in problem
+    assert "NVIDIA's repository, branch 999: from 590 on its packages have other names" in problem
+    assert "it has 470, 580, 595 alone" in refused(facts, "2204", branch="570", source="distribution")
 
 
 # ---- CUDA's toolkit ----
@@ -775,6 +962,13 @@ def test_a_host_that_is_played_alone_keeps_what_all_had_chosen():
     ]
     plan = plan_for(UBUNTU_24, "2482", survey={"packages": ubuntus})
     assert (plan["source"], plan["missing"], plan["move"]) == ("nvidia", [], False)
+
+
+def test_a_fresh_ubuntu_beside_one_with_ubuntus_own_driver_has_the_distributions():
+    for there in (SIGNED, BY_DKMS):
+        common, chosen = together(a=(UBUNTU_24, "2482", there, {}), b=(UBUNTU_24, "2684", {}, {}))
+        assert chosen == {"a": ("installed", 580), "b": ("distribution", 580)}
+        assert (common["says"], common["apart"]) == ("", [])
 
 
 def answer(*lines, rc=0, cards=2):
