@@ -62,6 +62,9 @@ def write_lines(path, records):
 
 
 CHAT = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n'
+CALL = (
+    '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "%s"}}]}]}\n'
+)
 
 REFUSED = {
     "not JSON": ("a.jsonl", '{"text": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
@@ -100,6 +103,16 @@ REFUSED = {
         "a.jsonl",
         '{"messages": [{"role": "user", "content": "\\udcff"}]}\n',
         "a.jsonl:1: half a character",
+    ),
+    "arguments that are not JSON": (
+        "a.jsonl",
+        CHAT + CALL % '{"city": Paris}'.replace('"', '\\"'),
+        'a.jsonl:2: messages[0]: tool_calls[0]: arguments: not JSON: {"city": Paris}; expected a JSON object',
+    ),
+    "arguments that are a number": (
+        "a.jsonl",
+        CALL % "7",
+        "a.jsonl:1: messages[0]: tool_calls[0]: arguments: expected a JSON object, found 7",
     ),
     "tools that are none": ("a.jsonl", CHAT[:-2] + ', "tools": [1]}\n', "field 'tools': expected a list of JSON"),
     "tools in bad JSON": ("a.jsonl", CHAT[:-2] + ', "tools": "[{"}\n', "field 'tools': not JSON: [{"),
@@ -229,6 +242,39 @@ def test_messages_are_as_templates_want_them(tmp_path):
         {"role": "user", "content": "two parts"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
     ]
+
+
+def test_arguments_of_calls_are_objects_as_templates_want_them(tmp_path):
+    """OpenAI's format has them as JSON in a text; parquet fills one call's with the names of the others'."""
+    arguments = [{"city": "Paris", "at": {"hour": 3}}, {"query": ["cats", None]}, {}]
+
+    def record(n, given):
+        call = {"name": f"f{n}", "arguments": given}
+        asked = {"role": "user", "content": "q"}
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": call}],
+        }
+        schema = {
+            "name": f"f{n}",
+            "parameters": {"type": "object", "properties": {f"p{n}": {"type": "string"}}},
+        }
+        return {"messages": [asked, called], "tools": [schema]}
+
+    as_objects = [record(n, one) for n, one in enumerate(arguments)]
+    as_texts = [record(n, json.dumps(one) if one else "") for n, one in enumerate(arguments)]
+    flat = [{"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a": null}'}]}]}]
+    for name, records in (("objects", as_objects), ("texts", as_texts)):
+        write_lines(tmp_path / f"{name}.jsonl", records)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / f"{name}.parquet")
+    for name in ("objects.jsonl", "objects.parquet", "texts.jsonl", "texts.parquet"):
+        found = sampled(from_mapping({"dataset": str(tmp_path / name)}))
+        calls = [one.messages[1]["tool_calls"][0]["function"] for one in found]
+        assert calls == [{"name": f"f{n}", "arguments": one} for n, one in enumerate(arguments)], name
+        assert [one.tools for one in found] == [one["tools"] for one in as_objects], name
+    (sample,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "flat.jsonl", flat)}))
+    assert sample.messages[0]["tool_calls"] == [{"name": "f", "arguments": {"a": None}}]
 
 
 # ---- packing ----

@@ -55,6 +55,9 @@ def directory(
         "sequence_length": config.sequence_length if config.overlong != "split" else None,
         "held_out": [config.validation_split, config.seed] if _splits(config, dataset) else None,
     }
+    # What came to change only some data's tokens is named only there: all other data keeps its place.
+    if read.kind(dataset, config) == "chat":
+        settings["calls"] = "arguments as objects"
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
     return made(cache_dir / name, lambda temporary: _tokenise(config, dataset, tokenizer, temporary, tell))
 
