@@ -425,6 +425,55 @@ def test_documents_longer_than_a_sequence(tmp_path):
     assert split.token_count == cut.token_count + cut.dropped
 
 
+def spaced(how):
+    """A tokenizer that puts a space before every text, as Llama 2's and the first of Mistral's do."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    byte = [f"<0x{n:02X}>" for n in range(256)]
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    if how == "prepended":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    elif how == "byte-level":
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=how, split=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<unk>", tokenizer.END_OF_TEXT, *byte],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if how == "byte-level" else [],
+        show_progress=False,
+    )
+    made.train_from_iterator(["first words", "of second ones", "the third"] * 9, trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{tokenizer.END_OF_TEXT} $A", special_tokens=[(tokenizer.END_OF_TEXT, 1)]
+    )
+    return tokenizer.wrap(made.to_str())
+
+
+@pytest.mark.parametrize("how", ["first", "always", "never", "prepended", "byte-level"])
+def test_a_paragraph_is_tokenised_as_in_its_text(tmp_path, how):
+    text = "first words\nof second\n\n\nsecond words, Ω\n\n  the third\n\n" * 3
+    (tmp_path / "a.txt").write_text(text)
+    config = from_mapping({"dataset": str(tmp_path / "a.txt"), "sequence_length": 8})
+    tokens = spaced(how)
+    packed, _ = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
+    assert packed._sets[0].tokens.tolist() == [*tokens(text).input_ids, tokens.eos_token_id]
+
+
+def test_after_a_held_out_paragraph_a_text_begins(tmp_path):
+    (tmp_path / "a.txt").write_text("first words\n\n" * 40)
+    config = from_mapping({"dataset": str(tmp_path / "a.txt"), "sequence_length": 8, "validation_split": 0.3})
+    tokens = spaced("first")
+    at_start, *_ = tokens("first words\n\n", add_special_tokens=False).input_ids
+    for part in pack.prepare(config, read.digests(config), tokens, tmp_path / "cache"):
+        (one,) = part._sets
+        starts = one.starts.tolist()
+        assert len(starts) > 3
+        for begin, end in itertools.pairwise([*starts, len(one.tokens)]):
+            assert one.tokens[begin : begin + 2].tolist() == [tokens.bos_token_id, at_start]
+            assert (one.tokens[begin:end] == at_start).sum() == 1
+
+
 # ---- the cache ----
 
 
