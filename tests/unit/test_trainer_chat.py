@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -244,3 +245,16 @@ def test_todays_date_is_no_part_of_the_data(tmp_path, make_tokenizer):
     tokens = make_tokenizer(dated)
     text, _ = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": TALK}]), tokens)
     assert text.startswith(chat.FIXED["date_string"])
+
+
+@pytest.mark.parametrize("template", [ENDED, MARKED])
+def test_nor_is_the_date_that_a_template_asks_for_itself(tmp_path, make_tokenizer, monkeypatch, template):
+    tokens = make_tokenizer("{{ strftime_now('%A, %d %B %Y, %H:%M %Z') }}\n" + template)
+    for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):  # never the same day
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        (tmp_path / zone).mkdir(parents=True)
+        text, _ = whole_and_learnt(prepared(tmp_path / zone, tokens, [{"messages": TALK}]), tokens)
+        assert text.startswith("Friday, 26 July 2024, 00:00 \n<|start|>user")
+    monkeypatch.undo()
+    time.tzset()

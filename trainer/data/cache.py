@@ -22,7 +22,7 @@ import numpy as np
 from trainer import disk
 from trainer.config import Config
 from trainer.data import files, index, read
-from trainer.data.chat import Renderer, Span
+from trainer.data.chat import TODAY, Renderer, Span
 from trainer.data.records import Sample
 from trainer.errors import BadInput, TrainerError
 from trainer.words import span
@@ -61,6 +61,8 @@ def directory(
         settings["calls"] = "arguments as objects"
     if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
         settings["paragraphs"] = "as in the whole text"
+    if "strftime_now" in str(tokenizer.chat_template):
+        settings["today"] = str(TODAY)
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
     return made(cache_dir / name, lambda temporary: _tokenise(config, dataset, tokenizer, temporary, tell))
 
