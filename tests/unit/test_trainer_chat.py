@@ -6,7 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
+from trainer.commands import generate
 from trainer.config import from_mapping
 from trainer.data import chat, pack, read, tokenizer
 from trainer.errors import BadInput
@@ -222,6 +224,24 @@ def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_to
     text, learnt = whole_and_learnt(prepared(tmp_path, own, [record]), own)
     assert text.startswith("<|start|>user\nName the animal.") and learnt == ["A cat.<|end|>"]
     assert own.chat_template == ENDED
+
+
+def test_instructions_begin_as_the_tokenizer_begins_a_text(tmp_path, make_tokenizer):
+    """As Llama's, Mistral's and Gemma's do; the prompt that `generate` makes begins so, once."""
+    tokens = make_tokenizer(None)
+    tokens.add_special_tokens({"bos_token": "<|start|>"})
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", tokens.bos_token_id)]
+    )
+    record = {"instruction": "Name the animal.", "output": "A cat."}
+    packed = prepared(tmp_path, tokens, [record])
+    text, learnt = whole_and_learnt(packed, tokens)
+    asked = "### Instruction:\nName the animal.\n\n### Response:\n"
+    assert text == f"<|start|>{asked}A cat.{tokenizer.END_OF_TEXT}"
+    assert learnt == ["A cat." + tokenizer.END_OF_TEXT]
+    prompt = generate._rendered(tokens, [{"role": "user", "content": "Name the animal."}])[0].tolist()
+    assert prompt == tokens(asked).input_ids == packed[0][0][: len(prompt)].tolist()
+    assert prompt.count(tokens.bos_token_id) == 1
 
 
 def test_chats_without_a_template_are_refused(tmp_path, make_tokenizer):

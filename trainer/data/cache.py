@@ -22,7 +22,7 @@ import numpy as np
 from trainer import disk
 from trainer.config import Config
 from trainer.data import files, index, read
-from trainer.data.chat import TODAY, Renderer, Span
+from trainer.data.chat import TODAY, Renderer, Span, first_token
 from trainer.data.records import Sample
 from trainer.errors import BadInput, TrainerError
 from trainer.words import span
@@ -100,7 +100,7 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
     splits = _splits(config, dataset)
     parts = {side: _Part(folder / side) for side in (("train", "held_out") if splits else ("train",))}
     encode = _Encoder(config, tokenizer)
-    begin = _first_token(tokenizer)
+    begin = np.array(first_token(tokenizer), dtype=np.int64)
     limit = config.sequence_length if config.overlong != "split" else None
     number = 0
     overlong: list[str] = []
@@ -234,12 +234,6 @@ class _Encoder:
                 "loss_on to all, or have the chat template's prompt end in a special token"
             )
         return ids, np.repeat([n % 2 == 1 for n in range(len(parts))], lengths)
-
-
-def _first_token(tokenizer) -> np.ndarray:
-    """The token that the tokenizer itself begins every text with, as () or (its id)."""
-    ids = tokenizer.backend_tokenizer.encode("").ids
-    return np.array([one for one in ids[:1] if one == tokenizer.bos_token_id], dtype=np.int64)
 
 
 def _marks_beginnings(tokenizer) -> bool:

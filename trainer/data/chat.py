@@ -38,7 +38,14 @@ def settle_template(tokenizer, kinds: set[str], model: str) -> None:
             "version of the model, or put the template into its directory as chat_template.jinja"
         )
     if "instruction" in kinds:
-        tokenizer.chat_template = INSTRUCTION_TEMPLATE
+        # The model knows no text without the token that its tokenizer puts before every plain one.
+        tokenizer.chat_template = "{{ bos_token }}" * len(first_token(tokenizer)) + INSTRUCTION_TEMPLATE
+
+
+def first_token(tokenizer) -> list[int]:
+    """The token that the tokenizer itself begins every text with, as [] or [its id]."""
+    ids = tokenizer.backend_tokenizer.encode("").ids
+    return [one for one in ids[:1] if one == tokenizer.bos_token_id]
 
 
 class Renderer:
