@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import time
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
+from trainer.commands import generate
 from trainer.config import from_mapping
 from trainer.data import chat, pack, read, tokenizer
 from trainer.errors import BadInput
@@ -223,6 +226,24 @@ def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_to
     assert own.chat_template == ENDED
 
 
+def test_instructions_begin_as_the_tokenizer_begins_a_text(tmp_path, make_tokenizer):
+    """As Llama's, Mistral's and Gemma's do; the prompt that `generate` makes begins so, once."""
+    tokens = make_tokenizer(None)
+    tokens.add_special_tokens({"bos_token": "<|start|>"})
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", tokens.bos_token_id)]
+    )
+    record = {"instruction": "Name the animal.", "output": "A cat."}
+    packed = prepared(tmp_path, tokens, [record])
+    text, learnt = whole_and_learnt(packed, tokens)
+    asked = "### Instruction:\nName the animal.\n\n### Response:\n"
+    assert text == f"<|start|>{asked}A cat.{tokenizer.END_OF_TEXT}"
+    assert learnt == ["A cat." + tokenizer.END_OF_TEXT]
+    prompt = generate._rendered(tokens, [{"role": "user", "content": "Name the animal."}])[0].tolist()
+    assert prompt == tokens(asked).input_ids == packed[0][0][: len(prompt)].tolist()
+    assert prompt.count(tokens.bos_token_id) == 1
+
+
 def test_chats_without_a_template_are_refused(tmp_path, make_tokenizer):
     with pytest.raises(BadInput, match=r"its tokenizer has no chat template.*chat_template\.jinja"):
         prepared(tmp_path, make_tokenizer(None), [{"messages": TALK}], model="some/base")
@@ -244,3 +265,16 @@ def test_todays_date_is_no_part_of_the_data(tmp_path, make_tokenizer):
     tokens = make_tokenizer(dated)
     text, _ = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": TALK}]), tokens)
     assert text.startswith(chat.FIXED["date_string"])
+
+
+@pytest.mark.parametrize("template", [ENDED, MARKED])
+def test_nor_is_the_date_that_a_template_asks_for_itself(tmp_path, make_tokenizer, monkeypatch, template):
+    tokens = make_tokenizer("{{ strftime_now('%A, %d %B %Y, %H:%M %Z') }}\n" + template)
+    for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):  # never the same day
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        (tmp_path / zone).mkdir(parents=True)
+        text, _ = whole_and_learnt(prepared(tmp_path / zone, tokens, [{"messages": TALK}]), tokens)
+        assert text.startswith("Friday, 26 July 2024, 00:00 \n<|start|>user")
+    monkeypatch.undo()
+    time.tzset()

@@ -62,6 +62,9 @@ def write_lines(path, records):
 
 
 CHAT = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n'
+CALL = (
+    '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "%s"}}]}]}\n'
+)
 
 REFUSED = {
     "not JSON": ("a.jsonl", '{"text": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
@@ -100,6 +103,16 @@ REFUSED = {
         "a.jsonl",
         '{"messages": [{"role": "user", "content": "\\udcff"}]}\n',
         "a.jsonl:1: half a character",
+    ),
+    "arguments that are not JSON": (
+        "a.jsonl",
+        CHAT + CALL % '{"city": Paris}'.replace('"', '\\"'),
+        'a.jsonl:2: messages[0]: tool_calls[0]: arguments: not JSON: {"city": Paris}; expected a JSON object',
+    ),
+    "arguments that are a number": (
+        "a.jsonl",
+        CALL % "7",
+        "a.jsonl:1: messages[0]: tool_calls[0]: arguments: expected a JSON object, found 7",
     ),
     "tools that are none": ("a.jsonl", CHAT[:-2] + ', "tools": [1]}\n', "field 'tools': expected a list of JSON"),
     "tools in bad JSON": ("a.jsonl", CHAT[:-2] + ', "tools": "[{"}\n', "field 'tools': not JSON: [{"),
@@ -229,6 +242,39 @@ def test_messages_are_as_templates_want_them(tmp_path):
         {"role": "user", "content": "two parts"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
     ]
+
+
+def test_arguments_of_calls_are_objects_as_templates_want_them(tmp_path):
+    """OpenAI's format has them as JSON in a text; parquet fills one call's with the names of the others'."""
+    arguments = [{"city": "Paris", "at": {"hour": 3}}, {"query": ["cats", None]}, {}]
+
+    def record(n, given):
+        call = {"name": f"f{n}", "arguments": given}
+        asked = {"role": "user", "content": "q"}
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": call}],
+        }
+        schema = {
+            "name": f"f{n}",
+            "parameters": {"type": "object", "properties": {f"p{n}": {"type": "string"}}},
+        }
+        return {"messages": [asked, called], "tools": [schema]}
+
+    as_objects = [record(n, one) for n, one in enumerate(arguments)]
+    as_texts = [record(n, json.dumps(one) if one else "") for n, one in enumerate(arguments)]
+    flat = [{"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a": null}'}]}]}]
+    for name, records in (("objects", as_objects), ("texts", as_texts)):
+        write_lines(tmp_path / f"{name}.jsonl", records)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / f"{name}.parquet")
+    for name in ("objects.jsonl", "objects.parquet", "texts.jsonl", "texts.parquet"):
+        found = sampled(from_mapping({"dataset": str(tmp_path / name)}))
+        calls = [one.messages[1]["tool_calls"][0]["function"] for one in found]
+        assert calls == [{"name": f"f{n}", "arguments": one} for n, one in enumerate(arguments)], name
+        assert [one.tools for one in found] == [one["tools"] for one in as_objects], name
+    (sample,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "flat.jsonl", flat)}))
+    assert sample.messages[0]["tool_calls"] == [{"name": "f", "arguments": {"a": None}}]
 
 
 # ---- packing ----
@@ -377,6 +423,55 @@ def test_documents_longer_than_a_sequence(tmp_path):
     split, _ = prepared(from_mapping(settings), tmp_path / "cache")
     assert (split.longer, split.shortened, split.dropped) == (7, 0, 0)
     assert split.token_count == cut.token_count + cut.dropped
+
+
+def spaced(how):
+    """A tokenizer that puts a space before every text, as Llama 2's and the first of Mistral's do."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    byte = [f"<0x{n:02X}>" for n in range(256)]
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    if how == "prepended":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    elif how == "byte-level":
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=how, split=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<unk>", tokenizer.END_OF_TEXT, *byte],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if how == "byte-level" else [],
+        show_progress=False,
+    )
+    made.train_from_iterator(["first words", "of second ones", "the third"] * 9, trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{tokenizer.END_OF_TEXT} $A", special_tokens=[(tokenizer.END_OF_TEXT, 1)]
+    )
+    return tokenizer.wrap(made.to_str())
+
+
+@pytest.mark.parametrize("how", ["first", "always", "never", "prepended", "byte-level"])
+def test_a_paragraph_is_tokenised_as_in_its_text(tmp_path, how):
+    text = "first words\nof second\n\n\nsecond words, Ω\n\n  the third\n\n" * 3
+    (tmp_path / "a.txt").write_text(text)
+    config = from_mapping({"dataset": str(tmp_path / "a.txt"), "sequence_length": 8})
+    tokens = spaced(how)
+    packed, _ = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
+    assert packed._sets[0].tokens.tolist() == [*tokens(text).input_ids, tokens.eos_token_id]
+
+
+def test_after_a_held_out_paragraph_a_text_begins(tmp_path):
+    (tmp_path / "a.txt").write_text("first words\n\n" * 40)
+    config = from_mapping({"dataset": str(tmp_path / "a.txt"), "sequence_length": 8, "validation_split": 0.3})
+    tokens = spaced("first")
+    at_start, *_ = tokens("first words\n\n", add_special_tokens=False).input_ids
+    for part in pack.prepare(config, read.digests(config), tokens, tmp_path / "cache"):
+        (one,) = part._sets
+        starts = one.starts.tolist()
+        assert len(starts) > 3
+        for begin, end in itertools.pairwise([*starts, len(one.tokens)]):
+            assert one.tokens[begin : begin + 2].tolist() == [tokens.bos_token_id, at_start]
+            assert (one.tokens[begin:end] == at_start).sum() == 1
 
 
 # ---- the cache ----

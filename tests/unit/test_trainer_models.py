@@ -8,6 +8,7 @@ import torch
 
 from trainer import environment
 from trainer.config import from_mapping
+from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
 from trainer.model import files, load, lora
@@ -304,3 +305,24 @@ def test_where_weights_come_from(tmp_path):
     for wrong in ("a/b/c", "/no/such", str(tmp_path / "config.json")):
         with pytest.raises(BadInput, match="directory"):
             files.weights_of(wrong)
+
+
+def test_padding_the_model_has_no_embedding_for_is_left_alone(tmp_path):
+    """As where [PAD] was added to a tokenizer and the model's embedding never made larger."""
+    from transformers import GPT2Config
+
+    (tmp_path / "a.txt").write_text("words to read\n" * 9)
+    config = from_mapping({"dataset": str(tmp_path / "a.txt"), "vocab_size": 257, "sequence_length": 8})
+    text = tokenizer.train(config)
+    for added, size, pads in (
+        (True, 257, "<|endoftext|>"),
+        (True, 258, "[PAD]"),
+        (False, 257, "<|endoftext|>"),
+    ):
+        tokens = tokenizer.wrap(text)
+        tokens.pad_token = None
+        if added:
+            tokens.add_special_tokens({"pad_token": "[PAD]"})
+        settings = GPT2Config(vocab_size=size, bos_token_id=0, eos_token_id=0)
+        load._check(config, load.Source(settings, tokens, None, {}))
+        assert tokens.pad_token == pads and tokens.pad_token_id < size

@@ -15,13 +15,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from trainer import disk
 from trainer.config import Config
 from trainer.data import files, index, read
-from trainer.data.chat import Renderer, Span
+from trainer.data.chat import TODAY, Renderer, Span, first_token
 from trainer.data.records import Sample
 from trainer.errors import BadInput, TrainerError
 from trainer.words import span
@@ -55,6 +56,13 @@ def directory(
         "sequence_length": config.sequence_length if config.overlong != "split" else None,
         "held_out": [config.validation_split, config.seed] if _splits(config, dataset) else None,
     }
+    # What came to change only some data's tokens is named only there: all other data keeps its place.
+    if read.kind(dataset, config) == "chat":
+        settings["calls"] = "arguments as objects"
+    if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
+        settings["paragraphs"] = "as in the whole text"
+    if "strftime_now" in str(tokenizer.chat_template):
+        settings["today"] = str(TODAY)
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
     return made(cache_dir / name, lambda temporary: _tokenise(config, dataset, tokenizer, temporary, tell))
 
@@ -92,17 +100,13 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
     splits = _splits(config, dataset)
     parts = {side: _Part(folder / side) for side in (("train", "held_out") if splits else ("train",))}
     encode = _Encoder(config, tokenizer)
-    begin = _first_token(tokenizer)
+    begin = np.array(first_token(tokenizer), dtype=np.int64)
     limit = config.sequence_length if config.overlong != "split" else None
-    number, side, at_start = 0, "train", True
+    number = 0
     overlong: list[str] = []
     too_long = 0
-    for batch in _batches(read.samples(dataset, config)):
-        for sample, (ids, loss) in zip(batch, encode(batch), strict=True):
-            previous, side = side, "train"
-            if splits and index.chosen(config.seed, number, config.validation_split):
-                side = "held_out"
-            starts = at_start or side != previous  # where a paragraph was held out, a text begins anew
+    for batch in _batches(_placed(read.samples(dataset, config), config, splits)):
+        for (sample, side, starts), (ids, loss) in zip(batch, encode(batch), strict=True):
             if starts and sample.messages is None:
                 ids, loss = np.concatenate([begin, ids]), np.concatenate([begin > 0, loss])
             if limit and len(ids) > limit and not sample.running:
@@ -112,9 +116,8 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
                 parts[side].cut(len(ids) - limit)
                 ids, loss = ids[:limit], loss[:limit]
             parts[side].add(ids, loss, starts)
-            at_start = sample.ends
-            number += 1
-        progress.after(batch[-1], number)
+        number += len(batch)
+        progress.after(batch[-1].sample, number)
     if too_long and config.overlong == "refuse":
         more = f", and {too_long - len(overlong)} more" if too_long > len(overlong) else ""
         raise BadInput(
@@ -134,6 +137,25 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
         if part.total < 2:
             raise BadInput(f"{what}: {part.total} tokens are too few to learn from; give more text")
         raise BadInput(f"{what}: none of its tokens is an answer's; set loss_on to all, or look at the roles")
+
+
+class _Placed(NamedTuple):
+    """A sample, the part that it goes to, and whether a text begins with it."""
+
+    sample: Sample
+    side: str
+    starts: bool
+
+
+def _placed(samples: Iterable[Sample], config: Config, splits: bool) -> Iterator[_Placed]:
+    side, at_start = "train", True
+    for number, sample in enumerate(samples):
+        previous, side = side, "train"
+        if splits and index.chosen(config.seed, number, config.validation_split):
+            side = "held_out"
+        starts = at_start or side != previous  # where a paragraph was held out, a text begins anew
+        yield _Placed(sample, side, starts)
+        at_start = sample.ends
 
 
 class _Progress:
@@ -161,15 +183,23 @@ class _Encoder:
         self.answers = config.loss_on == "answers"
         self.render = Renderer(tokenizer, self.answers)
         self.end = np.array([tokenizer.eos_token_id])
+        self.marks_beginnings = _marks_beginnings(tokenizer)
 
-    def __call__(self, samples: list[Sample]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        rendered = [self.render(one) if one.messages else (one.text, []) for one in samples]
+    def __call__(self, batch: list[_Placed]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        rendered = [self.render(one) if one.messages else (one.text, []) for one, _, _ in batch]
         backend = self.tokenizer.backend_tokenizer
-        # The fast way gives no offsets, which tell where the answers are.
-        encode = backend.encode_batch if self.answers else backend.encode_batch_fast
-        encoded = encode([text for text, _ in rendered], add_special_tokens=False)
-        for sample, encoding, (text, spans) in zip(samples, encoded, rendered, strict=True):
-            ids = np.array(encoding.ids, dtype=np.int64)
+        before = ["\n" if self.marks_beginnings and not one.starts else "" for one in batch]
+        # The fast way gives no offsets, which tell where the answers are and a line's end.
+        encode = backend.encode_batch if self.answers or any(before) else backend.encode_batch_fast
+        texts = [line_end + text for line_end, (text, _) in zip(before, rendered, strict=True)]
+        encoded = encode(texts, add_special_tokens=False)
+        for (sample, _, _), line_end, encoding, (text, spans) in zip(
+            batch, before, encoded, rendered, strict=True
+        ):
+            found = _behind_line_end(encoding) if line_end else encoding.ids
+            if found is None:
+                found = backend.encode(text, add_special_tokens=False).ids
+            ids = np.array(found, dtype=np.int64)
             loss = np.ones(len(ids), dtype=bool)
             if sample.messages is None:
                 if sample.ends:
@@ -206,10 +236,18 @@ class _Encoder:
         return ids, np.repeat([n % 2 == 1 for n in range(len(parts))], lengths)
 
 
-def _first_token(tokenizer) -> np.ndarray:
-    """The token that the tokenizer itself begins every text with, as () or (its id)."""
-    ids = tokenizer.backend_tokenizer.encode("").ids
-    return np.array([one for one in ids[:1] if one == tokenizer.bos_token_id], dtype=np.int64)
+def _marks_beginnings(tokenizer) -> bool:
+    """Whether it begins a text otherwise than what follows a line's end: some put a space before every text."""
+    backend = tokenizer.backend_tokenizer
+    alone, follows = (backend.encode(text, add_special_tokens=False) for text in ("a", "\na"))
+    return _behind_line_end(follows) not in (None, alone.ids)
+
+
+def _behind_line_end(encoding) -> list[int] | None:
+    """The ids of what stands behind the text's first character, a line's end; None where a token has both."""
+    offsets = encoding.offsets
+    first = next((n for n, (_, end) in enumerate(offsets) if end > 1), len(offsets))
+    return encoding.ids[first:] if first == len(offsets) or offsets[first][0] >= 1 else None
 
 
 class _Part:
@@ -287,12 +325,12 @@ class _Part:
         (self.folder / "facts.json").write_text(json.dumps(facts))
 
 
-def _batches(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+def _batches(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
     """Group samples into lists of about BATCH characters."""
     batch, size = [], 0
-    for sample in samples:
-        batch.append(sample)
-        size += len(sample.words)
+    for one in placed:
+        batch.append(one)
+        size += len(one.sample.words)
         if size >= BATCH:
             yield batch
             batch, size = [], 0

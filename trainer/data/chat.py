@@ -5,6 +5,7 @@ answer, and to its end: what both renderings and the whole one agree on is exact
 refused: a guess would train on the wrong tokens.
 """
 
+import datetime
 import itertools
 import re
 
@@ -21,6 +22,7 @@ INSTRUCTION_TEMPLATE = (
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MORE = "\ue000"  # a private character, put behind an answer to see where it ends
 # Some templates print today's date; the data must be the same on all hosts and days.
+TODAY = datetime.date(2024, 7, 26)
 FIXED = {"date_string": "26 Jul 2024"}
 
 Span = tuple[int, int]
@@ -36,7 +38,14 @@ def settle_template(tokenizer, kinds: set[str], model: str) -> None:
             "version of the model, or put the template into its directory as chat_template.jinja"
         )
     if "instruction" in kinds:
-        tokenizer.chat_template = INSTRUCTION_TEMPLATE
+        # The model knows no text without the token that its tokenizer puts before every plain one.
+        tokenizer.chat_template = "{{ bos_token }}" * len(first_token(tokenizer)) + INSTRUCTION_TEMPLATE
+
+
+def first_token(tokenizer) -> list[int]:
+    """The token that the tokenizer itself begins every text with, as [] or [its id]."""
+    ids = tokenizer.backend_tokenizer.encode("").ids
+    return [one for one in ids[:1] if one == tokenizer.bos_token_id]
 
 
 class Renderer:
@@ -51,7 +60,9 @@ class Renderer:
 
         The end-of-text token follows where the template itself ends with none.
         """
-        if self.answers and MARKED.search(self.tokenizer.get_chat_template(tools=sample.tools)):
+        template = self.tokenizer.get_chat_template(tools=sample.tools)
+        _explained(sample, lambda: _fix_today(template))
+        if self.answers and MARKED.search(template):
             text, spans = self._marked(sample)
         else:
             text = self._rendered(sample, sample.messages)
@@ -107,6 +118,15 @@ class Renderer:
     def _rendered(self, sample: Sample, messages: list[dict], **options) -> str:
         options = {"tools": sample.tools, "tokenize": False, **FIXED, **options}
         return _explained(sample, lambda: self.tokenizer.apply_chat_template(messages, **options))
+
+
+def _fix_today(template: str) -> None:
+    """Have the template's own clock stand, in this process: what it is passed is no function any more when it runs."""
+    from transformers.utils.chat_template_utils import (
+        _compile_jinja_template,
+    )  # its cache; nothing public reaches it
+
+    _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
 
 
 def _explained(sample: Sample, rendering):

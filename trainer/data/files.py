@@ -105,12 +105,19 @@ def _parquet(path: Path, columns: list[str] | None) -> Iterator[tuple[int, dict]
             for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1
-                    yield number, record
+                    yield number, {name: _as_written(value) for name, value in record.items()}
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, NotImplementedError) as error:
             text = " ".join(str(error).split())[:200]
             raise BadInput(
                 f"{place(path, number + 1)}: cannot be read as parquet: {text}; write the file anew"
             ) from None
+
+
+def _as_written(value):
+    """A parquet column's value without the nulls that stand, in one row's objects, for the fields of other rows'."""
+    if isinstance(value, dict):
+        return {name: _as_written(one) for name, one in value.items() if one is not None}
+    return [_as_written(one) for one in value] if isinstance(value, list) else value
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

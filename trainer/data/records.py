@@ -117,7 +117,28 @@ def _message(where: str, message) -> dict:
         content = "".join(parts)
     if not isinstance(content, str):
         raise BadInput(f"{where}: content: expected a text, found {_short(content)}")
-    return {**message, "content": content}
+    message = {**message, "content": content}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message["tool_calls"] = [_call(f"{where}: tool_calls[{n}]", one) for n, one in enumerate(calls)]
+    return message
+
+
+def _call(where: str, call):
+    """A tool's call with its arguments as an object, which templates write out; OpenAI's are a text of JSON."""
+    wrapped = isinstance(call, dict) and isinstance(call.get("function"), dict)
+    function = call["function"] if wrapped else call
+    text = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(text, str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise BadInput(f"{where}: arguments: not JSON: {text[:40]}; expected a JSON object") from None
+    if not isinstance(arguments, dict):
+        raise BadInput(f"{where}: arguments: expected a JSON object, found {_short(arguments)}")
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if wrapped else function
 
 
 def _tools(where: str, tools) -> list[dict] | None:

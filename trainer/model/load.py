@@ -177,9 +177,10 @@ def _check(config: Config, found: Source) -> None:
         raise BadInput(
             f"model: {name}: its tokenizer has no end-of-text token; set eos_token in its tokenizer_config.json"
         )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # padding carries no loss and no other token attends to it
     text_config = model_config.get_text_config()
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None or pad_id >= text_config.vocab_size:  # added to the tokenizer, and never embedded
+        tokenizer.pad_token = tokenizer.eos_token  # padding carries no loss and no other token attends to it
     longest = getattr(text_config, "max_position_embeddings", None)
     if longest and config.sequence_length > longest:
         raise BadInput(
