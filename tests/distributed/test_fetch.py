@@ -112,3 +112,27 @@ def test_a_gated_model_wants_the_credential(fetch):
 def test_what_the_hub_does_not_have_is_refused_with_a_cure(fetch):
     code, _, complaint = fetch("model", "org/other")
     assert code == 2 and "org/other" in complaint and "Traceback" not in complaint, complaint
+
+
+def test_what_has_no_room_is_refused_before_it_fills_the_disk(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    from trainer.commands import fetch as command
+    from trainer.data import hub
+    from trainer.errors import BadInput
+
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or tmp_path
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub, "_blobs", lambda name, options: {"a": 5_000_000_000_000, "b": 1})
+    there = tmp_path / "cache/models--org--model/blobs"
+    with pytest.raises(BadInput, match=r"5,000\.0 GB are to be fetched.*trainer_state_dir"):
+        command._model("org/model", False, tmp_path / "progress")
+    with pytest.raises(BadInput, match="5,000"):
+        hub.fetch("org/rows", tmp_path / "progress")
+    assert asked == []
+    there.mkdir(parents=True)
+    (there / "a").touch()  # what has come already needs no room
+    assert hub.snapshot("org/model", tmp_path / "progress") == tmp_path and asked == ["org/model"]

@@ -61,6 +61,8 @@ def _model(name: str, code: bool, progress: Path) -> tuple[Path, list[Path]]:
     patterns = [*MODEL_FILES, *(CODE if code else ())]
     try:
         folder = hub.snapshot(name, progress, allow_patterns=patterns, ignore_patterns=list(NOT_OURS))
+    except BadInput:
+        raise
     except Exception as error:  # whatever a network and a library may raise
         raise BadInput(f"model: {name}: {_reason(error)}") from None
     files = [path for path in folder.rglob("*") if path.is_file()]

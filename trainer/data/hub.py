@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from trainer.data import files
 from trainer.errors import BadInput
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?(?::([^:]+))?")
+SPARE = 1_000_000_000  # bytes that a fetch leaves free
 OTHER_PARTS = re.compile(r"(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
 
 
@@ -44,6 +46,7 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
     repository = repo_folder_name(repo_id=name, repo_type=options.get("repo_type", "model"))
     folder = Path(HF_HUB_CACHE, repository, "blobs")
     over = threading.Event()
+    _check_room(name, folder, sum(size for blob, size in blobs.items() if not (folder / blob).exists()))
     for blob in blobs:  # what a fetch that was killed left: the library begins a new one beside it
         for part in folder.glob(f"{blob}.*"):
             part.unlink(missing_ok=True)
@@ -62,6 +65,18 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
         over.set()
         teller.join()
         progress.unlink(missing_ok=True)
+
+
+def _check_room(name: str, folder: Path, needed: int) -> None:
+    """Raise BadInput where a disk has no room for so many bytes more, before it is filled with half of them."""
+    there = next(one for one in folder.parents if one.exists())
+    free = shutil.disk_usage(there).free
+    if needed + SPARE > free:
+        raise BadInput(
+            f"{name}: {needed / 1e9:,.1f} GB are to be fetched, and {there} has {free / 1e9:,.1f} GB free, of which "
+            f"{SPARE / 1e9:.0f} stay for logs and the system; free some space there, or put trainer_state_dir on "
+            "another disk"
+        )
 
 
 def _blobs(name: str, options: dict) -> dict[str, int]:
@@ -95,6 +110,8 @@ def fetch(value: str, progress: Path | None = None) -> tuple[Path, ...]:
             revision=revision,
             allow_patterns=[pattern] if pattern else [f"*{suffix}" for suffix in files.SUFFIXES],
         )
+    except BadInput:
+        raise
     except Exception as error:  # whatever a network and a library may raise
         offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         text = " ".join(str(error).split())[:200]
