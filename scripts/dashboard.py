@@ -2,7 +2,7 @@
 
 Prometheus, and Grafana where there is one, listen on the loopback of their host alone. This is an SSH tunnel there,
 with the address, user, key and options that the inventory has for that host; SSH asks for what it needs beyond that.
-It lasts until Ctrl-C.
+It lasts until Ctrl-C. Where the group has several hosts, the next one serves when one does not answer.
 """
 
 import argparse
@@ -38,26 +38,27 @@ class Fault(Exception):
     """Why there is no page, and the cure."""
 
 
-def ask(inventory: str | None) -> dict[str, str]:
-    """ASKED of the first host of the group monitoring, and its `name`."""
-    template = ", ".join(
-        f"'{name}': {value}" for name, value in {**ASKED, "name": "inventory_hostname"}.items()
-    )
+def ask(inventory: str | None) -> list[dict[str, str]]:
+    """ASKED of each host of the group monitoring, in its order, and its `name`."""
+    asked = {**ASKED, "name": "inventory_hostname", "place": "groups['monitoring'].index(inventory_hostname)"}
+    template = ", ".join(f"'{name}': {value}" for name, value in asked.items())
     command = [str(Path(sys.executable).with_name("ansible")), *(["-i", inventory] if inventory else [])]
-    command += ["-o", "monitoring[0]", "-m", "ansible.builtin.debug", "-a", f"msg={{{{ {{{template}}} }}}}"]
+    command += ["-o", "monitoring", "-m", "ansible.builtin.debug", "-a", f"msg={{{{ {{{template}}} }}}}"]
     environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **os.environ, "ANSIBLE_NOCOLOR": "1"}
     done = subprocess.run(
         command, cwd=os.getcwd(), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    answer = next((line for line in done.stdout.splitlines() if " | SUCCESS => " in line), "")
-    if not answer:
+    answers = [line.partition(" | SUCCESS => ")[2] for line in done.stdout.splitlines()]
+    hosts = [json.loads(answer)["msg"] for answer in answers if answer]
+    if not hosts:
         what = done.stderr.strip().splitlines()
         raise Fault(
             f"{inventory or 'the inventory'}: found no host in the group monitoring; expected one, mostly the head. "
             "Write monitoring: {hosts: {HEAD: {}}} beside cluster, and run site.yml"
             + (f"\nAnsible said: {what[-1]}" if what and done.returncode else "")
         )
-    return {name: str(value) for name, value in json.loads(answer.partition(" => ")[2])["msg"].items()}
+    hosts.sort(key=lambda host: int(host["place"]))
+    return [{name: str(value) for name, value in host.items()} for host in hosts]
 
 
 def tunnel(host: dict[str, str], port: int, grafana: int) -> list[str]:
@@ -69,7 +70,7 @@ def tunnel(host: dict[str, str], port: int, grafana: int) -> list[str]:
         *("-o", "LogLevel=ERROR"),
         # A connection of its own, which ends with it.
         *("-o", "ExitOnForwardFailure=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
-        *("-o", "ServerAliveInterval=15"),
+        *("-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=15"),
         *shlex.split(host["options"]),
         *(["-p", host["port"]] if host["port"] else []),
         *(["-l", host["user"]] if host["user"] else []),
@@ -109,6 +110,18 @@ def tell_of_grafana(port: int) -> None:
         print(f"http://{LOOPBACK}:{port}/dashboards shows it in Grafana.", flush=True)
 
 
+def show(host: dict[str, str], wanted: int) -> None:
+    """Say where the page of `host` is, and lead there until it ends; wanted: this machine's port."""
+    if host["connection"].rpartition(".")[2] == "local":
+        print(
+            f"http://{LOOPBACK}:{host['there']}/user/ shows the cluster: it is this machine that serves it."
+        )
+        tell_of_grafana(int(host["grafana"]))
+    else:
+        port = free(wanted)
+        lead(host, port, free(GRAFANA, port))
+
+
 def lead(host: dict[str, str], port: int, grafana: int) -> None:
     """Hold the tunnel until it ends."""
     process = subprocess.Popen(tunnel(host, port, grafana))
@@ -141,15 +154,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     try:
-        host = ask(asked.inventory)
-        if host["connection"].rpartition(".")[2] == "local":
-            print(
-                f"http://{LOOPBACK}:{host['there']}/user/ shows the cluster: it is this machine that serves it."
-            )
-            tell_of_grafana(int(host["grafana"]))
-        else:
-            port = free(asked.port)
-            lead(host, port, free(GRAFANA, port))
+        *others, last = ask(asked.inventory)
+        for host in others:
+            try:
+                show(host, asked.port)
+                return 0
+            except Fault as fault:
+                print(f"{fault}; the next host of the group is asked", file=sys.stderr, flush=True)
+        show(last, asked.port)
     except Fault as fault:
         print(fault, file=sys.stderr)
         return 2

@@ -612,7 +612,7 @@ def inventory(tmp_path):
 
 
 def test_the_tunnel_goes_as_ansible_logs_in(inventory):
-    host = dashboard.ask(
+    (host,) = dashboard.ask(
         inventory(
             ansible_user="anna",
             ansible_port=2222,
@@ -667,3 +667,18 @@ def test_an_ssh_that_ends_is_told(inventory, capfd, monkeypatch, tmp_path):
     assert dashboard.main(["-i", inventory()]) == 2
     said = capfd.readouterr().err
     assert "no route" in said and "node1 (192.0.2.7): SSH ended" in said
+
+
+def test_where_the_first_host_is_gone_the_next_one_shows_the_page(tmp_path, capfd, monkeypatch):
+    """node3 stands before node1 in the group: its SSH ends, and node1 is this machine."""
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\necho 'no route' >&2\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    group = {"node3": {"ansible_host": "192.0.2.3"}, "node1": {"ansible_connection": "local"}}
+    file = tmp_path / "hosts.yml"
+    file.write_text(yaml.safe_dump({"all": {"children": {"monitoring": {"hosts": group}}}}, sort_keys=False))
+    assert dashboard.main(["-i", str(file)]) == 0
+    said = capfd.readouterr()
+    assert "node3 (192.0.2.3): SSH ended" in said.err and "the next host of the group" in said.err
+    assert "http://127.0.0.1:9090/user/" in said.out
