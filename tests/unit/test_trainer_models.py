@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "phi3": {},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS,
+    "glm4_moe": EXPERTS | {"n_routed_experts": 4, "first_k_dense_replace": 1},
     "granite": {"logits_scaling": 2.0},
     "cohere": {"logit_scale": 0.25},
 }
@@ -246,6 +247,40 @@ def test_adapters_go_where_they_are_wanted():
     ):
         lora.add(make("llama"), from_mapping({"adapter": "lora", "lora_targets": "q_prj,k_proj"}))
     assert "lm_head" not in lora.linear_names(make("llama"))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "phi3"])
+def test_an_architecture_that_peft_does_not_know_gets_no_adapter_for_each_expert(kind):
+    """Nor for their router; where there are none all layers get one, as with all-linear."""
+    wrapped = lora.add(make(kind), from_mapping({"adapter": "lora", "lora_dropout": 0.1}))
+    adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
+    if kind == "phi3":
+        assert {name.rsplit(".", 1)[-1] for name in adapted} == lora.linear_names(make(kind))
+        return
+    assert len(adapted) == 8 and all("self_attn" in name for name in adapted)
+    with pytest.raises(
+        BadInput, match=r"all-linear: .*lora_dropout is 0.1: where experts .* set it to 0; or"
+    ):
+        everywhere = {"adapter": "lora", "lora_dropout": 0.1, "lora_targets": "all-linear"}
+        lora.add(make(kind), from_mapping(everywhere))
+
+
+def test_what_a_parameter_under_adapters_was_called_before():
+    """Also where one parameter of a module after the other has an adapter, as those of experts."""
+    before = {name for name, _ in make("qwen3_moe").named_parameters()}
+    wrapped = lora.add(make("qwen3_moe"), from_mapping({"adapter": "lora", "lora_targets": "all-linear"}))
+    assert {
+        lora.original_name(name) for name, _ in wrapped.named_parameters() if "lora_" not in name
+    } == before
+
+
+def test_dropout_of_tokens_in_one_row_after_the_other():
+    """Shared experts see (B x S, D): what is dropped is the same."""
+    dropout = lora.KeyedDropout(0.5, 3)
+    dropout.keys = [7, 8]
+    x = torch.randn(2, 10, 4)
+    assert torch.equal(dropout(x.flatten(0, 1)), dropout(x).flatten(0, 1))
+    assert torch.equal(dropout(x.flatten(0, 1)[None])[0], dropout(x).flatten(0, 1))
 
 
 def test_the_adapter_s_dropout_does_not_depend_on_who_computes():
