@@ -10,7 +10,7 @@ from trainer import environment
 from trainer.config import from_mapping
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, load, lora
+from trainer.model import files, load, lora, quantize
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -263,6 +263,30 @@ def test_an_architecture_that_peft_does_not_know_gets_no_adapter_for_each_expert
     ):
         everywhere = {"adapter": "lora", "lora_dropout": 0.1, "lora_targets": "all-linear"}
         lora.add(make(kind), from_mapping(everywhere))
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
+def test_weights_that_quantize_leaves_whole_are_told_of(kind, in_parts, world, tmp_path, capsys):
+    """The experts', which are no linear layers; they lie in the format of the computation."""
+    model = make(kind, moe_intermediate_size=64)
+    model.save_pretrained(tmp_path)
+    config = from_mapping(
+        {"model": str(tmp_path), "adapter": "lora", "quantize": "4bit", "dtype": "bfloat16"}
+        | {"strategy": "fsdp" if in_parts else "ddp"}
+    )
+    built = load.build(config, load.Source(model.config, None, str(tmp_path), {}), world, in_parts)
+    said = capsys.readouterr().out
+    if kind == "llama":
+        assert quantize.left_whole(built) == 0 and "warning" not in said
+        return
+    experts = sum(
+        one.numel() for name, one in model.named_parameters() if ".experts." in name or ".gate." in name
+    )
+    share = quantize.left_whole(built)
+    assert share == pytest.approx(experts / sum(one.numel() for one in model.parameters()))
+    assert f"warning: quantised are linear layers alone: {share:.0%} of this model's weights" in said
+    assert said.count("warning") == 1
 
 
 def test_what_a_parameter_under_adapters_was_called_before():

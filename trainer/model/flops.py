@@ -83,11 +83,11 @@ def per_token(model: nn.Module) -> float:
     for name, one in model.named_parameters():
         if one.ndim >= 2 and id(one) not in skipped:
             share = reached if ".experts." in name else 1.0
-            total += (6 if one.requires_grad else 4) * share * _elements(one)
+            total += (6 if one.requires_grad else 4) * share * elements(one)
     return total
 
 
-def _elements(parameter: nn.Parameter) -> int:
+def elements(parameter: nn.Parameter) -> int:
     """How many weights are in a parameter; bitsandbytes holds two of 4 bits in a byte, and may know the shape."""
     state = getattr(parameter, "quant_state", None)
     if state is not None:

@@ -86,6 +86,13 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
             )
             part = "the weights" if config.strategy == "split" else "its own part of the weights"
             log(f"each rank reads {part} to where they belong" if files else whole)
+    if world.first and getattr(lora.without_adapter(model), "is_quantized", False):
+        share = quantize.left_whole(model)
+        if share > quantize.MUCH:
+            log(
+                f"warning: quantised are linear layers alone: {share:.0%} of this model's weights (experts that are no "
+                f"linear layers) stay in {config.dtype}, and need the memory of that"
+            )
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
