@@ -289,6 +289,28 @@ def test_weights_that_quantize_leaves_whole_are_told_of(kind, in_parts, world, t
     assert said.count("warning") == 1
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "split"])
+def test_weights_that_are_quantised_on_disk_go_where_they_are_wanted(strategy, world, tmp_path, monkeypatch):
+    """Left to bitsandbytes they all go to the first GPU."""
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+    make("llama").save_pretrained(tmp_path / "whole")
+    settings = BitsAndBytesConfig(load_in_4bit=True)
+    AutoModelForCausalLM.from_pretrained(
+        tmp_path / "whole", quantization_config=settings, device_map="cpu"
+    ).save_pretrained(tmp_path / "packed")
+    read, given = AutoModelForCausalLM.from_pretrained, []
+    monkeypatch.setattr(
+        AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *args, **more: given.append(more["device_map"]) or read(*args, **more),
+    )
+    folder = str(tmp_path / "packed")
+    config = from_mapping({"model": folder, "adapter": "lora", "strategy": strategy})
+    built = load.build(config, load.Source(AutoConfig.from_pretrained(folder), None, folder, {}), world)
+    assert given == [{"": torch.device("cpu")}] and quantize.left_whole(built) == 0
+
+
 def test_what_a_parameter_under_adapters_was_called_before():
     """Also where one parameter of a module after the other has an adapter, as those of experts."""
     before = {name for name, _ in make("qwen3_moe").named_parameters()}

@@ -263,9 +263,11 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             return AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
         quantised = quantize.settings(config, found.config)
         if quantised is not None:
+            common["quantization_config"] = quantised
+        if quantised is not None or getattr(found.config, "quantization_config", None) is not None:
             # Strategy split takes layers from the CPU's memory to several devices.
             place = torch.device("cpu") if config.strategy == "split" else world.device
-            common |= {"quantization_config": quantised, "device_map": {"": place}}
+            common["device_map"] = {"": place}
         model = AutoModelForCausalLM.from_pretrained(
             found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
         )
