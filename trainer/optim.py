@@ -34,7 +34,7 @@ def adamw(trainable: Collection[torch.nn.Parameter], config: Config) -> torch.op
 def state(optimizer: torch.optim.Optimizer, part: torch.Tensor) -> dict[str, torch.Tensor]:
     """The state of a parameter (or a rank's part of it) as torch's AdamW has it, whatever AdamW it is.
 
-    step: scalar; exp_avg, exp_avg_sq: float32, shaped like `part`. Zeros where it has taken no step.
+    step: scalar; exp_avg, exp_avg_sq: float32, shaped like `part` and where it is. Zeros where it has taken no step.
     """
     kept = optimizer.state.get(part)
     if not kept:
@@ -48,7 +48,7 @@ def state(optimizer: torch.optim.Optimizer, part: torch.Tensor) -> dict[str, tor
     from bitsandbytes.functional import dequantize_blockwise
 
     def whole(number):
-        moment = kept[f"state{number}"]
+        moment = kept[f"state{number}"].to(part.device)  # a paged one says that it is on the CPU
         if moment.dtype != torch.uint8:
             return moment
         scales = {"absmax": kept[f"absmax{number}"], "code": kept[f"qmap{number}"], "blocksize": BLOCK}

@@ -498,10 +498,14 @@ class Recorder:
             self.bar.refresh()
 
     def _mfu(self, report: StepReport) -> float | None:
-        """The share of the ranks' peak that the model's work makes, if this rank's is everyone's (model/flops.py)."""
+        """The share of the ranks' peak that the model's work makes, if this rank's is everyone's (model/flops.py).
+
+        Tokens without a loss are computed, too.
+        """
         if self.peak is None:
             return None
-        return report.tokens * self.flops / (report.step_seconds * self.run.world.size * self.peak)
+        tokens = self.run.config.batch_size * self.run.config.sequence_length
+        return tokens * self.flops / (report.step_seconds * self.run.world.size * self.peak)
 
     def close(self) -> None:
         """End what watches the run; what it holds back is written."""

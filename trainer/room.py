@@ -114,7 +114,7 @@ def _size(config: Config, model_config, world: World) -> int:
     if strategy not in one:  # split, of a rank with one GPU
         strategy = "ddp"
     if not one[strategy].fits(place, DOUBT):
-        raise BadInput(_refusal(config, world, one, strategy, place))
+        raise BadInput(_refusal(config, model_config, world, one, strategy, place))
     least, most = 1, wanted
     if budgets(most)[strategy].fits(place, DOUBT):
         # What nobody asked for is not tried where the count may be too low.
@@ -132,7 +132,9 @@ def _place(config: Config, world: World) -> plan.Place:
     return plan.place(config, world.device, world.size, len(world.firsts), here, own=world.devices)
 
 
-def _refusal(config: Config, world: World, budgets: dict, strategy: str, place: plan.Place) -> str:
+def _refusal(
+    config: Config, model_config, world: World, budgets: dict, strategy: str, place: plan.Place
+) -> str:
     """What a rank without room for one sequence says."""
     mine = budgets[strategy]
     where, needs, there = "GPU's memory", sum(mine.device.values()), place.memory
@@ -141,7 +143,8 @@ def _refusal(config: Config, world: World, budgets: dict, strategy: str, place: 
     elif needs <= DOUBT * there:
         where, needs, there = "host's memory", sum(mine.host.values()), place.host_memory
     other = plan.propose(budgets, place)
-    cures = plan.cures(dataclasses.replace(config, micro_batch_size=1))
+    alone = dataclasses.replace(config, micro_batch_size=1)
+    cures = plan.cures(alone, footprint.measure(alone, model_config))
     if other and other != strategy:
         cures = [f"strategy: {other}", *cures]
     return (

@@ -41,6 +41,8 @@ class Snapshot:
                     _kept(whole, copy=apart and whole.data_ptr() == one.data_ptr())
                     for whole, one in zip(strategy.whole(name, own, writers) or (), own, strict=False)
                 ]
+                if strategy.averages:  # of moments in 8 bits or paged ones `own` is a copy
+                    optim.restore(optimizer, part, float(optim.state(optimizer, part)["step"]), *own[1:])
             for (file, key), whole in zip(self._places[name], wholes, strict=False):
                 self.files[file][key] = whole
             if writes:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from trainer import config as configuration
 from trainer import environment, room
@@ -78,6 +78,20 @@ def test_a_rank_without_room_for_one_sequence_is_refused_and_told_what_would_do(
         "gradient_checkpointing: true" in text and "adapter: lora" in text and "nothing was started" in text
     )
     assert "micro_batch_size" not in text  # it is one already
+
+
+def test_fewer_bits_are_advised_where_they_save_something():
+    """Experts are no linear layers, and those of a model are most of it."""
+    config = asked(adapter="lora", dtype="bfloat16", sequence_length=16)
+    experts = Qwen3MoeConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "moe_intermediate_size": 64, "num_experts": 32},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    )
+    for model, advised in ((WIDE, True), (experts, False)):
+        assert ("quantize: 4bit" in plan.cures(config, footprint.measure(config, model))) == advised
+    for keys in ({"adapter": "none"}, {"quantize": "4bit"}):
+        other = dataclasses.replace(config, **keys)
+        assert "quantize: 4bit" not in plan.cures(other, footprint.measure(other, WIDE))
 
 
 def test_a_strategy_that_would_fit_is_named(monkeypatch):

@@ -11,7 +11,7 @@ from trainer.config import from_mapping
 from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, load, lora
+from trainer.model import files, load, lora, quantize
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "phi3": {},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS,
+    "glm4_moe": EXPERTS | {"n_routed_experts": 4, "first_k_dense_replace": 1},
     "granite": {"logits_scaling": 2.0},
     "cohere": {"logit_scale": 0.25},
 }
@@ -247,6 +248,86 @@ def test_adapters_go_where_they_are_wanted():
     ):
         lora.add(make("llama"), from_mapping({"adapter": "lora", "lora_targets": "q_prj,k_proj"}))
     assert "lm_head" not in lora.linear_names(make("llama"))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "phi3"])
+def test_an_architecture_that_peft_does_not_know_gets_no_adapter_for_each_expert(kind):
+    """Nor for their router; where there are none all layers get one, as with all-linear."""
+    wrapped = lora.add(make(kind), from_mapping({"adapter": "lora", "lora_dropout": 0.1}))
+    adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
+    if kind == "phi3":
+        assert {name.rsplit(".", 1)[-1] for name in adapted} == lora.linear_names(make(kind))
+        return
+    assert len(adapted) == 8 and all("self_attn" in name for name in adapted)
+    with pytest.raises(
+        BadInput, match=r"all-linear: .*lora_dropout is 0.1: where experts .* set it to 0; or"
+    ):
+        everywhere = {"adapter": "lora", "lora_dropout": 0.1, "lora_targets": "all-linear"}
+        lora.add(make(kind), from_mapping(everywhere))
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
+def test_weights_that_quantize_leaves_whole_are_told_of(kind, in_parts, world, tmp_path, capsys):
+    """The experts', which are no linear layers; they lie in the format of the computation."""
+    model = make(kind, moe_intermediate_size=64)
+    model.save_pretrained(tmp_path)
+    config = from_mapping(
+        {"model": str(tmp_path), "adapter": "lora", "quantize": "4bit", "dtype": "bfloat16"}
+        | {"strategy": "fsdp" if in_parts else "ddp"}
+    )
+    built = load.build(config, load.Source(model.config, None, str(tmp_path), {}), world, in_parts)
+    said = capsys.readouterr().out
+    if kind == "llama":
+        assert quantize.left_whole(built) == 0 and "warning" not in said
+        return
+    experts = sum(
+        one.numel() for name, one in model.named_parameters() if ".experts." in name or ".gate." in name
+    )
+    share = quantize.left_whole(built)
+    assert share == pytest.approx(experts / sum(one.numel() for one in model.parameters()))
+    assert f"warning: quantised are linear layers alone: {share:.0%} of this model's weights" in said
+    assert said.count("warning") == 1
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "split"])
+def test_weights_that_are_quantised_on_disk_go_where_they_are_wanted(strategy, world, tmp_path, monkeypatch):
+    """Left to bitsandbytes they all go to the first GPU."""
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+    make("llama").save_pretrained(tmp_path / "whole")
+    settings = BitsAndBytesConfig(load_in_4bit=True)
+    AutoModelForCausalLM.from_pretrained(
+        tmp_path / "whole", quantization_config=settings, device_map="cpu"
+    ).save_pretrained(tmp_path / "packed")
+    read, given = AutoModelForCausalLM.from_pretrained, []
+    monkeypatch.setattr(
+        AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *args, **more: given.append(more["device_map"]) or read(*args, **more),
+    )
+    folder = str(tmp_path / "packed")
+    config = from_mapping({"model": folder, "adapter": "lora", "strategy": strategy})
+    built = load.build(config, load.Source(AutoConfig.from_pretrained(folder), None, folder, {}), world)
+    assert given == [{"": torch.device("cpu")}] and quantize.left_whole(built) == 0
+
+
+def test_what_a_parameter_under_adapters_was_called_before():
+    """Also where one parameter of a module after the other has an adapter, as those of experts."""
+    before = {name for name, _ in make("qwen3_moe").named_parameters()}
+    wrapped = lora.add(make("qwen3_moe"), from_mapping({"adapter": "lora", "lora_targets": "all-linear"}))
+    assert {
+        lora.original_name(name) for name, _ in wrapped.named_parameters() if "lora_" not in name
+    } == before
+
+
+def test_dropout_of_tokens_in_one_row_after_the_other():
+    """Shared experts see (B x S, D): what is dropped is the same."""
+    dropout = lora.KeyedDropout(0.5, 3)
+    dropout.keys = [7, 8]
+    x = torch.randn(2, 10, 4)
+    assert torch.equal(dropout(x.flatten(0, 1)), dropout(x).flatten(0, 1))
+    assert torch.equal(dropout(x.flatten(0, 1)[None])[0], dropout(x).flatten(0, 1))
 
 
 def test_the_adapter_s_dropout_does_not_depend_on_who_computes():

@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from plugins.filter.cluster import etcd_members
-from trainer import checkpoint, cli, metrics, optim, strategies
+from trainer import checkpoint, cli, metrics, optim, snapshot, strategies
 from trainer.compress import orthonormal
 from trainer.config import from_mapping
 from trainer.errors import BadInput
@@ -462,6 +462,52 @@ def test_an_optimizers_state_is_restored_in_another(kind):
         assert found["step"] == 3
         again.grad = torch.ones_like(again)
         into.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_paged_moments_are_given_where_their_parameter_is(dtype):
+    """bitsandbytes' say that they are on the CPU; its kernels, NCCL too, want them on the GPU. A made-up one, here."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        part = torch.nn.Parameter(torch.empty(400, 300, device="cuda"))
+        paged = torch.empty(400, 300, dtype=dtype)
+        scales = {"absmax": torch.empty(469, device="cuda"), "qmap": torch.empty(256, device="cuda")}
+        kept = {"step": 3, "state1": paged, "state2": paged}
+        kept |= {f"{name}{number}": one for name, one in scales.items() for number in (1, 2)}
+        found = optim.state(SimpleNamespace(state={part: kept}), part)
+    assert {found[name].device.type for name in ("exp_avg", "exp_avg_sq")} == {"cuda"}
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit"])
+def test_moments_that_a_checkpoint_averages_are_gone_on_from(name):
+    """Also those in 8 bits, which a strategy sees a copy of."""
+    model = torch.nn.Linear(64, 80, bias=False)
+    optimizer = optim.adamw([model.weight], from_mapping({"optimizer": name}))
+    model.weight.grad = torch.randn_like(model.weight)
+    optimizer.step()
+    before = {kind: one.clone() for kind, one in optim.state(optimizer, model.weight).items()}
+
+    def halved(name, parts, ranks, group=None):
+        for one in parts[1:]:
+            one.div_(2)
+        return [one.clone() for one in parts]
+
+    strategy = SimpleNamespace(
+        model=model,
+        trainable={"weight": model.weight},
+        in_parts=False,
+        averages=True,
+        whole=halved,
+        kept=dict,
+        world=SimpleNamespace(rank=0),
+    )
+    snapshot.Snapshot(strategy, optimizer, [0], apart=True, group=None)
+    after = optim.state(optimizer, model.weight)
+    for kind in snapshot.MOMENTS[1:]:
+        rounded = (0.02 if name == "adamw_8bit" else 0.0) * before[kind].abs().max()
+        assert (after[kind] - before[kind] / 2).abs().max() <= rounded
+    assert after["step"] == before["step"] == 1
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"])

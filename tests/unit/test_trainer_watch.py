@@ -170,6 +170,14 @@ def test_a_package_that_is_missing_is_named(name, monkeypatch):
         ("NVIDIA GeForce RTX 3090 Ti", 80),
         ("NVIDIA GeForce RTX 3090", 71),
         ("NVIDIA L40S", 362),
+        ("NVIDIA RTX 6000 Ada Generation", 364),
+        ("NVIDIA GeForce RTX 4070", 58),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 88.2),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3070 with Max-Q Design", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("Tesla T4", 65),
         ("NVIDIA H2000", None),
         ("AMD Instinct MI300X", None),
@@ -178,6 +186,20 @@ def test_a_package_that_is_missing_is_named(name, monkeypatch):
 def test_peaks_by_name(name, tflops):
     assert flops.peak_of(name, "bfloat16") == (tflops and tflops * 1e12)
     assert flops.peak([torch.device("cpu")], "float32") is None
+
+
+def test_mfu_counts_the_tokens_that_carry_no_loss():
+    """A question is computed as an answer is."""
+    own = types.SimpleNamespace(
+        peak=1e12,
+        flops=1e9,
+        run=types.SimpleNamespace(
+            config=from_mapping({"batch_size": 4, "sequence_length": 500}),
+            world=types.SimpleNamespace(size=2),
+        ),
+    )
+    report = types.SimpleNamespace(tokens=10, step_seconds=2.0)
+    assert recorder.Recorder._mfu(own, report) == pytest.approx(4 * 500 * 1e9 / (2.0 * 2 * 1e12))
 
 
 def test_the_convention_of_flops():

@@ -20,6 +20,7 @@ from trainer.balance import Balance, miscounted, shares
 from trainer.config import Config
 from trainer.environment import Environment, number, rdma, resident_bytes
 from trainer.errors import BadInput
+from trainer.model import quantize
 from trainer.model.footprint import Footprint
 from trainer.model.loss import HALF
 from trainer.strategies import split
@@ -572,7 +573,7 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
         lines.append(f"{name:10} {size / MIB:>10,.0f} MiB {sent}   {verdict}")
     lines += [
         "",
-        _proposal(config, answer),
+        _proposal(config, found, answer),
         *_travel(config, found, place, answer),
         *_shares(config, place, answer),
         *_time(config, estimate),
@@ -599,10 +600,12 @@ def _table(parts: dict[str, int], there: int, where: str) -> list[str]:
     ]
 
 
-def _proposal(config: Config, answer: dict) -> str:
+def _proposal(config: Config, found: Footprint, answer: dict) -> str:
     proposed = answer["proposed"]
     if proposed is None:
-        return f"proposed: none of the strategies fits. Cure: {', '.join([*cures(config), 'more hosts'])}"
+        return (
+            f"proposed: none of the strategies fits. Cure: {', '.join([*cures(config, found), 'more hosts'])}"
+        )
     same = (
         "as configured" if proposed == answer["strategy"] else f"the configuration has {answer['strategy']}"
     )
@@ -667,13 +670,14 @@ def _shares(config: Config, place: Place, answer: dict) -> list[str]:
     return [line, f"state: {state}"]
 
 
-def cures(config: Config) -> list[str]:
+def cures(config: Config, found: Footprint) -> list[str]:
     """What makes a rank need less memory."""
+    packs = found.packs > quantize.MUCH * found.weights
     return [
         "a smaller micro_batch_size" if config.micro_batch_size > 1 else "a shorter sequence_length",
         *([] if config.gradient_checkpointing else ["gradient_checkpointing: true"]),
         *(["adapter: lora"] if config.adapter == "none" else []),
-        *(["quantize: 4bit"] if config.adapter != "none" and config.quantize == "none" else []),
+        *(["quantize: 4bit"] if packs else []),
         *(["checkpoint_async: false"] if config.checkpoint_async else []),
     ]
 

@@ -50,6 +50,7 @@ class Footprint:
     layers: tuple[
         tuple[int, int], ...
     ]  # of each layer, in order: bytes of its weights, and how many are trained
+    packs: int  # bytes of the weights that quantize: 4bit would save
     shared: int  # bytes of the weights that fsdp shares out: all but those in 8 bits, and the scales of those in 4
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
@@ -207,7 +208,8 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
 
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
-    quantised = _quantised(config, model)
+    linear = _linear(model)
+    quantised = linear if config.quantize != "none" else set()
     frozen_width = 2 if config.adapter != "none" and config.dtype in HALF else 4
 
     def size(one: torch.Tensor) -> int:
@@ -239,6 +241,11 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
             (sum(map(size, layer)), sum(one.numel() for one in layer if one.requires_grad))
             for layer in layers
         ),
+        packs=sum(
+            int(one.numel() * (frozen_width - QUANTISED["4bit"]))
+            for one in (parameters if config.quantize == "none" else ())
+            if id(one) in linear
+        ),
         shared=sum(size(one) for one in floats)
         + sum(one.numel() // 2 for one in parameters if id(one) in quantised and config.quantize == "4bit"),
         activations=activations,
@@ -247,10 +254,8 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
     )
 
 
-def _quantised(config: Config, model: nn.Module) -> set[int]:
-    """The frozen matrices (by id) that bitsandbytes holds in fewer bits: the linear layers' but the head's."""
-    if config.quantize == "none":
-        return set()
+def _linear(model: nn.Module) -> set[int]:
+    """The frozen matrices (by id) that bitsandbytes can hold in fewer bits: the linear layers' but the head's."""
     from transformers.pytorch_utils import Conv1D
 
     base = lora.without_adapter(model)

@@ -86,6 +86,13 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
             )
             part = "the weights" if config.strategy == "split" else "its own part of the weights"
             log(f"each rank reads {part} to where they belong" if files else whole)
+    if world.first and getattr(lora.without_adapter(model), "is_quantized", False):
+        share = quantize.left_whole(model)
+        if share > quantize.MUCH:
+            log(
+                f"warning: quantised are linear layers alone: {share:.0%} of this model's weights (experts that are no "
+                f"linear layers) stay in {config.dtype}, and need the memory of that"
+            )
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -257,9 +264,11 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             return AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
         quantised = quantize.settings(config, found.config)
         if quantised is not None:
+            common["quantization_config"] = quantised
+        if quantised is not None or getattr(found.config, "quantization_config", None) is not None:
             # Strategy split takes layers from the CPU's memory to several devices.
             place = torch.device("cpu") if config.strategy == "split" else world.device
-            common |= {"quantization_config": quantised, "device_map": {"": place}}
+            common["device_map"] = {"": place}
         model = AutoModelForCausalLM.from_pretrained(
             found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
         )

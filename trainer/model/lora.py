@@ -10,7 +10,7 @@ from trainer.errors import BadInput
 def add(model: nn.Module, config: Config) -> nn.Module:
     """`model` in a peft model, all but the adapter frozen; the adapter's weights are float32, made from the seed.
 
-    Raises BadInput where `lora_targets` match nothing.
+    Raises BadInput where `lora_targets` match nothing, or what peft cannot adapt so.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -23,7 +23,18 @@ def add(model: nn.Module, config: Config) -> nn.Module:
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
-    wrapped = get_peft_model(model, adapter)
+    try:
+        wrapped = get_peft_model(model, adapter)
+    except ValueError as error:
+        cure = "set lora_targets to auto"
+        if config.lora_dropout:  # peft gives experts that are one parameter an adapter without dropout only
+            cure = (
+                f"lora_dropout is {config.lora_dropout}: where experts are among them, set it to 0; or {cure}"
+            )
+        raise BadInput(
+            f"lora_targets: {config.lora_targets}: peft cannot adapt these layers of model {config.model}: "
+            f"{' '.join(str(error).split()).rstrip('.')}; {cure}"
+        ) from None
     number = 0
     for module in wrapped.modules():
         if isinstance(dropouts := getattr(module, "lora_dropout", None), nn.ModuleDict):
@@ -41,7 +52,7 @@ def _targets(model: nn.Module, config: Config) -> str | list[str]:
     if config.lora_targets == "all-linear":
         return "all-linear"
     if config.lora_targets == "auto":
-        return BY_ARCHITECTURE.get(model.config.get_text_config().model_type, "all-linear")
+        return BY_ARCHITECTURE.get(model.config.get_text_config().model_type) or _beside_experts(model)
     wanted = [word.strip() for word in config.lora_targets.split(",") if word.strip()]
     there = linear_names(model)
     unknown = [word for word in wanted if word not in there]
@@ -53,6 +64,19 @@ def _targets(model: nn.Module, config: Config) -> str | list[str]:
     return wanted
 
 
+def _beside_experts(model: nn.Module) -> list[str]:
+    """The names of all layers that an adapter fits, but for the head and what stands where layers have experts.
+
+    peft takes the names of a dense feed-forward for those of the experts beside it, and all-linear for these and their
+    router, too: an adapter for each expert, which is many times the memory.
+    """
+    holders = {name.split(".")[-2] for name, _ in model.named_modules() if name.endswith(".experts")}
+    left = {"experts", "router"} | {
+        one for one in holders if not one.isdigit()
+    }  # a digit is a whole layer's name
+    return [name for name in _linear(model) if left.isdisjoint(name.split("."))]
+
+
 def without_adapter(model: nn.Module) -> nn.Module:
     """The transformers model, taken out of peft's where there is an adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -60,19 +84,24 @@ def without_adapter(model: nn.Module) -> nn.Module:
 
 def original_name(name: str) -> str:
     """What the parameter that is called `name` beside an adapter was called before there was one."""
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
 def linear_names(model: nn.Module) -> set[str]:
     """The last parts of the names of all layers that an adapter fits, the head left out."""
+    return {name.rsplit(".", 1)[-1] for name in _linear(model)}
+
+
+def _linear(model: nn.Module) -> list[str]:
+    """The names of all layers that an adapter fits, the head left out."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    return {
-        name.rsplit(".", 1)[-1]
+    return [
+        name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head
-    }
+    ]
 
 
 class KeyedDropout(nn.Module):
@@ -88,12 +117,12 @@ class KeyedDropout(nn.Module):
         self.keys: list[int] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x, (B, S, D) or (1, B x S, D), with a share `p` of its values zero, the others scaled up."""
+        """x, (B, S, D), (1, B x S, D) or (B x S, D), with a share `p` of its values zero, the others scaled up."""
         if self.keys is None:
             return x
         generator = torch.Generator(x.device)
         kept = torch.empty_like(x)
-        rows = kept.view(len(self.keys), -1, x.shape[-1]) if len(x) == 1 else kept
+        rows = kept.view(len(self.keys), -1, x.shape[-1]) if len(x) == 1 or x.ndim == 2 else kept
         for row, key in zip(rows, self.keys, strict=True):
             generator.manual_seed((key * 1_000_003 + self.layer) % 2**62)
             row.bernoulli_(1 - self.p, generator=generator)

@@ -12,7 +12,11 @@ import torch.nn as nn
 
 from trainer.config import Config
 from trainer.errors import BadInput
+from trainer.model import flops, lora
 
+MUCH = (
+    0.1  # of the weights: what bitsandbytes leaves whole is told, and what it saves is offered, from there on
+)
 LOOKED_AT = ("compress_statistics", "quant_type")  # by peft, of a weight that it puts an adapter beside
 
 
@@ -100,6 +104,19 @@ def bared(model: nn.Module) -> None:
 def is_quantised(weight: nn.Parameter | None) -> bool:
     """Whether it is one of bitsandbytes', which are no plain parameters."""
     return hasattr(weight, "quant_state") or hasattr(weight, "SCB")
+
+
+def left_whole(model: nn.Module) -> float:
+    """The share of the frozen weights that are no linear layer's, and so keep all their bits: those of experts.
+
+    Embeddings and head, which are never quantised, do not count as left.
+    """
+    base = lora.without_adapter(model)
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    apart = {id(one) for end in ends if end is not None for one in end.parameters()}
+    frozen = [one for one in model.parameters() if not one.requires_grad]
+    left = [one for one in frozen if not is_quantised(one) and one.ndim >= 2 and id(one) not in apart]
+    return sum(map(flops.elements, left)) / max(1, sum(map(flops.elements, frozen)))
 
 
 def _is_empty(layer: nn.Module) -> bool:

@@ -169,6 +169,10 @@ class DiLoCo(AfterBackward):
 
     # ---- in a checkpoint ----
 
+    @property
+    def averages(self) -> bool:
+        return self._streams
+
     def whole(self, name, parts, ranks, group=None):
         """The weights, which are all ranks' own after `settle`, and the mean of their moments.
 
