@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from trainer import checkpoint, cli, evaluate, recorder, sinks
+from trainer.balance import Balance
 from trainer.commands import train
 from trainer.config import from_mapping
 from trainer.environment import Environment
@@ -310,7 +311,12 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
     world = types.SimpleNamespace(rank=0, size=1, device="cpu", first=False)
     progress = types.SimpleNamespace(best_loss=0.0, no_better=0, best_step=0, step=4)
     run = types.SimpleNamespace(
-        world=world, strategy=strategy, progress=progress, held_out=held_out, micro_batch_size=2
+        world=world,
+        strategy=strategy,
+        progress=progress,
+        held_out=held_out,
+        micro_batch_size=2,
+        balance=Balance(2, 1),
     )
     monkeypatch.setattr(evaluate, "key_dropout", lambda *_: None)
     monkeypatch.setattr(evaluate, "summed_loss", lambda *_: 14.0)
