@@ -45,7 +45,7 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
     blobs = _blobs(name, options)
     repository = repo_folder_name(repo_id=name, repo_type=options.get("repo_type", "model"))
     folder = Path(HF_HUB_CACHE, repository, "blobs")
-    over = threading.Event()
+    over, new = threading.Event(), progress.with_name(f"{progress.name}.new")
     _check_room(name, folder, sum(size for blob, size in blobs.items() if not (folder / blob).exists()))
     for blob in blobs:  # what a fetch that was killed left: the library begins a new one beside it
         for part in folder.glob(f"{blob}.*"):
@@ -55,7 +55,8 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
         while blobs and not over.wait(1):
             with contextlib.suppress(OSError):  # one that becomes complete changes its name
                 done = sum(file.stat().st_size for blob in blobs for file in folder.glob(f"{blob}*"))
-                progress.write_text(f"{done} {sum(blobs.values())}\n", encoding="ascii")
+                new.write_text(f"{done} {sum(blobs.values())}\n", encoding="ascii")
+                new.replace(progress)  # who reads meanwhile sees the one before, not none
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
@@ -64,7 +65,8 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
     finally:
         over.set()
         teller.join()
-        progress.unlink(missing_ok=True)
+        for file in (new, progress):
+            file.unlink(missing_ok=True)
 
 
 def _check_room(name: str, folder: Path, needed: int) -> None:
