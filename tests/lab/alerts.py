@@ -194,6 +194,13 @@ CAUSED = [
         2,
         ['RunDiverged{run="first"}'],
     ),
+    # It has said so once, and is not silent for that.
+    (
+        "a host waits for an hour",
+        {**state("stalled"), **series("trainyard_run_updated_timestamp_seconds", RUN, "0x200")},
+        60,
+        [f'RunStalled{{{RUN}, state="stalled"}}'],
+    ),
     ("a host waits", state("stalled"), 7, [f'RunStalled{{{RUN}, state="stalled"}}']),
     (
         "a run says nothing more",
