@@ -138,8 +138,9 @@ def interpreter(python: str) -> dict:
     version = about["markers"]["python_version"]
     if not SUPPORTED[0] <= tuple(map(int, version.split("."))) <= SUPPORTED[1]:
         raise Failure(
-            f"{path} is Python {version}; the environment is locked for 3.11, 3.12 and 3.13. Debian 12 "
-            "and 13 and Ubuntu 24.04 have one. Or install one and name it in this host's python_env_python."
+            f"{path} is Python {version}; the trainer's environment is locked for 3.11, 3.12 and 3.13. Debian 12 "
+            "and 13 and Ubuntu 24.04 have one. Or install one and name it in this host's python_env_python: on Ubuntu "
+            "22.04, sudo apt-get install python3.11-venv, and python_env_python: python3.11."
         )
     return about
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from plugins.action import inventory_check as ic
+from plugins.filter import roce_switch
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES, SPECS = ic.read_specs(str(ROOT / "roles"))
@@ -698,6 +699,10 @@ def test_prometheus_runs_on_hosts_of_the_cluster():
     assert ic.check(with_groups(inventory(), monitoring=["node1", "node3"])) == []
     (problem,) = ic.check(inventory(node1={"monitoring_port": 80}))
     assert problem.key == "monitoring_port" and problem.expected == "1024 or more"
+
+
+def test_the_mark_of_congestion_notices_is_the_switchs():
+    assert int(ic.CNP_DSCP) == roce_switch.CNP_DSCP
 
 
 def test_rdma_with_its_managers_and_a_confirmed_switch_is_well():
