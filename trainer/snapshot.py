@@ -31,22 +31,21 @@ class Snapshot:
         self._parts: dict[str, list[torch.Tensor]] = {}  # this rank's own of what comes later
         writes = strategy.world.rank in writers
         for name, part in strategy.trainable.items():
+            step, own = self._own(name)
             if strategy.in_parts:
-                self._parts[name] = [_kept(one, copy=True) for one in self._own(name)] if apart else []
+                self._parts[name] = [_kept(one, copy=True) for one in own] if apart else []
                 later = torch.empty(strategy.shape(name), dtype=part.dtype, device="meta")
                 wholes = [later] * len(self._places[name]) if writes else []
             else:
-                own = self._own(name)
                 wholes = [
                     _kept(whole, copy=apart and whole.data_ptr() == one.data_ptr())
                     for whole, one in zip(strategy.whole(name, own, writers) or (), own, strict=False)
                 ]
                 if strategy.averages:  # of moments in 8 bits or paged ones `own` is a copy
-                    optim.restore(optimizer, part, float(optim.state(optimizer, part)["step"]), *own[1:])
+                    optim.restore(optimizer, part, float(step), *own[1:])
             for (file, key), whole in zip(self._places[name], wholes, strict=False):
                 self.files[file][key] = whole
             if writes:
-                step = optim.state(optimizer, part)["step"]
                 self.files[OPTIMIZER][f"step.{name}"] = step.float().cpu().clone()
         for key, value in strategy.kept():
             if writes:
@@ -64,16 +63,16 @@ class Snapshot:
                 if not one.is_meta:
                     yield file, key, one
         for name in list(self._parts):
-            parts = self._parts.pop(name) or [_kept(one) for one in self._own(name)]
+            parts = self._parts.pop(name) or [_kept(one) for one in self._own(name)[1]]
             wholes = self._strategy.whole(name, parts, self._writers, self._group)
             for (file, key), whole in zip(self._places[name], wholes or (), strict=False):
                 yield file, key, whole
 
-    def _own(self, name: str) -> list[torch.Tensor]:
-        """This rank's part of a parameter and of its moments."""
+    def _own(self, name: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """How many steps a parameter has taken; this rank's part of it and of its moments."""
         part = self._strategy.trainable[name]
         state = optim.state(self._optimizer, part)
-        return [part.detach(), *(state[kind] for kind in MOMENTS[1:])]
+        return state["step"], [part.detach(), *(state[kind] for kind in MOMENTS[1:])]
 
 
 def _kept(tensor: torch.Tensor, copy: bool = False) -> torch.Tensor:

@@ -74,6 +74,7 @@ class World:
             "node": environment.node_rank,
             "address": os.environ.get("CLUSTER_ADDRESS", ""),
             "versions": versions(),
+            "cards": _cards(config),
             "settings": {k: v for k, v in dataclasses.asdict(config).items() if k not in OWN_SETTINGS},
         }
         # All have only just met, and are at nothing that takes long: who does not get through has a network to blame.
@@ -89,7 +90,7 @@ class World:
         for key in mine["settings"]:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
-        cards = self.gather((environment.node_rank, *_cards(config)))
+        cards = [(one["node"], *one["cards"]) for one in everyone]
         self.devices = self.together(lambda: _devices(config, environment, cards))
         self.device = self.devices[0]
         # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.

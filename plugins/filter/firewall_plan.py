@@ -141,6 +141,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         peer_set(kind, [address for address in addresses if address.version == version])
         for version, kind in ((4, "ipv4"), (6, "ipv6"))
     )
+    inside = inside_words(survey["bridges"])
     live = survey["loaded"]["table"] and survey["loaded"]["unit"]
     closes = [
         f"{item['proto']} port {item['port']} ({item['process']})"
@@ -154,10 +155,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         "rules": RULES.format(
             sets=sets,
             rules="\n".join(rules),
-            inside="\n".join(f"\t\t{rule} accept" for rule in inside_rules(survey["bridges"])),
-            served="\n".join(
-                f"\t\t{rule} {port} accept" for rule in inside_rules(survey["bridges"]) for port in SERVED
-            ),
+            inside="\n".join(f"\t\t{guests} accept" for guests in inside),
+            served="\n".join(f"\t\t{guests} {port} accept" for guests in inside for port in SERVED),
         ),
         "ssh_ports": ports,
         "closes": list(dict.fromkeys(closes)),
@@ -244,7 +243,7 @@ def allow_rules(item):
     return by_family(item["sources"], f"{item['proto']} dport {item['ports']}")
 
 
-def inside_rules(bridges):
+def inside_words(bridges):
     """nft's words for what comes from the host's own guests; `bridges`: interfaces named br-…."""
     others = ", ".join(f'"{name}"' for name in bridges if not DOCKER.fullmatch(name))
     return [

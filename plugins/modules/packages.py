@@ -150,15 +150,16 @@ def reaches_index() -> bool:
     """
     listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
     urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", listed.stdout, re.MULTILINE)
-    by_source = {url.split("/dists/")[0]: url for url in reversed(urls)}
-    first = [by_source[one] for one in dict.fromkeys(url.split("/dists/")[0] for url in urls)][:SOURCES]
+    by_source = {}
+    for url in urls:
+        by_source.setdefault(url.split("/dists/")[0], url)
     impatient = ["Acquire::Retries=0", "Acquire::http::Timeout=8", "Acquire::https::Timeout=8"]
     with tempfile.TemporaryDirectory() as directory:
         command = ["/usr/lib/apt/apt-helper", *as_options(*impatient, "APT::Sandbox::User=root")]
         target = os.path.join(directory, "InRelease")
         return any(
             subprocess.run([*command, "download-file", url, target], capture_output=True).returncode == 0
-            for url in first
+            for url in list(by_source.values())[:SOURCES]
         )
 
 

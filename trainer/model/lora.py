@@ -71,9 +71,8 @@ def _beside_experts(model: nn.Module) -> list[str]:
     router, too: an adapter for each expert, which is many times the memory.
     """
     holders = {name.split(".")[-2] for name, _ in model.named_modules() if name.endswith(".experts")}
-    left = {"experts", "router"} | {
-        one for one in holders if not one.isdigit()
-    }  # a digit is a whole layer's name
+    # A number is a whole layer's name.
+    left = {"experts", "router", *(one for one in holders if not one.isdigit())}
     return [name for name in _linear(model) if left.isdisjoint(name.split("."))]
 
 

@@ -14,9 +14,8 @@ from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import flops, lora
 
-MUCH = (
-    0.1  # of the weights: what bitsandbytes leaves whole is told, and what it saves is offered, from there on
-)
+# Part of the weights from which on it is told what bitsandbytes leaves whole, and offered what it saves.
+MUCH = 0.1
 LOOKED_AT = ("compress_statistics", "quant_type")  # by peft, of a weight that it puts an adapter beside
 
 
