@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer import __version__, errors
+from trainer import __version__, errors, waiting
 from trainer.config import Config
 from trainer.environment import Environment, rdma
 
@@ -112,7 +112,7 @@ class World:
         """A group like `control`, for another thread; all ranks must call."""
         if self.size == 1:
             return None
-        with translated(self):
+        with translated(self), waiting.for_others():
             return dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="background")
 
     def layers(self) -> Layers | None:
@@ -172,7 +172,7 @@ class World:
             return [message]
         group = group or self.control
         data = json.dumps(message).encode()
-        with translated(self):
+        with translated(self), waiting.for_others():
             lengths = torch.zeros(self.size, dtype=torch.int64)
             lengths[self.rank] = len(data)
             dist.all_reduce(lengths, group=group)
@@ -192,7 +192,7 @@ class World:
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` (any shape, contiguous, on the CPU) on every rank with rank `source`'s values."""
         if self.size > 1:
-            with translated(self):
+            with translated(self), waiting.for_others():
                 dist.broadcast(tensor, source, group=self.control)
 
     def together(self, action, group=None):

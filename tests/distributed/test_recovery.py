@@ -250,6 +250,32 @@ def test_a_rank_that_spins_alone(launch, curve, tmp_path):
     is_ended(run, curve, signal.SIGUSR1, "it computed for")
 
 
+# A rank that waits for what never comes before its first step, once; its launcher has less patience than it would.
+HANGS = """import os, sys, threading
+if os.environ.get('RANK') == '0' and os.path.exists({flag!r}):
+    os.remove({flag!r})
+    from trainer.data import read
+    read.digests = lambda config: threading.Event().wait()
+elif 'launch' in sys.orig_argv:
+    from trainer.cluster import hang
+    hang.SLOW = 10
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_hangs_before_its_first_step(launch, curve, tmp_path):
+    """The other one, which waits for it, is not taken for one that hangs."""
+    (tmp_path / "hangs").mkdir()
+    (tmp_path / "flag").touch()
+    (tmp_path / "hangs/sitecustomize.py").write_text(HANGS.format(flag=str(tmp_path / "flag")))
+    path = f"{tmp_path / 'hangs'}{os.pathsep}{ranks.ROOT}"
+    run = launch(2, "timeout_seconds=5", environment={"PYTHONPATH": path})
+    wait(lambda: running(run, 0, 2, 2) and running(run, 1, 2, 2), 300)
+    assert "node0: a rank hung: it gave no sign of life for 1" in state(run, 1)["note"]
+    stop(run, 1, 0)
+    same(run, 0, curve)
+
+
 @pytest.mark.full
 def test_a_host_that_shuts_down_leaves_the_run_to_the_others(launch, curve):
     run = launch(2)

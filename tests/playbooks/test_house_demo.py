@@ -107,6 +107,13 @@ def test_make_demo_from_nothing(user):
     )  # make demo itself held the mean against 1.5
     assert len((run / "sample.txt").read_text().split()) > 40
 
+    assert user.run("cp", "-r", "runs/first", "runs/second").returncode == 0
+    shown = user.run("make", "compare", "RUNS=first second")
+    assert shown.returncode == 0, shown.stdout
+    loss = f"{summary['last_loss']:.4f}"
+    assert re.search(rf"^loss at the end +{loss} +{loss}$", shown.stdout, re.M), shown.stdout
+    assert '"name": "second"' in (run.parent / "first-second.html").read_text()
+
     # With the right to change the machine, site.yml does not.
     again = subprocess.run(
         [".venv/bin/ansible-playbook", "-i", "inventory/local", "site.yml"],

@@ -10,7 +10,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +30,10 @@ class Ranks:
     def __init__(self, plan, *_):
         self.plan, self.begin, self.outcome, self.killed = plan, launch.time.monotonic(), None, False
         self.has_started = True
-        self.used, self.waits, self.signs, self.stands = 0.0, False, 0, False
+        self.used, self.disk, self.signs, self.waiting, self.stands = 0.0, False, 0, False, False
 
     def work(self):
-        return self.used, self.waits, self.signs
+        return attempt.Work(self.used, self.disk, self.signs, self.waiting)
 
     def stopped(self):
         return self.stands
@@ -436,7 +438,7 @@ def test_a_rank_is_left_to_silences_like_those_that_it_came_back_from(start, clo
 @pytest.mark.parametrize(
     ("overrides", "how", "least"),
     [
-        ([], {"state": "starting"}, 9000),  # data, a model, a download
+        ([], {"state": "starting"}, 1800),  # data, a model
         ([], {"step": False}, 9000),  # the first step
         ([], {"state": "saving"}, 1800),
         (["compile=true"], {}, 1800),
@@ -452,8 +454,8 @@ def test_a_rank_may_be_silent_for_long_where_that_is_its_work(start, clock, over
 @pytest.mark.parametrize("what", ["disk", "unknown"])
 def test_a_rank_that_cannot_be_judged_is_left_alone(start, clock, what):
     launcher = running(start(["timeout_seconds=300"]))
-    launcher.attempt.waits = what == "disk"
-    launcher.attempt.work = lambda: (clock[0], what == "disk", None if what == "unknown" else 5)
+    signs = None if what == "unknown" else 5
+    launcher.attempt.work = lambda: attempt.Work(clock[0], what == "disk", signs, False)
     assert lives(launcher, clock, 9000) == 9000
 
 
@@ -465,7 +467,9 @@ def test_a_machine_that_slept_has_no_hung_rank(start, clock, used):
     assert lives(launcher, clock, 250, used=used) == 250
 
 
-@pytest.mark.parametrize(("state", "least"), [("running", 300), ("evaluating", 300), ("saving", 1800)])
+@pytest.mark.parametrize(
+    ("state", "least"), [("starting", 1800), ("running", 300), ("evaluating", 300), ("saving", 1800)]
+)
 def test_a_rank_that_does_nothing_is_ended_whatever_it_was_at(start, clock, state, least):
     launcher = start(["timeout_seconds=300"])
     lives(launcher, clock, 100, signs=1)
@@ -489,21 +493,21 @@ def test_what_a_rank_writes_is_a_sign_of_life_and_what_its_agent_does_is_none(tm
         ["sh", "-c", agent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     ) as process:
         seen = attempt.Attempt.__new__(attempt.Attempt)
-        seen._pid = process.pid
+        seen._pid, seen.ranks = process.pid, range(1)
 
         def ask(word):
             process.stdin.write(word + "\n")
             process.stdin.flush()
             while process.stdout.readline() != "done\n":
                 pass
-            return seen.work()[2]
+            return seen.work().signs
 
         try:
             before = ask("agent")
             assert ask("agent") == before
             ask("rank")
             end = time.perf_counter() + 30
-            while seen.work()[2] == before:
+            while seen.work().signs == before:
                 assert time.perf_counter() < end
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -787,20 +791,61 @@ def test_a_run_that_has_finished_is_not_stopped_where_nobody_can_be_told(start, 
     [
         ("saving", True, 0, 1800),
         ("running", True, 0, 1800),
-        ("starting", True, 0, 9000),
+        ("starting", True, 0, 1800),
         ("saving", True, 1, 9000),
-        ("saving", False, 0, 9000),
     ],
-    ids=["saves", "saves beside training", "reads a model", "a slow disk", "waits for another host"],
+    ids=["saves", "saves beside training", "reads a model", "a slow disk"],
 )
 def test_one_of_several_ranks_whose_disk_does_not_answer_is_ended(start, clock, state, disk, signs, least):
     """The others wait for it for hours, since a save may take long."""
     launcher = running(start(["timeout_seconds=300"], NPROC_PER_NODE=2))
     lives(launcher, clock, 100, signs=1)
-    launcher.attempt.waits = disk
+    launcher.attempt.disk = disk
     found = lives(launcher, clock, 9000, state, used=0.0, signs=signs)
     assert least <= found <= least + 100
-    assert ("node0: a rank hung: it waited for a disk for" in launcher.me.reason) == (least == 1800)
+    found = "node0: a rank hung: it gave no sign of life for 1" in launcher.me.reason
+    assert found == (least == 1800) and found == ("waits for a disk" in launcher.me.reason)
+
+
+@pytest.mark.parametrize("used", [0.0, 1.0])
+@pytest.mark.parametrize("state", ["starting", "running", "saving"])
+def test_one_of_several_that_hangs_where_the_others_wait_for_hours_is_ended(start, clock, state, used):
+    """However busy. One that waits itself is not, nor one that reads or writes."""
+    launcher = running(start(["timeout_seconds=300"], NPROC_PER_NODE=2))
+    ranks = launcher.attempt
+    for ranks.waiting, signs in ((True, 0), (False, 1)):
+        assert lives(launcher, clock, 9000, state, used=used, signs=signs) == 9000
+    assert 1800 <= lives(launcher, clock, 9000, state, used=used) < 1900
+    assert "node0: a rank hung: it gave no sign of life for 18" in launcher.me.reason
+
+
+def test_what_it_was_allowed_to_wait_for_before_its_steps_does_not_count_in_them(start, clock):
+    launcher = start(["timeout_seconds=300"])
+    lives(launcher, clock, 100, "starting", signs=1)
+    lives(launcher, clock, 1700, "starting", used=0.0)
+    assert 300 < lives(launcher, clock, 9000, used=0.0) < 350
+
+
+def test_who_waits_for_others_says_so_by_its_name_while_it_does():
+    """A thread of a rank, as saving in the background has one; and not for longer."""
+    code = (
+        "import sys, threading; sys.path.insert(0, sys.argv[1]); from trainer import waiting\n"
+        "def wait():\n"
+        "    with waiting.for_others(): print(flush=True); sys.stdin.readline()\n"
+        "one = threading.Thread(target=wait); one.start(); one.join(); print(flush=True); sys.stdin.readline()"
+    )
+    # The agent, and below it the rank; the shell must not become the rank.
+    command = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", code, str(Path(__file__).parents[2])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        seen = attempt.Attempt.__new__(attempt.Attempt)
+        seen._pid, seen.ranks = process.pid, range(1)
+        process.stdout.readline()
+        assert seen.work().waiting
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert not seen.work().waiting
+        process.communicate("\n")
 
 
 # ---- how ranks say that they ended ----

@@ -16,7 +16,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from trainer import waiting
 from trainer.cluster.membership import LOST, STOPPED, Plan
 from trainer.config import Config
 from trainer.environment import Environment, number
@@ -49,6 +51,17 @@ class Outcome:
     code: int
     reason: str
     cut_off: bool = False
+
+
+class Work(NamedTuple):
+    """What an attempt's processes have done until now."""
+
+    used: float  # seconds of processors
+    disk: bool  # a thread waits for one
+    signs: (
+        int | None
+    )  # how often ranks have written, MiB and pages that they have read; None: the system does not say
+    waiting: bool  # all ranks say that they wait for others (trainer/waiting.py)
 
 
 def prepare() -> None:
@@ -136,20 +149,23 @@ class Attempt:
                     return True
         return False
 
-    def work(self) -> tuple[float, bool, int | None]:
-        """What its processes have used of processors, in seconds; whether a thread of them waits for a disk; and how
-        often its ranks have written, MiB that they have read being added: None where the system does not say.
-
-        Of those that are alive: the figures fall when one ends.
-        """
-        ticks, waits, signs = 0, False, 0
+    def work(self) -> Work:
+        """What its processes have done, of those that are alive: the figures fall when one ends."""
+        ticks, disk, signs, waits = 0, False, 0, 0
         for pid, _ in _family(self._pid):
+            names = set()
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
-                    # State, user and system time are the 3rd, 14th and 15th field; the 2nd, a name, may hold anything.
-                    fields = stat.read_bytes().rpartition(b")")[2].split()
+                    # The 2nd field, a name in brackets, may hold anything. State, major faults, user and system time
+                    # are the 3rd, 12th, 14th and 15th.
+                    name, _, more = stat.read_bytes().partition(b"(")[2].rpartition(b")")
+                    fields = more.split()
                     ticks += int(fields[11]) + int(fields[12])
-                    waits = waits or fields[0] == b"D"
+                    disk = disk or fields[0] == b"D"
+                    names.add(name)
+                    if signs is not None and pid != self._pid:
+                        signs += int(fields[9])  # a mapped file is read without a call
+            waits += waiting.NAME.encode() in names
             if pid != self._pid and signs is not None:  # the agent has nothing to do but look, and does
                 try:
                     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
@@ -160,7 +176,7 @@ class Attempt:
                     pass
                 except (OSError, KeyError, ValueError):
                     signs = None
-        return ticks / os.sysconf("SC_CLK_TCK"), waits, signs
+        return Work(ticks / os.sysconf("SC_CLK_TCK"), disk, signs, waits >= len(self.ranks))
 
     def stopped(self) -> bool:
         """Whether one of its processes stands still, by SIGSTOP, until somebody lets it go on."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from trainer import disk, metrics
 from trainer.cluster import membership, reach, store
 from trainer.cluster.attempt import Attempt, Outcome, prepare
+from trainer.cluster.hang import Pulse
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
 from trainer.environment import Environment, number
@@ -32,9 +33,6 @@ ALL_HERE = 30.0  # seconds at least that the first attempt waits for the hosts t
 JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
 QUEUED = "queued/"  # keys in the store of hosts that wait for the runs before
 PORTS = 100  # that are tried, from MASTER_PORT on
-IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
-SLOWER = 30  # times its longest silence in an attempt, which a rank is left to: float16 tries a step two dozen times
-SLOW = 1800.0  # seconds of silence at least that a rank has for what may take long without a word: saving, compiling
 LEFT_OUT = "{} is left out of the run: it failed again and again, or not all of the others reach it"
 FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
@@ -115,14 +113,8 @@ class Launcher:
         self.asked = False  # to stop the run
         self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
+        self.pulse = Pulse(config)  # of that attempt's ranks
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
-        # Of a rank that trains alone: since when it has been seen to do nothing, and what it had used of processors by
-        # then; its last sign of life, and what it had written by then; its longest silence between two such signs.
-        self.idle_since: tuple[float, float] | None = None
-        self.sign: tuple[float, int | None] = (0.0, None)
-        self.stopped_since: float | None = None
-        self.longest = 0.0
-        self.idle_looked = 0.0  # for that, which takes longer than all the rest of a look
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
         self.faults = 0  # of the launcher itself, in a row
@@ -428,8 +420,7 @@ class Launcher:
         if not self.begun:
             self.begun = True
             self._note_turn()
-        self.troubled = self.idle_since = self.stopped_since = None
-        self.longest = 0.0
+        self.troubled, self.pulse = None, Pulse(self.config)
         try:
             self.environment.yield_file.unlink(missing_ok=True)
             self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
@@ -470,76 +461,11 @@ class Launcher:
                     self._kill(f"{self.me.name}: a rank hung: the others lost it, and it did not end")
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
-        elif why := self._hangs(now):
+        elif why := self.pulse.hangs(attempt, _status(self.environment), now):
             self._kill(f"{self.me.name}: a rank hung: {why}")
         elif self._may_take_in(hosts, now):
             with contextlib.suppress(OSError):  # no reason to end ranks that train
                 self.environment.yield_file.touch()
-
-    def _hangs(self, now: float) -> str | None:
-        """Why one of its ranks must have hung; None where all may be well.
-
-        The others miss one in a step; elsewhere they wait for hours, since some may take their time, and here one that
-        was stopped is found. One that trains alone is missed by nobody: if it waits for what does not come it uses no
-        processor. One whose GPU does not answer any more spins, and is
-        told from one at work by its silence: each step, each part of an evaluation and each file is written somewhere.
-        """
-        patience = self.config.timeout_seconds
-        looked, self.idle_looked = self.idle_looked, now
-        if now - looked < patience / 20:
-            self.idle_looked = looked
-            return None
-        self.stopped_since = (self.stopped_since or now) if self.attempt.stopped() else None
-        if (
-            self.stopped_since and now - self.stopped_since > patience + GRACE
-        ):  # and not before the others miss it
-            return f"it was stopped (SIGSTOP) for {now - self.stopped_since:.0f} s"
-        known = _status(self.environment)
-        state = known.get("state")
-        if (
-            state not in ("running", "evaluating", "saving")
-            or known.get("attempt") != self.attempt.plan.attempt
-        ):
-            self.idle_since = None  # who makes data or a model ready may wait for a disk or the network
-            self.sign = (now, None)
-            return None
-        used, waits, signs = self.attempt.work()
-        stood_still = now - looked > max(patience / 2, 2 * LOOK)  # this launcher itself
-        if sum(member.processes for member in self.attempt.plan.members) > 1:
-            # While it saves the others wait for hours, also where its disk never answers.
-            if stood_still or not waits or signs is None or signs != self.sign[1]:
-                self.sign = now, signs
-            elif now - self.sign[0] > max(patience, SLOW):
-                return f"it waited for a disk for {now - self.sign[0]:.0f} s: see there `journalctl -k`"
-            return None
-        if not self.idle_since or stood_still:
-            self.idle_since, self.sign = (now, used), (now, signs)
-            return None
-        silent = signs is not None and signs == self.sign[1] and not waits
-        if not silent:
-            self.longest = max(self.longest, now - self.sign[0])  # from look to look: rather too long
-            self.sign = now, signs
-        since, before = self.idle_since
-        # Its compiler's processes may have ended, with what they had used. A file may be on its way by the network.
-        if (
-            waits
-            or used < before
-            or used - before > IDLE * max(1.0, now - since)
-            or (state != "running" and not silent)
-        ):
-            self.idle_since = now, used
-        if state == "saving":
-            patience = max(patience, SLOW)
-        if now - self.idle_since[0] > patience:
-            return f"it did nothing for {patience:.0f} s"
-        patience = max(patience, SLOWER * self.longest, SLOW if self.config.compile else 0.0)
-        # Before its first step it may compile, and what a profiler has noted takes its time.
-        if known.get("slowest") and not self.config.profile_steps and now - self.sign[0] > patience:
-            return (
-                f"it computed for {patience:.0f} s without a step or any other sign of life, far longer than ever "
-                "before; a GPU that does not answer any more does so: see there `journalctl -k` and `nvidia-smi`"
-            )
-        return None
 
     def _may_take_in(self, hosts: list[Host], now: float) -> bool:
         """Whether this is the host to interrupt the attempt for one that has come (back), and the time to."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer import disk
+from trainer import disk, waiting
 from trainer.config import Config
 from trainer.data import files, index, read
 from trainer.data.chat import TODAY, Renderer, Span, first_token
@@ -342,5 +342,6 @@ def _batches(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
 def _locked(path: Path):
     """Hold an exclusive lock between the processes of this host; it ends with its holder."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with waiting.for_others():
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

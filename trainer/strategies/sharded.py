@@ -34,7 +34,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from trainer import buffers
+from trainer import buffers, waiting
 from trainer.config import Config
 from trainer.errors import BadInput, TrainerError
 from trainer.model import quantize
@@ -216,7 +216,8 @@ class Sharded(Strategy):
             for rank in ranks:
                 whole = mine.new_empty(size * share, *like.shape[1:]) if rank == self.world.rank else None
                 every = None if whole is None else list(whole.chunk(size))
-                dist.gather(mine, every, dst=rank, group=group or self.world.training)
+                with waiting.for_others():
+                    dist.gather(mine, every, dst=rank, group=group or self.world.training)
                 if whole is not None:
                     wholes.append(whole[: len(like)])
         return wholes or None
