@@ -49,6 +49,7 @@ class Found:
     path: Path | None  # on this host, or None
     source: int  # a rank whose host has it
     everywhere: bool  # every host has it
+    damaged: list[str]  # copies that were passed over, by their hosts, and why
 
 
 class Absent(BadInput):
@@ -270,7 +271,7 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
     """The newest checkpoint that is valid on any host, or that of `step`; all ranks must call.
 
     given_up: the newest step whose checkpoint may be missing without a word.
-    Damaged ones are named in the log. Raises BadInput where all are, unless one of them was asked for; and Absent, if
+    Damaged ones are set aside. Raises BadInput where all are, unless one of them was asked for; and Absent, if
     none was, where hosts that do not take part have a good one, or the run has saved a newer one that nobody has here.
     """
     folder = run_dir / "checkpoints"
@@ -293,8 +294,6 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
         _miss(world, everyone, max(holders, default=(0, 0))[0], given_up, problems)
     if not holders:
         return None
-    for problem in problems if world.first else ():
-        log(f"passed over a damaged checkpoint: {problem}")
     for path in damaged:  # out of the way; deleted once a good one has been written
         aside = path.with_name(f".{path.name}.damaged")
         shutil.rmtree(aside, ignore_errors=True)  # one of the same step, damaged before
@@ -313,6 +312,7 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
         path=folder / f"step-{best['step']:08d}" if here else None,
         source=source,
         everywhere=nodes == set(world.nodes),
+        damaged=problems,
     )
 
 

@@ -93,6 +93,13 @@ class Recorder:
         if reason and self.run.world.first:
             self._say(f"attempt {attempt}: {reason}")
 
+    def tell_damaged(self, found: checkpoint.Found | None) -> None:
+        """Write down which copies of checkpoints were passed over for this one."""
+        for problem in found.damaged if found else ():
+            self._tell("event", event="damaged checkpoint", reason=problem)
+            if self.run.world.first:
+                self._say(f"passed over a damaged checkpoint: {problem}")
+
     def asked_to_stop(self) -> bool:
         """Whether this rank was asked: by a signal, or by a file on its host."""
         files = (self.environment.stop_file, self.environment.yield_file)
@@ -142,6 +149,7 @@ class Recorder:
             setattr(run.progress, name, value)
         if self.metrics:
             self.metrics.cut(run.progress.step)
+        self.tell_damaged(found)
 
     def evaluate(self) -> None:
         """The loss on the held-out data; whether it is the best so far is noted in the run's progress."""

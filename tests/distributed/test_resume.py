@@ -127,6 +127,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over(material, whole, tmp_path, d
         and "step-00000009" in log
         and "resuming after step 8" in log
     )
+    (told,) = (
+        one for one in ranks.records(tmp_path / "node0", "event") if one["event"] == "damaged checkpoint"
+    )
+    assert told["step"] == 8 and told["reason"].startswith("node0: ") and "step-00000009" in told["reason"]
     assert checkpoints(tmp_path / "node0") == ["step-00000008", "step-00000012"]  # 9 is gone: it never was
 
 

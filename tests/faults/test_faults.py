@@ -148,7 +148,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
     held("the newest checkpoint is damaged, both copies", seconds, None, importing)
     log = plays.sh("node1", f"cat /var/lib/trainyard/runs/{run.name}/logs/rank-0.log")
     assert "passed over a damaged checkpoint" in log
-    run.end(curve, *HOSTS, damaged=newest)
+    run.end(curve, *HOSTS, damaged=newest, reason=f"step-{newest:08d}")
 
 
 def test_a_host_shuts_down_and_boots(plays, curve, importing):

@@ -162,6 +162,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
 
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
     with contextlib.closing(observer):
+        observer.tell_damaged(found)
         try:
             if world.device.type == "cpu":
                 # Gathered weights come and go among what stays; in one heap, they would leave many holes.
