@@ -13,6 +13,7 @@ SHOWN_HOSTS = 16  # for which whole tables are shown; of more the slowest ways
 SLOWEST = 12
 FLOODED = 10.0  # times as long under load, and so many ms more: small packets wait behind large ones
 FLOODED_MS = 5.0
+APART = 1.5  # times as long in the class that is loaded as outside of it: they do not wait in one queue
 STRAY = 0.02  # of the bytes that left a host, by another interface than the cluster's
 
 
@@ -146,7 +147,7 @@ def _seconds(value: float) -> str:
 
 def remarks(result: dict) -> list[str]:
     """Sentences: by which way collectives went, whether small packets suffer, what failed, what got worse."""
-    told = [*_went_by(result), *_suffers(result["pairs"])]
+    told = [*_went_by(result), *_suffers(result["pairs"]), *_rdma_suffers(result["pairs"])]
     for a, found in result["pairs"].items():
         told += [f"{a} to {b}: {one['note']}" for b, one in found.items() if one.get("note")]
     told += [f"{host}: {why}" for host, why in result.get("failed", {}).items()]
@@ -193,10 +194,7 @@ def _suffers(pairs: dict[str, dict]) -> list[str]:
     if not ways:
         return []
     a, b, idle, loaded = max(ways, key=lambda way: way[3] / way[2])
-    shaken = [
-        *_shaken(pairs, "jitter_ms", "ms", lambda one: one),
-        *_shaken(pairs, "us_jitter", "us", lambda one: one.get("rdma") or {}),
-    ]
+    shaken = _shaken(pairs, "jitter_ms", "ms", lambda one: one)
     if loaded <= idle:
         return ["The delay of small packets does not grow under load: QoS would change nothing.", *shaken]
     grown = f"Under load the delay grows at most {loaded / idle:.1f} times ({a} to {b}: {idle:.2f} to {loaded:.2f} ms)"
@@ -207,6 +205,33 @@ def _suffers(pairs: dict[str, dict]) -> list[str]:
             *shaken,
         ]
     return [f"{grown}: QoS would change little.", *shaken]
+
+
+def _rdma_suffers(pairs: dict[str, dict]) -> list[str]:
+    """Whether RDMA's small messages wait behind a run's stream, and what the class of roce_qos is worth to them."""
+    ways = [(a, b, one["rdma"]) for a, found in pairs.items() for b, one in found.items() if one.get("rdma")]
+    if not ways:
+        return []
+    shaken = _shaken(pairs, "us_jitter", "us", lambda one: one.get("rdma") or {})
+    a, b, way = max(ways, key=lambda one: one[2]["loaded"]["us"] / one[2]["idle"]["us"])
+    idle, loaded, marked = way["idle"]["us"], way["loaded"]["us"], (way.get("marked") or {}).get("us")
+    grown = (
+        f"Under RDMA's load the delay of its small messages grows at most {loaded / idle:.1f} times ({a} to {b}: "
+        f"{idle:.1f} to {loaded:.1f} us"
+    )
+    if marked is not None:
+        worth = (
+            "keeps the others apart from it"
+            if marked > APART * loaded
+            else "makes no difference to the others"
+        )
+        return [
+            f"{grown}, {marked:.1f} us in the class of roce_qos, as the load): that class {worth}.",
+            *shaken,
+        ]
+    if loaded / idle > FLOODED:
+        return [f"{grown}): a class of its own for it (roce_qos_mode) may help what else uses RDMA.", *shaken]
+    return [f"{grown}): QoS would change little.", *shaken]
 
 
 def _shaken(pairs: dict[str, dict], name: str, unit: str, part) -> list[str]:

@@ -7,27 +7,24 @@ MESSAGES = 2000  # whose times make a latency
 MESSAGE_BYTES = 64
 
 
-def rdma_command(device: str, port: int, address: str = "") -> list[str]:
-    """ib_write_bw's command line: of the listening end, or with an `address` of the asking one."""
+def rdma_command(device: str, port: int, address: str = "", traffic_class: int = 0) -> list[str]:
+    """ib_write_bw's command line: of the listening end, or with an `address` of the asking one.
+
+    traffic_class: of its packets, as NCCL_IB_TC has it: DSCP and the two bits for ECN; 0: none.
+    """
     command = ["ib_write_bw", "-d", device, "-p", str(port), "-D", str(RDMA_SECONDS), "-F", "--report_gbits"]
-    return [*command, address] if address else command
+    return _ended(command, address, traffic_class)
 
 
-def latency_command(device: str, port: int, address: str = "") -> list[str]:
-    """ib_send_lat's command line: of the listening end, or with an `address` of the asking one."""
-    command = [
-        "ib_send_lat",
-        "-d",
-        device,
-        "-p",
-        str(port),
-        "-n",
-        str(MESSAGES),
-        "-s",
-        str(MESSAGE_BYTES),
-        "-F",
-    ]
-    return [*command, address] if address else command
+def latency_command(device: str, port: int, address: str = "", traffic_class: int = 0) -> list[str]:
+    """ib_send_lat's command line, likewise."""
+    messages = ["-n", str(MESSAGES), "-s", str(MESSAGE_BYTES)]
+    return _ended(["ib_send_lat", "-d", device, "-p", str(port), *messages, "-F"], address, traffic_class)
+
+
+def _ended(command: list[str], address: str, traffic_class: int) -> list[str]:
+    marked = [f"--tclass={traffic_class}"] if traffic_class else []
+    return [*command, *marked, *([address] if address else [])]
 
 
 def rdma_gbit(output: str) -> float | None:

@@ -229,7 +229,10 @@ def firewall(cluster: Cluster) -> Iterable[Said]:
             well = False
             cure = cluster.site("firewall", [host])
             if not cluster.facts[host]["expected"]["firewall"]:
-                cure = "Shut it in the firewall that you keep there (firewall_manage is false)"
+                cure = (
+                    f"ansible {host} -b -a 'nft list ruleset'   and shut it in the firewall that you keep there "
+                    "(firewall_manage is false)"
+                )
             yield Said(
                 FAIL, [host], f"port {', '.join(reached)} is open to the controller, which is no peer", cure
             )

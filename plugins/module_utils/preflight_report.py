@@ -72,6 +72,7 @@ def figures_of(cluster: Cluster) -> dict[str, dict]:
     return {
         "mbit": {f"{a}>{b}": found["mbit"] for (a, b), found in pairs.items() if "mbit" in found},
         "rtt_ms": {f"{a}>{b}": f["rtt_ms"] for (a, b), f in pairs.items() if f.get("rtt_ms") is not None},
+        "gbit": {f"{a}>{b}": f["rdma_gbit"] for (a, b), f in pairs.items() if f.get("rdma_gbit") is not None},
         "speed": {h: s["link"]["speed"] for h, s in surveys.items() if s["link"] and s["link"]["speed"]},
         "gpus": {host: len(survey["gpu"]["gpus"]) for host, survey in surveys.items()},
     }

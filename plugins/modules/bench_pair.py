@@ -18,10 +18,14 @@ options:
   address: {type: str, description: This host's address on the cluster network.}
   device: {type: str, default: "", description: "This host's RDMA device, or none."}
   peer: {type: dict, description: "The measured one: name, address, device."}
-  port: {type: int, default: 5201, description: "iperf3's; the next two are perftest's."}
+  port: {type: int, default: 5201, description: "iperf3's; the next three are perftest's."}
   seconds: {type: float, default: 3, description: How long the stream lasts.}
   packets: {type: int, default: 200, description: "Echo requests, with and without load each."}
   most: {type: int, default: 600, description: Seconds after which what listens ends whatever happens.}
+  traffic_class:
+    type: int
+    default: 0
+    description: "Of a run's packets by RDMA, as NCCL_IB_TC has it; small messages are then timed in it, too. 0: none."
 author: [Trainyard]
 """
 
@@ -38,7 +42,7 @@ RETURN = r"""
 measured:
   description: >-
     Of C(measure): C(peer), C(mbit), C(retransmits), C(idle) and C(loaded) ({ms, ms_99, jitter_ms, lost (percent)}),
-    C(rdma) ({gbit, idle, loaded ({us, us_99, us_jitter})}), C(note) where something came to nothing.
+    C(rdma) ({gbit, idle, loaded, marked (in O(traffic_class)) ({us, us_99, us_jitter})}), C(note) where something came to nothing.
   type: dict
   returned: with C(measure)
 """
@@ -65,16 +69,18 @@ class Failure(Exception):
     """What the user is told."""
 
 
-def servers(address: str, device: str, port: int) -> str:
+def servers(address: str, device: str, port: int, traffic_class: int = 0) -> str:
     """The shell command that listens: iperf3, and perftest's programs, which serve one peer each, again and again."""
     commands = [["iperf3", "-s", "-B", address, "-p", str(port)]]
     if device:
         commands += [rdma_command(device, port + 1), latency_command(device, port + 2)]
+    if device and traffic_class:  # who answers marks its own packets
+        commands.append(latency_command(device, port + 3, traffic_class=traffic_class))
     loops = [f"while :; do {shlex.join(command)}; sleep 0.1; done &" for command in commands]
     return " ".join([*loops, "wait"])
 
 
-def listen(run, address: str, device: str, port: int, most: int) -> None:
+def listen(run, address: str, device: str, port: int, most: int, traffic_class: int) -> None:
     """Start what listens, and wait until it does. Raises Failure."""
     run(["systemctl", "stop", UNIT])  # what an interrupted bench left
     words = ["systemd-run", "--quiet", f"--unit={UNIT}", "--collect", f"--property=RuntimeMaxSec={most}"]
@@ -85,7 +91,7 @@ def listen(run, address: str, device: str, port: int, most: int) -> None:
         "--property=ProtectSystem=strict",
         "--property=ProtectHome=yes",
     ]
-    shell = servers(address, device, port)
+    shell = servers(address, device, port, traffic_class)
     code, _, said = run([*words, "--", "/bin/sh", "-c", shell.replace("$", "$$")])
     if code:
         raise Failure(f"systemd-run: {said.strip()[-300:]}")
@@ -171,24 +177,35 @@ def tcp(own: str, peer: dict, port: int, seconds: float, packets: int) -> dict:
     return {**found, **sent(output.decode(errors="replace")), "loaded": loaded}
 
 
-def rdma(device: str, peer: dict, port: int) -> dict:
-    """What RDMA carries, and its delay before and during that. Raises Failure."""
+def rdma(device: str, peer: dict, port: int, traffic_class: int = 0) -> dict:
+    """What RDMA carries, and its delay before and during that. Raises Failure.
+
+    traffic_class: of what a run sends, and so of what is sent here. Of messages, `idle` and `loaded` are the delays of
+    those without one, and `marked` of those in it, under the same load.
+    """
 
     def ask(command: list[str]) -> subprocess.Popen:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
+    def under_load(latency: list[str]) -> tuple[str, str]:
+        stream = ask(rdma_command(device, port + 1, peer["address"], traffic_class))
+        time.sleep(START)
+        said, _ = ask(latency).communicate(timeout=30)
+        carried, _ = stream.communicate(timeout=30)
+        return carried, said
+
     latency = latency_command(device, port + 2, peer["address"])
     try:
         idle, _ = ask(latency).communicate(timeout=30)
-        stream = ask(rdma_command(device, port + 1, peer["address"]))
-        time.sleep(START)
-        loaded, _ = ask(latency).communicate(timeout=30)
-        carried, _ = stream.communicate(timeout=30)
+        carried, loaded = under_load(latency)
+        found = {"gbit": rdma_gbit(carried), "idle": rdma_latency(idle), "loaded": rdma_latency(loaded)}
+        if traffic_class:
+            _, marked = under_load(latency_command(device, port + 3, peer["address"], traffic_class))
+            found["marked"] = rdma_latency(marked)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Failure(f"perftest: {error}") from None
-    found = {"gbit": rdma_gbit(carried), "idle": rdma_latency(idle), "loaded": rdma_latency(loaded)}
     if None in found.values():
         raise Failure(f"perftest: {(carried or idle).strip()[-200:]}")
     return found
@@ -205,6 +222,7 @@ def main() -> None:
             "seconds": {"type": "float", "default": 3},
             "packets": {"type": "int", "default": 200},
             "most": {"type": "int", "default": 600},
+            "traffic_class": {"type": "int", "default": 0},
         },
         required_if=[("step", "listen", ["address"]), ("step", "measure", ["address", "peer"])],
         supports_check_mode=True,
@@ -217,7 +235,7 @@ def main() -> None:
         module.exit_json(changed=False)
     if p["step"] == "listen":
         try:
-            listen(module.run_command, p["address"], p["device"], p["port"], p["most"])
+            listen(module.run_command, p["address"], p["device"], p["port"], p["most"], p["traffic_class"])
         except Failure as error:
             module.fail_json(msg=str(error))
         module.exit_json(changed=False)
@@ -226,7 +244,7 @@ def main() -> None:
     try:
         measured.update(tcp(p["address"], peer, p["port"], p["seconds"], p["packets"]))
         if p["device"] and peer.get("device"):
-            measured["rdma"] = rdma(p["device"], peer, p["port"])
+            measured["rdma"] = rdma(p["device"], peer, p["port"], p["traffic_class"])
     except (Failure, OSError) as error:
         measured["note"] = str(error)
     module.exit_json(changed=False, measured=measured)

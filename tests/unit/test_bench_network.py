@@ -99,6 +99,42 @@ def test_only_a_host_with_a_device_has_perftest_listen(load_module):
     assert "ib_" not in module.servers("10.77.0.11", "", 5201)
     both = module.servers("10.77.0.11", "mlx5_0", 5201)
     assert "ib_write_bw -d mlx5_0 -p 5202" in both and "ib_send_lat -d mlx5_0 -p 5203" in both
+    assert "tclass" not in both
+    assert "-p 5204 -n 2000 -s 64 -F --tclass=106" in module.servers("10.77.0.11", "mlx5_0", 5201, 106)
+
+
+def test_where_a_run_has_a_class_its_stream_is_in_it_and_messages_are_timed_in_and_outside_of_it(
+    load_module, monkeypatch
+):
+    module, asked = load_module("bench_pair"), []
+
+    class Asked:
+        def __init__(self, command, **_):
+            asked.append(" ".join(command))
+            self.said = STREAM if command[0] == "ib_write_bw" else DELAY.format(3 * len(asked))
+
+        def communicate(self, timeout):
+            return self.said, None
+
+    monkeypatch.setattr(module.subprocess, "Popen", Asked)
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    found = module.rdma("mlx5_0", {"address": "10.77.0.12"}, 5201, 106)
+    assert [("ib_write_bw" in one, "--tclass=106" in one) for one in asked] == [
+        (False, False),
+        (True, True),
+        (False, False),
+        (True, True),
+        (False, True),
+    ]
+    assert (found["idle"]["us"], found["loaded"]["us"], found["marked"]["us"]) == (3.0, 9.0, 15.0)
+    del asked[:]
+    assert "marked" not in module.rdma("mlx5_0", {"address": "10.77.0.12"}, 5201)
+    assert len(asked) == 3 and "tclass" not in " ".join(asked)
+
+
+# perftest's lines, as test_perftests_tables has them.
+STREAM = " 65536      150000           97.40              97.20              0.185"
+DELAY = " 64      2000          1.02           9.70         {}        1.13     0.10     1.50     3.20"
 
 
 def test_perftests_tables():
@@ -189,6 +225,24 @@ def test_rdma_has_a_table_where_it_is():
     told = bench_report.text(found)
     assert "97.2, 1.1 (1.5) ± 0.15 > 4.0 (9.0) ± 0.57" in told
     assert "RDMA's jitter at most: 0.15 us idle, 0.57 us under load (node1 to node2)." in told
+    assert "grows at most 3.6 times (node1 to node2: 1.1 to 4.0 us): QoS would change little." in told
+    rdma["loaded"] = {**RDMA_LOADED, "us": 40.0}
+    assert "36.4 times (node1 to node2: 1.1 to 40.0 us): a class of its own" in bench_report.text(found)
+
+
+@pytest.mark.parametrize(
+    ("marked", "worth"), [(40.0, "keeps the others apart"), (4.1, "makes no difference")]
+)
+def test_what_the_class_of_roce_is_worth_is_told(marked, worth):
+    found = result()
+    found["pairs"]["node1"]["node2"]["rdma"] = {
+        "gbit": 97.2,
+        "idle": RDMA_IDLE,
+        "loaded": RDMA_LOADED,
+        "marked": {**RDMA_LOADED, "us": marked},
+    }
+    told = bench_report.text(found)
+    assert f"1.1 to 4.0 us, {marked} us in the class of roce_qos" in told and worth in told
     assert bench_report.figures_of(found["pairs"], {})["gbit"] == {"node1>node2": 97.2}
 
 

@@ -437,10 +437,12 @@ def test_warnings_end_with_1_and_none_with_0():
 
 
 def test_a_later_result_says_what_got_worse():
-    before = whole(healthy())
-    assert is_good(before)
-    assert whole(healthy(), before)["result"] == PASS
     facts = healthy()
+    facts["node1"]["pairs"]["node3"]["rdma_gbit"] = 92.0
+    before = whole(facts)
+    assert is_good(before)
+    assert whole(healthy(), before)["result"] == PASS  # what was not measured is not worse
+    facts["node1"]["pairs"]["node3"]["rdma_gbit"] = 60.0
     facts["node1"]["pairs"]["node2"]["mbit"] = 830.0  # above the limit of 800, below nine tenths of 941
     facts["node3"]["pairs"]["node2"]["rtt_ms"] = 1.9
     facts["node3"]["survey"]["gpu"].update(cards=0, gpus=[])
@@ -448,6 +450,7 @@ def test_a_later_result_says_what_got_worse():
     (said,) = [one for one in result["checks"] if one["check"] == "baseline"]
     assert said["result"] == WARN
     assert "node1 to node2: 830.0 Mbit/s, 941.0 on" in said["found"]
+    assert "node1 to node3: 60.0 Gbit/s by RDMA, 92.0 on" in said["found"]
     assert "node3: 0 GPUs, 1 on" in said["found"] and "node3 to node2: 1.9 ms, 0.2 on" in said["found"]
     assert "rm runs/preflight/baseline-x.json" in said["cure"]
     assert not is_good(result)
