@@ -14,6 +14,7 @@ from telling import names, silence, table
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
+SEE_STACK = "see its stack above"
 MOST_TOLD = 10  # lines of NCCL's
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
@@ -41,12 +42,13 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
         or _launchers(found)
         or _missing(found, ranks)
         or _going(found, ranks)
-        or _behind(ranks)
+        or _behind(found, ranks)
         or _nccl(found)
         or _network(found, ranks)
     )
     mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
-    return "\n\n".join(part for part in (_rank_table(ranks), _machines(found), mute, sentence) if part)
+    parts = (_rank_table(ranks), _stacks(ranks, sentence), _machines(found), mute, sentence)
+    return "\n\n".join(part for part in parts if part)
 
 
 # --- the sentence, by the first of these that has one -------------------------------------------------------
@@ -207,7 +209,7 @@ def _how_far(lag: dict) -> str:
     )
 
 
-def _behind(ranks: list[dict]) -> str:
+def _behind(found: dict, ranks: list[dict]) -> str:
     taking_turns = {rank["rank"] for rank in ranks if rank["stack"] and IN_TURNS.search(rank["stack"][0])}
     lags = {rank: lag for rank, lag in behind(ranks).items() if rank not in taking_turns}
     waiting = [rank for rank in ranks if (rank["rank"] not in lags if lags else _waits(rank))]
@@ -219,17 +221,20 @@ def _behind(ranks: list[dict]) -> str:
     known = f" ({_how_far(lag)})" if lag else ""
     where = f"in {one['stack'][0]}" if one["stack"] else "at a place that cannot be read"
     doing = STATES.get(one["state"]) or ("computing" if one["cpu"] > 0.5 else "waiting")
-    cure = (
-        "look at the disk or the share that it reads, `dmesg`"
-        if one["state"] == "D"
-        else "see its stack above"
-    )
+    cure = "look at the disk or the share that it reads, `dmesg`" if one["state"] == "D" else SEE_STACK
     others = f" (and {len(busy) - 1} more)" if busy[1:] else ""
     return (
         f"Rank {one['rank']} on {one['host']}{others} has not come to where {len(waiting)} wait for it{known}; "
-        f"it is {doing} {where}: {cure}; after timeout_seconds its launcher ends it, and the run goes on from its last "
-        "checkpoint."
+        f"it is {doing} {where}: {cure}; {_ended_after(found[one['host']])} its launcher ends it, and the run goes on "
+        "from its last checkpoint."
     )
+
+
+def _ended_after(one: dict) -> str:
+    """When a rank of that host is ended that hangs (trainer/cluster/hang.py)."""
+    if one["status"].get("state") in ("running", "evaluating"):
+        return "after timeout_seconds"
+    return "after half an hour without a sign of life"
 
 
 def _nccl(found: dict) -> str:
@@ -303,6 +308,17 @@ def _rank_table(ranks: list[dict]) -> str:
             )
         )
     return table(rows)
+
+
+def _stacks(ranks: list[dict], sentence: str) -> str:
+    """Whole stacks of the rank that the sentence sends its reader to, other threads' too: a save hangs in one."""
+    named = next((one for one in ranks if sentence.startswith(f"Rank {one['rank']} on {one['host']}")), None)
+    if not named or SEE_STACK not in sentence:
+        return ""
+    lines = [f"Rank {named['rank']} on {named['host']}, innermost first:"]
+    for name, frames in {"MainThread": named["stack"], **(named.get("threads") or {})}.items():
+        lines += [f"  {name}", *(f"    {frame}" for frame in frames)]
+    return "\n".join(lines)
 
 
 def _machines(found: dict) -> str:

@@ -42,7 +42,8 @@ RETURN = r"""
 measured:
   description: >-
     Of C(measure): C(peer), C(mbit), C(retransmits), C(idle) and C(loaded) ({ms, ms_99, jitter_ms, lost (percent)}),
-    C(rdma) ({gbit, idle, loaded, marked (in O(traffic_class)) ({us, us_99, us_jitter})}), C(note) where something came to nothing.
+    C(rdma) ({gbit, idle, loaded, marked (in O(traffic_class)) ({us, us_99, us_jitter})}), C(note) where something
+    came to nothing.
   type: dict
   returned: with C(measure)
 """

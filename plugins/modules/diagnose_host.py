@@ -35,8 +35,9 @@ diagnosis:
   description: >-
     C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was written),
     C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack (frames,
-    innermost first), said (the log's last line), silent_seconds, groups (of trainer/collectives.py)), C(interface)
-    (name, and what its counters grew by), C(kernel) (lines), C(ras) (lines of NCCL's RAS), C(flights) (dumps of torch's
+    innermost first), threads (those of others, by name), said (the log's last line), silent_seconds, groups (of
+    trainer/collectives.py)), C(interface) (name, and what its counters grew by), C(kernel) (lines), C(ras) (lines of
+    NCCL's RAS), C(flights) (dumps of torch's
     flight recorder), C(gpus), C(busy) (other processes that took the CPU), C(load), C(cpus).
   type: dict
   returned: always
@@ -71,6 +72,7 @@ RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS
 RAS_SECONDS = 5.0  # it asks all ranks, and waits as long for those that are silent
 RAS_BYTES = 1 << 20
 GROUPS_BYTES = 1 << 20  # of what a rank writes, read at most
+WATCHES = "collectives"  # a thread of each rank that only looks (trainer/collectives.py)
 BUSY = 0.3  # of a core, for a process that is named
 
 
@@ -105,19 +107,28 @@ def rank_of(pid: int) -> int | None:
     return int(environment[b"RANK"])
 
 
-def stack(run_command, spy: str, pid: int) -> list[str]:
-    """The main thread's Python frames, innermost first, as "function (file:line)"; empty where they cannot be read."""
+def stacks(run_command, spy: str, pid: int) -> tuple[list[str], dict[str, list[str]]]:
+    """The main thread's Python frames, innermost first, as "function (file:line)"; and by their names those of other
+    threads that are at the trainer's work, as saving is. Empty where they cannot be read.
+    """
     if not os.access(spy, os.X_OK):
-        return []
+        return [], {}
     rc, out, _ = run_command(["timeout", "5", spy, "dump", "--nonblocking", "--json", "--pid", str(pid)])
     try:
         threads = json.loads(out) if rc == 0 else []
     except ValueError:
-        return []
-    main = next(
-        (one for one in threads if one.get("thread_name") == "MainThread"), threads[0] if threads else {}
-    )
-    return [f"{one['name']} ({one['short_filename']}:{one['line']})" for one in main.get("frames", [])]
+        threads = []
+    found = [
+        (
+            one.get("thread_name") or "a thread",
+            [f"{frame['name']} ({frame['short_filename']}:{frame['line']})" for frame in one["frames"]],
+        )
+        for one in threads
+    ]
+    main = next((number for number, (name, _) in enumerate(found) if name == "MainThread"), 0)
+    others = [one for number, one in enumerate(found) if number != main and one[0] != WATCHES]
+    at_work = {name: frames for name, frames in others if any("(trainer/" in frame for frame in frames)}
+    return (found[main][1] if found else []), at_work
 
 
 def last_words(path: str) -> tuple[str, float | None]:
@@ -218,7 +229,7 @@ def main() -> None:
 
     begin, before, sent = time.monotonic(), processes(), counters(interface)
     first = run_status(run_dir) or {}
-    stacks = {pid: stack(ask, spy, pid) for pid in ranks}
+    seen = {pid: stacks(ask, spy, pid) for pid in ranks}
     kernel, cards = kernel_lines(ask), gpus(ask)
     watched = ras() if ranks and cards else []
     time.sleep(max(0.0, p["seconds"] - (time.monotonic() - begin)))
@@ -243,7 +254,8 @@ def main() -> None:
                 "state": now["state"] if now else "gone",
                 "cpu": share(pid),
                 "rss_bytes": now["rss_bytes"] if now else 0,
-                "stack": stacks[pid],
+                "stack": seen[pid][0],
+                "threads": seen[pid][1],
                 "said": said,
                 "silent_seconds": silent,
                 "groups": groups_of(run_dir, rank, pid),

@@ -189,6 +189,46 @@ def test_who_has_begun_the_fewest_collectives_is_waited_for():
     )
 
 
+def test_who_hangs_in_saving_is_shown_whole_and_by_when_it_is_ended():
+    saves = ["_write_all (trainer/checkpoint.py:160)", "_finish (trainer/checkpoint.py:140)"]
+    joins = ["join (threading.py:1119)", "settle (trainer/checkpoint.py:120)", "main (trainer/cli.py:9)"]
+    ranks = [rank(0), rank(1, stack=joins, threads={"save": saves})]
+    told = diagnosis({"a": host(*ranks, state="saving")}, "r")
+    assert told.split("\n\n")[1].splitlines() == [
+        "Rank 1 on a, innermost first:",
+        "  MainThread",
+        *(f"    {frame}" for frame in joins),
+        "  save",
+        *(f"    {frame}" for frame in saves),
+    ]
+    assert "after half an hour without a sign of life its launcher ends it" in told
+    told = diagnosis({"a": host(*ranks)}, "r")
+    assert "see its stack above; after timeout_seconds its launcher ends it" in told
+    assert "innermost first" not in diagnosis({"a": host(rank(0), rank(1))}, "r")
+
+
+def test_of_a_ranks_threads_those_at_the_trainers_work_are_read(load_module, tmp_path):
+    def thread(name, *places):
+        frames = [{"name": "f", "short_filename": place, "line": 7} for place in places]
+        return {"thread_name": name, "frames": frames}
+
+    spy = tmp_path / "py-spy"
+    spy.touch(0o755)
+    told = [
+        thread("collectives", "threading.py", "trainer/collectives.py"),
+        thread("MainThread", "trainer/loop.py"),
+        thread("tqdm_monitor", "tqdm/_monitor.py"),
+        thread("save", "trainer/checkpoint.py"),
+    ]
+    module = load_module("diagnose_host")
+
+    def dump(said, code=0):
+        return module.stacks(lambda _: (code, said, ""), str(spy), 7)
+
+    assert dump(json.dumps(told)) == (["f (trainer/loop.py:7)"], {"save": ["f (trainer/checkpoint.py:7)"]})
+    assert dump("", code=1) == dump("[]") == dump("no JSON") == ([], {})
+
+
 def test_who_waits_in_an_earlier_turn_of_an_exchange_is_not_to_blame():
     """The wire between 1 and 2 is out: they hang in the first turn, and rank 0 in the second. Each turn counts."""
     ranks = [{**one, "stack": IN_TURN} for one in come([group(304)], [group(302)], [group(302)])]
