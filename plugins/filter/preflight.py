@@ -9,7 +9,10 @@ from pathlib import Path
 
 from ansible.errors import AnsibleFilterError
 
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 sys.path.append(str(Path(__file__).parents[2]))
+
+from perftest import RDMA_SECONDS
 
 from trainer import config as trainer_config
 from trainer.errors import BadInput
@@ -34,6 +37,9 @@ TRIAL = {
     "timeout_seconds": 45.0,
     "tensorboard": False,
 }
+# Of a burn: the same model, and batches that keep a card at work.
+BURN = {"sequence_length": 512, "max_samples": 4000}
+BURN_BATCH = 8  # sequences of each process
 OF_MACHINES = ("device", "dtype", "threads", "strategy", "offload_dir", "compile")
 
 
@@ -77,9 +83,10 @@ def preflight_measure(survey: dict, hosts: list[dict], depth: str, burn_minutes:
     rounds = list(range(1, count)) if every else [1]
     passes = 1
     if depth == "burn":
-        passes = max(
-            1, round(float(burn_minutes) * 30 / ((SECONDS[depth] + ROUND_MORE) * max(len(rounds), 1)))
-        )
+        once = SECONDS[depth] + ROUND_MORE
+        if all(host["rdma"] for host in hosts):
+            once += RDMA_SECONDS + ROUND_MORE
+        passes = max(1, round(float(burn_minutes) * 30 / (once * max(len(rounds), 1))))
     return {
         # RDMA takes its time, and a program that nobody needs else.
         "hosts": [{**host, "rdma": host["rdma"] if depth != "quick" else ""} for host in hosts],
@@ -92,12 +99,13 @@ def preflight_measure(survey: dict, hosts: list[dict], depth: str, burn_minutes:
     }
 
 
-def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) -> dict:
+def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1, depth: str = "quick") -> dict:
     """What the trainer's tasks take for what was asked for (`__trainer_asked`): a few steps of a tiny model."""
     plain = json.loads(json.dumps(inventory_keys))  # without Ansible's marks
     about = {key: value for key, value in plain.items() if key in OF_MACHINES}
-    size = max(4, int(processes))
-    keys = {**TRIAL, **about, "run": RUN, "steps": int(steps), "batch_size": size}
+    burns = depth == "burn"
+    size = max(4, int(processes) * (BURN_BATCH if burns else 1))
+    keys = {**TRIAL, **(BURN if burns else {}), **about, "run": RUN, "steps": int(steps), "batch_size": size}
     try:
         config = dataclasses.asdict(trainer_config.from_mapping({**keys, "resume": "auto"}))
     except BadInput as error:

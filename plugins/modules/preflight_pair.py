@@ -24,7 +24,7 @@ options:
   streams: {type: int, default: 1, description: Connections that measure bandwidth together.}
   packets: {type: int, default: 200, description: Echo requests to each peer.}
   seconds: {type: float, default: 1.0, description: How long bandwidth is measured in each round.}
-  passes: {type: int, default: 1, description: How often all rounds are gone through.}
+  passes: {type: int, default: 1, description: "How often all rounds are gone through, and with RDMA again."}
   patience: {type: float, default: 15.0, description: Seconds to wait for a peer that has not begun yet.}
 author: [Trainyard]
 """
@@ -45,7 +45,7 @@ pairs:
   description: >-
     By peer: C(ports) ({port: open, other (somebody else listens), refused, dropped or why}), C(sent), C(lost),
     C(rtt_ms) (median), C(mtu_arrives), C(mbit) (the least of all passes), C(offset) (s, the peer's clock less this
-    one's), C(offset_error), C(rdma_gbit) (where all have a device), C(note), C(rdma_note).
+    one's), C(offset_error), C(rdma_gbit) (likewise, where all have a device), C(note), C(rdma_note).
   type: dict
   returned: always
 heard: {description: The peers from which this host's measured port was reached., type: list, returned: always}
@@ -128,7 +128,7 @@ class Exchange:
             in_parallel(
                 [lambda peer=peer: self.look(peer, patience) for peer in peers[start : start + AT_ONCE]]
             )
-        rdma_passes = int(bool(self.devices) and all(self.devices.values()))
+        rdma_passes = self.options["passes"] if self.devices and all(self.devices.values()) else 0
         for index in range((self.options["passes"] + rdma_passes) * len(offsets)):
             offset = offsets[index % len(offsets)]
             after = self.order[(place + offset) % len(self.order)]
@@ -337,7 +337,7 @@ class Exchange:
             return
         rate = rdma_gbit(done.stdout) if done else None
         if rate is not None:
-            found["rdma_gbit"] = rate
+            found["rdma_gbit"] = min(rate, found.get("rdma_gbit", rate))
         elif done:
             found["rdma_note"] = f"ib_write_bw: {(done.stderr or done.stdout).strip()[-200:]}"
         else:

@@ -519,7 +519,10 @@ def test_pairs_are_measured_as_the_depth_says():
     full = filters.preflight_measure(link, hosts, "full", 120)
     assert full["rounds"] == [1, 2, 3, 4, 5] and full["hosts"][0]["rdma"] == "mlx5_0"
     burn = filters.preflight_measure({"link": None}, hosts[:2], "burn", 120)
-    assert 55 <= burn["passes"] * (burn["seconds"] + 1.5) / 60 <= 65 and burn["streams"] == 1
+    rdma_too = burn["seconds"] + 1.5 + 3 + 1.5
+    assert 55 <= burn["passes"] * rdma_too / 60 <= 65 and burn["streams"] == 1
+    alone = filters.preflight_measure({"link": None}, [{**one, "rdma": ""} for one in hosts[:2]], "burn", 120)
+    assert 55 <= alone["passes"] * (alone["seconds"] + 1.5) / 60 <= 65
 
 
 def test_who_takes_part_in_the_measurement():
@@ -548,6 +551,8 @@ def test_the_steps_take_what_the_inventory_says_of_machines_alone():
         2,
     )
     assert config["batch_size"] == 6 and asked["run"].startswith("smoke-")
+    burn = filters.preflight_trial({"threads": 2}, 6, 2, "burn")["config"]
+    assert (burn["batch_size"], burn["sequence_length"]) == (48, 512) != (6, config["sequence_length"])
     with pytest.raises(AnsibleFilterError, match=r"trainer_config in the inventory: .*threads"):
         filters.preflight_trial({"threads": "many"})
 
