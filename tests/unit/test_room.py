@@ -132,6 +132,19 @@ def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, g
         room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world)
 
 
+def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_path):
+    for name, more in (("wlan0", "phy80211"), ("eth0", ""), ("tun0", "")):
+        (tmp_path / name / more).mkdir(parents=True)
+    (tmp_path / "eth0/speed").write_text("10000\n")
+    (tmp_path / "tun0/speed").write_text("-1\n")
+    told = {}
+    for name in ("wlan0", "eth0", "tun0", "gone", ""):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        told[name] = plan.interface_speed(tmp_path)
+    assert told == {"wlan0": plan.WIRELESS, "eth0": 10e9, "tun0": None, "gone": None, "": None}
+    assert plan.WIRELESS < room.SLOW_LINK
+
+
 def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)

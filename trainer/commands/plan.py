@@ -29,6 +29,7 @@ REACHED = 0.6  # of the speed of large matrix products: what a training step mak
 KERNELS = 40 << 20  # bytes of code that the first step loads
 SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's heap, which keeps what is freed
 CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
+WIRELESS = 0.3e9  # bits a second of a network that says no speed: what good Wi-Fi carries in a house
 LETTERS = 4  # of a text, a token
 MIB = 1 << 20
 RESULTS = Path("runs")  # where the playbooks keep what they have measured
@@ -399,11 +400,15 @@ def _link(asked: str | None, nodes: int) -> tuple[float, str, float | None]:
     return 1e9, "assumed: nothing was measured", None
 
 
-def interface_speed() -> float | None:
-    """Bits a second of the interface that the ranks would talk over, where it says so."""
+def interface_speed(interfaces: Path = Path("/sys/class/net")) -> float | None:
+    """Bits a second of the interface that the ranks would talk over, where it says so; of a wireless one WIRELESS."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not name:
+        return None
+    if (interfaces / name / "phy80211").exists():
+        return WIRELESS
     try:
-        megabits = int(Path("/sys/class/net", name, "speed").read_text()) if name else 0
+        megabits = int((interfaces / name / "speed").read_text())
     except (OSError, ValueError):
         megabits = 0
     return megabits * 1e6 if megabits > 0 else None
