@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 CNP_DSCP, CNP_PRIORITY = 48, 6  # congestion notifications, as cards send them
+NXOS_FIRST = 7  # of NX-OS' groups the one that may come first: priority is for the highest number alone
 MTU = 9216
 ECN_FROM, ECN_TO, ECN_PERCENT = 150, 3000, 7  # KB of a queue from and to which marking grows, to that share
 
@@ -50,7 +51,7 @@ def _nxos(ports: Mapping[str, str], dscp: int, priority: int, pfc: bool) -> str:
         "  class TRAINYARD-ROCE",
         f"    set qos-group {priority}",
         "  class TRAINYARD-CNP",
-        f"    set qos-group {CNP_PRIORITY}",
+        f"    set qos-group {NXOS_FIRST}",
         "policy-map type network-qos TRAINYARD-NETWORK",
         f"  class type network-qos c-8q-nq{priority}",
         f"    mtu {MTU}",
@@ -62,7 +63,13 @@ def _nxos(ports: Mapping[str, str], dscp: int, priority: int, pfc: bool) -> str:
         f"drop-probability {ECN_PERCENT} weight 0 ecn",
         "  class type queuing c-out-8q-q-default",
         "    bandwidth remaining percent 40",
-        f"  class type queuing c-out-8q-q{CNP_PRIORITY}",
+        *(
+            line
+            for group in range(1, NXOS_FIRST)
+            if group != priority
+            for line in (f"  class type queuing c-out-8q-q{group}", "    bandwidth remaining percent 0")
+        ),
+        f"  class type queuing c-out-8q-q{NXOS_FIRST}",
         "    priority level 1",
         "system qos",
         "  service-policy type network-qos TRAINYARD-NETWORK",

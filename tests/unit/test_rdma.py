@@ -228,6 +228,15 @@ def test_nx_os_is_read_by_a_parser_of_such_configurations(pfc):
     assert ("pause pfc-cos 3" in paused) == pfc
     queue = below("policy-map type queuing TRAINYARD-QUEUES", "class type queuing c-out-8q-q3")
     assert any(line.startswith("random-detect ") and line.endswith(" ecn") for line in queue)
+    # Priority is for the highest numbered group alone, and each of the eight queues has its part.
+    queues = {
+        group: below("policy-map type queuing TRAINYARD-QUEUES", f"class type queuing c-out-8q-q{group}")[0]
+        for group in ("-default", *range(1, 8))
+    }
+    assert [group for group, told in queues.items() if told == "priority level 1"] == [7]
+    assert below("policy-map type qos TRAINYARD-MARK", "class TRAINYARD-CNP") == ["set qos-group 7"]
+    shares = [told.removeprefix("bandwidth remaining percent ") for told in queues.values()]
+    assert sum(map(int, filter(str.isdigit, shares))) == 100
     for port in ("Ethernet1/1", "Ethernet1/2"):
         told = below(f"interface {port}")
         assert "service-policy type qos input TRAINYARD-MARK" in told
