@@ -123,6 +123,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         if not isinstance(ssh_from, list):
             raise Refused(f"firewall_ssh_from is {ssh_from!r}: write a list such as [192.168.1.0/24]")
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
+        # It answers nobody who has none of its keys.
+        allowed += [allowance(0, {"port": port, "proto": "udp"}) for port in survey["tunnels"]]
         sources = [network(f"firewall_ssh_from[{number}]", text) for number, text in enumerate(ssh_from)]
         ports = ssh_ports(survey)
         check_clients(survey["clients"], sources)

@@ -8,6 +8,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import (
     active,
     from_elsewhere,
+    interfaces,
     sockets,
     ssh_logins,
     ssh_ports,
@@ -23,6 +24,7 @@ options: {}
 
 
 GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirmed yet
+OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?(?:--to-destination|dnat (?:ip6? )?to) (\S+)"
@@ -74,6 +76,31 @@ def loaded(module):
     return {"table": rc == 0 and "policy drop" in out, "unit": unit, "opened": opened}
 
 
+def tunnels(module, session, found):
+    """The UDP ports of the WireGuard interface by which the controller came; none where it came another way.
+
+    The way to it would be shut with that port: at first unnoticed, as long as what was said before is remembered.
+    """
+    if not session:
+        return []
+    link = next(
+        (
+            one["name"]
+            for one in interfaces(module.run_command)
+            if one["kind"] == "wireguard"
+            and session["address"] in [address.partition("/")[0] for address in one["addresses"]]
+        ),
+        None,
+    )
+    if link and module.get_bin_path("wg"):
+        rc, out, _ = module.run_command(["wg", "show", link, "listen-port"])
+        if rc == 0 and out.strip().isdigit():
+            return [int(out)]
+    # networkd and NetworkManager do without that program: the kernel's own sockets belong to no process.
+    kernels = {one["port"] for one in found if one["proto"] == "udp" and not one["owners"]}
+    return sorted(kernels - OTHERS_OF_THE_KERNEL) if link else []
+
+
 def ufw_enabled():
     """Whether ufw is set to be on: its unit is active on machines where it does nothing, too."""
     try:
@@ -96,6 +123,7 @@ def main():
             "published": published(module),
             "ssh_ports": ports,
             "session": session,
+            "tunnels": tunnels(module, session, found),
             "clients": [session["client"]] if outside else ssh_logins(found, ports),
             "ufw": ufw_enabled(),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],

@@ -21,6 +21,7 @@ def survey(**more):
         "ssh_ports": [22],
         "session": SESSION,
         "clients": [SESSION["client"]],
+        "tunnels": [],
         "ufw": False,
         "firewalld": False,
         "bridges": [],
@@ -341,6 +342,42 @@ def test_only_sshds_own_ports_are_sshs_not_what_a_login_holds_open(host, tmp_pat
 def test_who_is_logged_in_from_elsewhere(host):
     found = host_survey.sockets(host[1])
     assert host_survey.ssh_logins(found, [22]) == ["192.168.1.9"]
+
+
+def test_the_tunnel_by_which_the_controller_came_stays_open():
+    tunnel = {"proto": "udp", "port": 51820, "address": "0.0.0.0", "process": "an unknown process"}
+    plan = planned(tunnels=[51820], listening=[SSHD, tunnel], loaded=UNLOADED)
+    assert "udp dport 51820 accept" in rules(plan) and plan["closes"] == []
+    other = planned(listening=[SSHD, tunnel], loaded=UNLOADED)
+    assert "51820" not in other["rules"] and other["closes"] == ["udp port 51820 (an unknown process)"]
+
+
+@pytest.mark.parametrize("program", [True, False])
+def test_which_tunnel_the_controller_came_by(load_module, monkeypatch, program):
+    module = load_module("firewall_survey")
+    links = [
+        {"name": "eth0", "kind": None, "addresses": ["192.168.1.50/24"]},
+        {"name": "wg0", "kind": "wireguard", "addresses": ["10.9.0.1/24"]},
+    ]
+    monkeypatch.setattr(module, "interfaces", lambda _: links)
+
+    class Host:
+        def get_bin_path(self, name):
+            return "/usr/bin/wg" if program else None
+
+        def run_command(self, words):
+            assert words == ["wg", "show", "wg0", "listen-port"]
+            return 0, "51820\n", ""
+
+    sockets = [
+        {"proto": "udp", "port": 4791, "owners": []},
+        {"proto": "udp", "port": 51820, "owners": []},
+        {"proto": "udp", "port": 5353, "owners": [("avahi-daemon", 7)]},
+        {"proto": "tcp", "port": 2049, "owners": []},
+    ]
+    by_tunnel = {**SESSION, "address": "10.9.0.1"}
+    assert module.tunnels(Host(), by_tunnel, sockets) == [51820]
+    assert module.tunnels(Host(), SESSION, sockets) == module.tunnels(Host(), None, sockets) == []
 
 
 def test_what_others_could_reach(host, load_module):
