@@ -1,5 +1,6 @@
 """What the documents name is there: links, anchors, files, commands with options and words."""
 
+import ast
 import contextlib
 import functools
 import io
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.cli.playbook import PlaybookCLI
+from typed import ANSIBLE, ELSEWHERE, SAYS
 
 from bench import simulate
 from lab.__main__ import parser as lab_parser
@@ -402,6 +404,97 @@ def test_what_nobody_types_is_no_command():
         "\n```yaml\nsteps: 3\n```\n\nand `git`, `scp`, `a b`\n"
     )
     assert list(commands(text)) == []
+
+
+# ---- README's, each typed by a test ----
+
+
+def readmes():
+    """README's commands and options; which inventory they are for is none, nor is a program that is spoken of."""
+    text = (ROOT / "README.md").read_text()
+    options = re.findall(r"`(-[^`\n]+|[A-Z_]+=[^`\n]+)`", parts(text)[1])
+    found = [one for one in [*commands(text), *options] if len(one.split()) > 1 or "=" in one]
+    return {one for one in found if not one.startswith("-i ")}
+
+
+def words_typed(node):
+    """The words of a test's source that it may type: strings in their order, and NAME=VALUE of what is named.
+
+    What it says of itself or looks for in an answer is not typed.
+    """
+    if isinstance(node, ast.Assert):
+        node = ast.Module([one for one in ast.walk(node.test) if isinstance(one, ast.Call)], [])
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from node.value.split()
+    named = [(node.arg, node.value)] if isinstance(node, ast.keyword) else []
+    if isinstance(node, ast.Dict):
+        named = [
+            (getattr(key, "value", ""), value) for key, value in zip(node.keys, node.values, strict=True)
+        ]
+    for name, value in named:
+        yield f"{name}={getattr(value, 'value', '')}"
+    for child in ast.iter_child_nodes(node):
+        yield from words_typed(child)
+
+
+def types(source, test, command):
+    """Whether the function `test` of a test file's source types a command of README."""
+    (function,) = (one for one in ast.parse(source).body if getattr(one, "name", "") == test)
+    typed = list(words_typed(function))
+    words = shlex.split(re.sub(r"^ansible-playbook (?:-i \S+ )?", "", command))
+    settings = [word for word in words if re.match(r"[a-z_]+=", word)]
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        whatever = not value or re.fullmatch(r"[A-Z]+(?:\.yaml)?", value)
+        if not any(word.startswith(f"{name}=") if whatever else word == setting for word in typed):
+            return False
+    rest = [word for word in words if word not in settings and word != "-e"]
+    return any(typed[at : at + len(rest)] == rest for at in range(len(typed)))
+
+
+def test_every_command_of_readme_is_typed_by_a_test():
+    newcomer = {one.removeprefix(f"{ANSIBLE} ") for one in SAYS}
+    untyped = {one for one in readmes() if one.removeprefix(f"{ANSIBLE} ") not in newcomer}
+    assert untyped == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_who_is_said_to_type_a_command_does(command):
+    path, _, test = ELSEWHERE[command].partition("::")
+    assert types((ROOT / path).read_text(), test, command)
+
+
+@pytest.mark.parametrize(
+    ("body", "command", "is_typed"),
+    [
+        ('run("make", "clean")', "make clean", True),
+        ('assert run("make", "clean") == 0', "make clean", True),
+        ("run('make clean'.split())", "make clean", True),
+        ('run("make", "-n", "clean")', "make clean", False),
+        ('"""It is for make clean."""', "make clean", False),
+        ('assert "make clean" in said', "make clean", False),
+        (
+            'play("train.yml", model=path, run="first")',
+            f"{ANSIBLE} train.yml -e model=DIR -e run=first",
+            True,
+        ),
+        (
+            'play("train.yml", model=path, run="other")',
+            f"{ANSIBLE} train.yml -e model=DIR -e run=first",
+            False,
+        ),
+        (
+            'play("site.yml", model=path, run="first")',
+            f"{ANSIBLE} train.yml -e model=DIR -e run=first",
+            False,
+        ),
+        ('play({"queue": "true"})', "-e queue=true", True),
+    ],
+)
+def test_what_a_test_types_is_told_from_what_it_speaks_of(body, command, is_typed):
+    assert types(f"def test_it():\n    {body}\n", "test_it", command) is is_typed
 
 
 # ---- files ----
