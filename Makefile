@@ -165,8 +165,8 @@ lab-demo: $(VENV)/.controller ## from make lab to a run that the dashboard shows
 	$(ANSIBLE) -i "$(INVENTORY)" train.yml $(DEMO) -e steps=50000 -e checkpoint_every=500 -e metrics_port=9200 -e run=demo -e detach=true
 	@echo "Look at it: make dashboard INVENTORY=$(INVENTORY)"
 
-lab-down: ## take them down; nothing of them stays
-	@LAB_TYPED="make lab-down" $(PYTHON3) -m lab down
+lab-down: ## take them down, or those of LAB="--name N"; nothing of them stays
+	@LAB_TYPED="make lab-down" $(PYTHON3) -m lab down $(LAB)
 
 # ---- tidying up ----
 
@@ -174,4 +174,5 @@ lab-down: ## take them down; nothing of them stays
 clean: ## remove what was generated here; runs/ and labs stay
 	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
 	[[ ! -d .trainyard ]] || find .trainyard -mindepth 1 -maxdepth 1 ! -name labs -exec rm -rf {} +
+	[[ ! -d .trainyard ]] || rmdir --ignore-fail-on-non-empty .trainyard
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -483,37 +483,47 @@ class _Alone:
     training = None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.split(": ", 1)[1])
-    parser.add_argument("--link", default="1gbit", help="of every host, each way")
-    parser.add_argument("--latency", type=float, default=1e-4, help="of a hop, in seconds")
-    parser.add_argument(
+def speed(text: str) -> tuple[str, float]:
+    """--speed CARD=TOKENS."""
+    name, _, number = text.partition("=")
+    if name not in CARDS or not number.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected CARD=TOKENS a second, with a card of {', '.join(CARDS)}"
+        )
+    return name, float(number)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    found = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.split(": ", 1)[1])
+    found.add_argument("--link", default="1gbit", help="of every host, each way")
+    found.add_argument("--latency", type=float, default=1e-4, help="of a hop, in seconds")
+    found.add_argument(
         "--mfu", type=float, default=MFU, help="share of their peaks that the cards are taken to reach"
     )
-    parser.add_argument(
+    found.add_argument(
         "--speed",
         metavar="CARD=TOKENS",
+        type=speed,
         action="append",
         default=[],
         help=f"tokens/s of a card alone, measured: {', '.join(CARDS)}",
     )
-    parser.add_argument(
+    found.add_argument(
         "--check", type=Path, metavar="FILE", help="compare with what bench.cluster has measured"
     )
-    options = parser.parse_args()
+    return found
+
+
+def main() -> None:
+    options = parser().parse_args()
     if options.check:
         text, good = check(json.loads(options.check.read_text()))
         print(text)
         sys.exit(0 if good else 1)
     from trainer.commands import plan
 
-    speeds = {}
-    for one in options.speed:
-        name, _, number = one.partition("=")
-        if name not in CARDS or not number.replace(".", "", 1).isdigit():
-            parser.error(f"--speed {one}: expected CARD=TOKENS a second, with a card of {', '.join(CARDS)}")
-        speeds[name] = float(number)
-    print(tables(Assumed(plan.bits(options.link), options.latency, options.mfu, speeds)))
+    print(tables(Assumed(plan.bits(options.link), options.latency, options.mfu, dict(options.speed))))
 
 
 if __name__ == "__main__":

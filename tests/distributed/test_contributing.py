@@ -63,6 +63,17 @@ def test_they_apply_and_the_documents_name_what_they_add(patched):
     assert "motd_text" in (patched / "docs/variables.md").read_text()
 
 
+def python_files(patch):
+    return re.findall(r"^\+\+\+ b/(.+\.py)$", patch, re.M)
+
+
+@pytest.mark.parametrize("words", [["check"], ["format", "--check"]], ids=" ".join)
+def test_the_linters_have_nothing_against_them(patched, words):
+    files = [file for patch in PATCHES.values() for file in python_files(patch)]
+    assert len(files) == 5
+    run(patched, ["-m", "ruff", *words, "--no-cache", *files])
+
+
 @pytest.mark.parametrize(
     "words", [["house_rules", "variables"], pytest.param(["reset", "preflight"], marks=pytest.mark.full)]
 )

@@ -151,9 +151,10 @@ def test_two_commands_after_make_lab(lab, tmp_path):
         "SSH_ASKPASS": str(tmp_path / "askpass"),
     }
     inventory = f"INVENTORY={lab.inventory}"
-    for words in (("lab", "HOSTS=3", f"LAB=--name {NAME} --replace"), ("lab-demo", inventory)):
+
+    def typed(*command):
         done = subprocess.run(
-            ["make", *words],
+            command,
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -161,7 +162,10 @@ def test_two_commands_after_make_lab(lab, tmp_path):
             text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert f"make dashboard {inventory}" in done.stdout.splitlines()[-1]
+        return done.stdout
+
+    typed("make", "lab", "HOSTS=3", f"LAB=--name {NAME} --replace")
+    assert f"make dashboard {inventory}" in typed("make", "lab-demo", inventory).splitlines()[-1]
     asked = tmp_path / "askpass"
     asked.write_text(f"#!/bin/sh\necho '{lab.password}'\n")
     asked.chmod(0o700)
@@ -203,3 +207,5 @@ def test_two_commands_after_make_lab(lab, tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(20)
+    assert f"lab '{NAME}'" in typed("make", "lab-down", f"LAB=--name {NAME}")
+    assert not lab.state.exists() and not lab.inventory.exists()

@@ -12,33 +12,13 @@ import time
 import pexpect
 import pytest
 from plays import ROOT
+from typed import ANSIBLE, ELSEWHERE, SAYS
 
 from lab.lab import Lab, Options
 
 README = (ROOT / "README.md").read_text()
 SECTIONS = ("Try it on one machine", "On your machines")
 COMMAND = re.compile(r"(?:git|make|cp|\.|ansible-playbook) .+")
-ANSIBLE = "ansible-playbook -i inventory/home"
-CTRL_C = "\x03"
-# README's commands in its order: what each says at its end, or, beside CTRL_C, when it is interrupted.
-SAYS = {
-    "git clone URL trainyard && cd trainyard": "",
-    "make demo": "Run demo-.* finished",
-    "cp -r inventory/examples/two-hosts inventory/home": "",
-    "make venv": "",
-    ". .venv/bin/activate": "",
-    f"{ANSIBLE} site.yml": "Next",
-    f"{ANSIBLE} playbooks/preflight.yml": "of 2 hosts",
-    f"{ANSIBLE} train.yml -e run=first": ("step +[0-9]{2}", CTRL_C),
-    f"{ANSIBLE} playbooks/status.yml": "first +running",
-    f"{ANSIBLE} playbooks/logs.yml -e follow=true": ("node2/r1 [|](.|\\n)+Show what comes", CTRL_C),
-    f"{ANSIBLE} playbooks/diagnose.yml": "The run goes on",
-    "make dashboard INVENTORY=inventory/home": (r"http://127[.]0[.]0[.]1:\d+", CTRL_C),
-    f"{ANSIBLE} playbooks/stop.yml -e run=first": "resume=true",
-    # How the line of stop.yml goes on.
-    f"{ANSIBLE} train.yml -e run=first -e resume=true": "Run first finished",
-    f'{ANSIBLE} playbooks/generate.yml -e run=first -e prompt="She"': "She",
-}
 LONGEST = 1500  # seconds that a command may take
 
 
@@ -46,7 +26,7 @@ def commands():
     """What README says to type in SECTIONS, in its order."""
     found = []
     for section in SECTIONS:
-        text = README.split(f"\n## {section}\n")[1].split("\n## ")[0].split("No machines at hand?")[0]
+        text = README.split(f"\n## {section}\n")[1].split("\n## ")[0]
         for line in text.splitlines():
             if line.startswith("    ") and COMMAND.match(line.strip()):
                 typed, _, more = line.strip().partition("  ")
@@ -56,10 +36,11 @@ def commands():
             elif not line.startswith("    "):
                 spans = re.findall(r"`([^`]+)`", line)
                 found += [one for one in spans if COMMAND.fullmatch(one) and one not in found]
-    return [one for one in found if one not in ("make clean", "make lab HOSTS=3")]
+    return [one for one in found if one not in ELSEWHERE]
 
 
-def test_every_command_of_readme_is_typed():
+def test_the_sections_commands_are_typed_in_their_order():
+    """That all of README's are typed somewhere, tests/unit/test_documents.py says."""
     assert commands() == list(SAYS)
 
 

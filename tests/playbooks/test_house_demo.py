@@ -55,6 +55,11 @@ class User:
             self.become = []
             self.environment["PATH"] = os.environ["PATH"]
 
+    def have(self, top):
+        """All below `top` is the user's own."""
+        for path in [top, *top.rglob("*")] if self.become else []:
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
     def run(self, *command):
         return subprocess.run(
             [*self.become, *command],
@@ -75,9 +80,7 @@ def user():
     checkout = top / "trainyard"
     copy_checkout(checkout)
     made = User(top, checkout)
-    if made.become:
-        for path in [top, *top.rglob("*")]:
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    made.have(top)
     yield made
     shutil.rmtree(top)
 
@@ -114,6 +117,10 @@ def test_make_demo_from_nothing(user):
     assert re.search(rf"^loss at the end +{loss} +{loss}$", shown.stdout, re.M), shown.stdout
     assert '"name": "second"' in (run.parent / "first-second.html").read_text()
 
+    shown = user.run("make", "help")
+    assert shown.returncode == 0, shown.stdout
+    assert {"demo", "test", "lab-down", "clean"} <= {line.split()[0] for line in shown.stdout.splitlines()}
+
     # With the right to change the machine, site.yml does not.
     again = subprocess.run(
         [".venv/bin/ansible-playbook", "-i", "inventory/local", "site.yml"],
@@ -131,3 +138,12 @@ def test_make_demo_from_nothing(user):
     after = snapshot()
     changed = {path for path in before | after if before.get(path) != after.get(path)}
     assert not changed, f"changed on the machine: {sorted(changed)[:20]}"
+
+    user.have(user.checkout)  # what root has left there, too
+    assert all((user.checkout / name).exists() for name in (".venv", ".trainyard", "trainer/__pycache__"))
+    shown = user.run("make", "clean")
+    assert shown.returncode == 0, shown.stdout
+    left = {path.name for path in user.checkout.iterdir()}
+    assert not left & {".venv", ".trainyard", ".ansible", "build"}, left
+    assert not list(user.checkout.rglob("__pycache__"))
+    assert (run / "model/model.safetensors").exists() and (run / "report.html").exists()

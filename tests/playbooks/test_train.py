@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_run_from_its_start_to_its_results(yard):
     lines = said(yard.play("playbooks/logs.yml", run="first", rank=1)).splitlines()
     told = [line for line in lines if re.search(r"node\d/", line)]
     assert told and all("node2/r1 |" in line for line in told), lines
-    late = said(yard.play("playbooks/logs.yml", run="first", since="1d"))
+    late = said(yard.play("playbooks/logs.yml", run="first", since="10m"))
     assert {"node1/r0 |", "node2/r1 |"} <= set(re.findall(r"node\d/r\d \|", late)), late
     assert "since: found yesterday" in failures(yard.play("playbooks/logs.yml", since="yesterday"))[0]
 
@@ -89,6 +90,29 @@ def test_check_mode_changes_nothing_and_starts_nothing(yard):
     run = yard.play(run="first", arguments="--check", **SMALL)
     assert run.rc == 0, said(run)
     assert not (yard.node("node1") / "var").exists() and not yard.results.exists()
+
+
+MODEL = """
+import sys
+from transformers import GPT2Config, GPT2LMHeadModel
+from trainer.config import from_mapping
+from trainer.data import tokenizer
+tokenizer.wrap(tokenizer.train(from_mapping({"vocab_size": 300}))).save_pretrained(sys.argv[1])
+GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=48, n_layer=1, n_head=2)).save_pretrained(sys.argv[1])
+"""
+
+
+def test_a_model_and_a_file_of_ones_own(yard, tmp_path):
+    """The model's directory is brought to both nodes; the file's settings hold where the command line has none."""
+    model, file = tmp_path / "own model", tmp_path / "own.yaml"
+    subprocess.run([sys.executable, "-c", MODEL, str(model)], cwd=ROOT, check=True)
+    file.write_text(yaml.safe_dump({"sequence_length": 32, "batch_size": 4, "max_samples": 40, "steps": 3}))
+    run = yard.play("train.yml", model=model, config=file, steps=2, run="first")
+    assert run.rc == 0, said(run)
+    trained = json.loads((yard.results / "first/model/config.json").read_text())
+    assert (trained["n_embd"], trained["n_layer"]) == (48, 1)
+    settings = yaml.safe_load((yard.results / "first/config.yaml").read_text())
+    assert (settings["sequence_length"], settings["steps"]) == (32, 2)
 
 
 def test_a_smoke_test_comes_first_and_leaves_nothing(yard):

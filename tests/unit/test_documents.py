@@ -1,5 +1,6 @@
 """What the documents name is there: links, anchors, files, commands with options and words."""
 
+import ast
 import contextlib
 import functools
 import io
@@ -8,11 +9,15 @@ import json
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.cli.playbook import PlaybookCLI
+from typed import ANSIBLE, ELSEWHERE, SAYS
 
+from bench import simulate
 from lab.__main__ import parser as lab_parser
 from plugins.action.run_config import SWITCHES, role_variables
 from trainer import config
@@ -106,10 +111,15 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = {
     name for line in re.findall(r"^([a-z-]+(?: [a-z-]+)*):(?!=)", MAKEFILE, re.M) for name in line.split()
 }
-BEGINS = re.compile(
-    r"(?:\$ |sudo |[A-Z_]+=\S+ )*(?:\.venv/bin/)?"
-    r"((?:ansible-playbook|make|trainer|python3? -m (?:lab|trainer))(?: |$)|(?:playbooks/)?\w+\.yml(?: |$)|-e )"
-)
+# What may stand before a command: a prompt, what was left out, who runs it, where, and with what in its environment.
+BEFORE = re.compile(r"(?:\$ |… |sudo |time |nice -n \d+ |ssh \S+ |[A-Z_0-9]+=\S*(?: |$))*")
+# Other people's programs, which documents may say to type; their words are not judged here.
+OTHERS = {
+    *(".", "cp", "git", "scp"),
+    *("ansible-vault", "hf", "mokutil", "molecule", "pytest", "-m pytest", "-m bench", "pre-commit"),
+}
+# Lines of code blocks that nobody types: a comment, what is said of a run, a folder of a tree, what follows from what.
+UNTYPED = re.compile(r"# |\w+: |\S+/(?: |$)|.*─►")
 
 
 LAYERS = runpy.run_path(str(ROOT / "tests/run.py"))["LIMITS"]
@@ -128,15 +138,68 @@ class Odd(Exception):
     """What is wrong with a command of a document."""
 
 
+def bare(command):
+    """(program, the rest): without what may stand before it and its folder; a module of Python's is `-m NAME`."""
+    command = command[BEFORE.match(command).end() :]
+    command = re.sub(r"^\S*/bin/(?=\w)", "", command)
+    program, _, rest = re.sub(r"^python3? (?=-m )", "", command).partition(" ")
+    if program == "-m":
+        module, _, rest = rest.partition(" ")
+        program = f"-m {module}"
+    return program, rest
+
+
+def is_command(piece):
+    """Whether what stands among other words is one: a program alone is spoken of, unless it is this repository's."""
+    program, rest = bare(piece)
+    return (
+        program in CHECKS
+        or program.startswith("-m ")
+        or bool(re.fullmatch(r"(?:playbooks/)?\w+\.yml", program))
+        or (program in OTHERS and bool(rest))
+    )
+
+
+def parts(text):
+    """(fenced, plain): the fenced blocks, each its language and its text, and the document without them."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+    return fence.findall(text), fence.sub("", text)
+
+
+def blocks(text):
+    """The code blocks whose lines are typed, each a list of lines; those of YAML and of other languages are not."""
+    fenced, plain = parts(text)
+    typed = [block for language, block in fenced if language in ("", "shell", "sh", "bash", "console")]
+    for block in typed + re.findall(r"(?:^    .*\n)+", plain, re.M):
+        try:
+            data = yaml.safe_load(textwrap.dedent(block))
+        except yaml.YAMLError:
+            data = None
+        if not isinstance(data, list) and not (isinstance(data, dict) and all(map(str.isidentifier, data))):
+            yield [line.strip() for line in block.splitlines() if line.strip()]
+
+
 def commands(text):
-    """Every command in code blocks and code spans, one a string, without what is said about it beside."""
-    fenced = re.findall(r"^```(?:text|shell|sh|bash|console)?\n(.*?)^```", text, re.S | re.M)
-    lines = [line for block in fenced for line in block.splitlines()]
-    plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
-    lines += [line[4:] for line in plain.splitlines() if line.startswith("    ")]
-    pieces = [piece for line in lines for piece in re.split(r"\s{2,}|\s# ", line)]
-    for piece in pieces + re.findall(r"`([^`\n]+)`", plain):
-        if BEGINS.match(piece.strip()):
+    """Every command in code blocks and code spans, one a string, without what is said about it beside.
+
+    Each line of a code block begins with one; whether that is known, `check` says.
+    """
+    # The end of `… -e depth=full` is that of the last whole one.
+    whole = ""
+    for line in itertools.chain.from_iterable(blocks(text)):
+        first, *more = re.split(r"\s{2,}|\s# |[:;] (?=-e |\S+\.yml -)", line)
+        if UNTYPED.match(line) or not bare(first)[0]:
+            continue
+        if first.startswith("… ") and whole:
+            first = f"{whole} {first[2:]}"
+        else:
+            whole = first
+        yield first.strip()
+        yield from (piece.strip() for piece in more if is_command(piece.strip()))
+    fenced, plain = parts(text)
+    shown = [line for language, block in fenced if language == "text" for line in block.splitlines()]
+    for piece in shown + re.findall(r"`([^`\n]+)`", plain):
+        if is_command(piece.strip()):
             yield piece.strip()
 
 
@@ -193,7 +256,8 @@ def check_playbook(words):
 
 def check_word(words):
     """-e and what follows it, of whatever playbook."""
-    known(keys_of(words[0]), set().union(*map(words_of, PLAYBOOKS)), "word of any playbook")
+    keys = [key for word in words if "=" in word or "{" in word for key in keys_of(word)]
+    known(keys, set().union(*map(words_of, PLAYBOOKS)), "word of any playbook")
 
 
 def check_make(words):
@@ -204,7 +268,7 @@ def check_make(words):
         if name == "LAYERS":
             known(value.split(), LAYERS, "layer of tests")
         if name == "LAB":
-            parsed(lab_parser(), ["up", *shlex.split(value)])
+            parsed(lab_parser(), ["down" if "lab-down" in words else "up", *shlex.split(value)])
         if name == "INVENTORY":
             known([value], INVENTORIES, "inventory")
 
@@ -223,11 +287,17 @@ def check_lab(words):
     parsed(lab_parser(), words)
 
 
+def check_simulate(words):
+    parsed(simulate.parser(), words)
+
+
 CHECKS = {
     "ansible-playbook": check_playbook,
     "make": check_make,
     "trainer": check_trainer,
-    "lab": check_lab,
+    "-m trainer": check_trainer,
+    "-m lab": check_lab,
+    "-m bench.simulate": check_simulate,
     "-e": check_word,
 }
 
@@ -235,17 +305,18 @@ CHECKS = {
 def check(command):
     """Raise Odd if a command of a document is none."""
     command = re.sub(r"(--[\w-]+) …", r"\1 X", command)
-    first, *words = shlex.split(re.sub(r"[\[\]…]", " ", command))  # [what may be left out], and so on
-    while first in ("$", "sudo") or re.match(r"[A-Z_]+=", first):
-        first, *words = words
-    first = first.removeprefix(".venv/bin/")
-    if first.startswith("python"):
-        _, first, *words = words
+    # [what may be left out], and so on
+    first, rest = bare(" ".join(re.sub(r"[\[\]…]", " ", command).split()))
+    if first in OTHERS:
+        return
+    words = shlex.split(rest)
     if first.endswith(".yml"):  # a playbook, for short
         name = first if first in PLAYBOOKS else f"playbooks/{first}"
         if name not in PLAYBOOKS and "/" not in first:
             return  # a file of another kind
         first, words = "ansible-playbook", [name, *words]
+    if first not in CHECKS:
+        raise Odd(f"{first} is no program that documents know; see CHECKS and OTHERS")
     if words:
         # off|on is two commands.
         for choice in itertools.product(*([word] if "=" in word else word.split("|") for word in words)):
@@ -284,6 +355,14 @@ def test_commands_are_what_there_is(path):
         ("WORLD_SIZE=2 trainer plan run.yaml stratgy=fsdp", "stratgy is no key of the trainer"),
         ("trainer plan run.yaml --links 1gbit", "trainer does not take: plan run.yaml --links 1gbit"),
         ("python3 -m lab powr node2 off|on", "does not take: powr node2 off"),
+        ('make lab-down LAB="--offline"', "does not take: down --offline"),
+        (
+            "ssh HOST NNODES=3 /opt/trainyard/current/bin/trainer paln run.yaml",
+            "does not take: paln run.yaml",
+        ),
+        ("… -e dpeth=full", "dpeth is no word of any playbook"),
+        ('.venv/bin/python -m bench.simulate --speed "3070 T=2100"', "does not take: --speed '3070 T=2100'"),
+        ("python -m bench.simulat --link 1gbit", "-m bench.simulat is no program that documents know"),
     ],
 )
 def test_a_typo_in_a_command_is_found(command, fault):
@@ -291,6 +370,131 @@ def test_a_typo_in_a_command_is_found(command, fault):
     assert (found,) == tuple(commands(f"By `{command}` it is done."))
     with pytest.raises(Odd, match=re.escape(fault)):
         check(found)
+
+
+@pytest.mark.parametrize(
+    ("block", "fault"),
+    [
+        ("scpp llama.yaml 192.168.1.101:", "scpp is no program that documents know"),
+        ("git pull\n    ansible-valut encrypt_string", "ansible-valut is no program that documents know"),
+        ("sudo aptt install git     first of all: git", "aptt is no program that documents know"),
+        ("make venv\n\n    maek demo", "maek is no program that documents know"),
+        (
+            "ansible-playbook playbooks/preflight.yml    before\n    … -e detph=full    minutes",
+            "detph is no word of playbooks/preflight.yml",
+        ),
+    ],
+)
+def test_an_unknown_word_in_a_block_of_commands_is_found(block, fault):
+    faults = []
+    for command in commands(f"Type:\n\n    {block}\n\nand see.\n"):
+        with contextlib.suppress(Odd):
+            check(command)
+            continue
+        faults.append(command)
+    (found,) = faults
+    with pytest.raises(Odd, match=re.escape(fault)):
+        check(found)
+
+
+def test_what_nobody_types_is_no_command():
+    text = (
+        "    all:\n      vars: {a: b}\n\nand\n\n    - name: A task\n\nand\n\n    a ─► b\n      ─► c\n\n"
+        "and\n\n    WORLD_SIZE=3  MASTER_ADDR=10.77.0.11\n    first: loss 7.66: 3.95\n    roles/   one a concern\n"
+        "\n```yaml\nsteps: 3\n```\n\nand `git`, `scp`, `a b`\n"
+    )
+    assert list(commands(text)) == []
+
+
+# ---- README's, each typed by a test ----
+
+
+def readmes():
+    """README's commands and options; which inventory they are for is none, nor is a program that is spoken of."""
+    text = (ROOT / "README.md").read_text()
+    options = re.findall(r"`(-[^`\n]+|[A-Z_]+=[^`\n]+)`", parts(text)[1])
+    found = [one for one in [*commands(text), *options] if len(one.split()) > 1 or "=" in one]
+    return {one for one in found if not one.startswith("-i ")}
+
+
+def words_typed(node):
+    """The words of a test's source that it may type: strings in their order, and NAME=VALUE of what is named.
+
+    What it says of itself or looks for in an answer is not typed.
+    """
+    if isinstance(node, ast.Assert):
+        node = ast.Module([one for one in ast.walk(node.test) if isinstance(one, ast.Call)], [])
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from node.value.split()
+    named = [(node.arg, node.value)] if isinstance(node, ast.keyword) else []
+    if isinstance(node, ast.Dict):
+        named = [
+            (getattr(key, "value", ""), value) for key, value in zip(node.keys, node.values, strict=True)
+        ]
+    for name, value in named:
+        yield f"{name}={getattr(value, 'value', '')}"
+    for child in ast.iter_child_nodes(node):
+        yield from words_typed(child)
+
+
+def types(source, test, command):
+    """Whether the function `test` of a test file's source types a command of README."""
+    (function,) = (one for one in ast.parse(source).body if getattr(one, "name", "") == test)
+    typed = list(words_typed(function))
+    words = shlex.split(re.sub(r"^ansible-playbook (?:-i \S+ )?", "", command))
+    settings = [word for word in words if re.match(r"[a-z_]+=", word)]
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        whatever = not value or re.fullmatch(r"[A-Z]+(?:\.yaml)?", value)
+        if not any(word.startswith(f"{name}=") if whatever else word == setting for word in typed):
+            return False
+    rest = [word for word in words if word not in settings and word != "-e"]
+    return any(typed[at : at + len(rest)] == rest for at in range(len(typed)))
+
+
+def test_every_command_of_readme_is_typed_by_a_test():
+    newcomer = {one.removeprefix(f"{ANSIBLE} ") for one in SAYS}
+    untyped = {one for one in readmes() if one.removeprefix(f"{ANSIBLE} ") not in newcomer}
+    assert untyped == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_who_is_said_to_type_a_command_does(command):
+    path, _, test = ELSEWHERE[command].partition("::")
+    assert types((ROOT / path).read_text(), test, command)
+
+
+@pytest.mark.parametrize(
+    ("body", "command", "is_typed"),
+    [
+        ('run("make", "clean")', "make clean", True),
+        ('assert run("make", "clean") == 0', "make clean", True),
+        ("run('make clean'.split())", "make clean", True),
+        ('run("make", "-n", "clean")', "make clean", False),
+        ('"""It is for make clean."""', "make clean", False),
+        ('assert "make clean" in said', "make clean", False),
+        (
+            'play("train.yml", model=path, run="first")',
+            f"{ANSIBLE} train.yml -e model=DIR -e run=first",
+            True,
+        ),
+        (
+            'play("train.yml", model=path, run="other")',
+            f"{ANSIBLE} train.yml -e model=DIR -e run=first",
+            False,
+        ),
+        (
+            'play("site.yml", model=path, run="first")',
+            f"{ANSIBLE} train.yml -e model=DIR -e run=first",
+            False,
+        ),
+        ('play({"queue": "true"})', "-e queue=true", True),
+    ],
+)
+def test_what_a_test_types_is_told_from_what_it_speaks_of(body, command, is_typed):
+    assert types(f"def test_it():\n    {body}\n", "test_it", command) is is_typed
 
 
 # ---- files ----
@@ -303,7 +507,7 @@ NAMED = re.compile(
 
 def missing_files(text):
     """The files of the checkout that code spans and commands name, and that are not there."""
-    for span in re.findall(r"`([^`\n]+)`", text) + list(commands(text)):
+    for span in {*re.findall(r"`([^`\n]+)`", text), *commands(text)}:
         for name in NAMED.findall(span):
             if not list(ROOT.glob(name.rstrip("/"))):
                 yield name
@@ -316,4 +520,4 @@ def test_files_that_are_named_are_there(path):
 
 def test_a_file_that_is_gone_is_found():
     text = "`tests/unit/test_gone.py`, `trainer/loop.py`, `.venv/bin/pytest tests/unit/test_gon.py`"
-    assert list(missing_files(text)) == ["tests/unit/test_gone.py", "tests/unit/test_gon.py"]
+    assert set(missing_files(text)) == {"tests/unit/test_gone.py", "tests/unit/test_gon.py"}

@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +132,32 @@ def test_ctrl_c_tears_down_and_still_sums_up(tmp_path):
 def test_an_unknown_layer_is_refused(capsys):
     assert run_layers.main(["uni"]) == 2
     assert "no layer is named 'uni'; there are: lint unit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "runs"),
+    [
+        ("make test", "1//tests/run.py"),
+        ("make test FULL=1", "1/1/tests/run.py"),
+        ("make test FULL=0", "1//tests/run.py"),
+        ("make test LAYERS='lint unit'", "1//tests/run.py lint unit"),
+        ("make lint", "//tests/run.py lint"),
+        ("make lab-down LAB='--name other'", "//-m lab down --name other"),
+    ],
+)
+def test_what_make_hands_on(tmp_path, typed, runs):
+    """To a Python that tells what it is asked for, in an environment that is made already."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$TRAINYARD_INSTALL/$TRAINYARD_FULL/$*"\n')
+    python.chmod(0o755)
+    for stamp in (".controller", ".dev"):
+        (tmp_path / ".venv" / stamp).touch()
+    kept = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
+    done = subprocess.run(shlex.split(typed), cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, runs), done.stderr
 
 
 def test_the_limits_leave_ci_room():

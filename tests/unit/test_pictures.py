@@ -1,5 +1,6 @@
 """The pictures in docs are of what there is today, small, and used; what a terminal showed is drawn as it was."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -7,12 +8,14 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("take_pictures", ROOT / "scripts/take_pictures.py")
 take_pictures = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(take_pictures)
 
+SVG = "{http://www.w3.org/2000/svg}"
 MADE_FROM = json.loads((take_pictures.PICTURES / "made-from.json").read_text())
 
 
@@ -50,6 +53,71 @@ def test_a_function_of_a_file_stands_for_itself(tmp_path, monkeypatch):
         (tmp_path / "one.py").write_text(text)
         digests.append(take_pictures.digest("one.py:a"))
     assert digests[0] == digests[1] != digests[2]
+
+
+# ---- the demo's words ----
+
+
+def rows_shown():
+    """The rows of demo.svg, each once for each time that it was written."""
+    return [one.text for one in ElementTree.parse(take_pictures.PICTURES / "demo.svg").iter(f"{SVG}text")]
+
+
+@functools.cache
+def names(pattern):
+    """The names of plays and tasks in files of the checkout; what a template of one comes to may be anything."""
+    found = re.findall(r"^ *- name: (.+)$", "\n".join(path.read_text() for path in ROOT.glob(pattern)), re.M)
+    parts = [re.split(r"\{\{.*?\}\}", yaml.safe_load(name)) for name in found]
+    return [re.compile(".+".join(map(re.escape, each))) for each in parts if any(each)]
+
+
+def untrue(rows):
+    """The rows that tell of a play or of a role's task which is not there by that name."""
+    for row in rows:
+        # A play's; a task's that changed something, or is at work: its end may be cut, and how far it is comes after.
+        told = re.match(r"== (.+)|(?:changed +[\w ]+: |\w+ +)(\w+) : (.+?)(?:(…)|  |$)", row)
+        if told:
+            play, role, task, cut = told.groups()
+            there = (
+                names("playbooks/site.yml") + names("playbooks/train.yml")
+                if play
+                else names(f"roles/{role}/*/*.yml")
+            )
+            shown = play or task
+            if cut:  # any name that begins so
+                there = [one for one in there if one.pattern.startswith(re.escape(shown.rstrip()))]
+            if not there or not (cut or any(one.fullmatch(shown) for one in there)):
+                yield row
+
+
+def test_the_demo_shows_plays_and_tasks_by_their_names_of_today():
+    rows = rows_shown()
+    assert sum(row.startswith("== ") for row in rows) >= 3
+    assert sum(row.startswith("changed ") for row in rows) >= 5
+    assert not list(untrue(rows)), "Take the pictures anew: make pictures"
+
+
+def test_another_name_is_found():
+    good = [
+        "== The run",
+        "changed  node1 node2: trainer : Start the processes",
+        "node1  python_env : Have the locked environment (the fir…  [#---] 41 %, taking networkx  18 s",
+        "node2  starting: loading the model",
+    ]
+    bad = [
+        "== The runs",
+        "changed  node1 node2: trainer : Start a process",
+        "changed  node1: python_env : Start the processes",
+        "node1  python_env : Have a locked environment (the fir…  trying it out  18 s",
+    ]
+    assert list(untrue(good + bad)) == bad
+
+
+def test_the_demo_was_typed_as_the_makefile_has_it():
+    """A row that is full goes on in the next, so blanks are left out."""
+    (demo,) = re.findall(r"^DEMO := (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    shown = "".join(rows_shown()).replace(" ", "")
+    assert re.findall(r"inventory/localtrain\.yml(.+?)-erun=demo-", shown) == [demo.replace(" ", "")]
 
 
 # ---- the terminal ----
@@ -109,7 +177,7 @@ def test_rows_further_up_are_written_over_and_those_below_erased():
 def test_the_moving_picture_has_each_row_and_each_version_at_its_time():
     events = [0, "o", "a <b>\r\n1"], [12, "o", "\r2"], [24, "o", "\r3\r\n\x1b[32m  ok\r\nx\r\ny\r\n"]
     text = take_pictures.moving(cast(*events))
-    found = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+    found = ElementTree.fromstring(text).iter(f"{SVG}text")
     assert " ".join(one.text for one in found) == "a <b> 1 2 3 ok x y"
     assert 'class="c32">ok' in text and f'x="{12 + 2 * 8.4:g}"' in text
     # Two seconds of it, and eight of rest: the second version from a tenth to a fifth of the whole.

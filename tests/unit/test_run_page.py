@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,16 @@ def test_the_names_of_the_figures_when_several_are_compared(tmp_path, capsys):
     assert "2.0000  1.5000" in said and (tmp_path / "a-b.html").exists()
     assert write_report.main([str(tmp_path)]) == 2
     assert "holds no step" in capsys.readouterr().err
+
+
+def test_it_takes_nothing_from_elsewhere(tmp_path):
+    """It is read where there is no internet, and tells no site that it is."""
+    start = {"kind": "event", "event": "start", "step": 0, "ranks": ["a", "b"]}
+    write(tmp_path, start, step(1, world_size=2), step(2, world_size=2), summary={"versions": {"torch": "2"}})
+    page = run_page.write(tmp_path).read_text()
+    assert set(re.findall(r"\bhttps?:[^\s\"'`<>)]*", page)) == {"http://www.w3.org/2000/svg"}
+    leads = re.findall(r"\b(?:src|srcset|href|action|poster)\s*=\s*[\"'`]?([^\s\"'`>]+)", page)
+    leads += re.findall(r"\burl\(\s*[\"'`]?([^\s\"'`)]+)", page)
+    assert leads and [one for one in leads if not one.startswith(("#", "data:"))] == []
+    asks = r"@import|\b(?:import|fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|Worker)\s*\("
+    assert re.findall(asks, page) == []

@@ -1,6 +1,8 @@
 """Where metrics go beside metrics.jsonl; what counts as work; checkpoints looked at from outside."""
 
+import contextlib
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -103,6 +105,38 @@ def test_prometheus_reads_a_port_a_rank(tmp_path, said, monkeypatch):
     assert 'trainyard_step{host="node1",rank="1",run="r"} 7.0' in page
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+# The numbers of a step's line; the lists beside them are not given to Prometheus.
+NUMBERS = (
+    "epoch loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds compute_seconds comm_seconds"
+    " wire_bytes world_size memory_allocated_bytes memory_reserved_bytes memory_peak_bytes time"
+)
+
+
+def test_a_records_way_to_the_ranks_page_costs_little(tmp_path, said, monkeypatch):
+    """CPU of all threads, the server's start and two readers a second included; 1 ms is 1 % of a step of 0.1 s."""
+    monkeypatch.setenv("CLUSTER_ADDRESS", "127.0.0.1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    steps, page, until = 2000, "", time.monotonic() + 120
+    began = time.process_time()
+    watched = sinks.Sinks(
+        from_mapping({"metrics_port": port, "tensorboard": False}), place(tmp_path), {}, said.append
+    )
+    for step in range(1, steps + 1):
+        watched.write({**RECORD, **dict.fromkeys(NUMBERS.split(), step / 7), "step": step})
+    while not re.search(rf"^trainyard_step{{.*}} {steps}\.0$", page, re.M):
+        assert time.monotonic() < until, (said, page[-500:])
+        time.sleep(0.5)
+        with contextlib.suppress(OSError):  # the server answers from its own thread
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
+    watched.close()
+    each = (time.process_time() - began) / steps
+    print(f"a record's way to the page of metrics_port: {1000 * each:.3f} ms of CPU")
+    assert "trainyard_train_grad_norm{" in page and said == []
+    assert each < 0.001
 
 
 def test_a_port_that_is_taken_ends_nothing(tmp_path, said, monkeypatch):
