@@ -248,10 +248,6 @@ def recap(counts: dict[str, dict[str, int]]) -> list[str]:
     for host, count in counts.items():
         name = cut(host, 60)
         words = [f"{count['ok']} ok", f"{count['changed']} changed"]
-        words += [
-            f"{count[key]} {word}"
-            for key, word in (("failures", "failed"), ("unreachable", "unreachable"))
-            if count[key]
-        ]
+        words += [f"{count[key]} {word}" for key, word in BAD if count[key]]
         lines.append(f"{name}{' ' * (wide - columns_of(name))}  {', '.join(words)}")
     return lines
