@@ -213,8 +213,8 @@ class Pip:
         if self.list:
             there = set(self.installed())
             rest = [name for name in self.list if name not in there]
-            done = 100 * (len(self.list) - len(rest)) // len(self.list)
-            return f"{done} %, installing {rest[0]}" if rest else "100 %, installed"
+            done = f"{len(self.list) - len(rest)} of {len(self.list)} packages"
+            return f"{done}, installing {rest[0]}" if rest else f"{done}, installed"
         if not self.wheel:
             return "asking the package index"
         name = self.wheel.split("-")[0].replace("_", "-")
@@ -222,5 +222,5 @@ class Pip:
             places = glob.glob(f"{glob.escape(self.temporary)}/pip-unpack-*/{glob.escape(self.wheel)}")
             with contextlib.suppress(OSError, ValueError):
                 return f"{name}: {share(max(map(os.path.getsize, places)), self.total)}"
-        done = f"{100 * (self.have - 1) // self.wanted} %, " if 0 < self.have <= self.wanted else ""
+        done = f"{self.have - 1} of {self.wanted} packages, " if 0 < self.have <= self.wanted else ""
         return f"{done}{self.verb} {name}"

@@ -106,21 +106,21 @@ Collecting alpha==1.0 (from -r /x/requirements.txt (line 1))
 """
     assert heard(pip, text) == [
         "asking the package index",
-        "0 %, downloading alpha",
-        "33 %, taking beta-b",
+        "0 of 3 packages, downloading alpha",
+        "1 of 3 packages, taking beta-b",
     ]
     pip.hear("  Downloading https://index/torch-2.13.0%2Bcu128-cp311-cp311-linux_x86_64.whl (821.2 MB)")
-    assert pip.now() == "66 %, downloading torch"  # not begun
+    assert pip.now() == "2 of 3 packages, downloading torch"  # not begun
     (tmp_path / "pip-unpack-a1").mkdir()
     with open(tmp_path / "pip-unpack-a1/torch-2.13.0+cu128-cp311-cp311-linux_x86_64.whl", "wb") as file:
         file.truncate(312_000_000)
     assert pip.now() == "torch: 312 of 821 MB"
     pip.hear("Installing collected packages: alpha, Beta_B, torch")
-    assert pip.now() == "0 %, installing alpha"
+    assert pip.now() == "0 of 3 packages, installing alpha"
     there += ["alpha", "beta-b"]
-    assert pip.now() == "66 %, installing torch"
+    assert pip.now() == "2 of 3 packages, installing torch"
     there.append("torch")
-    assert pip.now() == "100 %, installed"
+    assert pip.now() == "3 of 3 packages, installed"
 
 
 def test_where_nobody_knows_how_many_packages_there_will_be_there_is_no_share(tmp_path):
@@ -273,6 +273,22 @@ def test_the_region_has_each_look_and_a_log_the_seldom_ones(shown):
     board.start("node1", "Task", "uuid", 0.0)
     assert board.takes(rows[-1], False, 5.0)
     assert board.lines((80, 24), 5.0)[1] == "  node1  Task  [#############-------] 2 of 3 MB  5 s"
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (("compiling nvidia 535, 50 of 200 files", "compiling nvidia 535, 100 of 200 files"), "20 s"),
+        (("1 of 9 packages, downloading a", "5 of 9 packages, downloading e"), "10 s"),
+    ],
+)
+def test_of_files_and_packages_the_time_left_is_told_at_the_rate_so_far(words, left):
+    board = live_frame.Board()
+    board.begin("A play", 0, 0.0)
+    board.start("node1", "Build", "uuid", 0.0)
+    for number, one in enumerate(words):
+        assert board.takes(f"\r\nnode1\t{one}", False, 10.0 * number)
+    assert board.lines((120, 24), 10.0)[1].endswith(f"] {words[-1]}, {left} left  10 s")
 
 
 def test_elsewhere_there_is_a_line_now_and_then_where_it_is_news(shown, monkeypatch):

@@ -199,6 +199,11 @@ def test_each_total_has_a_time_of_its_own():
     assert "400 MB, 20 s left" in told("b, 200 of 400 MB", 10)
     assert "left" not in told("c, 10 of 400 MB", 5)
     assert "400 MB, 3 s left" in told("c, 250 of 400 MB", 0)
+    # As many packages are downloaded, and then installed, faster.
+    told("0 of 9 packages, downloading a", 50)
+    told("8 of 9 packages, downloading i", 30)
+    assert "left" not in told("0 of 9 packages, installing a", 20)
+    assert "5 of 9 packages, installing e, 8 s left" in told("5 of 9 packages, installing e", 10)
 
 
 def test_how_far_a_task_is_goes_before_its_name():
