@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import unquote
 
 PACKAGES = "/run/trainyard-packages"  # where the modules that are root's leave their word
+BRINGING = "/run/trainyard-bring"  # where bring_host does
 ENVIRONMENT = ".progress"  # where python_env does, in its directory
 DKMS = "/var/lib/dkms"
 LOOK = 1.0  # seconds
@@ -109,6 +110,20 @@ def size(number: str, unit: str) -> float:
 def share(done: float, total: float) -> str:
     """Bytes of bytes, as the controller makes a bar of them (live_frame.share)."""
     return f"{min(done, total) / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+class Counted:
+    """Bytes that come, of `total`, in a note; `here` are there before."""
+
+    def __init__(self, note: Note, here: int, total: int) -> None:
+        self.note, self.here, self.total, self.told = note, here, total, -LOOK
+
+    def came(self, count: int) -> None:
+        """So many more are here."""
+        self.here += count
+        if time.monotonic() - self.told >= LOOK:
+            self.told = time.monotonic()
+            self.note.say(f"{share(self.here, self.total)} have come")
 
 
 class Apt:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,8 @@ sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
 import how_far  # noqa: E402
 import live_frame  # noqa: E402
 import meanwhile  # noqa: E402
+
+from plugins.action import fetch_told  # noqa: E402
 
 APT = """\
 Reading package lists...
@@ -177,6 +180,16 @@ def test_a_note_is_one_that_everybody_may_read_and_is_gone_in_the_end(tmp_path):
     note.close()
 
 
+def test_bytes_that_come_are_told_once_a_second(monkeypatch, tmp_path):
+    counted = how_far.Counted(how_far.Note(str(tmp_path / "note")), int(100e6), int(400e6))
+    said = []
+    for look in (1, 60, 0):
+        monkeypatch.setattr(how_far, "LOOK", look)
+        counted.came(int(50e6))
+        said.append((tmp_path / "note").read_text())
+    assert said == ["150 of 400 MB have come", "150 of 400 MB have come", "250 of 400 MB have come"]
+
+
 def test_a_note_that_cannot_be_written_is_no_fault(tmp_path):
     for path in ("", str(tmp_path / "nowhere/note")):
         note = how_far.Note(path)
@@ -240,6 +253,34 @@ def test_what_dkms_compiles_stands_in_the_note_while_it_does_it(load_module, tmp
 
 
 # ---- the controller's side ----
+
+
+def test_of_what_comes_here_the_file_that_grows_counts_too(tmp_path):
+    coming = meanwhile.Coming(int(400e6))
+    coming.done, coming.growing = int(100e6), tmp_path / "part"
+    assert coming.words() == "100 of 400 MB have come"
+    with open(tmp_path / "part", "wb") as file:
+        file.truncate(50_000_000)
+    assert coming.words() == "150 of 400 MB have come"
+    coming.total = int(1e6)  # which is here at once
+    assert coming.words() == ""
+
+
+def test_a_fetch_says_how_much_of_its_file_is_here(tmp_path, monkeypatch):
+    def run(action, tmp, task_vars):
+        action._execute_remote_stat("/there/model", all_vars=task_vars)
+        (tmp_path / "model").touch()
+        os.truncate(tmp_path / "model", 100_000_000)
+        return action.coming.words()
+
+    monkeypatch.setattr(fetch_told.Fetch, "run", run)
+    monkeypatch.setattr(
+        fetch_told.Fetch, "_execute_remote_stat", lambda *args, **options: {"size": 400_000_000}
+    )
+    action = object.__new__(fetch_told.ActionModule)
+    action._task = SimpleNamespace(args={"dest": "model"})
+    action._loader = SimpleNamespace(path_dwim=lambda path: str(tmp_path / path))
+    assert action.run(task_vars={"inventory_hostname": "node1"}) == "100 of 400 MB have come"
 
 
 @pytest.fixture
