@@ -18,6 +18,8 @@ from ansible.utils.display import Display
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
+from how_far import BRINGING
+from meanwhile import file_on_host, told
 from telling import brought
 
 display = Display()
@@ -51,7 +53,8 @@ class ActionModule(ActionBase):
             return answer
 
         if host != hosts[0]:
-            return {**result, **step("pull", source=hosts[hosts.index(host) - 1])}
+            with told(host, file_on_host(self, BRINGING)):
+                return {**result, **step("pull", source=hosts[hosts.index(host) - 1])}
         begun = step("begin")
         if self._task.check_mode or not begun["missing"]:
             return {**result, "changed": begun["changed"]}

@@ -11,10 +11,15 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from meanwhile import Coming, told
 
 RECORD = ".trainyard-export.json"
 PIECE = 256 << 20  # bytes that come at once
@@ -60,6 +65,10 @@ def is_part(path: Path) -> bool:
     return path.name.startswith(".") and ".part-" in path.name
 
 
+def piece_of(part: Path) -> Path:
+    return part.with_name(f"{part.name}.piece")
+
+
 def look(directory: Path, about: dict) -> dict:
     """What is there: stands (nothing is left to do), own ({name: sha256} of what is ours). Raises Refused, OSError."""
     if not os.path.lexists(directory):
@@ -88,6 +97,7 @@ class ActionModule(ActionBase):
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
+    coming = Coming()
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
@@ -97,10 +107,9 @@ class ActionModule(ActionBase):
             found = look(to, args["about"])
             if "files" not in args:
                 return {**result, "changed": False, "stands": found["stands"]}
-            return {
-                **result,
-                **self._bring(to, args["about"], Path(args["source"]), args["files"], found["own"]),
-            }
+            with told(task_vars["inventory_hostname"], lambda: self.coming.words()):
+                brought = self._bring(to, args["about"], Path(args["source"]), args["files"], found["own"])
+            return {**result, **brought}
         except Refused as refusal:
             raise AnsibleActionFail(str(refusal)) from None
         except OSError as error:
@@ -120,6 +129,7 @@ class ActionModule(ActionBase):
                 f"to: found {free / 1e9:.1f} GB free at {to}; expected {size / 1e9:.1f} GB. Free some, or: -e to=DIR"
             )
         self._write(to, {"about": about, "complete": False, "files": hashes, "before": own})
+        self.coming = Coming(size)
         for name in lacking:
             self._fetch(files[name]["path"], to / name, files[name]["size"], hashes[name])
         for name in own.keys() - hashes.keys():
@@ -140,9 +150,13 @@ class ActionModule(ActionBase):
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.part-{expected[:16]}")
         part.touch()
+        self.coming.done += part.stat().st_size
         while (have := part.stat().st_size) < size:
+            self.coming.growing = piece_of(part)
             self._append(source, part, have)
-            if part.stat().st_size == have:
+            came = part.stat().st_size - have
+            self.coming.growing, self.coming.done = None, self.coming.done + came
+            if not came:
                 raise Refused(f"{source}: found it to end after {have} bytes; expected {size}. Run it again.")
         if (found := sha256(part)) != expected:
             part.unlink()
@@ -153,7 +167,7 @@ class ActionModule(ActionBase):
 
     def _append(self, source: str, part: Path, have: int) -> None:
         """The next piece of the host's file, to the end of `part`."""
-        piece = part.with_name(f"{part.name}.piece")
+        piece = piece_of(part)
         temporary = self._make_tmp_path()
         try:
             there = self._connection._shell.join_path(temporary, "piece")

@@ -2,7 +2,8 @@
 
 On a terminal the lower rows say what every host does, since when, and how far the play is; above them scrolls what
 changed (once for all hosts that it changed on), what failed and why (once), and what the tasks themselves tell.
-Elsewhere the same is written line by line. `-v`, and anything that goes wrong in here, bring Ansible's own output.
+Elsewhere the same is written line by line. In the end, what was warned of and what failed stands together, as it has
+scrolled away by then. `-v`, and anything that goes wrong in here, bring Ansible's own output.
 
 One place writes to the terminal: Ansible's Display, which all plugins of all workers end in, is led through the region.
 """
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
 
 import live_frame
+from live_found import FAIL, PASS, WARN, Found, warning
 from live_plan import after_site, planned, rescued
 from live_region import Region
 
@@ -36,7 +38,8 @@ name: live
 type: stdout
 short_description: What hosts do now, and what they changed
 description:
-  - A line a host while it works, one for each change, each failure once, and the next commands at the end.
+  - A line a host while it works, one for each change, each failure once; at the end warnings and failures together, and
+    the next commands.
   - C(ANSIBLE_STDOUT_CALLBACK=default) brings Ansible's own output, and so does C(-v).
 extends_documentation_fragment:
   - default_callback
@@ -89,6 +92,8 @@ class CallbackModule(Default):
         # (task, outcome, words) -> the hosts of which it is told, once for all
         self.pending: dict[tuple[str, str, str], list[str]] = {}
         self.told: set[tuple[str, str]] = set()  # (task, why it failed)
+        self.judged = False  # by preflight
+        self.found, self.last = Found(), ""  # last: the task, where its failure is the last that was told
 
     def begin_region(self) -> None:
         board = self.board
@@ -101,6 +106,7 @@ class CallbackModule(Default):
     # ---- what stays ----
 
     def say(self, text: str, color: str | None = None, **how) -> None:
+        self.last = ""
         self._display.display(text, color=color, **how)
 
     def name(self, task) -> str:
@@ -118,6 +124,7 @@ class CallbackModule(Default):
                 self.say(f"changed  {named}: {self.names[task]}", C.COLOR_CHANGED)
             else:
                 self.say(f"{outcome:<8} {named}: {self.names[task]}: the same", C.COLOR_ERROR)
+                self.last = task
 
     def settle(self, result, outcome: str, words: str = "") -> None:
         self.names.setdefault(result.task._uuid, self.name(result.task))
@@ -130,6 +137,11 @@ class CallbackModule(Default):
         """Say why a task failed, in full; hosts that say the same are named when the task is over."""
         host = live_frame.folded([result.host.get_name()])
         text = "\n".join(live_frame.failures(result.result))
+        if self.verdict(result):
+            self.judged = True
+        else:
+            self.found.fail(result.host.get_name(), result.task._uuid, self.name(result.task), text)
+        self.found.cut_short |= bool(result.task.any_errors_fatal or result.task.run_once)
         if (result.task._uuid, text) in self.told:
             self.settle(result, outcome, text)
             return
@@ -138,6 +150,28 @@ class CallbackModule(Default):
         self.say(
             f"{head}\n{live_frame.indented(text)}", color, stderr=self.get_option("display_failed_stderr")
         )
+        self.last = result.task._uuid
+
+    def warn(self, result) -> None:
+        """Tell Ansible's warnings and the modules' at once, and keep them for the end."""
+        if result.result.get("warnings"):
+            for one in result.warnings:
+                self.found.warn(result.host.get_name(), one.event.msg)
+        self._handle_warnings(result.result)
+
+    def verdict(self, result) -> bool:
+        """Whether it is preflight's, whose report passes, warns and fails hosts itself."""
+        return result.task.action == "preflight_verdict" and "exit_status" in result.result
+
+    def findings(self, counts: dict[str, dict[str, int]]) -> None:
+        """What was found on the hosts that the playbook came to, in a block of its own."""
+        colors = {PASS: C.COLOR_OK, WARN: C.COLOR_WARN, FAIL: C.COLOR_ERROR}
+        well = [host for host, count in counts.items() if not any(count[key] for key, _ in live_frame.BAD)]
+        if lines := self.found.lines([] if self.judged else well, self.board.sorted, self.last):
+            self.say("")
+        for kind, line in lines:
+            self.say(line, colors[kind])
+        self.found, self.judged = Found(), False
 
     # ---- Ansible's events ----
 
@@ -186,9 +220,10 @@ class CallbackModule(Default):
     @shielded
     def v2_runner_on_ok(self, result) -> None:
         self.board.end(result.host.get_name())
-        self._handle_warnings(result.result)
+        self.warn(result)
         if isinstance(result.task, TaskInclude):
             return
+        self.judged |= self.verdict(result)
         if result.result.get("changed"):
             self.settle(result, "changed")
         elif result.result.get("_ansible_verbose_always") and "results" not in result.result:
@@ -200,19 +235,21 @@ class CallbackModule(Default):
         words = result.result.get("msg")
         if not isinstance(words, str):
             words = self._dump_results(result.result).strip()
+        if found := warning(words):
+            self.found.warn(result.host.get_name(), found)
         self.settle(result, "says", live_frame.clean(words))
 
     @shielded
     def v2_runner_on_failed(self, result, ignore_errors=False) -> None:
         self.board.end(result.host.get_name())
-        self._handle_warnings(result.result)
+        self.warn(result)
         if not ignore_errors and not rescued(result.task):
             self.fail(result, "failed", C.COLOR_ERROR)
 
     @shielded
     def v2_runner_on_unreachable(self, result) -> None:
         self.board.end(result.host.get_name())
-        self._handle_warnings(result.result)
+        self.warn(result)
         if not result.task.ignore_unreachable:
             self.fail(result, "unreachable", C.COLOR_UNREACHABLE)
 
@@ -227,15 +264,13 @@ class CallbackModule(Default):
 
     @shielded
     def v2_runner_item_on_ok(self, result) -> None:
-        self._handle_warnings(result.result)
+        self.warn(result)
         if result.result.get("_ansible_verbose_always"):
             self.spoken(result)
 
     @shielded
     def v2_runner_item_on_failed(self, result) -> None:
-        self._handle_warnings(
-            result.result
-        )  # which items failed, and whether that counts, comes with the loop's result
+        self.warn(result)  # which items failed, and whether that counts, comes with the loop's result
 
     v2_runner_item_on_skipped = quiet("v2_runner_item_on_skipped")
     v2_runner_on_async_poll = quiet("v2_runner_on_async_poll")
@@ -260,6 +295,7 @@ class CallbackModule(Default):
             self.region.end()
         self.flush()
         counts = {host: stats.summarize(host) for host in sorted(stats.processed)}
+        self.findings(counts)
         self.say("")
         for (_, count), line in zip(counts.items(), live_frame.recap(counts), strict=True):
             bad = count["failures"] or count["unreachable"]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import unquote
 
 PACKAGES = "/run/trainyard-packages"  # where the modules that are root's leave their word
+BRINGING = "/run/trainyard-bring"  # where bring_host does
 ENVIRONMENT = ".progress"  # where python_env does, in its directory
 DKMS = "/var/lib/dkms"
 LOOK = 1.0  # seconds
@@ -109,6 +110,20 @@ def size(number: str, unit: str) -> float:
 def share(done: float, total: float) -> str:
     """Bytes of bytes, as the controller makes a bar of them (live_frame.share)."""
     return f"{min(done, total) / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+class Counted:
+    """Bytes that come, of `total`, in a note; `here` are there before."""
+
+    def __init__(self, note: Note, here: int, total: int) -> None:
+        self.note, self.here, self.total, self.told = note, here, total, -LOOK
+
+    def came(self, count: int) -> None:
+        """So many more are here."""
+        self.here += count
+        if time.monotonic() - self.told >= LOOK:
+            self.told = time.monotonic()
+            self.note.say(f"{share(self.here, self.total)} have come")
 
 
 class Apt:
@@ -213,8 +228,8 @@ class Pip:
         if self.list:
             there = set(self.installed())
             rest = [name for name in self.list if name not in there]
-            done = 100 * (len(self.list) - len(rest)) // len(self.list)
-            return f"{done} %, installing {rest[0]}" if rest else "100 %, installed"
+            done = f"{len(self.list) - len(rest)} of {len(self.list)} packages"
+            return f"{done}, installing {rest[0]}" if rest else f"{done}, installed"
         if not self.wheel:
             return "asking the package index"
         name = self.wheel.split("-")[0].replace("_", "-")
@@ -222,5 +237,5 @@ class Pip:
             places = glob.glob(f"{glob.escape(self.temporary)}/pip-unpack-*/{glob.escape(self.wheel)}")
             with contextlib.suppress(OSError, ValueError):
                 return f"{name}: {share(max(map(os.path.getsize, places)), self.total)}"
-        done = f"{100 * (self.have - 1) // self.wanted} %, " if 0 < self.have <= self.wanted else ""
+        done = f"{self.have - 1} of {self.wanted} packages, " if 0 < self.have <= self.wanted else ""
         return f"{done}{self.verb} {name}"

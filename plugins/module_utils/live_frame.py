@@ -91,7 +91,7 @@ def counted(text: str) -> tuple[str, str] | None:
 class Doing:
     """What a host does since `since` (seconds of a clock): a task, and its uuid.
 
-    `note` is how far it is; `first` when a note first had a share of such a total, and which.
+    `note` is how far it is; `first` when a note first had a share of such a total, and which; `last` the latest share.
     """
 
     task: str
@@ -99,13 +99,14 @@ class Doing:
     since: float
     note: str = ""
     first: tuple[float, int, int] | None = None
+    last: tuple[int, int] = (0, 0)
 
     def tell(self, note: str, now: float) -> None:
         self.note = note
         if found := share(note):
-            done, total = found
-            if self.first is None or total != self.first[2] or done < self.first[1]:
-                self.first = (now, done, total)
+            if self.first is None or found[1] != self.last[1] or found[0] < self.last[0]:
+                self.first = (now, *found)
+            self.last = found
 
     def words(self, now: float, columns: int = BAR) -> str:
         """The note, with a bar and the time left where it has a share; with a bar where it has a percentage.
@@ -248,10 +249,6 @@ def recap(counts: dict[str, dict[str, int]]) -> list[str]:
     for host, count in counts.items():
         name = cut(host, 60)
         words = [f"{count['ok']} ok", f"{count['changed']} changed"]
-        words += [
-            f"{count[key]} {word}"
-            for key, word in (("failures", "failed"), ("unreachable", "unreachable"))
-            if count[key]
-        ]
+        words += [f"{count[key]} {word}" for key, word in BAD if count[key]]
         lines.append(f"{name}{' ' * (wide - columns_of(name))}  {', '.join(words)}")
     return lines

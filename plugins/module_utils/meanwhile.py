@@ -25,6 +25,7 @@ from ansible.utils.display import Display
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
 
+from how_far import LARGE, share
 from live_frame import cut
 from telling import row
 
@@ -73,6 +74,21 @@ class Said:
 
     def read(self) -> str:
         return self.words
+
+
+class Coming:
+    """How many of `total` bytes are here, for `told`: `done` of them, and as many as the file `growing` has by now."""
+
+    def __init__(self, total: int = 0) -> None:
+        self.total, self.done = total, 0
+        self.growing: Path | None = None
+
+    def words(self) -> str:
+        here = self.done
+        if self.growing:
+            with contextlib.suppress(FileNotFoundError):
+                here += self.growing.stat().st_size
+        return f"{share(here, self.total)} have come" if self.total >= LARGE else ""
 
 
 @contextlib.contextmanager

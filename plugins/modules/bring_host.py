@@ -62,9 +62,11 @@ import shlex
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.how_far import BRINGING, Counted, Note
 
 KEPT = ("data", "models")  # below the state directory, where files have their place
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
@@ -243,8 +245,12 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
     return growing
 
 
-def pull(files: list[dict], state_dir: str, user: str, source: str, patience: float) -> None:
+def pull(
+    files: list[dict], state_dir: str, user: str, source: str, patience: float, note: Note | None = None
+) -> None:
     """Fetch what is missing from `source` until it is whole, however often that takes. Raises Failure.
+
+    note: where it says how far it is.
 
     In one stream, byte after byte in the order of the files, which is that in which they come to the source. A tool
     that looks at a file, sends what is there and looks again (rsync) has more to send at each look than at the one
@@ -258,7 +264,7 @@ def pull(files: list[dict], state_dir: str, user: str, source: str, patience: fl
         if (size(os.path.join(incoming, one["path"])) or 0) < one["bytes"]
     ]:
         left = max(0.0, since + patience - time.monotonic())
-        came, words = stream(rest, incoming, user, source, left)
+        came, words = stream(rest, incoming, user, source, left, note or Note())
         said = words or said
         if came:
             since = time.monotonic()
@@ -271,7 +277,9 @@ def pull(files: list[dict], state_dir: str, user: str, source: str, patience: fl
             time.sleep(1)
 
 
-def stream(rest: list[dict], incoming: str, user: str, source: str, patience: float) -> tuple[int, str]:
+def stream(
+    rest: list[dict], incoming: str, user: str, source: str, patience: float, note: Note
+) -> tuple[int, str]:
     """Fetch the files over one connection, until all are whole, it breaks, or nothing comes for `patience` seconds.
 
     Returns how many bytes came, and what ssh said where it failed.
@@ -286,6 +294,7 @@ def stream(rest: list[dict], incoming: str, user: str, source: str, patience: fl
     with contextlib.suppress(OSError):  # more than this user may
         fcntl.fcntl(process.stdout, F_SETPIPE_SZ, AT_ONCE)
     asked = [(one["path"], size(os.path.join(incoming, one["path"])) or 0, one["bytes"]) for one in rest]
+    counted = Counted(note, sum(at for _, at, _ in asked), sum(whole for _, _, whole in asked))
     came = 0
     try:
         with contextlib.suppress(BrokenPipeError):  # why stands in what ssh says
@@ -297,7 +306,7 @@ def stream(rest: list[dict], incoming: str, user: str, source: str, patience: fl
             except (FileNotFoundError, PermissionError):
                 break  # another play has brought it, and gives it its place
             try:
-                got = take(process.stdout.fileno(), file, at, whole, patience)
+                got = take(process.stdout.fileno(), file, at, whole, patience, counted.came)
             finally:
                 os.close(file)
             came += got
@@ -317,8 +326,11 @@ def stream(rest: list[dict], incoming: str, user: str, source: str, patience: fl
     return came, (said or [f"ssh ended with {process.returncode}"])[-1] if process.returncode else ""
 
 
-def take(pipe: int, file: int, at: int, whole: int, patience: float) -> int:
-    """Write what comes from `pipe` into `file`, from byte `at` to byte `whole`; how many bytes came."""
+def take(pipe: int, file: int, at: int, whole: int, patience: float, came: Callable[[int], None]) -> int:
+    """Write what comes from `pipe` into `file`, from byte `at` to byte `whole`; how many bytes came.
+
+    came: is told of each piece's.
+    """
     start, room = at, memoryview(bytearray(AT_ONCE))
     while at < whole and select.select([pipe], [], [], patience)[0]:
         data = room[: os.readv(pipe, [room[: whole - at]])]
@@ -328,6 +340,7 @@ def take(pipe: int, file: int, at: int, whole: int, patience: float) -> int:
             # In its place, so that whoever else writes the same file writes the same.
             written = os.pwrite(file, data, at)
             data, at = data[written:], at + written
+            came(written)
     return at - start
 
 
@@ -442,7 +455,11 @@ def main() -> None:
             module.exit_json(changed=False)
         if p["step"] == "pull":
             begin(files, state_dir, user)
-            pull(files, state_dir, user, p["source"], p["patience"])
+            note = Note(BRINGING)
+            try:
+                pull(files, state_dir, user, p["source"], p["patience"], note)
+            finally:
+                note.close()
         module.exit_json(changed=settle(files, state_dir, group))
     except KeyError:
         module.fail_json(msg=f"There is no user {user} on this host; the role identity makes it.")

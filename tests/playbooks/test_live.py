@@ -26,8 +26,17 @@ spec.loader.exec_module(take_pictures)
 PROGRAM = str(Path(sys.executable).with_name("ansible-playbook"))
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 SECRET, REFUSAL = "hunter2", "node9: found nothing; expected a host.\n  Write one."
+WARNING = "its disk is nearly full. Remove a run."
+WARNER = f"""
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule({{}})
+module.warn({WARNING!r})
+module.exit_json()
+"""
 TASKS = [
     {"name": "Begin", "ansible.builtin.command": "true"},
+    {"name": "Warn", "warner": {}, "when": "inventory_hostname != 'node3'"},
+    {"name": "Warn as roles do", "ansible.builtin.debug": {"msg": "WARNING: its clock is off."}},
     {"name": "Nothing to do", "ansible.builtin.command": "true", "changed_when": False},
     {"name": "Left out", "ansible.builtin.command": "true", "when": False},
     {"name": "Ignored", "ansible.builtin.command": "false", "ignore_errors": True},
@@ -61,6 +70,8 @@ def place(tmp_path):
     hosts = {"all": {"hosts": {f"node{n}": {} for n in (1, 2, 3)}, "vars": variables}}
     (tmp_path / "hosts").write_text(yaml.safe_dump(hosts))
     (tmp_path / "made").mkdir()
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/warner.py").write_text(WARNER)
     write(tmp_path, TASKS)
     return tmp_path
 
@@ -138,6 +149,7 @@ def screen(text):
 EXPECTED = """
 == A play
 changed  node1 node2 node3: Begin
+node1 node2 node3: WARNING: its clock is off.
 node1 node2 node3: saved
 
 a  b
@@ -151,18 +163,26 @@ failed   node1: Refuse
       Write one.
 failed   node2: Refuse: the same
 
-node1  6 ok, 3 changed, 1 failed
-node2  6 ok, 4 changed, 1 failed
-node3  5 ok, 3 changed, 1 failed
+WARN  node1, node2: its disk is nearly full. Remove a run.
+WARN  node1, node2, node3: its clock is off.
+FAIL  node3: A loop: false: non-zero return code
+FAIL  node1, node2: Refuse: node9: found nothing; expected a host.
+
+node1  8 ok, 3 changed, 1 failed
+node2  8 ok, 4 changed, 1 failed
+node3  6 ok, 3 changed, 1 failed
 Failed after TIME
 More words: the same command with -v
 """
 
 
 def settled(rows):
-    """Rows without what differs from one run to the next: which host comes first to a task, and the time it took."""
+    """Rows without what differs from one run to the next: which host comes first to a task, and the time it took; and
+    without Ansible's own of a warning, which goes to standard error.
+    """
     text = re.sub(r"(failed   )node\d(: Refuse\n)", r"\1node1\2", "\n".join(rows))
     text = re.sub(r"(failed   )node\d(: Refuse: the same)", r"\1node2\2", text)
+    text = text.replace(f"[WARNING]: {WARNING}\n", "")
     return re.sub(r"Failed after .*", "Failed after TIME", text)
 
 
@@ -172,10 +192,11 @@ def test_through_a_pipe_it_is_plain_lines_and_each_once(place):
     assert done.returncode == 2, done.stdout + done.stderr
     assert settled(done.stdout.split("\n")) == EXPECTED
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout), "control characters in a pipe"
-    assert done.stderr == "" and SECRET not in done.stdout
+    assert done.stderr == f"[WARNING]: {WARNING}\n" and SECRET not in done.stdout
     logged = log.read_text()
     assert "| changed  node1 node2 node3: Begin\n" in logged and "\x1b" not in logged
-    assert logged.count("found nothing; expected a host.") == 1 and SECRET not in logged
+    assert logged.count("found nothing; expected a host.\n") == 2 and SECRET not in logged
+    assert f"| WARN  node1, node2: {WARNING}\n" in logged
 
 
 def test_at_a_terminal_the_same_stays_and_the_region_leaves_nothing(place):
@@ -184,9 +205,10 @@ def test_at_a_terminal_the_same_stays_and_the_region_leaves_nothing(place):
     assert settled([*screen(text), ""]) == EXPECTED
     frames = COLOUR.sub("", text)
     assert re.search(
-        r"\[#+-+\] task \d+ of 10  A play  \d+ s\x1b\[K\r\n  node2  On one alone  [2-9] s", frames
+        r"\[#+-+\] task \d+ of 12  A play  \d+ s\x1b\[K\r\n  node2  On one alone  [2-9] s", frames
     )
     assert "\x1b[0;33mchanged  node1" in text and "\x1b[0;31mfailed " in text
+    assert "\x1b[1;35mWARN  node1, node2: " in text and "\x1b[0;31mFAIL  node3" in text
     assert set(re.findall(r"\x1b\[[^A-Za-z]*([A-Za-z])", text)) <= set("mKJA"), (
         "something that must be restored"
     )
@@ -207,6 +229,43 @@ def test_without_colour_there_is_none(place, setting, coloured):
     assert code == 0 and bool(COLOUR.search(text)) == coloured
     assert ("\x1b" in text) == ("TERM" not in setting)  # a dumb terminal gets lines
     assert "changed  node1 node2 node3: Begin" in screen(text)
+
+
+def test_of_a_host_that_failed_early_the_end_says_why_and_how_many_are_well(place):
+    fail = {"name": "Try", "ansible.builtin.fail": {"msg": "found a; expected b.\nWrite b."}}
+    ignored = {"name": "Ignore", "ansible.builtin.fail": {"msg": "no"}, "ignore_errors": True}
+    tasks = [ignored, {**fail, "when": "inventory_hostname == 'node2'"}, TASKS[0]]
+    write(place, tasks)
+    end = "\n\nPASS  2 hosts\nFAIL  node2: Try: found a; expected b.\n      Write b.\n\nnode1  2 ok"
+    assert end in piped(place, NO_COLOR="1").stdout
+    write(place, [ignored, {**TASKS[0], "changed_when": False}])
+    quiet = piped(place).stdout
+    assert quiet.startswith("\n== A play\n\nnode1  2 ok, 0 changed\n"), quiet
+
+
+def test_the_others_of_a_play_that_was_cut_short_are_not_said_to_have_passed(place):
+    fail = {"name": "Try", "ansible.builtin.fail": {"msg": "no"}, "when": "inventory_hostname == 'node2'"}
+    write(place, [{**fail, "any_errors_fatal": True}, TASKS[0]])
+    assert "PASS  2 hosts, as far as they came\nFAIL  node2: Try: no\n" in piped(place).stdout
+
+
+VERDICT = """
+from ansible.plugins.action import ActionBase
+class ActionModule(ActionBase):
+    _requires_connection = False
+    def run(self, tmp=None, task_vars=None):
+        return {"failed": True, "exit_status": 2, "msg": "What to do stands above.", "warnings": ["a full disk"]}
+"""
+
+
+def test_what_preflight_found_is_not_told_again(place):
+    (place / "preflight_verdict.py").write_text(VERDICT)
+    write(place, [{"name": "Judge", "preflight_verdict": {}, "run_once": True}])
+    said = piped(place, ANSIBLE_ACTION_PLUGINS=str(place)).stdout
+    assert (
+        "failed   node1: Judge\n    What to do stands above.\n\nWARN  node1: a full disk\n\nnode1  0 ok"
+        in said
+    )
 
 
 def test_colour_can_be_forced_into_a_pipe(place):

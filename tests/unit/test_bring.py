@@ -5,7 +5,9 @@ import getpass
 import hashlib
 import multiprocessing
 import os
+import re
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -188,15 +190,22 @@ def test_a_file_is_fetched_while_it_grows(host):
     assert sorted((node1.parent / "logins").read_text().split()) == ["node1", "node2"]
 
 
-def test_what_came_before_is_not_sent_again(host):
+def test_what_came_before_is_not_sent_again_and_counts(host, monkeypatch):
+    said = []
+    monkeypatch.setattr(host.module.Note, "say", lambda note, words: said.append(words))
+    monkeypatch.setattr(
+        sys.modules[host.module.Counted.__module__], "share", lambda *sizes: "{} of {}".format(*sizes)
+    )
     module, node1, node2 = host.module, host("node1"), host("node2")
     for node in (node1, node2):
         module.begin(FILES, str(node), USER)
-    (node1 / "incoming" / FILES[0]["path"]).write_bytes(b"?" * 100_000 + DATA[100_000:])
+    (node1 / "incoming" / FILES[0]["path"]).write_bytes(b"?" * 250_000 + DATA[250_000:])
     (node1 / "incoming" / FILES[1]["path"]).write_bytes(MORE)
-    (node2 / "incoming" / FILES[0]["path"]).write_bytes(DATA[:100_000])
+    (node2 / "incoming" / FILES[0]["path"]).write_bytes(DATA[:250_000])
     module.pull(FILES, str(node2), USER, "node1", 20)
     assert module.settle(FILES, str(node2), os.getgid())
+    found = re.fullmatch(r"(\d+) of (\d+) have come", said[0])
+    assert 250_000 < int(found[1]) <= int(found[2]) == len(DATA) + len(MORE)
 
 
 def test_a_connection_that_breaks_is_made_anew(host):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,8 @@ sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
 import how_far  # noqa: E402
 import live_frame  # noqa: E402
 import meanwhile  # noqa: E402
+
+from plugins.action import fetch_told  # noqa: E402
 
 APT = """\
 Reading package lists...
@@ -106,21 +109,21 @@ Collecting alpha==1.0 (from -r /x/requirements.txt (line 1))
 """
     assert heard(pip, text) == [
         "asking the package index",
-        "0 %, downloading alpha",
-        "33 %, taking beta-b",
+        "0 of 3 packages, downloading alpha",
+        "1 of 3 packages, taking beta-b",
     ]
     pip.hear("  Downloading https://index/torch-2.13.0%2Bcu128-cp311-cp311-linux_x86_64.whl (821.2 MB)")
-    assert pip.now() == "66 %, downloading torch"  # not begun
+    assert pip.now() == "2 of 3 packages, downloading torch"  # not begun
     (tmp_path / "pip-unpack-a1").mkdir()
     with open(tmp_path / "pip-unpack-a1/torch-2.13.0+cu128-cp311-cp311-linux_x86_64.whl", "wb") as file:
         file.truncate(312_000_000)
     assert pip.now() == "torch: 312 of 821 MB"
     pip.hear("Installing collected packages: alpha, Beta_B, torch")
-    assert pip.now() == "0 %, installing alpha"
+    assert pip.now() == "0 of 3 packages, installing alpha"
     there += ["alpha", "beta-b"]
-    assert pip.now() == "66 %, installing torch"
+    assert pip.now() == "2 of 3 packages, installing torch"
     there.append("torch")
-    assert pip.now() == "100 %, installed"
+    assert pip.now() == "3 of 3 packages, installed"
 
 
 def test_where_nobody_knows_how_many_packages_there_will_be_there_is_no_share(tmp_path):
@@ -175,6 +178,16 @@ def test_a_note_is_one_that_everybody_may_read_and_is_gone_in_the_end(tmp_path):
     note.close()
     assert list(tmp_path.iterdir()) == []
     note.close()
+
+
+def test_bytes_that_come_are_told_once_a_second(monkeypatch, tmp_path):
+    counted = how_far.Counted(how_far.Note(str(tmp_path / "note")), int(100e6), int(400e6))
+    said = []
+    for look in (1, 60, 0):
+        monkeypatch.setattr(how_far, "LOOK", look)
+        counted.came(int(50e6))
+        said.append((tmp_path / "note").read_text())
+    assert said == ["150 of 400 MB have come", "150 of 400 MB have come", "250 of 400 MB have come"]
 
 
 def test_a_note_that_cannot_be_written_is_no_fault(tmp_path):
@@ -242,6 +255,34 @@ def test_what_dkms_compiles_stands_in_the_note_while_it_does_it(load_module, tmp
 # ---- the controller's side ----
 
 
+def test_of_what_comes_here_the_file_that_grows_counts_too(tmp_path):
+    coming = meanwhile.Coming(int(400e6))
+    coming.done, coming.growing = int(100e6), tmp_path / "part"
+    assert coming.words() == "100 of 400 MB have come"
+    with open(tmp_path / "part", "wb") as file:
+        file.truncate(50_000_000)
+    assert coming.words() == "150 of 400 MB have come"
+    coming.total = int(1e6)  # which is here at once
+    assert coming.words() == ""
+
+
+def test_a_fetch_says_how_much_of_its_file_is_here(tmp_path, monkeypatch):
+    def run(action, tmp, task_vars):
+        action._execute_remote_stat("/there/model", all_vars=task_vars)
+        (tmp_path / "model").touch()
+        os.truncate(tmp_path / "model", 100_000_000)
+        return action.coming.words()
+
+    monkeypatch.setattr(fetch_told.Fetch, "run", run)
+    monkeypatch.setattr(
+        fetch_told.Fetch, "_execute_remote_stat", lambda *args, **options: {"size": 400_000_000}
+    )
+    action = object.__new__(fetch_told.ActionModule)
+    action._task = SimpleNamespace(args={"dest": "model"})
+    action._loader = SimpleNamespace(path_dwim=lambda path: str(tmp_path / path))
+    assert action.run(task_vars={"inventory_hostname": "node1"}) == "100 of 400 MB have come"
+
+
 @pytest.fixture
 def shown(monkeypatch):
     """What is displayed, as (text, how); the clock of the telling is quick."""
@@ -273,6 +314,22 @@ def test_the_region_has_each_look_and_a_log_the_seldom_ones(shown):
     board.start("node1", "Task", "uuid", 0.0)
     assert board.takes(rows[-1], False, 5.0)
     assert board.lines((80, 24), 5.0)[1] == "  node1  Task  [#############-------] 2 of 3 MB  5 s"
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (("compiling nvidia 535, 50 of 200 files", "compiling nvidia 535, 100 of 200 files"), "20 s"),
+        (("1 of 9 packages, downloading a", "5 of 9 packages, downloading e"), "10 s"),
+    ],
+)
+def test_of_files_and_packages_the_time_left_is_told_at_the_rate_so_far(words, left):
+    board = live_frame.Board()
+    board.begin("A play", 0, 0.0)
+    board.start("node1", "Build", "uuid", 0.0)
+    for number, one in enumerate(words):
+        assert board.takes(f"\r\nnode1\t{one}", False, 10.0 * number)
+    assert board.lines((120, 24), 10.0)[1].endswith(f"] {words[-1]}, {left} left  10 s")
 
 
 def test_elsewhere_there_is_a_line_now_and_then_where_it_is_news(shown, monkeypatch):

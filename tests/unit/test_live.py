@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "plugins/module_utils"))
 
 import live_frame as live  # noqa: E402
+from live_found import Found, short, warning  # noqa: E402
 from live_plan import after_site  # noqa: E402
 from live_region import Region  # noqa: E402
 from telling import brought, row, same_hosts, with_rows  # noqa: E402
@@ -198,6 +199,11 @@ def test_each_total_has_a_time_of_its_own():
     assert "400 MB, 20 s left" in told("b, 200 of 400 MB", 10)
     assert "left" not in told("c, 10 of 400 MB", 5)
     assert "400 MB, 3 s left" in told("c, 250 of 400 MB", 0)
+    # As many packages are downloaded, and then installed, faster.
+    told("0 of 9 packages, downloading a", 50)
+    told("8 of 9 packages, downloading i", 30)
+    assert "left" not in told("0 of 9 packages, installing a", 20)
+    assert "5 of 9 packages, installing e, 8 s left" in told("5 of 9 packages, installing e", 10)
 
 
 def test_how_far_a_task_is_goes_before_its_name():
@@ -287,6 +293,60 @@ def test_hosts_are_folded_and_the_recap_has_a_line_each():
         "漢字  1 ok, 0 changed, 2 failed, 1 unreachable",
     ]
     assert live.recap({}) == []
+
+
+# ---- what was found, in the end ----
+
+
+def told(found, *hosts, last=""):
+    """What is told of `found`, where these hosts are well but for that."""
+    return [line for _, line in found.lines(hosts, sorted, last)]
+
+
+def test_warnings_and_failures_are_told_together_the_worst_last():
+    found = Found()
+    assert told(found, "a", "b") == []
+    for host in ("b", "a", "a"):
+        found.warn(host, f"{host}: its clock is off.\nSet it.")
+    found.warn("a", "another\x1b[2J")
+    found.fail("c", "1", "Try", "found x; expected y. Write y.")
+    assert told(found, "a", "b", "d") == [
+        "PASS  1 host",
+        "WARN  a, b: its clock is off.\n      Set it.",
+        "WARN  a: another",
+        "FAIL  c: Try: found x; expected y. Write y.",
+    ]
+    assert [kind for kind, _ in found.lines([], sorted)] == ["WARN", "WARN", "FAIL"]
+    found.cut_short = True
+    assert told(found, "d", "e")[0] == "PASS  2 hosts, as far as they came"
+
+
+def test_of_a_failure_that_stands_on_the_screen_one_sentence_is_told_again():
+    found = Found()
+    words = "to: found x.y; expected z. Write `z`.\n  Like this."
+    for uuid in ("1", "2"):
+        found.fail("a", uuid, "Try", words)
+    assert told(found, last="2") == [
+        "FAIL  a: Try: to: found x.y; expected z. Write `z`.\n        Like this.",
+        "FAIL  a: Try: to: found x.y; expected z.",
+    ]
+
+
+def test_of_a_long_failure_the_begin_and_the_end_are_told():
+    assert short("1\n2\n3\n4", False) == "1\n2\n3\n4"
+    assert short("1\n2\n3\n4\n5", False) == "1\n2\n…\n5"
+
+
+def test_what_a_role_says_is_a_warning_where_it_begins_so():
+    assert warning("WARNING: node1: its clock is off") == "node1: its clock is off"
+    assert warning("it said WARNING: no") == ""
+
+
+def test_many_hosts_of_one_warning_are_counted():
+    found = Found()
+    for number in range(12):
+        found.warn(f"h{number:02}", "x")
+    assert told(found) == ["WARN  h00, h01, h02, h03, h04, h05, h06, h07 and 4 more: x"]
 
 
 def test_the_next_commands_mean_the_same_hosts(tmp_path, monkeypatch):

@@ -229,9 +229,11 @@ class Bringer(run_export.ActionModule):
     """With a host that is a directory here; `cut`: bytes after which the way is cut."""
 
     def __init__(self, cut=None):
-        self.left, self.fetched = cut, 0
+        self.left, self.fetched, self.here = cut, 0, []
 
     def _append(self, source, part, have):
+        assert self.coming.growing == part.with_name(f"{part.name}.piece")
+        self.here.append(self.coming.done)
         with open(source, "rb") as file:
             file.seek(have)
             piece = file.read(4)
@@ -281,6 +283,8 @@ def test_cut_off_it_goes_on_where_it_was(tmp_path, source):
     again = Bringer()
     bring(again, to, source, about)
     assert again.fetched == 14 - 8
+    # What is here already counts, as far as it is not whole.
+    assert again.here[0] == again.coming.total - (14 - 8) and again.coming.done == again.coming.total
     assert run_export.look(to, about)["stands"]
     assert not [path for path in to.rglob("*") if run_export.is_part(path)]
 
