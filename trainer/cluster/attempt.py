@@ -54,14 +54,16 @@ class Outcome:
 
 
 class Work(NamedTuple):
-    """What an attempt's processes have done until now."""
+    """What an attempt's processes have done until now, of those that are alive: the figures fall when one ends.
 
-    used: float  # seconds of processors
-    disk: bool  # a thread waits for one
-    signs: (
-        int | None
-    )  # how often ranks have written, MiB and pages that they have read; None: the system does not say
-    waiting: bool  # all ranks say that they wait for others (trainer/waiting.py)
+    used: seconds of processors. disk: a thread waits for one. signs: how often ranks have written, and MiB and pages
+    that they have read; None where the system does not say. waiting: all ranks wait for others (trainer/waiting.py).
+    """
+
+    used: float
+    disk: bool
+    signs: int | None
+    waiting: bool
 
 
 def prepare() -> None:
@@ -150,7 +152,7 @@ class Attempt:
         return False
 
     def work(self) -> Work:
-        """What its processes have done, of those that are alive: the figures fall when one ends."""
+        """What its processes have done by now."""
         ticks, disk, signs, waits = 0, False, 0, 0
         for pid, _ in _family(self._pid):
             names = set()

@@ -32,11 +32,10 @@ class Pulse:
         self._looked: float | None = None
         self._stopped_since: float | None = None
         self._state: str | None = None
-        self._idle = (0.0, 0.0)  # since when they do nothing, and what they had used of processors by then
-        self._sign: tuple[float, int | None] = (
-            0.0,
-            None,
-        )  # of life, the last: when, and what they had written by then
+        # Since when they do nothing, and what they had used of processors by then.
+        self._idle: tuple[float, float] = (0.0, 0.0)
+        # Their last sign of life: when, and what they had written by then.
+        self._sign: tuple[float, int | None] = (0.0, None)
         self._longest = 0.0  # silence between two signs
 
     def hangs(self, attempt: Attempt, known: dict, now: float) -> str | None:
