@@ -29,6 +29,7 @@ from trainer.ways import BUCKET_BYTES, USED
 
 BACKWARD = 2 / 3  # of a micro-batch's time
 # How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
+DECODED = 3  # how often a rank decodes what it has coded once: others' parts, its own for what is left over, the sums
 PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
 ADAMW = 7  # as often, for each trained weight's 4 bytes: two moments and the weight both ways, the gradient
 WITHIN = 0.10  # of the measured speed
@@ -459,16 +460,26 @@ def _send(rank: int, ranks: int, gradients: int, place: str, queue) -> None:
 def _timed(compress, alone, way: str, gradients: int) -> float:
     import torch
 
-    if way == "powersgd":
+    if way == "powersgd":  # whose factors' own code is little beside them
         one = [torch.randn(256, 256) for _ in range(max(1, gradients // (4 * 256 * 256)))]
-        code, count = compress.Factors(one, 4, alone), 256 * 256 * len(one)
+        factors, count = compress.Factors(one, 0, alone), 256 * 256 * len(one)
+
+        def once() -> None:
+            factors(one)
     else:
-        count = gradients // 4
-        one, code = torch.randn(count), compress.CodedSum(count, compress.CODES[way](), alone)
+        code = compress.CODES[way]()
+        count = gradients // 4 // code.block * code.block
+        values = torch.randn(count)
+
+        def once() -> None:  # as CodedSum does it, which codes nothing for a host alone
+            data = code.encode(values)
+            for _ in range(DECODED):
+                code.decode(data)
+
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        code(one)
+        once()
         times.append(time.perf_counter() - begin)
     return min(times) / (4 * count)
 

@@ -18,7 +18,12 @@ from trainer.ways import BLOCK
 from trainer.world import Circle, World, translated
 
 LEVELS = 127  # of an int8, either side of zero
-FACTOR = 2  # by which a matrix must be larger than its two factors, for powersgd to send those
+FACTOR = 2  # by which a matrix must be larger than its two factors as they travel, for powersgd to send those
+THINNER = 24  # times fewer bytes than a matrix' gradient its factors have, where nobody says how many columns
+NOTHING = (
+    1e-20  # the square of a column, the largest value being 1, that is rounding alone; its inverse has room
+)
+CODED = 1 + 4 / BLOCK  # bytes of a value in 8 bits, its part of the scale included
 
 
 class Code(ABC):
@@ -115,6 +120,11 @@ class CodedSum:
         if self._next is not None:
             self.error, self._next = self._next, None
 
+    @property
+    def left_out(self) -> torch.Tensor:
+        """What of this rank's part the last sum does not have; zeros where it sends nothing, or nothing was finite."""
+        return torch.zeros_like(self.error) if self._next is None else self._next
+
     def _add_error(self, flat: torch.Tensor) -> None:
         """There is no other host: what an attempt with others has left over is all that is to be added."""
         flat += self.error
@@ -146,18 +156,26 @@ class CodedSum:
             self._next = padded[: self.count].clone()
 
 
-def factored(shape: torch.Size | tuple[int, ...], rank: int) -> int | None:
-    """How many values a gradient of this shape is as two factors; None where it goes whole: no matrix, or no gain."""
+def columns(shape: torch.Size | tuple[int, ...], rank: int) -> int:
+    """How many columns the two factors of a gradient of this shape have; 0 where it goes whole: no matrix, or no gain.
+
+    rank: as many; 0: as many as leave a THINNERth of its bytes.
+    """
     if len(shape) < 2:
-        return None
-    rows, columns = shape[0], math.prod(shape[1:])
-    values = rank * (rows + columns)
-    return values if FACTOR * values < rows * columns else None
+        return 0
+    rows, width = shape[0], math.prod(shape[1:])
+    wanted = rank or max(1, round(4 * rows * width / (THINNER * CODED * (rows + width))))
+    found = min(wanted, rows, width)
+    return found if FACTOR * CODED * found * (rows + width) < 4 * rows * width else 0
 
 
 def factor_bytes(parameters: list[torch.Tensor], rank: int) -> int:
-    """Bytes of the gradients of `parameters` as powersgd sends them, in float32."""
-    return 4 * sum(factored(one.shape, rank) or one.numel() for one in parameters)
+    """Bytes of the gradients of `parameters` as powersgd sends them: factors in 8 bits, what goes whole in float32."""
+    found = 0.0
+    for one in parameters:
+        count = columns(one.shape, rank)
+        found += CODED * count * (len(one) + one.numel() // len(one)) if count else 4 * one.numel()
+    return int(found)
 
 
 def orthonormal(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -169,9 +187,9 @@ def orthonormal(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
     """
     found, alike = list(matrices), {}
     for number, one in enumerate(matrices):
-        alike.setdefault((len(one) - 1).bit_length(), []).append(number)
-    for power, numbers in alike.items():
-        stack = matrices[numbers[0]].new_zeros(len(numbers), 1 << power, matrices[numbers[0]].shape[1])
+        alike.setdefault(((len(one) - 1).bit_length(), one.shape[1]), []).append(number)
+    for (power, width), numbers in alike.items():
+        stack = matrices[numbers[0]].new_zeros(len(numbers), 1 << power, width)
         for place, number in zip(stack, numbers, strict=True):
             place[: len(matrices[number])] = matrices[number]
         for place, number in zip(_reflected(stack), numbers, strict=True):
@@ -189,7 +207,7 @@ def _reflected(stack: torch.Tensor) -> torch.Tensor:
         length, first = _total(axis * axis).sqrt(), axis[:, k : k + 1]
         axis[:, k : k + 1] = torch.where(first < 0, first - length, first + length)
         square = _total(axis * axis)
-        twice = torch.where(square > 0, 2 / square, torch.zeros_like(square))
+        twice = torch.where(square > NOTHING, 2 / square.clamp_min(NOTHING), torch.zeros_like(square))
         reflections.append((axis, twice))
         rest = stack[:, :, k:]
         rest -= axis * (twice * _total(axis * rest))
@@ -211,24 +229,48 @@ def _total(values: torch.Tensor) -> torch.Tensor:
 class Factors:
     """Sums gradients by the product of two thin matrices (PowerSGD: Vogels et al. 2019, arXiv:1905.13727).
 
-    One power iteration a step, from where the last one ended. What is no matrix, or too small to gain, goes whole.
+    One power iteration a step, from where the last one ended. The factors travel in 8 bits, so that there may be four
+    times as many columns: of the first one nothing is lost by that, since any columns will do as long as all have the
+    same ones, and what the second one's code leaves out is left over as what is not in these columns. What is no
+    matrix, or too small to gain, goes whole.
     """
 
-    def __init__(self, gradients: list[torch.Tensor], rank: int, world: World, total: Sum | None = None):
-        """total: what sums; without it all ranks go one by one."""
-        self.world, self.rank, self._total = world, rank, total or Sum(world, None)
-        self.split = [factored(one.shape, rank) is not None for one in gradients]
+    def __init__(
+        self,
+        gradients: list[torch.Tensor],
+        rank: int,
+        world: World,
+        total: Sum | None = None,
+        circles: tuple[Circle, Circle] | None = None,
+    ):
+        """rank: of the factors (see `columns`). total: what sums the rest; without it all ranks go one by one.
+        circles: as CodedSum has them.
+        """
+        self.world, self._total = world, total or Sum(world, None)
+        counts = [columns(one.shape, rank) for one in gradients]
+        self.split = list(map(bool, counts))
         self.shapes = [
             (one.shape[0], one.numel() // one.shape[0])
-            for one, is_split in zip(gradients, self.split, strict=True)
-            if is_split
+            for one, count in zip(gradients, counts, strict=True)
+            if count
         ]
+        counts = list(filter(None, counts))
         generator = torch.Generator().manual_seed(1)  # the same on all ranks
         self.right = [
-            torch.randn(columns, rank, generator=generator).to(world.device) for _, columns in self.shapes
+            torch.randn(width, count, generator=generator).to(world.device)
+            for (_, width), count in zip(self.shapes, counts, strict=True)
         ]
         self.errors = [torch.zeros(shape, device=world.device) for shape in self.shapes]
         self._next: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # errors and right
+        self._coded = [
+            CodedSum(
+                sum(shape[side] * count for shape, count in zip(self.shapes, counts, strict=True)),
+                Bits8(),
+                world,
+                circles,
+            )
+            for side in (0, 1)
+        ]
         self.sent = 0
 
     def __call__(self, gradients: list[torch.Tensor]) -> None:
@@ -242,33 +284,42 @@ class Factors:
             one.reshape(shape) + error
             for one, shape, error in zip(split, self.shapes, self.errors, strict=True)
         ]
-        left = orthonormal(self._sum([m @ q for m, q in zip(matrices, self.right, strict=True)]))
+        first, second = self._coded
+        came, _ = _summed(first, [m @ q for m, q in zip(matrices, self.right, strict=True)])
+        left = orthonormal(came)
         own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
-        both = self._sum([*own, *rest])
-        right, whole = both[: len(own)], both[len(own) :]
-        finite = all(bool(torch.isfinite(one).all()) for one in both)
+        right, lost = _summed(second, own)
+        whole, _ = _summed(self._exactly, rest)
+        finite = all(bool(torch.isfinite(one).all()) for one in (*right, *whole))
         for one, shape, p, q in zip(split, self.shapes, left, right, strict=True):
             one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
         for one, total in zip(rest, whole, strict=True):
             one.copy_(total)
-        errors = [m - p @ q.T for m, p, q in zip(matrices, left, own, strict=True)]
+        errors = [m - p @ (q - e).T for m, p, q, e in zip(matrices, left, own, lost, strict=True)]
         self._next = (errors, right) if finite else None
-        values = sum(self.rank * (rows + columns) for rows, columns in self.shapes) + sum(
-            one.numel() for one in rest
-        )
-        self.sent = self._total.sent(4 * values)
+        self.sent = self._total.sent(4 * sum(one.numel() for one in rest))
+        if split:
+            self.sent += first.sent + second.sent
 
     def commit(self) -> None:
         """The last sum is used: the next one is to have what this one left out, and to go on from its columns."""
         if self._next is not None:
             (self.errors, self.right), self._next = self._next, None
 
-    def _sum(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All ranks' sums, by one collective."""
-        if not tensors:
-            return []
-        flat = torch.cat([one.flatten() for one in tensors])
+    def _exactly(self, flat: torch.Tensor) -> None:
         with translated(self.world):
             self._total(flat)
-        parts = flat.split([one.numel() for one in tensors])
-        return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
+
+
+def _summed(total, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """All ranks' sums by `total`, in one go; and what of this rank's it left out, where it is a CodedSum."""
+    if not tensors:
+        return [], []
+    flat = torch.cat([one.flatten() for one in tensors])
+    total(flat)
+    sizes = [one.numel() for one in tensors]
+
+    def shaped(values: torch.Tensor) -> list[torch.Tensor]:
+        return [part.view(one.shape) for part, one in zip(values.split(sizes), tensors, strict=True)]
+
+    return shaped(flat), shaped(total.left_out) if isinstance(total, CodedSum) else []

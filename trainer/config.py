@@ -219,7 +219,12 @@ class Config:
         "rank; diloco: each rank for itself, and every sync_every steps all meet. These four change the curve a bit",
         choices=("auto", "exact", "16bit", "8bit", "powersgd", "diloco"),
     )
-    powersgd_rank: int = key(4, "comm powersgd: columns of a matrix's two factors", least=1, most=1024)
+    powersgd_rank: int = key(
+        0,
+        "comm powersgd: columns of a matrix's two factors; 0: as many as leave a 24th of its gradient's bytes",
+        least=0,
+        most=1024,
+    )
     sync_every: int = key(50, "comm diloco: steps between two meetings", least=1, most=1_000_000)
     outer_lr: float = key(
         0.7, "comm diloco: what part of their mean way all go at a meeting", above=0, most=10

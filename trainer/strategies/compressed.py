@@ -105,12 +105,14 @@ class Compressed(AfterBackward):
         super().__init__(module, world, config)
         self.keeps = KEEPS[config.comm]
         self._counted = 0  # bytes, of what the last step counts for the checkpoint before it
+        circles = world.circles()
         if config.comm == "powersgd":
-            self._factors = Factors([p.grad for p in self._ordered()], config.powersgd_rank, world, self._sum)
+            gradients = [parameter.grad for parameter in self._ordered()]
+            self._factors = Factors(gradients, config.powersgd_rank, world, self._sum, circles)
             self._sums = []
         else:
             self._factors = None
-            code, circles = CODES[config.comm](), world.circles()
+            code = CODES[config.comm]()
             self._sums = [CodedSum(bucket.flat.numel(), code, world, circles) for bucket in self.buckets]
 
     def _ordered(self) -> list[torch.nn.Parameter]:
