@@ -23,7 +23,10 @@ THINNER = 24  # times fewer bytes than a matrix' gradient its factors have, wher
 NOTHING = (
     1e-20  # the square of a column, the largest value being 1, that is rounding alone; its inverse has room
 )
-CODED = 1 + 4 / BLOCK  # bytes of a value in 8 bits, its part of the scale included
+FACTORS_BLOCK = (
+    256  # values of the factors that share a scale: there are few, and each rank's part is whole blocks
+)
+CODED = 1 + 4 / FACTORS_BLOCK  # bytes of such a value, its part of the scale included
 
 
 class Code(ABC):
@@ -53,22 +56,21 @@ class Bits16(Code):
 class Bits8(Code):
     """int8, by the largest value of each block, whose float32 goes with it."""
 
-    block = BLOCK
+    def __init__(self, block: int = BLOCK):
+        self.block = block
 
     def encode(self, values):
-        blocks = values.view(-1, BLOCK)
+        blocks = values.view(-1, self.block)
         scales = blocks.abs().amax(dim=1) / LEVELS
         safe = torch.where(scales > 0, scales, torch.ones_like(scales))
         whole = (blocks / safe[:, None]).round_().to(torch.int8)
         return torch.cat([whole.view(torch.uint8).flatten(), scales.view(torch.uint8)])
 
     def decode(self, data):
-        count = len(data) // (BLOCK + 4)
-        whole, scales = (
-            data[: count * BLOCK].view(torch.int8),
-            data[count * BLOCK :].clone().view(torch.float32),
-        )
-        return (whole.view(count, BLOCK).float() * scales[:, None]).flatten()
+        count = len(data) // (self.block + 4)
+        whole, scales = data.split([count * self.block, 4 * count])
+        numbers = whole.view(torch.int8).view(count, self.block).float()
+        return (numbers * scales.clone().view(torch.float32)[:, None]).flatten()
 
 
 CODES: dict[str, type[Code]] = {"16bit": Bits16, "8bit": Bits8}
@@ -265,7 +267,7 @@ class Factors:
         self._coded = [
             CodedSum(
                 sum(shape[side] * count for shape, count in zip(self.shapes, counts, strict=True)),
-                Bits8(),
+                Bits8(FACTORS_BLOCK),
                 world,
                 circles,
             )
