@@ -228,8 +228,9 @@ class Pip:
         if self.list:
             there = set(self.installed())
             rest = [name for name in self.list if name not in there]
-            done = f"{len(self.list) - len(rest)} of {len(self.list)} packages"
-            return f"{done}, installing {rest[0]}" if rest else f"{done}, installed"
+            many = len(self.list) > 1
+            done = f"{len(self.list) - len(rest)} of {len(self.list)} packages, " if many else ""
+            return f"{done}installing {rest[0]}" if rest else f"{done}installed"
         if not self.wheel:
             return "asking the package index"
         name = self.wheel.split("-")[0].replace("_", "-")

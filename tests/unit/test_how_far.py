@@ -124,6 +124,8 @@ Collecting alpha==1.0 (from -r /x/requirements.txt (line 1))
     assert pip.now() == "2 of 3 packages, installing torch"
     there.append("torch")
     assert pip.now() == "3 of 3 packages, installed"
+    pip.list, there[:] = ["torch"], []  # of one alone a bar would stand at its begin
+    assert pip.now() == "installing torch"
 
 
 def test_where_nobody_knows_how_many_packages_there_will_be_there_is_no_share(tmp_path):
