@@ -20,12 +20,11 @@ from trainer.world import Circle, World, translated
 LEVELS = 127  # of an int8, either side of zero
 FACTOR = 2  # by which a matrix must be larger than its two factors as they travel, for powersgd to send those
 THINNER = 24  # times fewer bytes than a matrix' gradient its factors have, where nobody says how many columns
+MOST_COLUMNS = 64  # that it then has: to make them orthonormal takes as long as their number squared
 NOTHING = (
-    1e-20  # the square of a column, the largest value being 1, that is rounding alone; its inverse has room
+    1e-20  # the square of a column that is rounding alone, where the largest value is 1; its inverse has room
 )
-FACTORS_BLOCK = (
-    256  # values of the factors that share a scale: there are few, and each rank's part is whole blocks
-)
+FACTORS_BLOCK = 256  # of their values that share a scale: they are few, and each rank's part is whole blocks
 CODED = 1 + 4 / FACTORS_BLOCK  # bytes of such a value, its part of the scale included
 
 
@@ -161,13 +160,13 @@ class CodedSum:
 def columns(shape: torch.Size | tuple[int, ...], rank: int) -> int:
     """How many columns the two factors of a gradient of this shape have; 0 where it goes whole: no matrix, or no gain.
 
-    rank: as many; 0: as many as leave a THINNERth of its bytes.
+    rank: as many; 0: as many as leave a THINNERth of its bytes, MOST_COLUMNS at most.
     """
     if len(shape) < 2:
         return 0
     rows, width = shape[0], math.prod(shape[1:])
-    wanted = rank or max(1, round(4 * rows * width / (THINNER * CODED * (rows + width))))
-    found = min(wanted, rows, width)
+    share = round(4 * rows * width / (THINNER * CODED * (rows + width)))
+    found = min(rank or min(max(1, share), MOST_COLUMNS), rows, width)
     return found if FACTOR * CODED * found * (rows + width) < 4 * rows * width else 0
 
 

@@ -44,7 +44,10 @@ def sent(
         "exact": exact,
         "16bit": half,
         "8bit": quarter,
-        "powersgd": 2 * factors * (among - 1) // among,
+        # In float32 within a host alone.
+        "powersgd": 2 * factors * (hosts - 1) // hosts
+        if hosts > 1
+        else min(exact, 4 * exact * factors // gradients),
         "diloco": quarter // sync_every,
     }
 

@@ -234,7 +234,7 @@ def _ended_after(one: dict) -> str:
     """When a rank of that host is ended that hangs (trainer/cluster/hang.py)."""
     if one["status"].get("state") in ("running", "evaluating"):
         return "after timeout_seconds"
-    return "after half an hour without a sign of life"
+    return "after half an hour (or twice timeout_seconds) without a sign of life"
 
 
 def _nccl(found: dict) -> str:

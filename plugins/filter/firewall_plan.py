@@ -123,8 +123,13 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         if not isinstance(ssh_from, list):
             raise Refused(f"firewall_ssh_from is {ssh_from!r}: write a list such as [192.168.1.0/24]")
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
+        if survey["tunnels"] is None and not any(item["proto"] == "udp" for item in allowed):
+            raise Refused(
+                "the controller comes by a WireGuard interface of this host, whose port it does not tell, and which "
+                "would be shut: install wireguard-tools there, or name it in firewall_allow: {port: …, proto: udp}"
+            )
         # It answers nobody who has none of its keys.
-        allowed += [allowance(0, {"port": port, "proto": "udp"}) for port in survey["tunnels"]]
+        allowed += [allowance(0, {"port": port, "proto": "udp"}) for port in survey["tunnels"] or []]
         sources = [network(f"firewall_ssh_from[{number}]", text) for number, text in enumerate(ssh_from)]
         ports = ssh_ports(survey)
         check_clients(survey["clients"], sources)

@@ -80,14 +80,15 @@ class Coming:
     """How many of `total` bytes are here, for `told`: `done` of them, and as many as the file `growing` has by now."""
 
     def __init__(self, total: int = 0) -> None:
-        self.total, self.done = total, 0
-        self.growing: Path | None = None
+        self.total, self.done, self.since = total, 0, time.time()
+        self.growing: Path | None = None  # what it was before `since` is another one's
 
     def words(self) -> str:
         here = self.done
         if self.growing:
             with contextlib.suppress(FileNotFoundError):
-                here += self.growing.stat().st_size
+                facts = self.growing.stat()
+                here += facts.st_size if facts.st_mtime >= self.since else 0
         return f"{share(here, self.total)} have come" if self.total >= LARGE else ""
 
 

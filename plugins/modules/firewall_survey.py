@@ -77,7 +77,8 @@ def loaded(module):
 
 
 def tunnels(module, session, found):
-    """The UDP ports of the WireGuard interface by which the controller came; none where it came another way.
+    """The UDP port of the WireGuard interface by which the controller came, in a list; an empty one where it came
+    another way, and None where the port is not known.
 
     The way to it would be shut with that port: at first unnoticed, as long as what was said before is remembered.
     """
@@ -97,8 +98,12 @@ def tunnels(module, session, found):
         if rc == 0 and out.strip().isdigit():
             return [int(out)]
     # networkd and NetworkManager do without that program: the kernel's own sockets belong to no process.
-    kernels = {one["port"] for one in found if one["proto"] == "udp" and not one["owners"]}
-    return sorted(kernels - OTHERS_OF_THE_KERNEL) if link else []
+    kernels = {
+        one["port"] for one in found if one["proto"] == "udp" and not one["owners"]
+    } - OTHERS_OF_THE_KERNEL
+    if not link:
+        return []
+    return list(kernels) if len(kernels) == 1 else None
 
 
 def ufw_enabled():

@@ -164,7 +164,7 @@ def test_the_curve_stays_near_all_ranks_stay_alike_and_less_is_sent(
 ):
     folder, reference = exact
     # Without checkpoints, for which more is sent than steps need.
-    words = (*LONG, f"comm={comm}", "powersgd_rank=2", "sync_every=10", "checkpoint_every=0")
+    words = (*LONG, f"comm={comm}", "sync_every=10", "checkpoint_every=0")
     patch = {("trainer.strategies.ddp", "BUCKET_BYTES"): 48 << 10}  # three buckets or more
     found = ranks.run(tmp_path, 3, material / "run.yaml", *words, patch=patch)
     assert found != reference

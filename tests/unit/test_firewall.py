@@ -348,6 +348,9 @@ def test_the_tunnel_by_which_the_controller_came_stays_open():
     tunnel = {"proto": "udp", "port": 51820, "address": "0.0.0.0", "process": "an unknown process"}
     plan = planned(tunnels=[51820], listening=[SSHD, tunnel], loaded=UNLOADED)
     assert "udp dport 51820 accept" in rules(plan) and plan["closes"] == []
+    refused = firewall_plan(survey(tunnels=None), ["192.168.1.101"], [], [], 1)
+    assert "install wireguard-tools" in refused["errors"][0]
+    assert planned(tunnels=None, allow=[{"port": 51820, "proto": "udp"}])
     other = planned(listening=[SSHD, tunnel], loaded=UNLOADED)
     assert "51820" not in other["rules"] and other["closes"] == ["udp port 51820 (an unknown process)"]
 
@@ -378,6 +381,8 @@ def test_which_tunnel_the_controller_came_by(load_module, monkeypatch, program):
     by_tunnel = {**SESSION, "address": "10.9.0.1"}
     assert module.tunnels(Host(), by_tunnel, sockets) == [51820]
     assert module.tunnels(Host(), SESSION, sockets) == module.tunnels(Host(), None, sockets) == []
+    more = [*sockets, {"proto": "udp", "port": 40000, "owners": []}]  # NFS' lockd, say
+    assert module.tunnels(Host(), by_tunnel, more) == ([51820] if program else None)
 
 
 def test_what_others_could_reach(host, load_module):

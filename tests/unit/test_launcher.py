@@ -831,7 +831,9 @@ def test_who_waits_for_others_says_so_by_its_name_while_it_does():
     code = (
         "import sys, threading; sys.path.insert(0, sys.argv[1]); from trainer import waiting\n"
         "def wait():\n"
-        "    with waiting.for_others(): print(flush=True); sys.stdin.readline()\n"
+        "    with waiting.for_others():\n"
+        "        threading.Thread(target=threading.Event().wait, daemon=True).start()  # which has its name\n"
+        "        print(flush=True); sys.stdin.readline()\n"
         "one = threading.Thread(target=wait); one.start(); one.join(); print(flush=True); sys.stdin.readline()"
     )
     # The agent, and below it the rank; the shell must not become the rank.

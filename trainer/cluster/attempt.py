@@ -155,7 +155,7 @@ class Attempt:
         """What its processes have done by now."""
         ticks, disk, signs, waits = 0, False, 0, 0
         for pid, _ in _family(self._pid):
-            names = set()
+            is_waiting = False
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
                     # The 2nd field, a name in brackets, may hold anything. State, major faults, user and system time
@@ -164,10 +164,10 @@ class Attempt:
                     fields = more.split()
                     ticks += int(fields[11]) + int(fields[12])
                     disk = disk or fields[0] == b"D"
-                    names.add(name)
+                    is_waiting |= name.decode(errors="replace") == waiting.NAME.format(stat.parent.name)
                     if signs is not None and pid != self._pid:
                         signs += int(fields[9])  # a mapped file is read without a call
-            waits += waiting.NAME.encode() in names
+            waits += is_waiting
             if pid != self._pid and signs is not None:  # the agent has nothing to do but look, and does
                 try:
                     lines = Path(f"/proc/{pid}/io").read_text().splitlines()

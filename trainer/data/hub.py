@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer import waiting
 from trainer.data import files
 from trainer.errors import BadInput
 
@@ -31,7 +32,8 @@ def snapshot(name: str, progress: Path | None = None, **options) -> Path:
     """
     import huggingface_hub
 
-    with _told(progress, name, options) if progress else contextlib.nullcontext():
+    # It may wait for another process that downloads the same, and for the hub.
+    with _told(progress, name, options) if progress else contextlib.nullcontext(), waiting.for_others():
         return Path(huggingface_hub.snapshot_download(name, **options))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config
+from trainer.data import hub
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
 from trainer.model import lora, quantize, stored
@@ -329,9 +330,7 @@ def _fetched(weights: str) -> Path:
     """The directory of a model's files; those of the hub are downloaded to its cache unless they are there."""
     if Path(weights).is_dir():
         return Path(weights)
-    import huggingface_hub
-
-    return Path(huggingface_hub.snapshot_download(weights, allow_patterns=["*.safetensors", "*.json"]))
+    return hub.snapshot(weights, allow_patterns=["*.safetensors", "*.json"])
 
 
 def _loaded(weights: str) -> list[Path]:
