@@ -238,5 +238,5 @@ class Pip:
             places = glob.glob(f"{glob.escape(self.temporary)}/pip-unpack-*/{glob.escape(self.wheel)}")
             with contextlib.suppress(OSError, ValueError):
                 return f"{name}: {share(max(map(os.path.getsize, places)), self.total)}"
-        done = f"{self.have - 1} of {self.wanted} packages, " if 0 < self.have <= self.wanted else ""
+        done = f"{self.have - 1} of {self.wanted} packages, " if 0 < self.have <= self.wanted > 1 else ""
         return f"{done}{self.verb} {name}"

@@ -88,7 +88,7 @@ class Coming:
         if self.growing:
             with contextlib.suppress(FileNotFoundError):
                 facts = self.growing.stat()
-                here += facts.st_size if facts.st_mtime >= self.since else 0
+                here += facts.st_size if facts.st_mtime > self.since - 1 else 0  # files have a coarser clock
         return f"{share(here, self.total)} have come" if self.total >= LARGE else ""
 
 

@@ -121,8 +121,8 @@ def test_built_once_then_unchanged_and_whole_again_after_any_interruption(case, 
     words = [words for _, words in said]
     assert words[0] == "making an empty environment" and words[-1] == "waiting for the disk"
     # Where pip was quicker than who reads its lines, it is installed by then.
-    assert "0 of 1 packages, taking alpha" in shows
-    assert {"0 of 1 packages, installing alpha", "1 of 1 packages, installed"} & set(shows)
+    assert "taking alpha" in shows
+    assert {"installing alpha", "installed"} & set(shows)
     assert not Path(case.options["dir"], ".progress").exists()
     assert first["torch"] == "2.0+cpu"
     assert {"alpha": "1.0", "torch": "2.0+cpu"}.items() <= first["versions"].items()
