@@ -37,17 +37,16 @@ def sent(
     hosts = hosts or ranks
     among = _among(ranks, hosts, row)
     exact = half = quarter = 2 * gradients * (among - 1) // among
+    factored = min(exact, 4 * 2 * factors * (among - 1) // among)  # of a host alone in float32
     if hosts > 1:
         between = 2 * gradients * (hosts - 1) // hosts
+        factored = 2 * factors * (hosts - 1) // hosts
         half, quarter = between // 2, int(between * (BLOCK + 4) / (4 * BLOCK))
     return {
         "exact": exact,
         "16bit": half,
         "8bit": quarter,
-        # In float32 within a host alone.
-        "powersgd": 2 * factors * (hosts - 1) // hosts
-        if hosts > 1
-        else min(exact, 4 * exact * factors // gradients),
+        "powersgd": factored,
         "diloco": quarter // sync_every,
     }
 
