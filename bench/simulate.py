@@ -29,8 +29,8 @@ from trainer.ways import BUCKET_BYTES, USED
 
 BACKWARD = 2 / 3  # of a micro-batch's time
 # How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
-DECODED = 3  # how often a rank decodes what it has coded once: others' parts, its own for what is left over, the sums
 PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
+DECODED = 3  # how often a rank decodes what it has coded once: others' parts, its own for what is left over, the sums
 ADAMW = 7  # as often, for each trained weight's 4 bytes: two moments and the weight both ways, the gradient
 WITHIN = 0.10  # of the measured speed
 

@@ -9,6 +9,7 @@ their own.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -21,9 +22,7 @@ LEVELS = 127  # of an int8, either side of zero
 FACTOR = 2  # by which a matrix must be larger than its two factors as they travel, for powersgd to send those
 THINNER = 24  # times fewer bytes than a matrix' gradient its factors have, where nobody says how many columns
 MOST_COLUMNS = 64  # that it then has: to make them orthonormal takes as long as their number squared
-NOTHING = (
-    1e-20  # the square of a column that is rounding alone, where the largest value is 1; its inverse has room
-)
+NOTHING = 1e-20  # the square of a column that is rounding alone, where the largest value is 1
 FACTORS_BLOCK = 256  # of their values that share a scale: they are few, and each rank's part is whole blocks
 CODED = 1 + 4 / FACTORS_BLOCK  # bytes of such a value, its part of the scale included
 
@@ -286,11 +285,12 @@ class Factors:
             for one, shape, error in zip(split, self.shapes, self.errors, strict=True)
         ]
         first, second = self._coded
-        came, _ = _summed(first, [m @ q for m, q in zip(matrices, self.right, strict=True)])
+        came = _summed(first, [m @ q for m, q in zip(matrices, self.right, strict=True)])
         left = orthonormal(came)
         own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
-        right, lost = _summed(second, own)
-        whole, _ = _summed(self._exactly, rest)
+        right = _summed(second, own)
+        lost = _like(own, second.left_out)
+        whole = _summed(self._exactly, rest)
         finite = all(bool(torch.isfinite(one).all()) for one in (*right, *whole))
         for one, shape, p, q in zip(split, self.shapes, left, right, strict=True):
             one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
@@ -298,9 +298,7 @@ class Factors:
             one.copy_(total)
         errors = [m - p @ (q - e).T for m, p, q, e in zip(matrices, left, own, lost, strict=True)]
         self._next = (errors, right) if finite else None
-        self.sent = self._total.sent(4 * sum(one.numel() for one in rest))
-        if split:
-            self.sent += first.sent + second.sent
+        self.sent = first.sent + second.sent + self._total.sent(4 * sum(one.numel() for one in rest))
 
     def commit(self) -> None:
         """The last sum is used: the next one is to have what this one left out, and to go on from its columns."""
@@ -312,15 +310,16 @@ class Factors:
             self._total(flat)
 
 
-def _summed(total, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """All ranks' sums by `total`, in one go; and what of this rank's it left out, where it is a CodedSum."""
+def _summed(total: Callable[[torch.Tensor], None], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """All ranks' sums by `total`, in one go."""
     if not tensors:
-        return [], []
+        return []
     flat = torch.cat([one.flatten() for one in tensors])
     total(flat)
-    sizes = [one.numel() for one in tensors]
+    return _like(tensors, flat)
 
-    def shaped(values: torch.Tensor) -> list[torch.Tensor]:
-        return [part.view(one.shape) for part, one in zip(values.split(sizes), tensors, strict=True)]
 
-    return shaped(flat), shaped(total.left_out) if isinstance(total, CodedSum) else []
+def _like(tensors: list[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:
+    """Views of `flat`, shaped like `tensors`."""
+    parts = flat.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
