@@ -18,6 +18,10 @@ def whole(config, world) -> bool:
     return False
 
 
+def two(config, environment, everyone):
+    return [torch.device("cpu")] * 2
+
+
 AS_A_WHOLE = {("trainer.strategies", "reads_weights"): whole}
 
 
@@ -66,6 +70,62 @@ def test_losses_are_those_of_weights_that_are_read_as_a_whole(weighty, tmp_path,
     kept = "adapter_model" if "adapter=lora" in chosen else "model"
     results = [(tmp_path / name / "node0/model" / f"{kept}.safetensors") for name in ("whole", "parts")]
     assert results[0].read_bytes() == results[1].read_bytes()
+
+
+PACKED = {
+    "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    # As what FSDP is to share out is made ready elsewhere: scales packed, too, bytes called floats.
+    "4bit for FSDP": {
+        "load_in_4bit": True,
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_quant_storage": torch.bfloat16,
+    },
+    "8bit": {"load_in_8bit": True},
+}
+
+
+@pytest.fixture(scope="module")
+def packed(weighty, tmp_path_factory):
+    """`packed(kind)`: run.yaml of the model as bitsandbytes has saved it, in several files."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    def save(kind):
+        folder = tmp_path_factory.mktemp(kind.replace(" ", "-"))
+        model = AutoModelForCausalLM.from_pretrained(
+            weighty.parent / "model",
+            quantization_config=BitsAndBytesConfig(**PACKED[kind]),
+            device_map="cpu",
+            dtype=torch.float32,
+        )
+        model.save_pretrained(folder / "model", max_shard_size="20KB")
+        assert len(list((folder / "model").glob("*.safetensors"))) > 1
+        AutoTokenizer.from_pretrained(weighty.parent / "model").save_pretrained(folder / "model")
+        text = weighty.read_text().replace(f"{weighty.parent}/model", f"{folder}/model")
+        (folder / "run.yaml").write_text(text)
+        return folder / "run.yaml"
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "size"),
+    [
+        ("4bit", "fsdp", 2),
+        ("4bit for FSDP", "fsdp", 2),
+        ("8bit", "fsdp", 2),
+        ("4bit", "split", 1),
+        pytest.param("8bit", "split", 1, marks=pytest.mark.full),
+        pytest.param("4bit for FSDP", "infinity", 3, marks=pytest.mark.full),
+    ],
+)
+def test_weights_that_are_quantised_on_disk(packed, tmp_path, kind, strategy, size):
+    chosen = [f"strategy={strategy}", "adapter=lora", "lora_targets=all-linear", "lr=0.01"]
+    config, patch = packed(kind), {("trainer.world", "_devices"): two} if strategy == "split" else {}
+    expected = ranks.run(tmp_path / "whole", size, config, *chosen, patch=AS_A_WHOLE | patch)
+    found = ranks.run(tmp_path / "parts", size, config, *chosen, patch=patch)
+    assert found == expected and found[-1] != found[0]
+    logs = [(tmp_path / name / "node0/logs/rank-0.log").read_text() for name in ("whole", "parts")]
+    assert [" to where they belong" in log for log in logs] == [False, True]
 
 
 def test_hosts_with_other_weights_are_refused(weighty, material, tmp_path):
@@ -135,6 +195,23 @@ def test_files_that_name_or_shape_tensors_otherwise(tmp_path):
         others = {key: one for key, one in tensors.items() if key != name}
         save_file({**others, **changed}, tmp_path / "model.safetensors")
         assert stored.find(tmp_path, model) is None
+
+
+def test_packed_weights_without_their_scales(tmp_path):
+    """Those of a layer that was not packed there, or whose files are damaged, are not read as packed ones."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    layer = model.model.layers[0].mlp.up_proj
+    assert stored.find(tmp_path, model, [layer.weight]) is None
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "model.layers.0.mlp.up_proj.SCB": torch.ones(2)}, tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    found = stored.find(tmp_path, model, [layer.weight])
+    assert torch.equal(found.read(name, slice(None)), layer.weight)
+    assert found.scales_of(name)["SCB"].tolist() == [1, 1] and not found.scales_of(name.replace("up", "down"))
 
 
 def test_no_rank_ever_holds_the_whole_model(tmp_path):

@@ -82,9 +82,7 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
         digests = world.gather(files.digest()[:12] if files else "read as a whole")
         world.same("weights", digests, "give every host the same files of the model")
         if world.first and found.weights:
-            whole = (
-                "the weights are read as a whole by every rank: quantised there, or named otherwise on disk"
-            )
+            whole = "the weights are read as a whole by every rank: their files name them otherwise than the model"
             part = "the weights" if config.strategy == "split" else "its own part of the weights"
             log(f"each rank reads {part} to where they belong" if files else whole)
     if world.first and getattr(lora.without_adapter(model), "is_quantized", False):
@@ -273,10 +271,6 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
         model = AutoModelForCausalLM.from_pretrained(
             found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
         )
-        if config.adapter == "none" and getattr(model, "is_quantized", False):
-            raise BadInput(
-                f"model: {config.model}: its weights are quantised, so that they cannot be trained; set adapter to lora"
-            )
         return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
 
 
@@ -288,11 +282,12 @@ def frozen_dtype(config: Config) -> torch.dtype:
 def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
     """The model with its weights on the meta device, its adapter and buffers in memory, and `stored`.
 
-    None where its weights must be read as a whole: random ones, those that are quantised on disk, and files that name
-    or shape tensors otherwise than the model does.
+    None where its weights must be read as a whole: random ones, and files that name or shape tensors otherwise than
+    the model does.
     """
     quantised = quantize.settings(config, found.config)
-    if found.weights is None or getattr(found.config, "quantization_config", None) is not None:
+    on_disk = getattr(found.config, "quantization_config", None)
+    if found.weights is None:
         return None
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -303,11 +298,13 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
         directory = _fetched(found.weights)
         with stored.weightless():
             model = AutoModelForCausalLM.from_config(found.config, **common)
-        files = stored.find(directory, model)
+        if on_disk is not None:
+            model = quantize.emptied(model, on_disk, on_disk=True)
+        files = stored.find(directory, model, quantize.empty(model))
         if files is None:
             return None
         if quantised is not None:
-            model = quantize.emptied(model, quantised)
+            model = quantize.emptied(model, quantised, on_disk=False)
         if (directory / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(directory)
         if config.adapter == "lora":

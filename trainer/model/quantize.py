@@ -5,7 +5,7 @@ adapter is put beside them, and `fill` quantises one weight after the other: nev
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn as nn
@@ -13,6 +13,7 @@ import torch.nn as nn
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import flops, lora
+from trainer.model.stored import Stored
 
 # Part of the weights from which on it is told what bitsandbytes leaves whole, and offered what it saves.
 MUCH = 0.1
@@ -31,6 +32,10 @@ def settings(config: Config, model_config):
                 f"model: {config.model}: its weights are quantised by {method}; of quantised checkpoints those of "
                 "bitsandbytes can be trained beside. Give the whole model, and set quantize"
             )
+        if config.adapter == "none":
+            raise BadInput(
+                f"model: {config.model}: its weights are quantised, so that they cannot be trained; set adapter to lora"
+            )
         return None
     if config.quantize == "none":
         return None
@@ -46,14 +51,15 @@ def settings(config: Config, model_config):
     )
 
 
-def emptied(model: nn.Module, wanted) -> nn.Module:
+def emptied(model: nn.Module, wanted, on_disk: bool) -> nn.Module:
     """`model`, whose weights are on the meta device, with bitsandbytes' layers in place of those that are quantised.
 
-    wanted: as `settings` gives it. The layers' weights stay on the meta device until `fill`.
+    wanted: as `settings` gives it, or as the model's configuration has it, where they are so `on_disk`. The layers'
+    weights stay on the meta device until `fill`.
     """
     from transformers.quantizers import AutoHfQuantizer
 
-    quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=False)
+    quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=on_disk)
     quantizer.preprocess_model(model, device_map=None)
     quantizer.postprocess_model(model)
     model.hf_quantizer = quantizer
@@ -73,17 +79,34 @@ def standing_in(model: nn.Module) -> Iterator[None]:
         layer._parameters["weight"] = weight
 
 
-def fill(model: nn.Module, read: Callable[[nn.Parameter], torch.Tensor], device: torch.device) -> None:
-    """Quantise the empty weights below `model` on `device`, one after the other; `read` gives one, as it is on disk."""
+def empty(model: nn.Module) -> list[nn.Parameter]:
+    """The weights below `model` that are still to be filled."""
+    return [layer.weight for layer in model.modules() if _is_empty(layer)]
+
+
+def fill(
+    model: nn.Module, files: Stored | None, names: dict[int, str], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Give the empty weights below `model` their values on `device`, one after the other.
+
+    names: theirs in `files`, by id. One that is not packed there is quantised, from `dtype`.
+    """
     from transformers.pytorch_utils import Conv1D
 
     for layer in model.modules():
-        if _is_empty(layer):
-            empty = layer.weight
-            whole = read(empty)
-            whole = whole.T.contiguous() if issubclass(layer.source_cls, Conv1D) else whole
-            known = {name: value for name, value in vars(empty).items() if name != "SCB"}
-            layer.weight = type(empty)(whole, requires_grad=False, **known).to(device)
+        if not _is_empty(layer):
+            continue
+        weight, name = layer.weight, names[id(layer.weight)]
+        content, scales = files.read(name, slice(None)), files.scales_of(name)
+        known = {key: value for key, value in vars(weight).items() if key != "SCB"}
+        if "SCB" in scales:
+            layer.weight = type(weight)(content, requires_grad=False, SCB=scales["SCB"], **known).to(device)
+        elif scales:
+            layer.weight = type(weight).from_prequantized(content, scales, device=device, module=layer)
+        else:
+            turned = issubclass(layer.source_cls, Conv1D)
+            content = (content.T.contiguous() if turned else content).to(dtype)
+            layer.weight = type(weight)(content, requires_grad=False, **known).to(device)
 
 
 def bared(model: nn.Module) -> None:
@@ -94,9 +117,10 @@ def bared(model: nn.Module) -> None:
     for layer in model.modules():
         weight = layer._parameters.get("weight")
         state = getattr(weight, "quant_state", None)
-        if state is not None and weight.dtype == torch.uint8:
+        if state is not None:
             layer.quant_state = state
-            plain = weight.detach().as_subclass(torch.Tensor)
+            # Where a checkpoint calls its bytes floats, they are as many bytes all the same.
+            plain = weight.detach().as_subclass(torch.Tensor).view(torch.uint8).view(-1, 1)
             layer._parameters["weight"] = nn.Parameter(plain, requires_grad=False)
 
 

@@ -7,8 +7,8 @@ reads the rows that it holds (strategies/sharded.py).
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,9 +30,12 @@ class Stored:
 
     A parameter is one tensor, `((key,),)`; or experts, one after the other along its first dimension, each of one or
     more tensors, which follow each other along the second: `((key, key), (key, key), …)`.
+
+    scales: of a weight that bitsandbytes has packed, what lies beside it, by its name there from the layer's on.
     """
 
     places: dict[str, tuple[tuple[Key, ...], ...]]
+    scales: dict[str, dict[str, Key]] = field(default_factory=dict)
 
     def read(self, name: str, rows: slice) -> torch.Tensor:
         """Some rows of a parameter, as they are on disk."""
@@ -43,9 +46,17 @@ class Stored:
                 return opened.get_slice(key)[rows]
         return torch.stack([torch.cat([_tensor(*key) for key in expert]) for expert in place[rows]])
 
+    def scales_of(self, name: str) -> dict[str, torch.Tensor]:
+        """What lies beside a packed weight; nothing where it is not packed."""
+        return {part: _tensor(*key) for part, key in self.scales.get(name, {}).items()}
+
     def renamed(self, names: dict[str, str]) -> "Stored":
         """The same under other names: {new: old}."""
-        return Stored({new: self.places[old] for new, old in names.items()})
+        places, scales = (
+            {new: there[old] for new, old in names.items() if old in there}
+            for there in (self.places, self.scales)
+        )
+        return Stored(places, scales)
 
     def digest(self) -> str:
         """As `digest`, of the files that these lie in."""
@@ -67,10 +78,11 @@ def digest(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-def find(directory: Path, model: nn.Module) -> Stored | None:
+def find(directory: Path, model: nn.Module, packed: Collection[nn.Parameter] = ()) -> Stored | None:
     """Where the parameters of `model` lie in the files of `directory`; None where names or shapes differ.
 
-    Buffers that are there are read at once.
+    packed: those that bitsandbytes has packed there, so that they have another shape, and scales. Buffers that are
+    there are read at once.
     """
     there: dict[str, tuple[Path, list[int]]] = {}
     for file in files_of(directory):
@@ -79,25 +91,45 @@ def find(directory: Path, model: nn.Module) -> Stored | None:
     names: dict[int, list[str]] = {}  # of a parameter; more than one where it is tied
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    places = {}
+    beside = _beside(there)
+    places, scales, bits = {}, {}, {id(one) for one in packed}
     for name, parameter in model.named_parameters():
-        place = _place(names[id(parameter)], list(parameter.shape), there, model.base_model_prefix)
+        shape = None if id(parameter) in bits else list(parameter.shape)
+        place = _place(names[id(parameter)], shape, there, model.base_model_prefix)
         if place is None:
             return None
         places[name] = place
+        if shape is None:
+            scales[name] = beside.get(place[0][0][1])
+            if scales[name] is None:
+                return None
     for name, buffer in model.named_buffers():
         if place := _place([name], list(buffer.shape), there, model.base_model_prefix):
             buffer.copy_(_tensor(*place[0][0]))
-    return Stored(places)
+    return Stored(places, scales)
+
+
+def _beside(there: dict) -> dict[str, dict[str, Key]]:
+    """What bitsandbytes has put beside each weight that it packed: `weight.absmax` and the like, or `SCB`."""
+    found: dict[str, dict[str, Key]] = {}
+    for key, (file, _) in there.items():
+        layer, dot, part = key.rpartition(".weight.")
+        if not dot and key.endswith(".SCB"):
+            layer, dot, part = key.rpartition(".")
+        if dot:
+            found.setdefault(f"{layer}.weight", {})[part] = file, key
+    return found
 
 
 def _place(
-    names: list[str], shape: list[int], there: dict, prefix: str
+    names: list[str], shape: list[int] | None, there: dict, prefix: str
 ) -> tuple[tuple[Key, ...], ...] | None:
-    """Where a parameter of this shape, called by one of `names`, lies among the tensors that are `there`."""
+    """Where a parameter of this shape (None: any), called by one of `names`, lies among the tensors `there`."""
     for name in _spellings(names, prefix):
         if name in there:
-            return (((there[name][0], name),),) if there[name][1] == shape else None
+            return (((there[name][0], name),),) if shape in (None, there[name][1]) else None
+        if shape is None:
+            continue
         layer, _, part = name.partition(".experts.")
         for pieces in EXPERTS.get(part, ()):
             experts = [[f"{layer}.experts.{n}.{piece}.weight" for piece in pieces] for n in range(shape[0])]

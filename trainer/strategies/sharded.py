@@ -74,9 +74,7 @@ class Sharded(Strategy):
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         for part in (*blocks(self.model), self.module):
             # A block at a time: of its weights in 4 bits this rank keeps its part alone, before the next is read.
-            quantize.fill(
-                part, lambda one: self._stored.read(names[id(one)], slice(None)).to(frozen), self.world.device
-            )
+            quantize.fill(part, self._stored, names, frozen, self.world.device)
             if self.shares_weights:
                 quantize.bared(part)
             ignored = {p for p in part.parameters() if not self._is_shared(p)}

@@ -84,13 +84,9 @@ class Split(Strategy):
         home = {id(part): device for layer, device in self.layers for part in layer.modules()}
         at = [(part, home.get(id(part), self.world.device)) for part in self.module.modules()]
         names = {id(one): name for name, one in self.model.named_parameters()}
-        frozen = frozen_dtype(self.config)
-
-        def read(one):
-            return self.model.stored.read(names[id(one)], slice(None))
-
+        frozen, files = frozen_dtype(self.config), getattr(self.model, "stored", None)
         for part, device in (*self.layers, (self.model, self.world.device)):
-            quantize.fill(part, lambda one: read(one).to(frozen), device)
+            quantize.fill(part, files, names, frozen, device)
         for part, device in at:
             quantize.move(part, device)
             for name, buffer in part.named_buffers(recurse=False):
@@ -101,7 +97,7 @@ class Split(Strategy):
         def brought(one):
             device = of[id(one)]
             if one.is_meta:
-                return read(one).to(device, one.dtype)
+                return files.read(names[id(one)], slice(None)).to(device, one.dtype)
             return None if one.device == device else one.detach().to(device)
 
         stored.replace(self.model, brought)
@@ -170,7 +166,7 @@ def held(parameters: Iterable[nn.Parameter], config: Config) -> int:
 
     def width(one) -> float:
         if one.is_meta and quantize.is_quantised(one):  # it is still to be packed
-            return QUANTISED[config.quantize]
+            return QUANTISED["8bit" if hasattr(one, "SCB") else "4bit"]
         return one.element_size() + (trained if one.requires_grad else 0)
 
     return int(sum(width(one) * one.numel() for one in parameters))
