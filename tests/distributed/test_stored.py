@@ -124,6 +124,11 @@ def test_weights_that_are_quantised_on_disk(packed, tmp_path, kind, strategy, si
     expected = ranks.run(tmp_path / "whole", size, config, *chosen, patch=AS_A_WHOLE | patch)
     found = ranks.run(tmp_path / "parts", size, config, *chosen, patch=patch)
     assert found == expected and found[-1] != found[0]
+    counts = [
+        json.loads((tmp_path / name / "node0/summary.json").read_text())["parameters"]
+        for name in ("whole", "parts")
+    ]
+    assert counts[0] == counts[1] > 37120  # the model's, not its bytes
     logs = [(tmp_path / name / "node0/logs/rank-0.log").read_text() for name in ("whole", "parts")]
     assert [" to where they belong" in log for log in logs] == [False, True]
 

@@ -23,7 +23,7 @@ from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
-from trainer.model import card, loss, router, saved
+from trainer.model import card, flops, loss, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.strategies import split
@@ -315,7 +315,7 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
 
 
 def _parameters(run: Run) -> int:
-    return sum(parameter.numel() for parameter in run.strategy.model.parameters())
+    return sum(map(flops.elements, run.strategy.model.parameters()))
 
 
 def _take_best(run: Run, best: int) -> int:

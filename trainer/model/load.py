@@ -165,7 +165,9 @@ def _explained(config: Config, part: str):
             )
         else:
             cure = "the directory must hold config.json, tokenizer.json and safetensors that belong together"
-        raise BadInput(f"model: {config.model}: its {part} cannot be loaded: {text[:300]}. {cure}") from None
+        raise BadInput(
+            f"model: {config.model}: its {part} cannot be loaded: {text[:300].rstrip('.')}. {cure}"
+        ) from None
 
 
 def _check(config: Config, found: Source) -> None:
