@@ -152,6 +152,9 @@ def follow_launcher() -> bool:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         sys.exit("the launcher is gone")
+    # Where memory runs out, the kernel is to take a rank, and leave the launcher, which sees to it and says why.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
     return True
 
 

@@ -877,3 +877,11 @@ def test_who_is_aborted_for_anothers_fault_over_nccl_is_not_to_blame(start, text
     ended = object.__new__(attempt.Attempt)
     ended._environment = launcher.environment
     assert ended._outcome({"failures": [[0, -6]]}).code == code
+
+
+def test_where_memory_runs_out_a_rank_goes_before_its_launcher():
+    """The kernel takes the highest score."""
+    code = "from trainer import environment as e; e.follow_launcher(); print(open('/proc/self/oom_score_adj').read())"
+    own = {**os.environ, "TRAINYARD_LAUNCHER": str(os.getpid())}
+    rank = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert int(rank.stdout) == 500 > int(Path("/proc/self/oom_score_adj").read_text())
