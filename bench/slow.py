@@ -1,7 +1,8 @@
 """`python -m bench.slow [WAY …]`: what each lossy way costs in validation loss, over seeds: hours, resumable.
 
 Two ranks of this machine, each a host of its own (within a host nothing is coded), train the same model by each way,
-for as many tokens. A run that is interrupted goes on from
+for as many tokens. It is a fine-tune, as these ways are meant for: before, exact ddp has trained that model on another
+part of the text. A run that is interrupted goes on from
 its checkpoint when the command is given again; one that has ended is a line of results.jsonl and not run again.
 """
 
@@ -32,6 +33,7 @@ RANKS = 2
 TOLD_EVERY = 600  # seconds between two lines on how far it is
 LONGEST = 50_000  # letters of a module: what is held out should be of many
 NO_TEXT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+WEIGHTS = "model.safetensors"
 TARGETS = {"16bit": 0.5, "8bit": 0.5, "powersgd": 1.0, "diloco": 2.0}  # % of exact's validation loss
 
 
@@ -46,8 +48,10 @@ class Sizes:
     batch_size: int = 8
     steps: int = 2000
     sync_every: int = 50
-    lr: float = 1e-3
-    letters: int = 6_000_000  # of the text
+    lr: float = 3e-4
+    base_steps: int = 2000  # before, of exact ddp, from whose weights all runs begin; 0: from random ones
+    base_lr: float = 1e-3
+    letters: int = 9_000_000  # of the text, half of what is not held out for the steps before
     held_out: int = 100_000  # letters of it that only evaluations see
 
 
@@ -67,8 +71,8 @@ def text(sizes: Sizes) -> list[str]:
 
 
 def prepare(folder: Path, sizes: Sizes) -> None:
-    """What the runs start from: the two parts of the text, a model without weights, run.yaml. Exits where there is
-    another already.
+    """What the runs start from: the parts of the text, a model without weights, run.yaml. Exits where there is another
+    already.
     """
     place, mine = folder / "sizes.json", dataclasses.asdict(sizes)
     if place.exists():
@@ -80,13 +84,15 @@ def prepare(folder: Path, sizes: Sizes) -> None:
             )
         return
     texts = text(sizes)
-    held = next((n for n in range(1, len(texts)) if sum(map(len, texts[:n])) >= sizes.held_out), None)
-    if held is None:
-        there = sum(map(len, texts))
+    there = sum(map(len, texts))
+    held = _first(texts, sizes.held_out)
+    before = held + _first(texts[held:], (there - sizes.held_out) // 2 if sizes.base_steps else 0)
+    if before == len(texts):
         sys.exit(
             f"--held-out {sizes.held_out} leaves nothing of the text's {there} letters; give less, or more --letters"
         )
-    for name, part in (("held_out", texts[:held]), ("train", texts[held:])):
+    parts = {"held_out": texts[:held], "base": texts[held:before], "train": texts[before:]}
+    for name, part in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in part))
     settings = {"dataset": str(folder / "train.jsonl"), "vocab_size": sizes.vocabulary}
     model = folder / "model"
@@ -94,8 +100,8 @@ def prepare(folder: Path, sizes: Sizes) -> None:
     (model / "tokenizer.json").write_text(own_tokenizer.train(configuration.from_mapping(settings)))
     end = {"eos_token": own_tokenizer.END_OF_TEXT, "tokenizer_class": "PreTrainedTokenizerFast"}
     (model / "tokenizer_config.json").write_text(json.dumps(end))
-    # As transformers would write it, which this process, there for hours, need not load. No weights: each seed has its
-    # own.
+    # As transformers would write it, which this process, there for hours, need not load. Without weights each seed has
+    # its own.
     llama = {
         "model_type": "llama",
         "vocab_size": sizes.vocabulary,
@@ -133,14 +139,64 @@ def prepare(folder: Path, sizes: Sizes) -> None:
     place.write_text(json.dumps(mine))
 
 
+def _first(texts: list[str], letters: int) -> int:
+    """How many of the texts have so many letters."""
+    return next((n for n in range(len(texts)) if sum(map(len, texts[:n])) >= letters), len(texts))
+
+
+def train_base(folder: Path, sizes: Sizes, lock: int, left: int) -> None:
+    """Have all later runs begin from weights that exact ddp has trained, once; as `_run`."""
+    settings = {
+        "dataset": folder / "base.jsonl",
+        "steps": sizes.base_steps,
+        "warmup_steps": sizes.base_steps // 20,
+        "lr": sizes.base_lr,
+        "seed": 0,
+        **WAYS["exact"],
+    }
+    run_dir = folder / "base"
+    _run(folder, "base", settings, lock, left)
+    os.replace(run_dir / "model" / WEIGHTS, folder / "model" / WEIGHTS)
+    _clear(run_dir)
+
+
 def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
-    """The result of one run, begun or gone on with. Ctrl-C ends it with a checkpoint, as KeyboardInterrupt.
+    """The result of one run, as `_run`."""
+    name = f"{way}-{seed}"
+    run_dir = folder / name
+    _run(folder, name, {"seed": seed, **WAYS[way]}, lock, left)
+    rows = metrics(run_dir)
+    steps = [row for row in rows if row["kind"] == "train"]
+    _clear(run_dir)
+    return {
+        "way": way,
+        "seed": seed,
+        "loss": [row["loss"] for row in rows if row["kind"] == "eval"][-1],
+        "tokens": sum(row["tokens"] for row in steps),
+        "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps),
+        "seconds": sum(row["step_seconds"] for row in steps),
+        "parameters": json.loads((run_dir / "summary.json").read_text())["parameters"],
+    }
+
+
+def _hosts(run_dir: Path) -> list[Path]:
+    return [run_dir, *(run_dir / f"host{node}" for node in range(1, RANKS))]
+
+
+def _clear(run_dir: Path) -> None:
+    """Of a run that has ended, weights are not needed."""
+    for place in _hosts(run_dir):
+        for what in ("checkpoints", "model"):
+            shutil.rmtree(place / what, ignore_errors=True)
+
+
+def _run(folder: Path, name: str, overrides: dict, lock: int, left: int) -> None:
+    """One run, begun or gone on with, to its end. Ctrl-C ends it with a checkpoint, as KeyboardInterrupt.
 
     lock: a descriptor that the launchers inherit. left: how many runs there are to do, this one included.
     """
-    name = f"{way}-{seed}"
     run_dir = folder / name
-    hosts = [run_dir, *(run_dir / f"host{node}" for node in range(1, RANKS))]
+    hosts = _hosts(run_dir)
     settings = {
         "TRAINYARD_CACHE_DIR": folder / "cache",
         "TRAINYARD_STORE": run_dir / "store",
@@ -155,7 +211,7 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
         "HF_HUB_OFFLINE": 1,
         "PYTHONPATH": ROOT,
     }
-    keys = [f"{key}={value}" for key, value in {"run": name, "seed": seed, **WAYS[way]}.items()]
+    keys = [f"{key}={value}" for key, value in {"run": name, **overrides}.items()]
     command = [sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), *keys]
     children = []
     for node, place in enumerate(hosts):
@@ -188,20 +244,6 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
         if child.returncode:
             said = "\n".join((place / "launcher.log").read_text().splitlines()[-5:])
             sys.exit(f"{name} ended with {child.returncode} ({place}/logs):\n{said}")
-    rows = metrics(run_dir)
-    steps = [row for row in rows if row["kind"] == "train"]
-    for place in hosts:
-        for what in ("checkpoints", "model"):
-            shutil.rmtree(place / what, ignore_errors=True)
-    return {
-        "way": way,
-        "seed": seed,
-        "loss": [row["loss"] for row in rows if row["kind"] == "eval"][-1],
-        "tokens": sum(row["tokens"] for row in steps),
-        "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps),
-        "seconds": sum(row["step_seconds"] for row in steps),
-        "parameters": json.loads((run_dir / "summary.json").read_text())["parameters"],
-    }
 
 
 def _watch(child: subprocess.Popen, run_dir: Path, name: str, left: int) -> None:
@@ -269,6 +311,7 @@ def report(folder: Path) -> str:
         f"{found[0]['parameters']:,} parameters, {sizes.steps:,} steps of {sizes.batch_size} x "
         f"{sizes.sequence_length} tokens on {RANKS} hosts of a rank, diloco meets "
         f"{sizes.steps // sizes.sync_every} times; "
+        f"{f'from weights after {sizes.base_steps:,} steps of exact' if sizes.base_steps else 'from random weights'}; "
         "validation loss in nats a token, on text that was held out; bytes that all ranks sent.\n\n"
         f"{table(found)}"
     )
@@ -310,6 +353,8 @@ def main() -> None:
         ahead = [pair for pair in pairs if pair not in done]
         try:
             prepare(folder, sizes)
+            if sizes.base_steps and not (folder / "model" / WEIGHTS).exists():
+                train_base(folder, sizes, lock.fileno(), len(ahead) + 1)
             for number, (way, seed) in enumerate(ahead):
                 one = train(folder, way, seed, lock.fileno(), len(ahead) - number)
                 with (folder / "results.jsonl").open("a") as file:

@@ -13,7 +13,7 @@ from bench import slow
 
 TINY = {
     **{"width": 64, "layers": 1, "vocabulary": 300, "sequence_length": 16, "steps": 300, "sync_every": 30},
-    **{"letters": 40_000, "held_out": 2_000},
+    **{"letters": 80_000, "held_out": 2_000, "base_steps": 20},
 }
 
 
@@ -52,6 +52,14 @@ def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
         "was begun with steps 300, now 301" in changed.communicate(timeout=120)[1] and changed.returncode == 1
     )
 
+    base = records(tmp_path / "base")
+    assert len(base) == TINY["base_steps"] and not (tmp_path / "base/model").exists()
+    # Where the fine-tune begins is where the steps before have ended.
+    assert (
+        abs(records(tmp_path / "exact-0")[0]["loss"] - base[-1]["loss"])
+        < 0.3
+        < base[0]["loss"] - base[-1]["loss"]
+    )
     before = (tmp_path / "exact-0/metrics.jsonl").stat().st_mtime_ns
     second = bench(tmp_path)
     said, errors = second.communicate(timeout=600)
@@ -63,6 +71,8 @@ def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
     assert exact["loss"] != coded["loss"] and abs(exact["loss"] - coded["loss"]) < 0.1 < exact["loss"] < 6
     assert exact["bytes"] == 2 * sum(row["wire_bytes"] for row in records(tmp_path / "exact-0"))
     assert 3.5 < exact["bytes"] / coded["bytes"] < 4
+    assert (tmp_path / "base/metrics.jsonl").stat().st_mtime_ns < before
+    assert "from weights after 20 steps of exact" in said
     assert "| 8bit | 0 |" in said and "diloco meets 10 times" in said
     assert not list(tmp_path.glob("*/checkpoints"))
 
