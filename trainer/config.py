@@ -136,7 +136,7 @@ class Config:
     loss_chunk: int | None = key(
         None,
         "tokens whose logits are computed at once: fewer need less memory, many fewer are slower; 0: all; "
-        "default: as many as make 128 MiB of logits",
+        "default: as many as make 128 MiB of logits, on a CPU 16 MiB, and 256 at least",
         least=0,
     )
     loss_kernel: str = key(

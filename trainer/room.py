@@ -63,7 +63,7 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
         return
     place = dataclasses.replace(_place(config, world), link=slowest)
     try:
-        found = footprint.measure(config, model_config)
+        found = footprint.measure(config, model_config, world.device.type)
         mine, ddp = (
             plan.budget(name, config, found, place, plan.KERNELS)
             for name in (plan.known(config.strategy), "ddp")
@@ -98,7 +98,7 @@ def _size(config: Config, model_config, world: World) -> int:
 
     def budgets(rows: int) -> dict[str, plan.Budget]:
         own = dataclasses.replace(config, micro_batch_size=rows)
-        found = plan.every(own, footprint.measure(own, model_config), place, overhead)
+        found = plan.every(own, footprint.measure(own, model_config, world.device.type), place, overhead)
         for name, one in found.items():
             for parts in (one.device, one.host):
                 if "checkpoint" in parts and name in ("ddp", "split"):  # one rank a host makes the copy
@@ -144,7 +144,7 @@ def _refusal(
         where, needs, there = "host's memory", sum(mine.host.values()), place.host_memory
     other = plan.propose(budgets, place)
     alone = dataclasses.replace(config, micro_batch_size=1)
-    cures = plan.cures(alone, footprint.measure(alone, model_config))
+    cures = plan.cures(alone, footprint.measure(alone, model_config, world.device.type))
     if other and other != strategy:
         cures = [f"strategy: {other}", *cures]
     return (

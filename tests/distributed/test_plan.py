@@ -81,16 +81,31 @@ def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
     return records(root / "node0")
 
 
-@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.full), "lora"])
-def test_memory_is_within_15_percent_of_the_measured_peak(config, tmp_path, adapter):
-    answer = planned(config, f"adapter={adapter}")
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param("", marks=pytest.mark.full),
+        "adapter=lora",
+        pytest.param("dtype=bfloat16", marks=pytest.mark.full),
+        pytest.param("adapter=lora dtype=bfloat16", marks=pytest.mark.full),
+        pytest.param("adapter=lora dtype=bfloat16 quantize=4bit", marks=pytest.mark.full),
+        pytest.param("adapter=lora quantize=8bit", marks=pytest.mark.full),
+        pytest.param("gradient_checkpointing=true", marks=pytest.mark.full),
+        pytest.param("attention=eager", marks=pytest.mark.full),
+    ],
+)
+def test_memory_is_within_15_percent_of_the_measured_peak(config, tmp_path, keys):
+    """Of 20 steps: what the C library keeps of what is freed grows for some."""
+    overrides = [*keys.split(), "steps=20"]
+    answer = planned(config, *overrides)
     mine = answer["strategies"]["ddp"]
-    peak = max(record["memory_peak_bytes"] for record in measured(tmp_path, config, f"adapter={adapter}"))
+    peak = max(record["memory_peak_bytes"] for record in measured(tmp_path, config, *overrides))
+    print(f"{keys}: planned {mine['memory_bytes'] >> 20} MiB, measured {peak >> 20}")
     assert mine["memory_bytes"] == pytest.approx(peak, rel=0.15), mine["memory"]
-    assert mine["memory"]["overhead"] < 0.65 * mine["memory_bytes"]  # so that there was something to be told
+    assert mine["memory"]["overhead"] < 0.8 * mine["memory_bytes"]  # so that there was something to be told
     assert answer["fits"] and answer["proposed"] == "ddp"
-    assert answer["estimate"]["steps"] == 2 and answer["estimate"]["seconds"] > 0
-    assert (answer["trainable"] == answer["parameters"]) == (adapter == "none")
+    assert answer["estimate"]["steps"] == 20 and answer["estimate"]["seconds"] > 0
+    assert (answer["trainable"] == answer["parameters"]) == ("lora" not in keys)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from trainer.strategies import split
 
 REACHED = 0.6  # of the speed of large matrix products: what a training step makes of it
 KERNELS = 40 << 20  # bytes of code that the first step loads
-SCATTERED = 0.1  # of what comes and goes in a step: holes in the C library's heap, which keeps what is freed
+SCATTERED = 0.2  # of what comes and goes in a step: holes in the C library's heap, which keeps what is freed
 CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
 WIRELESS = 0.3e9  # bits a second of a network that says no speed: what good Wi-Fi carries in a house
 LETTERS = 4  # of a text, a token
@@ -96,7 +96,7 @@ def main(
         source = load.source(config, world)
     _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
-    found = footprint.measure(config, source.config)
+    found = footprint.measure(config, source.config, world.device.type)
     budgets = every(config, found, place, overhead)
     if config.strategy == "split" and "split" not in budgets:
         raise BadInput(split.ALONE)
@@ -219,9 +219,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         (lines if on_cpu else host)["optimizer"] = 0  # on disk; the kernel keeps of it what there is room for
     if on_cpu:
         lines["checkpoint"] = copies
-        lines["scattered"] = int(SCATTERED * (lines["activations"] + lines["loss and backward"]))
-        if name != "ddp":  # many sizes come and go there
-            lines["scattered"] = 2 * lines["scattered"] + int(2 * SCATTERED * whole)
+        comes_and_goes = lines["activations"] + lines["loss and backward"] + (whole if name != "ddp" else 0)
+        lines["scattered"] = int(SCATTERED * comes_and_goes)
     lines["overhead"] = overhead if on_cpu else CONTEXT
     slimmer = [int((1 - narrow) * one) for one in (min(trained, in_blocks), max(0, trained - in_blocks))]
     sent = wire(

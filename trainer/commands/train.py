@@ -133,7 +133,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "seed": config.seed,
         **model_load.frozen(config, source, world),
     }
-    strategy = strategies.make(config, TokenLoss(model, config.loss_chunk, config.loss_kernel), world)
+    module = TokenLoss(model, config.loss_chunk, config.loss_kernel, world.device.type)
+    strategy = strategies.make(config, module, world)
     model_load.check_packing(config, strategy.module, world)
     optimizer = optim.adamw(strategy.trainable.values(), config)
     strategy.adopt(optimizer)

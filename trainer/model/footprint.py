@@ -57,8 +57,8 @@ class Footprint:
     flops: float  # of a token (model/flops.py)
 
 
-def measure(config: Config, model_config) -> Footprint:
-    """The footprint of one micro-batch under `config`; `model_config` is transformers' own.
+def measure(config: Config, model_config, device: str = "cpu") -> Footprint:
+    """The footprint of one micro-batch under `config` on a kind of device; `model_config` is transformers' own.
 
     Raises BadInput where the model's code cannot be gone through without data.
     """
@@ -68,11 +68,11 @@ def measure(config: Config, model_config) -> Footprint:
         with torch.device("meta"):
             model = _model(config, model_config)
         try:
-            activations, working = _step(config, model)
+            activations, working = _step(config, model, device)
         except Exception as first:
             # Some kernels know no float32 without data (grouped matrix products): half of it then, twice.
             try:
-                activations, working = (2 * one for one in _step(config, model.to(torch.bfloat16)))
+                activations, working = (2 * one for one in _step(config, model.to(torch.bfloat16), device))
             except Exception:
                 raise first from None
     except BadInput:
@@ -110,11 +110,11 @@ def _model(config: Config, model_config) -> nn.Module:
     return model.train()
 
 
-def _step(config: Config, model: nn.Module) -> tuple[int, int]:
+def _step(config: Config, model: nn.Module, device: str) -> tuple[int, int]:
     """(bytes that a micro-batch's forward pass leaves, bytes on top at the peak), beside weights and gradients."""
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         stack.callback(_swap(model, mode))
-        module = TokenLoss(model, config.loss_chunk)
+        module = TokenLoss(model, config.loss_chunk, device=device)
         hooks = [
             parameter.register_post_accumulate_grad_hook(_forget)
             for parameter in model.parameters()

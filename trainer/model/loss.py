@@ -1,8 +1,8 @@
 """The loss of a causal language model, without ever holding all its logits.
 
 The logits of a batch are its largest tensor by far: tokens times vocabulary. Here the head and the cross-entropy
-go over the tokens in chunks, each chunk's gradient taken at once (torch's linear_cross_entropy). Where the architecture
-does more to its logits than its head does, a chunk's are computed again for its gradient.
+go over the tokens in chunks, each chunk's gradient taken at once: by torch's linear_cross_entropy, or by AtOnce where
+that is not enough.
 """
 
 import importlib.util
@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Config
 from trainer.data.pack import IGNORE
@@ -20,7 +19,9 @@ from trainer.model import router
 from trainer.model.lora import without_adapter
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # formats narrower than the weights
-CHUNK_ELEMENTS = 1 << 25  # logits computed at once: 128 MiB of float32; smaller chunks are slower
+# Logits computed at once: on a GPU 128 MiB of float32, for smaller products are slower there; on a CPU 16 MiB, which is
+# as fast as more, and leaves the C library's heap without the large holes that make it grow (trainer/environment.py).
+CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 25}
 # What some architectures do to their logits after the head, by the key of their configuration: which of them do just
 # that. Others that have the key take the whole way, for it means another thing there, or not all.
 TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable | None]] = {
@@ -38,15 +39,18 @@ TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable | None]] = {
 class TokenLoss(nn.Module):
     """`model` with its loss in one forward, so that a strategy can wrap both as one module.
 
-    chunk: tokens whose logits are computed at once; 0: all; None: as many as make CHUNK_ELEMENTS logits.
+    chunk: tokens whose logits are computed at once; 0: all; None: as many as make CHUNK_ELEMENTS logits
+    of the kind of device that it is to compute on.
     kernel: torch, or liger, which makes chunks of its own; raises BadInput where the head is not one for it.
     """
 
-    def __init__(self, model: nn.Module, chunk: int | None = None, kernel: str = "torch"):
+    def __init__(
+        self, model: nn.Module, chunk: int | None = None, kernel: str = "torch", device: str = "cpu"
+    ):
         super().__init__()
         self.model = model
         vocabulary = model.config.get_text_config().vocab_size
-        self.chunk = max(256, CHUNK_ELEMENTS // vocabulary) if chunk is None else chunk
+        self.chunk = max(256, CHUNK_ELEMENTS[device] // vocabulary) if chunk is None else chunk
         base = without_adapter(model)
         self.flash = "flash" in (base.config.get_text_config()._attn_implementation or "")
         self.transform = _transform(base)
@@ -109,12 +113,9 @@ class TokenLoss(nn.Module):
         if torch.is_autocast_enabled(device):
             hidden = hidden.to(torch.get_autocast_dtype(device))
         narrow = hidden.dtype != torch.float32
-        if self.transform is not _unchanged or (narrow and not torch.is_grad_enabled()):
-            parts = zip(hidden.split(self.chunk), labels.split(self.chunk), strict=True)
-            return sum(checkpoint(self._part, head, *part, use_reentrant=False) for part in parts)
-        if narrow:
+        if narrow or self.transform is not _unchanged:
             weights = [head.weight] if head.bias is None else [head.weight, head.bias]
-            return Narrow.apply(labels, self.chunk, hidden, *weights)
+            return AtOnce.apply(self.transform, labels, self.chunk, hidden, *weights)
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
         return F.linear_cross_entropy(
             hidden,
@@ -126,38 +127,39 @@ class TokenLoss(nn.Module):
             options=options,
         )
 
-    def _part(self, head: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """As `_in_chunks`, of one chunk, whose logits are computed again in backward."""
-        logits = self.transform(head(hidden)).float()
-        return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
 
+class AtOnce(torch.autograd.Function):
+    """Head, what becomes of its output, and cross-entropy in chunks, multiplied in the format of `hidden`, summed in
+    float32; with each chunk's gradient, while its logits are there.
 
-class Narrow(torch.autograd.Function):
-    """Head and cross-entropy in chunks, multiplied in the half precision of `hidden`, summed in float32.
-
-    torch's linear_cross_entropy takes no part in autocast, and sums the loss in the format that it is given: of a few
-    thousand tokens' nats in bfloat16 two digits are left.
+    torch's linear_cross_entropy knows of nothing between head and loss. It takes no part in autocast, and sums the loss
+    in the format that it is given: of a few thousand tokens' nats in bfloat16 two digits are left.
     """
 
     @staticmethod
-    def forward(ctx, labels: torch.Tensor, chunk: int, hidden: torch.Tensor, *head: torch.Tensor):
+    def forward(
+        ctx, transform: Callable, labels: torch.Tensor, chunk: int, hidden: torch.Tensor, *head: torch.Tensor
+    ):
         """As TokenLoss, of hidden (T, D) and labels (T,); head: weight (V, D) and, where there is one, bias (V,)."""
-        trained = ctx.needs_input_grad[3:]
+        of_hidden, *trained = ctx.needs_input_grad[3:]
         narrow = [
             one.detach().to(hidden.dtype).requires_grad_(grad)
             for one, grad in zip(head, trained, strict=True)
         ]
         leaves = [one for one in narrow if one.requires_grad]
+        learns = of_hidden or bool(leaves)  # else this is an evaluation
         total = hidden.new_zeros((), dtype=torch.float32)
         ctx.of_hidden = torch.empty_like(hidden)
         ctx.of_head = [torch.zeros_like(one, dtype=torch.float32) for one in leaves]
         for begin in range(0, len(hidden), chunk):
             rows = slice(begin, begin + chunk)
-            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
-                part = hidden[rows].detach().requires_grad_()
-                logits = F.linear(part, *narrow).float()
+            with torch.set_grad_enabled(learns), torch.autocast(hidden.device.type, enabled=False):
+                part = hidden[rows].detach().requires_grad_(learns)
+                logits = transform(F.linear(part, *narrow)).float()
                 loss = F.cross_entropy(logits, labels[rows], ignore_index=IGNORE, reduction="sum")
             total += loss.detach()
+            if not learns:
+                continue
             ctx.of_hidden[rows], *slopes = torch.autograd.grad(loss, [part, *leaves])
             for summed, slope in zip(ctx.of_head, slopes, strict=True):
                 summed += slope
@@ -167,8 +169,8 @@ class Narrow(torch.autograd.Function):
     def backward(ctx, slope: torch.Tensor):
         """The gradients, which are there already, times that of the sum."""
         of_head = iter(ctx.of_head)
-        others = (next(of_head) * slope if trained else None for trained in ctx.needs_input_grad[3:])
-        return None, None, ctx.of_hidden * slope, *others
+        others = (next(of_head) * slope if trained else None for trained in ctx.needs_input_grad[4:])
+        return None, None, None, ctx.of_hidden * slope, *others
 
 
 def check(config: Config, device: torch.device) -> None:
