@@ -18,7 +18,7 @@ from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
 from trainer.model import lora, quantize, stored
 from trainer.model.files import weights_of
-from trainer.model.loss import HALF, autocast
+from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World, log
 
 
@@ -361,21 +361,43 @@ def _equalise(model: torch.nn.Module, world: World) -> None:
             tensor.data.copy_(values)
 
 
-def check_packing(config: Config, module: torch.nn.Module, world: World) -> None:
+def check_packing(config: Config, module: TokenLoss, world: World) -> None:
     """Refuse a model whose tokens see other documents of their packed sequence, as those with recurrent layers do.
 
-    Measured, with a strategy's TokenLoss and where it computes: what the first of two rows' four documents says must
-    not change what comes out for the others. All ranks must call.
+    Measured, with a strategy's TokenLoss and where it computes. A model that does not take the borders from the
+    positions gets masks from now on, where these keep the documents apart. All ranks must call.
     """
-    world.together(lambda: _compare_neighbours(config, module, world.device))
+    if any(world.gather(world.together(lambda: _mixes(config, module, world.device)))):
+        world.together(lambda: _mask(config, module, world.device))
 
 
-def _compare_neighbours(config: Config, module: torch.nn.Module, device: torch.device) -> None:
-    """Raise BadInput where the logits of other documents depend on the first one."""
-    rows, length, half = 2, 8, 4
-    positions = torch.arange(length, device=device).remainder(half).repeat(rows, 1)
+def _mask(config: Config, module: TokenLoss, device: torch.device) -> None:
+    """Have masks tell `module` the documents' borders; raises BadInput where that does not help."""
+    module.masked = not module.flash
+    try:
+        mixes = module.flash or _mixes(config, module, device)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:  # what architectures that take no such mask stumble over has no type of its own
+        mixes = True
+    if mixes:
+        raise BadInput(
+            f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
+            "attention that takes neither positions nor masks); this trainer packs, so choose another model or "
+            "attention"
+        )
+
+
+def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
+    """Whether what comes out for a document depends on the others of its sequence, or on its place there.
+
+    Of two rows of two documents the first one is changed; the second one is the first of the other row, too.
+    """
+    length, half = 8, 4
     vocabulary = module.model.config.get_text_config().vocab_size
-    one = torch.arange(length, device=device).repeat(rows, 1) % (vocabulary - 1)
+    row = torch.arange(length, device=device) % (vocabulary - 1)
+    one = torch.stack([row, row.roll(half)])
+    positions = torch.arange(length, device=device).remainder(half).expand(one.shape)
     other = one.clone()
     other[0, :half] += 1
     # Nothing is compiled for the shape of a trial.
@@ -401,12 +423,9 @@ def _compare_neighbours(config: Config, module: torch.nn.Module, device: torch.d
             "choose another model or attention"
         ) from None
     # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
-    near = 1e-4 if config.dtype == "float32" else 2e-2
-    if (before - after).abs().max() > near * before.abs().max():
-        raise BadInput(
-            f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
-            "attention that ignores positions); this trainer packs, so choose another model or attention"
-        )
+    near = (1e-4 if config.dtype == "float32" else 2e-2) * before.abs().max()
+    moved = before[:half] - before[half:length]
+    return bool((before - after).abs().max() > near or moved.abs().max() > near)
 
 
 def remake(config: Config, tokenizer) -> torch.nn.Module:
