@@ -67,6 +67,17 @@ def test_a_model_that_mixes_documents_never_takes_a_step(recurrent, tmp_path, si
     assert not ranks.records(one.directory())
 
 
+def test_check_and_plan_refuse_it_in_the_same_words(recurrent, gpt_oss, tmp_path, capsys):
+    one = ranks.Ranks(tmp_path, 1, recurrent)
+    assert one.codes() == [2]
+    said = one.log().partition("error: ")[2].splitlines()[0]
+    assert "see other documents" in said
+    for command in ("check", "plan"):
+        assert cli.main([command, str(recurrent)]) == 2
+        assert said in "".join(capsys.readouterr())
+        assert cli.main([command, str(gpt_oss)]) == 0
+
+
 @pytest.mark.parametrize(
     ("attention", "said"),
     [

@@ -11,7 +11,7 @@ from trainer.config import from_mapping
 from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, load, lora, quantize, router
+from trainer.model import files, load, lora, packing, quantize, router
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -90,7 +90,7 @@ def test_an_architecture(kind, world):
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
 
-    load.check_packing(from_mapping({}), TokenLoss(model), world)
+    packing.check(from_mapping({}), TokenLoss(model), world)
     wrapped = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 2}))
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 4 and all("lora_" in name for name in trained)
@@ -108,8 +108,9 @@ def test_documents_in_a_packed_sequence_are_computed_as_each_alone(kind, world):
     inputs = torch.randint(2, 96, (2, 24), generator=torch.Generator().manual_seed(1))
     positions = torch.cat([torch.arange(one) for one in lengths]).repeat(2, 1)
     module = TokenLoss(model)
-    load.check_packing(from_mapping({}), module, world)
+    packing.check(from_mapping({}), module, world)
     assert module.masked == (kind in MASKED)
+    packing.foresee(from_mapping({}), model.config)
     with torch.no_grad():
         alone = [model(input_ids=one, use_cache=False).logits for one in inputs.split(lengths, 1)]
         assert torch.allclose(module(inputs, None, positions), torch.cat(alone, 1), rtol=0, atol=1e-5)
@@ -138,8 +139,30 @@ def test_an_architecture_that_cannot_keep_documents_apart_is_refused(kind, world
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MIXING[kind]))
-    with pytest.raises(BadInput, match=r"see other documents in a packed sequence .* choose another model"):
-        load.check_packing(from_mapping({}), TokenLoss(model), world)
+    said = r"see other documents in a packed sequence .* choose another model"
+    with pytest.raises(BadInput, match=said):
+        packing.check(from_mapping({}), TokenLoss(model), world)
+    with pytest.raises(BadInput, match=said):
+        packing.foresee(from_mapping({}), model.config)
+
+
+def test_what_is_foreseen_of_a_large_model_takes_no_memory(monkeypatch):
+    """A layer of each kind alone is gone through, and weights of 8 GB are a few numbers."""
+    from transformers import JambaConfig
+
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 1 << 17,
+        "num_hidden_layers": 32,
+        "vocab_size": 1 << 17,
+    }
+    model = packing._stand_in(from_mapping({}), JambaConfig(**sizes, num_attention_heads=8, num_experts=2))
+    kinds = [type(layer).__name__ for layer in model.model.layers]
+    assert len(kinds) == 5 and len(set(kinds)) == 2  # of 32: the first with attention is the fifth
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()
+    }
+    assert sum(one.numel() for one in model.parameters()) > 2e9 and sum(storages.values()) < 1 << 26
 
 
 @pytest.mark.parametrize("chunk", [0, 16])
@@ -302,7 +325,7 @@ def test_layers_that_see_other_documents_are_refused(kind, world, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, kind, {"state_size": 4, **periods, **EXPERTS})
     model = make(kind)
     with pytest.raises(BadInput, match=r"see other documents|does not take what tells documents apart"):
-        load.check_packing(from_mapping({"model": kind}), TokenLoss(model), world)
+        packing.check(from_mapping({"model": kind}), TokenLoss(model), world)
 
 
 def test_adapters_go_where_they_are_wanted():

@@ -49,7 +49,7 @@ class TokenLoss(nn.Module):
         self.chunk = max(256, CHUNK_ELEMENTS // vocabulary) if chunk is None else chunk
         base = without_adapter(model)
         self.flash = "flash" in (base.config.get_text_config()._attn_implementation or "")
-        self.masked = False  # whether masks tell the documents' borders: load.check_packing finds out
+        self.masked = False  # whether masks tell the documents' borders: packing.check finds out
         self.transform = _transform(base)
         self.headless = self.transform is not None and _plain_head(base)  # it can be asked without its head
         if not self.headless:
