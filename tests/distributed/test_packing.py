@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import ranks
+import torch
 
 from trainer import cli
 
@@ -51,10 +52,15 @@ def alone(gpt_oss, tmp_path_factory):
     return ranks.run(tmp_path_factory.mktemp("alone"), 1, gpt_oss, "steps=4")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_model_that_gets_masks_has_one_loss_curve(gpt_oss, alone, tmp_path, strategy):
+def two(config, environment, everyone):
+    return [torch.device("cpu")] * 2
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (2, "fsdp"), (1, "split")])
+def test_a_model_that_gets_masks_has_one_loss_curve(gpt_oss, alone, tmp_path, size, strategy):
     chosen = (f"strategy={strategy}", "gradient_checkpointing=true")
-    found = ranks.run(tmp_path, 2, gpt_oss, "steps=4", *chosen)
+    patch = {("trainer.world", "_devices"): two} if strategy == "split" else {}
+    found = ranks.run(tmp_path, size, gpt_oss, "steps=4", *chosen, patch=patch)
     assert found == pytest.approx(alone, rel=1e-5)
     assert len(alone) == 4 and alone[-1] < alone[0]
 
