@@ -1,6 +1,7 @@
 """The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|stop`; docs/architecture.md."""
 
 import argparse
+import logging
 import os
 import sys
 import warnings
@@ -95,6 +96,9 @@ def _quiet() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    # On CPUs with bfloat16 bitsandbytes misses a kernel that it would fetch from the hub, and does without.
+    kernels = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    kernels.addFilter(lambda record: "gemm_4bit_forward" not in str(record.msg))
 
 
 def _parser() -> argparse.ArgumentParser:

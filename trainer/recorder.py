@@ -47,7 +47,8 @@ class Recorder:
         )
         share_history(run.world, self.metrics)
         self.bar = _bar(run)
-        self.sinks = Sinks(run.config, self.environment, dataclasses.asdict(run.config), self._say)
+        goes_on = run.progress.step > 0 or self.environment.attempt > 1
+        self.sinks = Sinks(run.config, self.environment, dataclasses.asdict(run.config), self._say, goes_on)
         self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
         self.flops = flops.per_token(run.strategy.model)
         self.peak = flops.peak(run.world.devices, run.config.dtype)

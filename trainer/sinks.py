@@ -27,10 +27,17 @@ Sink = Callable[[dict], None]
 class Sinks:
     """All sinks of one rank, served by a thread of their own: a service that is slow holds up no step.
 
-    say: tells the operator a line.
+    say: tells the operator a line. goes_on: an earlier attempt of the run has told them of its beginning.
     """
 
-    def __init__(self, config: Config, environment: Environment, settings: dict, say: Callable[[str], None]):
+    def __init__(
+        self,
+        config: Config,
+        environment: Environment,
+        settings: dict,
+        say: Callable[[str], None],
+        goes_on: bool = False,
+    ):
         self.say = say
         self._closers: dict[str, Callable[[], None]] = {}
         self._records: queue.Queue = queue.Queue(WAITING)
@@ -42,7 +49,7 @@ class Sinks:
                 config.report_to == "wandb" and first,
                 lambda: wandb(config, environment, settings),
             ),
-            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings)),
+            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings, goes_on)),
         }
         makers = {name: make for name, (want, make) in wanted.items() if want}
         self._thread = threading.Thread(target=self._serve, args=(makers,), daemon=True)
@@ -160,10 +167,18 @@ def wandb(config: Config, environment: Environment, settings: dict) -> tuple[Sin
     return (lambda record: run.log(numbers(record), step=record["step"])), run.finish
 
 
-def mlflow(config: Config, settings: dict) -> tuple[Sink, Callable[[], None]]:
-    """A run of MLflow, named as this one; where to is that package's own matter (MLFLOW_*)."""
+def mlflow(config: Config, settings: dict, goes_on: bool) -> tuple[Sink, Callable[[], None]]:
+    """A run of MLflow, named as this one; where to is that package's own matter (MLFLOW_*).
+
+    MLflow gives a run its id, so one that goes on, on whichever host, is the newest of its name.
+    """
     import mlflow as package
 
-    package.start_run(run_name=config.run)
-    package.log_params(settings)
+    wanted = f"attributes.run_name = '{config.run}'"
+    there = package.search_runs(filter_string=wanted, max_results=1, output_format="list") if goes_on else []
+    if there:
+        package.start_run(run_id=there[0].info.run_id)
+    else:
+        package.start_run(run_name=config.run)
+        package.log_params(settings)  # once: MLflow refuses other values, such as of more steps
     return (lambda record: package.log_metrics(numbers(record), step=record["step"])), package.end_run

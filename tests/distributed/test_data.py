@@ -86,3 +86,13 @@ def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, materi
     ]
     assert evaluations[0] and evaluations[0] == pytest.approx(evaluations[1], rel=1e-5)
     assert evaluations[0] == evaluations[2]
+
+
+def test_the_model_card_says_what_was_cut(material, tmp_path):
+    for overlong in ("cut", "split"):
+        ranks.run(tmp_path / overlong, 1, material / "run.yaml", "steps=1", f"overlong={overlong}")
+    cut, split = (tmp_path / one / "node0" / "model" / "README.md" for one in ("cut", "split"))
+    facts = json.loads((cut.parents[1] / "summary.json").read_text())
+    documents, tokens = facts["documents_cut"], facts["tokens_cut"]
+    assert f"- cut to 32 tokens: {documents} documents; {tokens:,} tokens left out\n" in cut.read_text()
+    assert documents > 9 and tokens > 999 and "- cut to" not in split.read_text()

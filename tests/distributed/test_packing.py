@@ -4,8 +4,18 @@ import shutil
 
 import pytest
 import ranks
+import torch
 
 from trainer import cli
+
+
+def _run_yaml(material, folder, model_config):
+    """run.yaml of a model of this configuration."""
+    shutil.copytree(material / "model", folder / "model")
+    model_config.save_pretrained(folder / "model")
+    text = (material / "run.yaml").read_text()
+    (folder / "run.yaml").write_text(text.replace(f"model: {material}/model", f"model: {folder}/model"))
+    return folder / "run.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -13,24 +23,46 @@ def recurrent(material, tmp_path_factory):
     """run.yaml of a model with recurrent layers beside attention."""
     from transformers import JambaConfig
 
-    folder = tmp_path_factory.mktemp("recurrent")
-    shutil.copytree(material / "model", folder / "model")
     periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 4}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    JambaConfig(
-        **sizes,
-        **periods,
-        num_key_value_heads=2,
-        vocab_size=300,
-        mamba_d_state=4,
-        use_mamba_kernels=False,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    ).save_pretrained(folder / "model")
-    text = (material / "run.yaml").read_text()
-    (folder / "run.yaml").write_text(text.replace(f"model: {material}/model", f"model: {folder}/model"))
-    return folder / "run.yaml"
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    own = {"num_key_value_heads": 2, "mamba_d_state": 4, "use_mamba_kernels": False}
+    chosen = JambaConfig(**sizes, **periods, **own, **ids, vocab_size=300)
+    return _run_yaml(material, tmp_path_factory.mktemp("recurrent"), chosen)
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(material, tmp_path_factory):
+    """run.yaml of a model that gets masks for its documents, with windows shorter than these."""
+    from transformers import GptOssConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    own = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    return _run_yaml(
+        material,
+        tmp_path_factory.mktemp("gpt_oss"),
+        GptOssConfig(**sizes, **own, **ids, vocab_size=300, sliding_window=6),
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(gpt_oss, tmp_path_factory):
+    """Its losses, of one process."""
+    return ranks.run(tmp_path_factory.mktemp("alone"), 1, gpt_oss, "steps=4")
+
+
+def two(config, environment, everyone):
+    return [torch.device("cpu")] * 2
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (2, "fsdp"), (1, "split")])
+def test_a_model_that_gets_masks_has_one_loss_curve(gpt_oss, alone, tmp_path, size, strategy):
+    chosen = (f"strategy={strategy}", "gradient_checkpointing=true")
+    patch = {("trainer.world", "_devices"): two} if strategy == "split" else {}
+    found = ranks.run(tmp_path, size, gpt_oss, "steps=4", *chosen, patch=patch)
+    assert found == pytest.approx(alone, rel=1e-5)
+    assert len(alone) == 4 and alone[-1] < alone[0]
 
 
 @pytest.mark.parametrize(("size", "strategy"), [(1, "ddp"), (2, "zero1")])
@@ -39,6 +71,17 @@ def test_a_model_that_mixes_documents_never_takes_a_step(recurrent, tmp_path, si
     assert one.codes() == [2] * size, one.log()
     assert "see other documents in a packed sequence" in one.log()
     assert not ranks.records(one.directory())
+
+
+def test_check_and_plan_refuse_it_in_the_same_words(recurrent, gpt_oss, tmp_path, capsys):
+    one = ranks.Ranks(tmp_path, 1, recurrent)
+    assert one.codes() == [2]
+    said = one.log().partition("error: ")[2].splitlines()[0]
+    assert "see other documents" in said
+    for command in ("check", "plan"):
+        assert cli.main([command, str(recurrent)]) == 2
+        assert said in "".join(capsys.readouterr())
+        assert cli.main([command, str(gpt_oss)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,19 @@ def references(material):
 
 
 @pytest.mark.parametrize(
-    ("size", "strategy"), [(3, "ddp"), (2, "fsdp"), pytest.param(3, "zero2", marks=pytest.mark.full)]
+    ("size", "strategy"),
+    [
+        (3, "ddp"),
+        (2, "fsdp"),
+        (3, "zero1"),
+        *(pytest.param(3, one, marks=pytest.mark.full) for one in ("fsdp", "zero2", "offload", "infinity")),
+    ],
 )
 def test_uneven_shares_of_an_adapter(material, tmp_path, size, strategy):
-    """Each rank's part of the sum counts by its tokens, in gradients that are the adapter's alone."""
+    """Each rank's part of the sum counts by its tokens, in gradients that are the adapter's alone.
+
+    Of its 4 rows two of three ranks hold 2, and the third none.
+    """
     expected = plain_loop(material, adapter="lora")
     chosen = (
         f"strategy={strategy}",

@@ -72,6 +72,39 @@ def test_losses_are_those_of_weights_that_are_read_as_a_whole(weighty, tmp_path,
     assert results[0].read_bytes() == results[1].read_bytes()
 
 
+@pytest.fixture(scope="module")
+def multimodal(material, tmp_path_factory):
+    """run.yaml of a Gemma 3 that could see pictures: its files name a text layer language_model.model.layers.0."""
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config
+
+    folder = tmp_path_factory.mktemp("multimodal")
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
+    text = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **heads}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(3)
+    chosen = Gemma3Config(
+        text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14}, mm_tokens_per_image=4
+    )
+    AutoModelForCausalLM.from_config(chosen).save_pretrained(folder / "model", max_shard_size="40KB")
+    (first, *_) = sorted((folder / "model").glob("*.safetensors"))
+    with safe_open(first, "pt") as file:
+        assert all(key.startswith(("language_model.model.", "vision_tower.")) for key in file.keys())  # noqa: SIM118
+    AutoTokenizer.from_pretrained(material / "model").save_pretrained(folder / "model")
+    text = (material / "run.yaml").read_text().replace(f"{material}/model", f"{folder}/model")
+    (folder / "run.yaml").write_text(text.replace("steps: 12", "steps: 3"))
+    return folder / "run.yaml"
+
+
+@pytest.mark.parametrize("chosen", [["adapter=lora"], ["adapter=lora", "quantize=4bit", "dtype=bfloat16"]])
+def test_files_that_name_the_weights_as_transformers_once_did(multimodal, tmp_path, chosen):
+    """It renames them, and says how."""
+    chosen = ["strategy=fsdp", *chosen]
+    expected = ranks.run(tmp_path / "whole", 2, multimodal, *chosen, patch=AS_A_WHOLE)
+    assert ranks.run(tmp_path / "parts", 2, multimodal, *chosen) == expected
+    assert "reads its own part" in (tmp_path / "parts/node0/logs/rank-0.log").read_text()
+
+
 PACKED = {
     "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     # As what FSDP is to share out is made ready elsewhere: scales packed, too, bytes called floats.

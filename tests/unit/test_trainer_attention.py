@@ -14,7 +14,7 @@ from trainer import environment
 from trainer.config import from_mapping
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import footprint, load, lora
+from trainer.model import footprint, load, lora, packing
 from trainer.model.loss import TokenLoss
 from trainer.world import World
 
@@ -118,7 +118,7 @@ def test_flash_attention_keeps_the_documents_of_all_rows_apart(kind, flash, worl
         assert logits.shape == (ROWS, LENGTH, 96)
         assert torch.allclose(logits, found[0][2], atol=1e-4 * found[0][2].abs().max().item())
     asked = from_mapping({"attention": "flash_attention_2", "dtype": "bfloat16"})
-    load.check_packing(asked, TokenLoss(twin(model, "flash_attention_2")), world)
+    packing.check(asked, TokenLoss(twin(model, "flash_attention_2")), world)
 
 
 def test_an_adapters_dropout_is_the_same_with_flash_attention(flash):
@@ -144,17 +144,17 @@ def test_rows_whose_documents_run_together_are_refused(flash, world):
     """As transformers has flash attention compute several rows, unless it is told; a single one it would pack."""
     asked = from_mapping({"attention": "flash_attention_2", "dtype": "bfloat16"})
     module = TokenLoss(twin(make("llama"), "flash_attention_2"))
-    load.check_packing(asked, module, world)
+    packing.check(asked, module, world)
     module.flash = False
     with pytest.raises(BadInput, match="see other documents in a packed sequence"):
-        load.check_packing(asked, module, world)
+        packing.check(asked, module, world)
 
 
 def test_no_pass_is_made_before_a_strategy_has_the_weights_where_they_compute(flash, world):
     asked = from_mapping({"model": "small", "attention": "flash_attention_2", "dtype": "bfloat16"})
     model = load.build(asked, load.Source(make("llama").config, None, None, {}), world)
     assert not flash
-    load.check_packing(asked, TokenLoss(model), world)
+    packing.check(asked, TokenLoss(model), world)
     assert flash
 
 
@@ -166,7 +166,7 @@ def test_what_a_model_or_a_kernel_refuses_is_told_with_a_cure(world):
             raise ValueError("it cannot keep\npacked sequences")
 
     with pytest.raises(BadInput, match="it cannot keep packed sequences; choose another model or attention"):
-        load.check_packing(from_mapping({}), Refusing(), world)
+        packing.check(from_mapping({}), Refusing(), world)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gemma2"])

@@ -11,7 +11,7 @@ from trainer.config import from_mapping
 from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, load, lora, quantize
+from trainer.model import files, load, lora, packing, quantize, router
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -45,14 +45,21 @@ ARCHITECTURES = {
     "glm4_moe": EXPERTS | {"n_routed_experts": 4, "first_k_dense_replace": 1},
     "granite": {"logits_scaling": 2.0},
     "cohere": {"logit_scale": 0.25},
+    "gpt_oss": EXPERTS | {"sliding_window": 6},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
+    "mpt": {"max_seq_len": 64},
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96},
 }
+# These do not take a packed sequence's borders from its positions: masks tell them.
+MASKED = ("gpt_oss", "opt", "mpt", "falcon")
 CHANGES_LOGITS = {"gemma2", "gemma3_text", "granite", "cohere"}
 
 
 def make(kind, **changes):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = ARCHITECTURES[kind] if kind == "gpt2" else {**SMALL, **ARCHITECTURES[kind]}
+    chosen = ARCHITECTURES[kind]
+    settings = chosen if "vocab_size" in chosen else {**SMALL, **chosen}
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**settings, **changes})
     return AutoModelForCausalLM.from_config(config).train()
@@ -83,11 +90,93 @@ def test_an_architecture(kind, world):
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
 
-    load.check_packing(from_mapping({}), TokenLoss(model), world)
+    packing.check(from_mapping({}), TokenLoss(model), world)
     wrapped = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 2}))
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 4 and all("lora_" in name for name in trained)
     assert TokenLoss(wrapped, 16)(inputs, labels, positions).item() == pytest.approx(found[0][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_documents_in_a_packed_sequence_are_computed_as_each_alone(kind, world):
+    """GPT-OSS with its windows, of 6 tokens here; MPT with a bias by distance."""
+    model = make(kind)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(3 if one.ndim > 1 else 1)  # so that attention tells
+    lengths = (9, 7, 8)
+    inputs = torch.randint(2, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(one) for one in lengths]).repeat(2, 1)
+    module = TokenLoss(model)
+    packing.check(from_mapping({}), module, world)
+    assert module.masked == (kind in MASKED)
+    packing.foresee(from_mapping({}), model.config)
+    with torch.no_grad():
+        alone = [model(input_ids=one, use_cache=False).logits for one in inputs.split(lengths, 1)]
+        assert torch.allclose(module(inputs, None, positions), torch.cat(alone, 1), rtol=0, atol=1e-5)
+
+
+TINY = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}
+MIXING = {
+    "bloom": TINY,  # its bias takes a mask of tokens alone
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}
+    | {"vocab_size": 96},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 96},
+    # It takes masks, and counts its positions by itself, through the whole sequence.
+    "bart": {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 48,
+        "vocab_size": 96,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_an_architecture_that_cannot_keep_documents_apart_is_refused(kind, world):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MIXING[kind]))
+    said = r"see other documents in a packed sequence .* choose another model"
+    with pytest.raises(BadInput, match=said):
+        packing.check(from_mapping({}), TokenLoss(model), world)
+    with pytest.raises(BadInput, match=said):
+        packing.foresee(from_mapping({}), model.config)
+
+
+def test_what_is_foreseen_of_a_large_model_takes_no_memory(monkeypatch):
+    """A layer of each kind alone is gone through, and weights of 8 GB are a few numbers."""
+    from transformers import JambaConfig
+
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 1 << 17,
+        "num_hidden_layers": 32,
+        "vocab_size": 1 << 17,
+    }
+    model = packing._stand_in(from_mapping({}), JambaConfig(**sizes, num_attention_heads=8, num_experts=2))
+    kinds = [type(layer).__name__ for layer in model.model.layers]
+    assert len(kinds) == 5 and len(set(kinds)) == 2  # of 32: the first with attention is the fifth
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()
+    }
+    assert sum(one.numel() for one in model.parameters()) > 2e9 and sum(storages.values()) < 1 << 26
+
+
+@pytest.mark.parametrize("chunk", [0, 16])
+def test_routers_of_a_model_that_gets_masks_are_asked(chunk, world):
+    """GPT-OSS's: transformers' own auxiliary loss cannot be had with such masks."""
+    model = make("gpt_oss")
+    inputs, labels = torch.randint(2, 96, (2, 2, 24))
+    positions = torch.arange(24).repeat(2, 1)  # whole documents, which need no masks
+    module = TokenLoss(model, chunk)
+    loss, counts = module(inputs, labels, positions, router.Ask(2))
+    module.masked = True
+    found = module(inputs, labels, positions, router.Ask(2))
+    assert found[0].item() == pytest.approx(loss.item(), rel=1e-5)
+    assert torch.equal(found[1], counts) and counts.sum() == 2 * 24 * 2 * 2
 
 
 def test_torch_is_told_how_many_logits_may_be_there_at_once(monkeypatch):
@@ -237,7 +326,7 @@ def test_layers_that_see_other_documents_are_refused(kind, world, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, kind, {"state_size": 4, **periods, **EXPERTS})
     model = make(kind)
     with pytest.raises(BadInput, match=r"see other documents|does not take what tells documents apart"):
-        load.check_packing(from_mapping({"model": kind}), TokenLoss(model), world)
+        packing.check(from_mapping({"model": kind}), TokenLoss(model), world)
 
 
 def test_adapters_go_where_they_are_wanted():

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -544,3 +545,15 @@ def test_an_optimizer_s_state_goes_through_a_checkpoint(name):
     assert torch.allclose(straight, resumed, atol=1e-3 if "8bit" in name else 1e-7)
     kinds = {one.dtype for one in other.state[resumed].values() if torch.is_tensor(one) and one.ndim > 1}
     assert (torch.uint8 in kinds) == ("8bit" in name)
+
+
+def test_bitsandbytes_says_nothing_of_a_kernel_that_it_does_without(caplog):
+    """By its own code where the CPU has bfloat16; its other messages come through."""
+    code = "from trainer import cli; cli._quiet(); import bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "kernels-community" not in done.stderr
+    cli._quiet()
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no such module")
+    logger.warning("this one matters")
+    assert [record.getMessage() for record in caplog.records] == ["this one matters"]

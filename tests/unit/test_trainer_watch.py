@@ -44,11 +44,10 @@ def said():
     return []
 
 
-def fed(tmp_path, said, rank=0, records=(RECORD,), **settings):
+def fed(tmp_path, said, rank=0, records=(RECORD,), goes_on=False, **settings):
     """Sinks of `rank` that have had the records and are closed."""
-    watched = sinks.Sinks(
-        from_mapping({"tensorboard": False, **settings}), place(tmp_path, rank), settings, said.append
-    )
+    config = from_mapping({"tensorboard": False, **settings})
+    watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, goes_on)
     for record in records:
         watched.write(record)
     watched.close()
@@ -149,7 +148,7 @@ def test_a_port_that_is_taken_ends_nothing(tmp_path, said, monkeypatch):
 
 
 def test_a_sink_that_fails_is_left_out_and_the_others_go_on(tmp_path, said, monkeypatch):
-    def broken(config, settings):
+    def broken(config, settings, goes_on):
         def write(record):
             raise ConnectionError("no route to the service")
 
@@ -183,6 +182,48 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     fed(tmp_path, said, report_to="mlflow", run="r")
     assert told[0] == ("start", "r") and told[2:] == [("metrics", 7, wanted), "end"]
     assert said == []
+
+
+class Server:
+    """MLflow's functions, as far as they are asked: runs by id, newest first, of one experiment."""
+
+    def __init__(self):
+        self.runs, self.now = {}, None
+
+    def start_run(self, run_id=None, run_name=None):
+        self.now = run_id or f"id{len(self.runs)}"
+        assert run_id is None or run_id in self.runs
+        self.runs.setdefault(self.now, {"name": run_name, "params": {}, "steps": []})
+
+    def search_runs(self, filter_string, max_results, output_format):
+        assert output_format == "list"
+        (name,) = re.fullmatch("attributes.run_name = '(.*)'", filter_string).groups()
+        found = [one for one in reversed(self.runs) if self.runs[one]["name"] == name][:max_results]
+        return [types.SimpleNamespace(info=types.SimpleNamespace(run_id=one)) for one in found]
+
+    def log_params(self, params):
+        known = self.runs[self.now]["params"]
+        for key, value in params.items():
+            if known.setdefault(key, value) != value:
+                raise ValueError(f"Changing param values is not allowed: {key}")
+
+    def log_metrics(self, numbers, step):
+        self.runs[self.now]["steps"].append(step)
+
+    def end_run(self):
+        self.now = None
+
+
+def test_a_run_that_goes_on_is_the_same_one_of_mlflow(tmp_path, said, monkeypatch):
+    server = Server()
+    monkeypatch.setitem(sys.modules, "mlflow", server)
+    for step, name, goes_on, steps in ((1, "r", False, 5), (2, "other", False, 5), (3, "r", True, 9)):
+        records = [{**RECORD, "step": step}]
+        fed(tmp_path, said, 0, records, goes_on, report_to="mlflow", run=name, steps=steps)
+    assert {one["name"]: one["steps"] for one in server.runs.values()} == {"r": [1, 3], "other": [2]}
+    fed(tmp_path, said, 0, [{**RECORD, "step": 1}], False, report_to="mlflow", run="r")  # begun anew
+    fed(tmp_path, said, 0, [{**RECORD, "step": 2}], True, report_to="mlflow", run="r")
+    assert [one["steps"] for one in server.runs.values()] == [[1, 3], [2], [1, 2]] and said == []
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

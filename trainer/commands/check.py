@@ -1,5 +1,6 @@
 """`trainer check`: configuration, data and model validated, or checkpoints; nothing trained."""
 
+import tempfile
 from pathlib import Path
 
 from trainer.config import Config
@@ -26,9 +27,10 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     from trainer.world import World
 
     world = World(config, environment)
-    if not (problems and config.model == "tiny"):  # its tokenizer needs the data
+    good_data = not problems
+    if good_data or config.model != "tiny":  # its tokenizer needs the data
         try:
-            load.source(config, world)
+            problems += refused(config, load.source(config, world), good_data)
         except BadInput as error:
             problems.append(str(error))
     if problems:
@@ -37,6 +39,42 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
         f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are good"
     )
     return 0
+
+
+def refused(config: Config, found, good_data: bool = True) -> list[str]:
+    """What training would refuse of `found`, a load.Source, only once it has tokenised the data or built the model.
+
+    No weights are read. good_data: the data can be read, so that what its tokens are has a say.
+    """
+    from trainer.model import load, packing, router
+
+    problems = []
+    for look in (
+        lambda: router.coefficient(config, load.rehearse(config, found)),
+        lambda: packing.foresee(config, found.config),
+        lambda: good_data and _check_vocabulary(config, found),
+    ):
+        try:
+            look()
+        except BadInput as error:
+            problems.append(str(error))
+    return problems
+
+
+def _check_vocabulary(config: Config, found) -> None:
+    """Refuse data with ids that the model has no embedding for, as training does.
+
+    The data is tokenised, as training does it, only where the tokenizer has such ids: of many it is padding alone.
+    """
+    from trainer.data import pack, read
+    from trainer.model import load
+
+    if max(found.tokenizer.get_vocab().values()) < found.config.get_text_config().vocab_size:
+        return
+    names = [str(number) for number, _ in enumerate(read.everything(config))]
+    with tempfile.TemporaryDirectory() as folder:
+        both = pack.prepare(config, names, found.tokenizer, Path(folder))
+        load.check_vocabulary(found, max(one.largest_id for one in both if one))
 
 
 def checkpoints(directory: Path) -> int:

@@ -84,7 +84,7 @@ def main(
     config: Config, environment: Environment, link: str | None, as_json: bool, speeds: str | None = None
 ) -> int:
     """Print the plan, as text or JSON."""
-    from trainer.commands import train  # noqa: F401 - what a run has loaded, its overhead counts
+    from trainer.commands import check, train  # noqa: F401 - what a run has loaded, its overhead counts
     from trainer.data import read
     from trainer.model import footprint, load
     from trainer.world import World
@@ -96,11 +96,13 @@ def main(
         source = load.source(config, world)
     _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
+    _, letters = read.check(config)
+    if problems := check.refused(config, source):
+        raise BadInput("\n".join(problems))
     found = footprint.measure(config, source.config, world.device.type)
     budgets = every(config, found, place, overhead)
     if config.strategy == "split" and "split" not in budgets:
         raise BadInput(split.ALONE)
-    _, letters = read.check(config)
     estimate = _estimate(config, found, place, letters)
     answer = _answer(config, found, place, budgets, estimate) | {"shares": found_shares}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))

@@ -23,7 +23,7 @@ from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
-from trainer.model import card, flops, loss, router, saved
+from trainer.model import card, flops, loss, packing, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.strategies import split
@@ -135,7 +135,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     }
     module = TokenLoss(model, config.loss_chunk, config.loss_kernel, world.device.type)
     strategy = strategies.make(config, module, world)
-    model_load.check_packing(config, strategy.module, world)
+    packing.check(config, strategy.module, world)
     optimizer = optim.adamw(strategy.trainable.values(), config)
     strategy.adopt(optimizer)
     progress = Progress()

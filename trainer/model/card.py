@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from trainer import config as configuration
+from trainer.words import count
 
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 LOSSES = 10  # rows of the table of losses, at most
@@ -95,6 +96,9 @@ def _data(facts: dict, settings: dict) -> str:
         lines[0] += f", {facts['dataset_tokens']:,} tokens"
         if facts.get("sequences"):
             lines[0] += f" in {facts['sequences']:,} sequences of {settings.get('sequence_length'):,}"
+    if facts.get("documents_cut"):
+        cut, lost = count(facts["documents_cut"], "document"), count(facts["tokens_cut"], "token")
+        lines.append(f"- cut to {settings.get('sequence_length'):,} tokens: {cut}; {lost} left out")
     if settings.get("dataset_weights"):
         lines.append(f"- shares of a batch: {settings['dataset_weights']}")
     if settings.get("loss_on") == "answers":

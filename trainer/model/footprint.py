@@ -5,7 +5,6 @@ counted. So architecture, attention, adapter, activation checkpointing and the c
 """
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import weakref
@@ -22,7 +21,7 @@ from trainer import ways
 from trainer.compress import factor_bytes
 from trainer.config import Config
 from trainer.errors import BadInput
-from trainer.model import flops, lora
+from trainer.model import flops, load, lora
 from trainer.model.loss import HALF, TokenLoss
 
 # Bytes a weight: bitsandbytes' NF4 with its scales quantised again, a float32 scale to 64 x 256 of them; 8 bits with a
@@ -95,14 +94,7 @@ def _as_on_disk(config: Config, model_config) -> Config:
 
 
 def _model(config: Config, model_config) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    common = {"trust_remote_code": config.trust_remote_code}
-    # Flash and flex attention run on GPUs alone; what `auto` takes needs as little.
-    if config.attention in ("eager", "sdpa"):
-        common["attn_implementation"] = config.attention
-    frozen = HALF.get(config.dtype, torch.float32) if config.adapter != "none" else torch.float32
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(model_config), **common).to(frozen)
+    model = load.unloaded(config, model_config).to(load.frozen_dtype(config))
     if config.adapter == "lora":
         model = lora.add(model, config)
     if config.gradient_checkpointing:

@@ -18,7 +18,7 @@ from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
 from trainer.model import lora, quantize, stored
 from trainer.model.files import weights_of
-from trainer.model.loss import HALF, autocast
+from trainer.model.loss import HALF
 from trainer.world import World, log
 
 
@@ -71,8 +71,7 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
             model = _weights(config, found, world)
             if config.adapter == "lora":
                 model = lora.add(model, config)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise BadInput(f"model: {config.model}: it has no weights that can be trained")
+        _check_trained(config, model)
         return model
 
     model = world.together(load)
@@ -98,6 +97,36 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
     if config.compile:
         world.together(lambda: _compile(model, world))
     return model.train()
+
+
+def rehearse(config: Config, found: Source) -> torch.nn.Module:
+    """The model with its adapter, all on the meta device. Raises BadInput as `build` does; no weights are read."""
+    if found.weights is None and config.quantize != "none":
+        raise _nothing_to_quantise(config)
+    quantize.settings(config, found.config)
+    with torch.device("meta"):
+        model = unloaded(config, found.config)
+    if config.adapter == "lora":
+        model = lora.add(model, config)
+    _check_trained(config, model)
+    return model
+
+
+def unloaded(config: Config, model_config) -> torch.nn.Module:
+    """The model as `model_config` has it, made without weights: to be called where these take no memory."""
+    from transformers import AutoModelForCausalLM
+
+    common = {"trust_remote_code": config.trust_remote_code}
+    # Flash and flex attention run on GPUs alone; what `auto` takes needs as little.
+    if config.attention in ("eager", "sdpa"):
+        common["attn_implementation"] = config.attention
+    with _explained(config, "weights"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(model_config), **common)
+
+
+def _check_trained(config: Config, model: torch.nn.Module) -> None:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput(f"model: {config.model}: it has no weights that can be trained")
 
 
 def _tiny(config: Config, vocabulary: int, end_id: int):
@@ -258,10 +287,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
     with _explained(config, "weights"):
         if found.weights is None:
             if config.quantize != "none":
-                raise BadInput(
-                    f"model: {config.model} starts from random weights; quantised ones cannot be trained from nothing: "
-                    "give a model with weights, or set quantize to none"
-                )
+                raise _nothing_to_quantise(config)
             return AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
         quantised = quantize.settings(config, found.config)
         if quantised is not None:
@@ -274,6 +300,13 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
         )
         return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
+
+
+def _nothing_to_quantise(config: Config) -> BadInput:
+    return BadInput(
+        f"model: {config.model} starts from random weights; quantised ones cannot be trained from nothing: "
+        "give a model with weights, or set quantize to none"
+    )
 
 
 def frozen_dtype(config: Config) -> torch.dtype:
@@ -359,54 +392,6 @@ def _equalise(model: torch.nn.Module, world: World) -> None:
             values = tensor.detach().cpu().contiguous()
             world.broadcast(values, source=0)
             tensor.data.copy_(values)
-
-
-def check_packing(config: Config, module: torch.nn.Module, world: World) -> None:
-    """Refuse a model whose tokens see other documents of their packed sequence, as those with recurrent layers do.
-
-    Measured, with a strategy's TokenLoss and where it computes: what the first of two rows' four documents says must
-    not change what comes out for the others. All ranks must call.
-    """
-    world.together(lambda: _compare_neighbours(config, module, world.device))
-
-
-def _compare_neighbours(config: Config, module: torch.nn.Module, device: torch.device) -> None:
-    """Raise BadInput where the logits of other documents depend on the first one."""
-    rows, length, half = 2, 8, 4
-    positions = torch.arange(length, device=device).remainder(half).repeat(rows, 1)
-    vocabulary = module.model.config.get_text_config().vocab_size
-    one = torch.arange(length, device=device).repeat(rows, 1) % (vocabulary - 1)
-    other = one.clone()
-    other[0, :half] += 1
-    # Nothing is compiled for the shape of a trial.
-    compiled = config.compile or config.attention == "flex_attention"
-    eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
-    try:
-        with torch.no_grad(), autocast(device, config.dtype), eager:
-            before, after = (
-                module(inputs, None, positions).float().flatten(0, 1)[half:] for inputs in (one, other)
-            )
-    except TypeError as error:
-        raise BadInput(
-            f"model: {config.model}: it does not take what tells documents apart in a packed sequence ({error}); "
-            "choose another model or attention"
-        ) from None
-    except (
-        ImportError,
-        NotImplementedError,
-        ValueError,
-    ) as error:  # transformers' and the kernels' own refusals
-        raise BadInput(
-            f"model: {config.model}: it cannot compute packed sequences here: {' '.join(str(error).split())[:300]}; "
-            "choose another model or attention"
-        ) from None
-    # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
-    near = 1e-4 if config.dtype == "float32" else 2e-2
-    if (before - after).abs().max() > near * before.abs().max():
-        raise BadInput(
-            f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
-            "attention that ignores positions); this trainer packs, so choose another model or attention"
-        )
 
 
 def remake(config: Config, tokenizer) -> torch.nn.Module:

@@ -53,8 +53,10 @@ class TokenLoss(nn.Module):
         self.chunk = max(256, CHUNK_ELEMENTS[device] // vocabulary) if chunk is None else chunk
         base = without_adapter(model)
         self.flash = "flash" in (base.config.get_text_config()._attn_implementation or "")
+        self.masked = False  # whether masks tell the documents' borders: packing.check finds out
         self.transform = _transform(base)
-        if self.transform is None or not _plain_head(base):
+        self.headless = self.transform is not None and _plain_head(base)  # it can be asked without its head
+        if not self.headless:
             self.chunk = 0
         self.fused = _fused(base, self.transform) if kernel == "liger" else None
 
@@ -77,7 +79,9 @@ class TokenLoss(nn.Module):
         if routed is not None:
             asked["output_router_logits"] = True
         labels = labels.flatten()
-        if self.fused is None and (not self.chunk or len(labels) <= self.chunk):
+        whole = self.fused is None and (not self.chunk or len(labels) <= self.chunk)
+        # transformers' own auxiliary loss, which nobody asks for, stumbles over such masks.
+        if whole and not (self.masked and routed is not None and self.headless):
             output = self.model(**asked)
             logits = output.logits.float().flatten(0, 1)
             loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
@@ -93,8 +97,10 @@ class TokenLoss(nn.Module):
 
     def _packed(self, inputs: torch.Tensor, positions: torch.Tensor) -> dict:
         """`inputs` and `positions`, both (B, S), as the model takes them, so that it knows the documents' borders."""
-        if not self.flash:  # without a mask transformers takes the borders from the positions
-            return {"input_ids": inputs, "position_ids": positions}
+        if not self.flash:
+            # Without a mask transformers takes the borders from the positions, of most architectures.
+            asked = {"input_ids": inputs, "position_ids": positions}
+            return asked | {"attention_mask": _masks(self.model, positions)} if self.masked else asked
         # Of flash attention it does so in a single row alone, and some architectures hand on the borders but not the
         # positions, or the reverse: so both are told, of one row.
         rows, starts = positions.reshape(1, -1), (positions.flatten() == 0).nonzero().flatten()
@@ -109,14 +115,14 @@ class TokenLoss(nn.Module):
         if self.fused is not None:  # its products take part in autocast by themselves
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
             return self.fused(head.weight.to(hidden.dtype), hidden, labels, bias)
-        device = hidden.device.type
+        device, size = hidden.device.type, self.chunk or len(labels)
         if torch.is_autocast_enabled(device):
             hidden = hidden.to(torch.get_autocast_dtype(device))
         narrow = hidden.dtype != torch.float32
         if narrow or self.transform is not _unchanged:
             weights = [head.weight] if head.bias is None else [head.weight, head.bias]
-            return AtOnce.apply(self.transform, labels, self.chunk, hidden, *weights)
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=self.chunk)
+            return AtOnce.apply(self.transform, labels, size, hidden, *weights)
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=size)
         return F.linear_cross_entropy(
             hidden,
             head.weight.to(hidden.dtype),
@@ -213,6 +219,18 @@ def _transform(base: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None
     if others or config.model_type not in architectures:
         return None
     return lambda logits: change(logits, value)
+
+
+def _masks(model: nn.Module, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+    """What lets tokens see their own documents alone, by positions (B, S): a mask (B, 1, S, S), or one a kind of layer.
+
+    They are transformers' own, in the form that the model's attention takes.
+    """
+    from transformers.masking_utils import create_masks_for_generate
+
+    base = without_adapter(model)
+    shape = torch.empty(*positions.shape, 0, dtype=base.dtype, device=positions.device)
+    return create_masks_for_generate(base.config, shape, None, None, positions)
 
 
 def _unchanged(logits: torch.Tensor) -> torch.Tensor:

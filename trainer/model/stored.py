@@ -84,10 +84,12 @@ def find(directory: Path, model: nn.Module, packed: Collection[nn.Parameter] = (
     packed: those that bitsandbytes has packed there, so that they have another shape, and scales. Buffers that are
     there are read at once.
     """
-    there: dict[str, tuple[Path, list[int]]] = {}
+    there: dict[str, tuple[Key, list[int]]] = {}
     for file in files_of(directory):
         with safe_open(file, "pt") as opened:
-            there |= {key: (file, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+            there |= {key: ((file, key), opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+    for key, name in _renamed(there, model).items():
+        there.setdefault(name, there[key])
     names: dict[int, list[str]] = {}  # of a parameter; more than one where it is tied
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -112,13 +114,30 @@ def find(directory: Path, model: nn.Module, packed: Collection[nn.Parameter] = (
 def _beside(there: dict) -> dict[str, dict[str, Key]]:
     """What bitsandbytes has put beside each weight that it packed: `weight.absmax` and the like, or `SCB`."""
     found: dict[str, dict[str, Key]] = {}
-    for key, (file, _) in there.items():
-        layer, dot, part = key.rpartition(".weight.")
-        if not dot and key.endswith(".SCB"):
-            layer, dot, part = key.rpartition(".")
+    for name, (key, _) in there.items():
+        layer, dot, part = name.rpartition(".weight.")
+        if not dot and name.endswith(".SCB"):
+            layer, dot, part = name.rpartition(".")
         if dot:
-            found.setdefault(f"{layer}.weight", {})[part] = file, key
+            found.setdefault(f"{layer}.weight", {})[part] = key
     return found
+
+
+def _renamed(keys: Collection[str], model: nn.Module) -> dict[str, str]:
+    """What transformers calls the tensors of these names when it reads them, as where they lie in a larger model.
+
+    Those that it makes others of, as it does of experts, are left out.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    changes = get_model_conversion_mapping(model)
+    converters = [one for one in changes if isinstance(one, WeightConverter)]
+    others = [one for one in changes if not isinstance(one, WeightConverter)]
+    prefix = model.base_model_prefix
+    state = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers()])
+    found = {key: rename_source_key(key, others, converters, prefix, state) for key in keys}
+    return {key: name for key, (name, converter) in found.items() if converter is None and name != key}
 
 
 def _place(
@@ -127,7 +146,8 @@ def _place(
     """Where a parameter of this shape (None: any), called by one of `names`, lies among the tensors `there`."""
     for name in _spellings(names, prefix):
         if name in there:
-            return (((there[name][0], name),),) if shape in (None, there[name][1]) else None
+            key, found = there[name]
+            return ((key,),) if shape in (None, found) else None
         if shape is None:
             continue
         layer, _, part = name.partition(".experts.")
@@ -137,7 +157,7 @@ def _place(
                 lengths = {sum(there[key][1][0] for key in expert) for expert in experts}
                 widths = {there[key][1][1] for expert in experts for key in expert}
                 good = len(shape) == 3 and (lengths, widths) == ({shape[1]}, {shape[2]})
-                return tuple(tuple((there[key][0], key) for key in one) for one in experts) if good else None
+                return tuple(tuple(there[key][0] for key in one) for one in experts) if good else None
     return None
 
 

@@ -1,0 +1,77 @@
+"""What training refuses of a model, `check` and `plan` refuse before it, in the same words."""
+
+import json
+import shutil
+
+import pytest
+import ranks
+
+from trainer import cli
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def fewer(material, tmp_path_factory):
+    """run.yaml of a model that has no embedding for the last words of its tokenizer, which the data has."""
+    return _with_vocabulary(material, tmp_path_factory.mktemp("fewer"), 280)
+
+
+def _with_vocabulary(material, folder, size):
+    shutil.copytree(material / "model", folder / "model")
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": size}))
+    text = (material / "run.yaml").read_text()
+    (folder / "run.yaml").write_text(text.replace(f"model: {material}/model", f"model: {folder}/model"))
+    return folder / "run.yaml"
+
+
+def _refused(config, chosen, capsys, said):
+    """Both commands end with code 2, and say so."""
+    for command in ("check", "plan"):
+        assert cli.main([command, str(config), *chosen]) == 2
+        assert said in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "begins"),
+    [
+        (["adapter=lora", "lora_targets=nope"], "lora_targets: no layer is named nope"),
+        (["adapter=lora", "quantize=4bit", "dtype=bfloat16"], "model: "),
+        (["router_aux_loss_coef=0.01"], "router_aux_loss_coef: "),
+    ],
+)
+def test_a_model_that_cannot_be_built_so(material, tmp_path, capsys, chosen, begins):
+    one = ranks.Ranks(tmp_path, 1, material / "run.yaml", *chosen)
+    assert one.codes() == [2]
+    said = one.log().partition("error: ")[2].splitlines()[0]
+    assert said.startswith(begins)
+    _refused(material / "run.yaml", chosen, capsys, said)
+
+
+def test_words_that_a_model_has_no_embedding_for(fewer, tmp_path, capsys):
+    one = ranks.Ranks(tmp_path, 1, fewer)
+    assert one.codes() == [2]
+    said = one.log().partition("error: ")[2].splitlines()[0]
+    assert said.startswith("the tokenizer gives token id ") and "the model's vocabulary has 280" in said
+    _refused(fewer, [], capsys, said)
+
+
+def test_check_names_all_that_is_wrong_at_once(fewer, capsys):
+    assert cli.main(["check", str(fewer), "adapter=lora", "lora_targets=nope"]) == 2
+    said = "".join(capsys.readouterr())
+    assert "no layer is named nope" in said and "the model's vocabulary has 280" in said
+
+
+def test_a_word_that_the_data_never_uses_is_no_fault(material, tmp_path, capsys):
+    """As padding that was added to a tokenizer, and that the model was never made larger for."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(material / "model")
+    size = len(tokenizer)
+    config = _with_vocabulary(material, tmp_path, size)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert tokenizer.pad_token_id == size
+    for command in ("check", "plan"):
+        assert cli.main([command, str(config)]) == 0, "".join(capsys.readouterr())

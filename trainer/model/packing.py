@@ -1,0 +1,129 @@
+"""Whether a model keeps the documents of a packed sequence apart: measured, and masks given to one that needs them."""
+
+import contextlib
+import dataclasses
+
+import torch
+import torch.nn as nn
+
+from trainer.config import Config
+from trainer.errors import BadInput
+from trainer.model import load, stored
+from trainer.model.loss import TokenLoss, autocast
+from trainer.world import World
+
+
+def check(config: Config, module: TokenLoss, world: World) -> None:
+    """Refuse a model whose tokens see other documents of their packed sequence, as those with recurrent layers do.
+
+    Measured, with a strategy's TokenLoss and where it computes. A model that does not take the borders from the
+    positions gets masks from now on, where these keep the documents apart. All ranks must call.
+    """
+    if any(world.gather(world.together(lambda: _mixes(config, module, world.device)))):
+        world.together(lambda: _mask(config, module, world.device))
+
+
+def _mask(config: Config, module: TokenLoss, device: torch.device) -> None:
+    """Have masks tell `module` the documents' borders; raises BadInput where that does not help."""
+    module.masked = not module.flash
+    try:
+        mixes = module.flash or _mixes(config, module, device)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:  # what architectures that take no such mask stumble over has no type of its own
+        mixes = True
+    if mixes:
+        raise BadInput(
+            f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
+            "attention that takes neither positions nor masks); this trainer packs, so choose another model or "
+            "attention"
+        )
+
+
+def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
+    """Whether what comes out for a document depends on the others of its sequence, or on its place there.
+
+    Of two rows of two documents the first one is changed; the second one is the first of the other row, too.
+    """
+    length, half = 8, 4
+    vocabulary = module.model.config.get_text_config().vocab_size
+    row = torch.arange(length, device=device) % (vocabulary - 1)
+    one = torch.stack([row, row.roll(half)])
+    positions = torch.arange(length, device=device).remainder(half).expand(one.shape)
+    other = one.clone()
+    other[0, :half] += 1
+    # Nothing is compiled for the shape of a trial.
+    compiled = config.compile or config.attention == "flex_attention"
+    eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+    try:
+        with torch.no_grad(), autocast(device, config.dtype), eager:
+            before, after = (
+                module(inputs, None, positions).float().flatten(0, 1)[half:] for inputs in (one, other)
+            )
+    except TypeError as error:
+        raise BadInput(
+            f"model: {config.model}: it does not take what tells documents apart in a packed sequence ({error}); "
+            "choose another model or attention"
+        ) from None
+    except (
+        ImportError,
+        NotImplementedError,
+        ValueError,
+    ) as error:  # transformers' and the kernels' own refusals
+        raise BadInput(
+            f"model: {config.model}: it cannot compute packed sequences here: {' '.join(str(error).split())[:300]}; "
+            "choose another model or attention"
+        ) from None
+    # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
+    near = (1e-4 if config.dtype == "float32" else 2e-2) * before.abs().max()
+    moved = before[:half] - before[half:length]
+    return bool((before - after).abs().max() > near or moved.abs().max() > near)
+
+
+def foresee(config: Config, model_config) -> None:
+    """As `check`, without the model's weights and before any rank has them: quick, and of the CPU.
+
+    model_config: transformers' own. What a GPU's own attention makes of it, training alone can tell.
+    """
+    if config.attention not in ("auto", "eager", "sdpa"):
+        return
+    plain = dataclasses.replace(config, dtype="float32", compile=False)
+    try:
+        module = TokenLoss(_stand_in(plain, model_config))
+        mixes = _mixes(plain, module, torch.device("cpu"))
+    except BadInput:
+        raise
+    except Exception:  # what a model's own code stumbles over here is not what it will have
+        return
+    if mixes:
+        _mask(plain, module, torch.device("cpu"))
+
+
+def _stand_in(config: Config, model_config) -> nn.Module:
+    """The model with its first layers, until there is one of each kind, without a head; weights that need no memory."""
+    from trainer.strategies.sharded import blocks
+
+    with stored.weightless():
+        model = load.unloaded(config, model_config).train()
+    layers = {id(one) for one in blocks(model)}
+    kinds = getattr(model_config.get_text_config(), "layer_types", None) or [None] * len(layers)
+    for part in list(model.modules()):
+        if isinstance(part, nn.ModuleList) and {id(one) for one in part} & layers:
+            seen = [(kind, str(layer)) for kind, layer in zip(kinds, part, strict=False)]
+            del part[max(map(seen.index, seen)) + 1 :]
+    if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # others want experts that follow each other in memory
+    generator = torch.Generator().manual_seed(0)
+
+    def weight(parameter: nn.Parameter) -> torch.Tensor:
+        """Random numbers of which each serves in many places: no row, column or expert is another's."""
+        if parameter.ndim < 2:
+            return torch.randn(parameter.shape, generator=generator) * 0.1 + 1
+        numbers = torch.randn(sum(parameter.shape), generator=generator) * parameter.shape[-1] ** -0.5
+        return numbers.as_strided(parameter.shape, [1] * parameter.ndim)
+
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear):
+        model.set_output_embeddings(nn.Linear(head.in_features, 16))  # a whole vocabulary takes its time
+    stored.replace(model, weight)
+    return model
