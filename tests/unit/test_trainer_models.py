@@ -165,6 +165,28 @@ def test_what_is_foreseen_of_a_large_model_takes_no_memory(monkeypatch):
     assert sum(one.numel() for one in model.parameters()) > 2e9 and sum(storages.values()) < 1 << 26
 
 
+@pytest.mark.parametrize("decoder", [False, True])
+def test_an_encoder_is_refused(decoder, world):
+    """Masks would keep its documents apart and hide later tokens, in training alone; as a decoder it may have them."""
+    from transformers import AutoModelForCausalLM, BertConfig
+
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    chosen = BertConfig(**SMALL, **off, is_decoder=decoder)
+    torch.manual_seed(0)
+    module = TokenLoss(AutoModelForCausalLM.from_config(chosen).train())
+    if decoder:
+        packing.check(from_mapping({}), module, world)
+        packing.foresee(from_mapping({}), chosen)
+        assert module.masked
+        return
+    for look in (
+        lambda: packing.check(from_mapping({}), module, world),
+        lambda: packing.foresee(from_mapping({}), chosen),
+    ):
+        with pytest.raises(BadInput, match="its tokens see those that come after them, as an encoder's do"):
+            look()
+
+
 @pytest.mark.parametrize("chunk", [0, 16])
 def test_routers_of_a_model_that_gets_masks_are_asked(chunk, world):
     """GPT-OSS's: transformers' own auxiliary loss cannot be had with such masks."""

@@ -43,23 +43,24 @@ def _mask(config: Config, module: TokenLoss, device: torch.device) -> None:
 def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
     """Whether what comes out for a document depends on the others of its sequence, or on its place there.
 
-    Of two rows of two documents the first one is changed; the second one is the first of the other row, too.
+    Of two rows of two documents the first one is changed; the second one is the first of the other row, too. A third
+    row is one document, whose last token is changed: raises BadInput where earlier ones see it.
     """
     length, half = 8, 4
     vocabulary = module.model.config.get_text_config().vocab_size
     row = torch.arange(length, device=device) % (vocabulary - 1)
-    one = torch.stack([row, row.roll(half)])
-    positions = torch.arange(length, device=device).remainder(half).expand(one.shape)
+    one = torch.stack([row, row.roll(half), row])
+    positions = torch.arange(length, device=device).repeat(3, 1)
+    positions[:2] %= half
     other = one.clone()
     other[0, :half] += 1
+    other[2, -1] += 1
     # Nothing is compiled for the shape of a trial.
     compiled = config.compile or config.attention == "flex_attention"
     eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
     try:
         with torch.no_grad(), autocast(device, config.dtype), eager:
-            before, after = (
-                module(inputs, None, positions).float().flatten(0, 1)[half:] for inputs in (one, other)
-            )
+            before, after = (module(inputs, None, positions).float() for inputs in (one, other))
     except TypeError as error:
         raise BadInput(
             f"model: {config.model}: it does not take what tells documents apart in a packed sequence ({error}); "
@@ -76,8 +77,18 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
         ) from None
     # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
     near = (1e-4 if config.dtype == "float32" else 2e-2) * before.abs().max()
-    moved = before[:half] - before[half:length]
-    return bool((before - after).abs().max() > near or moved.abs().max() > near)
+
+    def differ(some: torch.Tensor, others: torch.Tensor) -> bool:
+        return bool((some - others).abs().max() > near)
+
+    rows = differ(before[1], after[1])
+    if not rows and differ(before[2, :-1], after[2, :-1]):
+        raise BadInput(
+            f"model: {config.model}: its tokens see those that come after them, as an encoder's do; this trainer "
+            "teaches to foretell these, so choose a model that is made to generate text"
+        )
+    second = before[0, half:]
+    return rows or differ(second, after[0, half:]) or differ(second, before[1, :half])
 
 
 def foresee(config: Config, model_config) -> None:
