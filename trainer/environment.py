@@ -46,7 +46,7 @@ class Environment:
     @property
     def leave_file(self) -> Path:
         """As the stop file, but for this host alone: it shuts down, and the others go on."""
-        return self.run_dir / "leave"
+        return leave_file(self.run_dir)
 
     @property
     def yield_file(self) -> Path:
@@ -85,7 +85,7 @@ def read(run: str) -> Environment:
     return Environment(
         run_dir=run_dir,
         cache_dir=cache_dir.absolute(),
-        host=os.environ.get("TRAINYARD_HOST") or socket.gethostname(),
+        host=host(),
         attempt=number("TRAINYARD_ATTEMPT", 1),
         rank=number("RANK", 0) if launched else 0,
         world_size=number("WORLD_SIZE", 1) if launched else 1,
@@ -95,6 +95,16 @@ def read(run: str) -> Environment:
         expected=number("TRAINYARD_EXPECTED", 1),
         left_out=tuple(filter(None, os.environ.get("TRAINYARD_LEFT_OUT", "").split(","))),
     )
+
+
+def host() -> str:
+    """The name that the operator knows this host by."""
+    return os.environ.get("TRAINYARD_HOST") or socket.gethostname()
+
+
+def leave_file(run_dir: Path) -> Path:
+    """`Environment.leave_file` of the run in `run_dir`. Hosts that share the directory may leave one by one."""
+    return run_dir / f"leave-{host()}"
 
 
 def number(name: str, default: int | None = None) -> int:
