@@ -36,15 +36,13 @@ PASSED_OVER = 10  # batches in a row that are passed over before a run is called
 
 
 class Recorder:
-    """The loop's observer. Writes files on the first rank of each host; logs on rank 0."""
+    """The loop's observer. Writes files on one rank of each run directory (`World.keeps`); logs on rank 0."""
 
     def __init__(self, run: Run, tokenizer, identity: dict, status: Status | None, stop_signal: StopSignal):
         self.run, self.identity, self.status = run, identity, status
         self.environment = run.world.environment
         self.stop_signal = stop_signal
-        self.metrics = (
-            Metrics(self.environment.run_dir, run.progress.step) if run.world.first_on_host else None
-        )
+        self.metrics = Metrics(self.environment.run_dir, run.progress.step) if run.world.keeps else None
         share_history(run.world, self.metrics)
         self.bar = _bar(run)
         self.sinks = Sinks(run.config, self.environment, dataclasses.asdict(run.config), self._say)
@@ -490,7 +488,7 @@ class Recorder:
         self.show(last_checkpoint=saved.step)
 
     def _tell(self, kind: str, **record) -> dict:
-        """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks; returns it."""
+        """Write one line of metrics.jsonl (on a rank that keeps one), and give it to the sinks; returns it."""
         record = {"kind": kind, "step": self.run.progress.step, **record, "time": time.time()}
         if self.metrics:
             self.metrics.write(record)
@@ -538,7 +536,7 @@ def share_history(world: World, own: Metrics | None) -> None:
     known = sum(json.loads(line)["kind"] == "train" for line in lines)
     counts = world.gather(known)
     most = max(counts)
-    if all(counts[rank] == most for rank in world.firsts):
+    if all(counts[rank] == most for rank in world.keepers):
         return
     source = counts.index(most)
     data = torch.empty(0, dtype=torch.uint8)

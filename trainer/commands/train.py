@@ -32,7 +32,7 @@ from trainer.tensor_file import TensorFile
 from trainer.words import count
 from trainer.world import World, log, translated, versions
 
-# Seconds by which the rank that writes the host's status.json comes first to the tokenising, so that it can tell of it.
+# Seconds by which the rank that writes status.json comes first to the tokenising, so that it can tell of it.
 HEAD_START = 0.2
 LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on from
 
@@ -58,6 +58,9 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
         )
         with translated():
             world = World(config, environment)
+            world.find_sharers(environment.run_dir)
+        if not world.keeps:
+            status = None
         with translated(world):
             _train(config, world, status, stop_signal)
         if environment.world_size > 1:
@@ -104,7 +107,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             status.update(at_once, state="starting", reason=words)
 
     def prepared():
-        if not environment.first_on_host:
+        if not world.keeps:
             time.sleep(HEAD_START)
         return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell)
 
@@ -176,7 +179,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             raise
         observer.save_last()
     step = _take_best(run, observer.best_saved)
-    if world.first_on_host:
+    if world.keeps:
         _summarise(run, begin, step)
     results = environment.run_dir / "model"
     _export(strategy, source.tokenizer, results)
@@ -361,28 +364,27 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
 
 
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
-    """Write the model in transformers' format, on every host; all ranks must call."""
+    """Write the model in transformers' format into every run directory; all ranks must call."""
     world = strategy.world
+    writers = sorted(set(world.keepers))
     frozen = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
     if not strategy.in_parts:
-        weights = {name: one.detach().cpu() for name, one in strategy.weights(world.firsts, frozen)}
+        weights = {name: one.detach().cpu() for name, one in strategy.weights(writers, frozen)}
     else:
         file = directory.with_name(".weights.tmp")
-        world.together(lambda: _stage(strategy, frozen, file))
+        world.together(lambda: _stage(strategy, writers, frozen, file))
         weights = {}
-        if world.first_on_host:
+        if world.keeps:
             weights = load_file(file)  # mapped: no host need have memory for the whole model
             file.unlink()  # it goes when nobody reads it any more
-    world.together(
-        lambda: _write(strategy.model, weights, tokenizer, directory) if world.first_on_host else None
-    )
+    world.together(lambda: _write(strategy.model, weights, tokenizer, directory) if world.keeps else None)
 
 
-def _stage(strategy: Strategy, frozen: bool, file: Path) -> None:
-    """Write the weights to `file` on every host as they come, one after the other; all ranks must call."""
-    weights = strategy.weights(strategy.world.firsts, frozen)
+def _stage(strategy: Strategy, writers: list[int], frozen: bool, file: Path) -> None:
+    """Write the weights to `file` on the ranks that write, one after the other as they come; all ranks must call."""
+    weights = strategy.weights(writers, frozen)
     try:
-        if strategy.world.first_on_host:
+        if strategy.world.keeps:
             with (
                 _explained(file, "the model's weights", OSError),
                 TensorFile(file, strategy.parameters(frozen)) as out,
@@ -412,7 +414,7 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
     # safetensors raises what is its own; all of it means that the disk did not take the model.
     with _explained(directory, "the model", Exception):
         shutil.rmtree(temporary, ignore_errors=True)
-        # transformers would save on rank 0 alone, but every host has a disk of its own.
+        # transformers would save on rank 0 alone, but hosts have disks of their own.
         model.should_save_on_this_rank = lambda wanted: wanted
         model.save_pretrained(temporary, state_dict=weights)
         model_load.restore_dropout(temporary, model.original_dropout)
