@@ -203,7 +203,7 @@ def write_json(path: Path, content: dict, settle: bool = True) -> None:
 
     Until ranks have met, and between two attempts, hosts that share a directory may write the same file at once.
     """
-    temporary = path.with_name(f".{path.name}.{host()}{os.environ.get('GROUP_RANK', '')}.tmp")
+    temporary = path.with_name(f".{path.name}.{host()}-{os.environ.get('GROUP_RANK', '')}.tmp")
     try:
         temporary.write_text(as_text(content))
         if settle:  # a step must not wait for a slow disk
