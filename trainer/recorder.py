@@ -555,7 +555,8 @@ def _bar(run: Run) -> tqdm | None:
     by_hand = run.world.first and "TRAINYARD_LAUNCHER" not in os.environ
     if not (by_hand and sys.stdout.isatty() and sys.stderr.isatty()):
         return None
-    return tqdm(total=run.steps, initial=run.progress.step, unit=" steps", dynamic_ncols=True)
+    file = getattr(sys.stderr, "terminal", sys.stderr)  # and not a log beside it
+    return tqdm(total=run.steps, initial=run.progress.step, unit=" steps", dynamic_ncols=True, file=file)
 
 
 def facts(config: Config, progress: Progress, identity: dict) -> dict:

@@ -39,6 +39,7 @@ def _rank(environment: dict, arguments: list[str], patch: dict) -> None:
     from trainer import environment as place
 
     place.log_to(place.read("run"), "run")
+    place.log_beside = lambda environment, run: None  # it is all there already
     sys.exit(cli.main(["train", *arguments]))
 
 

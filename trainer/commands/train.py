@@ -21,7 +21,7 @@ from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal, keep_freed_memory
-from trainer.errors import BadInput, Diverged, Stopped, TrainerError
+from trainer.errors import BadInput, Diverged, OutOfMemory, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import card, flops, loss, router, saved
 from trainer.model import load as model_load
@@ -39,7 +39,7 @@ LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on 
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
-    status = None
+    status, own = None, False  # own: a failure that the other ranks do not know of
     try:
         environment.run_dir.mkdir(parents=True, exist_ok=True)
         if environment.first_on_host:
@@ -67,10 +67,12 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
             _leave(0)
         return 0
     except TrainerError as error:
-        failure = error
+        failure, own = error, isinstance(error, OutOfMemory)
     except OSError as error:
+        own = True
         failure = TrainerError(f"{environment.run_dir}: {error}; look at the disk and at who may write there")
     except Exception as error:
+        own = True
         traceback.print_exc()
         failure = TrainerError(
             f"a fault of the trainer itself, please report it: {type(error).__name__}: {error}"
@@ -83,6 +85,10 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
         if not _launched():  # a launcher has to see it, too, and removes it
             environment.stop_file.unlink(missing_ok=True)
     print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
+    if own and not (
+        environment.first_on_host or _launched()
+    ):  # torchrun's terminal does not show this rank's words
+        print(f"error: rank {environment.rank}: {failure}", file=sys.__stderr__, flush=True)
     if environment.world_size > 1:
         _leave(failure.code)
     return failure.code
