@@ -4,7 +4,8 @@ A checkpoint is a directory `checkpoints/step-NNNNNNNN` in the format of a trans
 model.safetensors, tokenizer), or of a peft adapter where one is trained, with optimizer.safetensors and manifest.json
 beside it. Tensors are whole and kept by parameter name, so that they depend neither on how many ranks there were nor on
 the strategy. The first ranks of two nodes, from five hosts on of three, each write a copy under a temporary name; only
-when all are safe on disk do they get their manifest and their name. These are the first nodes that have room.
+when all are safe on disk do they get their manifest and their name. These are the first nodes that have room. Nodes
+that share a run directory count as one.
 
 A step waits only until the tensors are copied to the CPU's memory (snapshot.py); the rest goes on in a thread.
 """
@@ -86,7 +87,8 @@ class Saver:
         self.strategy, self.optimizer, self.tokenizer = strategy, optimizer, tokenizer
         self.keep, self.background = keep, background
         self.world = world = strategy.world
-        self.copies = min(len(world.firsts), copies(max(len(world.firsts), world.environment.expected)))
+        self.keepers = sorted(set(world.keepers))
+        self.copies = min(len(self.keepers), copies(max(len(world.firsts), world.environment.expected)))
         self.writers: list[int] = []  # ranks, of the last one begun
         self.passed_over = ""  # the hosts without room for it, whose place others have taken
         self.group = world.new_control_group() if background else world.control
@@ -113,7 +115,8 @@ class Saver:
             "world_size": self.world.size,
         }
         path = self.folder / f"step-{facts['step']:08d}"
-        hosts = [self.world.hosts[rank] for rank in self.writers]
+        world = self.world
+        hosts = [world.hosts[rank] for rank in sorted(world.firsts) if world.keepers[rank] in self.writers]
         self._saved = Saved(facts["step"], path, hosts, begin, time.perf_counter() - begin)
         self._told = False
         self._thread = threading.Thread(target=self._finish, args=(snapshot, manifest, spare), daemon=True)
@@ -191,7 +194,7 @@ class Saver:
             )
 
     def _delete_old(self, step: int, spare: int | None) -> str:
-        """Delete what is superfluous on all hosts, now that `step` is there; returns what could not be, and why.
+        """Delete what is superfluous everywhere, now that `step` is there; returns what could not be, and why.
 
         A host without a copy of it, for want of room, has no use for older ones than those who have one keep.
         """
@@ -203,7 +206,7 @@ class Saver:
             failure = error
         kept = {spare}.union(*world.gather(steps, self.group))
         try:
-            if world.rank in world.firsts and not failure:
+            if world.keeps and not failure:
                 _rotate(self.folder, step, kept)
         except OSError as error:
             failure = error
@@ -217,9 +220,9 @@ class Saver:
         Raises TrainerError on all where too few have.
         """
         world = self.world
-        lacks = world.gather(self._lacks_room() if world.rank in world.firsts else "")
-        short = [rank for rank in world.firsts if lacks[rank]]
-        having = [rank for rank in world.firsts if not lacks[rank]][: self.copies]
+        lacks = world.gather(self._lacks_room() if world.keeps else "")
+        short = [rank for rank in self.keepers if lacks[rank]]
+        having = [rank for rank in self.keepers if not lacks[rank]][: self.copies]
         told = {rank: f"{world.hosts[rank]}: " * (len(world.firsts) > 1) + str(self.folder) for rank in short}
         if len(having) < self.copies:
             raise TrainerError(
@@ -275,7 +278,7 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
     none was, where hosts that do not take part have a good one, or the run has saved a newer one that nobody has here.
     """
     folder = run_dir / "checkpoints"
-    manifest, _, damaged = newest(folder, step) if world.first_on_host else (None, None, {})
+    manifest, _, damaged = newest(folder, step) if world.keeps else (None, None, {})
     everyone = world.gather(
         {
             "manifest": manifest,
@@ -283,7 +286,7 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
                 {"step": _step(path), "why": why, "hosts": _holders(path)} for path, why in damaged.items()
             ],
             "set_aside": [int(path.name[len(".step-") : -len(".damaged")]) for path in folder.glob(ASIDE)],
-            "saved": metrics.last_saved(run_dir) if world.first_on_host else None,
+            "saved": metrics.last_saved(run_dir) if world.keeps else None,
         }
     )
     holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
@@ -300,18 +303,18 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
         path.rename(aside)
     source = -max(holders)[1]
     best = everyone[source]["manifest"]
-    nodes = {
-        world.nodes[rank]
+    having = {
+        rank
         for rank, one in enumerate(everyone)
         if one["manifest"]
         and (one["manifest"]["step"], one["manifest"]["files"]) == (best["step"], best["files"])
     }
-    here = world.nodes[world.rank] in nodes
+    here = world.keepers[world.rank] in having
     return Found(
         manifest=best,
         path=folder / f"step-{best['step']:08d}" if here else None,
         source=source,
-        everywhere=nodes == set(world.nodes),
+        everywhere=having == set(world.keepers),
         damaged=problems,
     )
 

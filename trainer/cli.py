@@ -24,6 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         failure = error
     except OSError as error:  # a path that the user gave, or a disk that is full
         failure = TrainerError(str(error))
+    if options.command == "train":
+        environment.let_the_first_speak()
     print(f"error: {failure}", file=sys.stderr)
     return failure.code
 
@@ -81,6 +83,11 @@ def _run(options: argparse.Namespace) -> int:
         )
     if environment.follow_launcher():
         environment.log_to(place, config.run)
+    elif place.world_size > 1:
+        try:
+            environment.log_beside(place, config.run)
+        except OSError as error:
+            raise TrainerError(f"{error}; look at the disk and at who may write there") from None
     stop_signal = environment.StopSignal()  # before torch, which takes its time to load
     from trainer.commands import train
 

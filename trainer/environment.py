@@ -46,7 +46,7 @@ class Environment:
     @property
     def leave_file(self) -> Path:
         """As the stop file, but for this host alone: it shuts down, and the others go on."""
-        return self.run_dir / "leave"
+        return leave_file(self.run_dir)
 
     @property
     def yield_file(self) -> Path:
@@ -85,7 +85,7 @@ def read(run: str) -> Environment:
     return Environment(
         run_dir=run_dir,
         cache_dir=cache_dir.absolute(),
-        host=os.environ.get("TRAINYARD_HOST") or socket.gethostname(),
+        host=host(),
         attempt=number("TRAINYARD_ATTEMPT", 1),
         rank=number("RANK", 0) if launched else 0,
         world_size=number("WORLD_SIZE", 1) if launched else 1,
@@ -95,6 +95,16 @@ def read(run: str) -> Environment:
         expected=number("TRAINYARD_EXPECTED", 1),
         left_out=tuple(filter(None, os.environ.get("TRAINYARD_LEFT_OUT", "").split(","))),
     )
+
+
+def host() -> str:
+    """The name that the operator knows this host by."""
+    return os.environ.get("TRAINYARD_HOST") or socket.gethostname()
+
+
+def leave_file(run_dir: Path) -> Path:
+    """`Environment.leave_file` of the run in `run_dir`. Hosts that share the directory may leave one by one."""
+    return run_dir / f"leave-{host()}"
 
 
 def number(name: str, default: int | None = None) -> int:
@@ -158,6 +168,15 @@ def follow_launcher() -> bool:
     return True
 
 
+def let_the_first_speak(seconds: float = 5.0) -> None:
+    """Before a rank says that it cannot begin: all of this host say the same, and torchrun ends them after the first.
+
+    Who is still there after that has something of its own to say.
+    """
+    if "TRAINYARD_LAUNCHER" not in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(seconds)
+
+
 class Stamped:
     """A stream whose lines begin with date and time of day, to the second."""
 
@@ -184,11 +203,56 @@ def stamp_errors() -> None:
 
 
 def log_to(environment: Environment, run: str) -> None:
-    """Send this process's output to logs/rank-N.log, after what earlier attempts wrote; LOG_BYTES and more go aside.
+    """Send this process's output to its log.
 
     A rank itself writes a line in ten seconds; it is libraries' debug output that fills a disk. What Python prints on a
     full one is kept until there is room; libraries' own output is lost.
     """
+    log = _log(environment, run)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+
+
+class Both:
+    """A log, whose words a terminal shows, too."""
+
+    def __init__(self, log, terminal):
+        self.log, self.terminal = log, terminal
+
+    def write(self, text: str) -> int:
+        self.terminal.write(text)
+        return self.log.write(text)
+
+    def flush(self) -> None:
+        self.terminal.flush()
+        self.log.flush()
+
+    def isatty(self) -> bool:
+        return self.terminal.isatty()
+
+    def __getattr__(self, name: str):
+        return getattr(self.log, name)
+
+
+def log_beside(environment: Environment, run: str) -> None:
+    """Keep what this process prints in its log, under plain torchrun, whose terminal is for a host's first rank.
+
+    Libraries' own output, which is not Python's, stays where torchrun has it.
+    """
+    log = _log(environment, run)
+    if not environment.first_on_host:
+        sys.stdout = sys.stderr = log
+        return
+    others = environment.local_world_size - 1
+    if others:
+        which = "the other rank's output is" if others == 1 else f"the output of the other {others} ranks is"
+        print(f"{which} in {environment.run_dir}/logs/rank-N.log; this one's is there, too", flush=True)
+    sys.stdout, sys.stderr = Both(log, sys.stdout), Both(log, sys.stderr)
+
+
+def _log(environment: Environment, run: str) -> io.TextIOWrapper:
+    """logs/rank-N.log, to be written after what earlier attempts wrote; LOG_BYTES and more go aside."""
     folder = environment.run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"rank-{environment.rank}.log"
@@ -196,14 +260,13 @@ def log_to(environment: Environment, run: str) -> None:
         if file.stat().st_size >= LOG_BYTES:
             os.replace(file, file.with_suffix(".log.1"))
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    log = disk.Growing(io.FileIO(handle, "a"))  # and not 1, which whoever had it as a file may close
-    sys.stdout = sys.stderr = io.TextIOWrapper(
-        log, encoding="utf-8", errors="backslashreplace", write_through=True
-    )
+    # A descriptor of its own, and not 1, which whoever had it as a file may close.
+    growing = disk.Growing(io.FileIO(handle, "a"))
+    log = io.TextIOWrapper(growing, encoding="utf-8", errors="backslashreplace", write_through=True)
     print(
         f"=== run {run}, attempt {environment.attempt}, rank {environment.rank} of {environment.world_size} on "
         f"{environment.host}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
+        file=log,
         flush=True,
     )
+    return log

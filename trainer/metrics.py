@@ -1,4 +1,6 @@
-"""What a run tells: metrics.jsonl, status.json, summary.json, by the first rank of every host. No torch here.
+"""What a run tells: metrics.jsonl, status.json, summary.json, once in every run directory. No torch here.
+
+By the first rank of every host; where hosts share the directory, of the first of these (world.py, `find_sharers`).
 
 metrics.jsonl, one object a line, by `kind`:
   train  step epoch loss router_loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
@@ -38,6 +40,7 @@ import time
 from pathlib import Path
 
 from trainer import disk
+from trainer.environment import host
 
 STATES = (
     *("queued", "starting", "running", "saving", "evaluating", "ending", "restarting", "stalled"),
@@ -196,8 +199,11 @@ def as_text(content: dict) -> str:
 
 
 def write_json(path: Path, content: dict, settle: bool = True) -> None:
-    """Write a JSON file whole: a reader sees the old one or the new one; with `settle` after a power cut, too."""
-    temporary = path.with_suffix(".tmp")
+    """Write a JSON file whole: a reader sees the old one or the new one; with `settle` after a power cut, too.
+
+    Until ranks have met, and between two attempts, hosts that share a directory may write the same file at once.
+    """
+    temporary = path.with_name(f".{path.name}.{host()}-{os.environ.get('GROUP_RANK', '')}.tmp")
     try:
         temporary.write_text(as_text(content))
         if settle:  # a step must not wait for a slow disk

@@ -36,15 +36,13 @@ PASSED_OVER = 10  # batches in a row that are passed over before a run is called
 
 
 class Recorder:
-    """The loop's observer. Writes files on the first rank of each host; logs on rank 0."""
+    """The loop's observer. Writes files on one rank of each run directory (`World.keeps`); logs on rank 0."""
 
     def __init__(self, run: Run, tokenizer, identity: dict, status: Status | None, stop_signal: StopSignal):
         self.run, self.identity, self.status = run, identity, status
         self.environment = run.world.environment
         self.stop_signal = stop_signal
-        self.metrics = (
-            Metrics(self.environment.run_dir, run.progress.step) if run.world.first_on_host else None
-        )
+        self.metrics = Metrics(self.environment.run_dir, run.progress.step) if run.world.keeps else None
         share_history(run.world, self.metrics)
         self.bar = _bar(run)
         goes_on = run.progress.step > 0 or self.environment.attempt > 1
@@ -491,7 +489,7 @@ class Recorder:
         self.show(last_checkpoint=saved.step)
 
     def _tell(self, kind: str, **record) -> dict:
-        """Write one line of metrics.jsonl (on a host's first rank), and give it to the sinks; returns it."""
+        """Write one line of metrics.jsonl (on a rank that keeps one), and give it to the sinks; returns it."""
         record = {"kind": kind, "step": self.run.progress.step, **record, "time": time.time()}
         if self.metrics:
             self.metrics.write(record)
@@ -539,7 +537,7 @@ def share_history(world: World, own: Metrics | None) -> None:
     known = sum(json.loads(line)["kind"] == "train" for line in lines)
     counts = world.gather(known)
     most = max(counts)
-    if all(counts[rank] == most for rank in world.firsts):
+    if all(counts[rank] == most for rank in world.keepers):
         return
     source = counts.index(most)
     data = torch.empty(0, dtype=torch.uint8)
@@ -558,7 +556,8 @@ def _bar(run: Run) -> tqdm | None:
     by_hand = run.world.first and "TRAINYARD_LAUNCHER" not in os.environ
     if not (by_hand and sys.stdout.isatty() and sys.stderr.isatty()):
         return None
-    return tqdm(total=run.steps, initial=run.progress.step, unit=" steps", dynamic_ncols=True)
+    file = getattr(sys.stderr, "terminal", sys.stderr)  # and not a log beside it
+    return tqdm(total=run.steps, initial=run.progress.step, unit=" steps", dynamic_ncols=True, file=file)
 
 
 def facts(config: Config, progress: Progress, identity: dict) -> dict:

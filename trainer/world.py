@@ -11,7 +11,9 @@ import importlib.metadata
 import json
 import os
 import re
+import secrets
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from trainer import __version__, errors, waiting
 from trainer.config import Config
 from trainer.environment import Environment, rdma
 
+MARK = "host-"  # in a run directory: of `find_sharers`
 PATIENCE = datetime.timedelta(hours=2)
 # What may differ by host: paths (their content is compared) and how a host computes.
 OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_dir")
@@ -53,6 +56,7 @@ class World:
     """All ranks of the run, and this one's place among them.
 
     hosts, nodes: the host's name and number of every rank. firsts: each host's first rank.
+    keepers: of every rank, which rank writes what its run directory has once; `find_sharers`.
     addresses: host's name by its cluster address, where known.
     """
 
@@ -82,6 +86,7 @@ class World:
         self.hosts = [one["host"] for one in everyone]
         self.nodes = [one["node"] for one in everyone]
         self.firsts = [self.nodes.index(node) for node in sorted(set(self.nodes))]
+        self.keepers = [self.nodes.index(node) for node in self.nodes]
         self.addresses = {one["address"]: one["host"] for one in everyone if one["address"]}
         for name in mine["versions"]:
             values = [one["versions"].get(name) for one in everyone]
@@ -107,6 +112,41 @@ class World:
     @property
     def first_on_host(self) -> bool:
         return self.environment.first_on_host
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this rank writes what its run directory has once: metrics, status, checkpoints, model."""
+        return self.keepers[self.rank] == self.rank
+
+    def find_sharers(self, run_dir: Path) -> None:
+        """Find out which hosts have one and the same run directory, over NFS for example; all ranks must call.
+
+        Each host's first rank leaves a mark there, and looks for those of the ranks before it. The marks have new names
+        each time: what a host remembers of a directory on a server is at most that such a name was not there.
+        """
+        if len(self.firsts) == 1:
+            return
+        nonce = self.share(secrets.token_hex(8))
+        begins = sorted(self.firsts)
+
+        def mark(rank: int) -> Path:
+            return run_dir / f".{MARK}{nonce}-{rank}"
+
+        def leave_mark() -> None:
+            try:
+                mark(self.rank).touch()
+            except OSError as error:
+                raise errors.TrainerError(
+                    f"{run_dir}: {error.strerror}; look at the disk and at who may write there"
+                ) from None
+
+        is_first = self.rank in self.firsts
+        self.together(lambda: leave_mark() if is_first else None)
+        found = self.gather(next(filter(lambda one: mark(one).exists(), begins)) if is_first else None)
+        self.keepers = [found[self.nodes.index(node)] for node in self.nodes]
+        if self.keeps:  # all have looked; of starts that were cut short, too
+            for old in run_dir.glob(f".{MARK}*"):
+                old.unlink(missing_ok=True)
 
     def new_control_group(self):
         """A group like `control`, for another thread; all ranks must call."""

@@ -39,6 +39,7 @@ def _rank(environment: dict, arguments: list[str], patch: dict) -> None:
     from trainer import environment as place
 
     place.log_to(place.read("run"), "run")
+    place.log_beside = lambda environment, run: None  # it is all there already
     sys.exit(cli.main(["train", *arguments]))
 
 
@@ -72,6 +73,7 @@ class Ranks:
     """A run's processes. Every rank is its own host (run directory `root`/nodeN) unless `one_host`, or `nodes` says.
 
     nodes: each rank's host, one host's ranks side by side. absent: so many hosts, the first ones, do not take part.
+    shared: of each host, the one whose run directory it has, too, as over NFS.
     patch: {(module, name): value}, set in every rank before it starts.
     stop_in: the last rank gets a SIGTERM in this step. per_rank: overrides of each rank's own.
     """
@@ -85,18 +87,20 @@ class Ranks:
         one_host: bool = False,
         nodes: list[int] | None = None,
         absent: int = 0,
+        shared: list[int] | None = None,
         patch: dict | None = None,
         stop_in: int | None = None,
         per_rank: list[list[str]] | None = None,
     ):
         self.root, self.size, self.absent = root, size, absent
         self.nodes = nodes or ([0] * size if one_host else list(range(size)))
+        self.shared = shared or list(range(max(self.nodes) + 1))
         port = free_port()
         self.processes = []
         for rank in range(size):
             environment = {
                 **place(self.nodes, rank),
-                "TRAINYARD_HOST": self.directory(rank).name,
+                "TRAINYARD_HOST": f"node{self.nodes[rank] + absent}",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "CLUSTER_ADDRESS": "127.0.0.1",
@@ -114,7 +118,7 @@ class Ranks:
             self.processes.append(process)
 
     def directory(self, rank: int = 0) -> Path:
-        return self.root / f"node{self.nodes[rank] + self.absent}"
+        return self.root / f"node{self.shared[self.nodes[rank]] + self.absent}"
 
     def codes(self, timeout: float = 300) -> list[int]:
         """Exit codes by rank; what has not ended in time is killed and shown as None."""
@@ -215,6 +219,7 @@ class Launch:
 
     def __init__(self, root: Path, processes: list[int], config: Path, *overrides: str, **environment: str):
         self.root, self.processes = root, processes
+        self.shared = environment.pop("shared", False)
         self.arguments = [str(config), *overrides]
         self.environment = {
             "TRAINYARD_STORE": str(root / "store"),
@@ -230,7 +235,7 @@ class Launch:
     def start(self, node: int) -> subprocess.Popen:
         """The launcher of a node, as its unit starts it."""
         own = {
-            "TRAINYARD_RUN_DIR": str(self.root / f"node{node}"),
+            "TRAINYARD_RUN_DIR": str(self.root / f"node{0 if self.shared else node}"),
             "TRAINYARD_CACHE_DIR": str(self.root / "cache"),
             "TRAINYARD_HOST": f"node{node}",
             "NNODES": str(len(self.processes)),

@@ -23,7 +23,7 @@ def able():
 
 
 def test_losses_are_equal(material, whole, tmp_path):
-    left = tmp_path / "node0" / "compiled" / "half.so"  # of a compiler that was killed
+    left = tmp_path / "node0" / "compiled" / "node0" / "half.so"  # of a compiler that was killed
     left.parent.mkdir(parents=True)
     left.touch()
     one = ranks.Ranks(tmp_path, 1, material / "run.yaml", "compile=true")

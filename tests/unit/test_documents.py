@@ -291,8 +291,15 @@ def check_simulate(words):
     parsed(simulate.parser(), words)
 
 
+def check_torchrun(words):
+    """Its own options are not judged."""
+    if "trainer" in words:
+        check_trainer(words[words.index("trainer") + 1 :])
+
+
 CHECKS = {
     "ansible-playbook": check_playbook,
+    "torchrun": check_torchrun,
     "make": check_make,
     "trainer": check_trainer,
     "-m trainer": check_trainer,
@@ -352,6 +359,7 @@ def test_commands_are_what_there_is(path):
         ('make lab LAB="--ofline"', "does not take: up --ofline"),
         ('make test LAYERS="units"', "units is no layer of tests"),
         ("trainer exprot DIR OUT", "trainer does not take: exprot"),
+        ("torchrun --nproc-per-node 2 -m trainer trian run.yaml", "trainer does not take: trian run.yaml"),
         ("WORLD_SIZE=2 trainer plan run.yaml stratgy=fsdp", "stratgy is no key of the trainer"),
         ("trainer plan run.yaml --links 1gbit", "trainer does not take: plan run.yaml --links 1gbit"),
         ("python3 -m lab powr node2 off|on", "does not take: powr node2 off"),

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -490,6 +491,20 @@ def test_the_cache_is_used_and_a_broken_one_made_anew(tmp_path):
     again, _ = prepared(config, tmp_path / "cache")
     assert first.digest == again.digest and not interrupted.exists()
     assert [len(list(directory.glob(kind))) for kind in ("held_out", "train/stream-8")] == [0, 1]
+
+
+def test_what_another_host_has_made_is_seen_late_and_taken(tmp_path, monkeypatch):
+    """As over NFS, where a name that was not there seems not to be for a while, until the folder changes."""
+    final, mkdir = tmp_path / "tokens", Path.mkdir
+
+    def changes(path, *words, **more):
+        mkdir(path, *words, **more)
+        if path.suffix == ".tmp":
+            mkdir(final)
+
+    monkeypatch.setattr(Path, "mkdir", changes)
+    assert cache.made(final, lambda temporary: pytest.fail("made twice")) == final
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(

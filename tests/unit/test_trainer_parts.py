@@ -199,7 +199,7 @@ def test_one_that_is_damaged_again_is_set_aside_again(tmp_path):
     """The first time, something kept what was set aside from being deleted."""
     folder = tmp_path / "checkpoints"
     me = SimpleNamespace(
-        first=False, first_on_host=True, rank=0, nodes=[0], hosts=["a"], gather=lambda message: [message]
+        first=False, keeps=True, rank=0, keepers=[0], hosts=["a"], gather=lambda message: [message]
     )
     for _ in range(2):
         for step in (4, 8):
@@ -216,7 +216,7 @@ def test_one_that_is_damaged_again_is_set_aside_again(tmp_path):
 )
 def test_one_that_was_saved_is_missed(tmp_path, attempt, given_up, set_aside, missed):
     """Unless it is given up, was damaged, or the others have gone on from an older one since."""
-    me = SimpleNamespace(first=False, first_on_host=True, rank=0, nodes=[0, 1], hosts=["b", "c"])
+    me = SimpleNamespace(first=False, keeps=True, rank=0, keepers=[0, 1], hosts=["b", "c"])
     me.gather = lambda mine: [mine, {**mine, "saved": {"attempt": attempt, "step": 9, "hosts": ["a", "d"]}}]
     stored(tmp_path / "checkpoints", 4)
     told = metrics.Metrics(tmp_path, 0)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from trainer import environment
 from trainer.errors import BadInput
 from trainer.metrics import FINAL
 
@@ -17,7 +18,7 @@ def main(run_dir: Path, leave: bool = False) -> int:
         print(f"the run in {run_dir} is not active: it has {state}")
         return 0
     try:
-        (run_dir / ("leave" if leave else "stop")).touch()
+        (environment.leave_file(run_dir) if leave else run_dir / "stop").touch()
     except PermissionError:
         owner = run_dir.owner()
         raise BadInput(

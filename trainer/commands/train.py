@@ -21,7 +21,7 @@ from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
 from trainer.environment import Environment, StopSignal, keep_freed_memory
-from trainer.errors import BadInput, Diverged, Stopped, TrainerError
+from trainer.errors import BadInput, Diverged, OutOfMemory, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import card, flops, loss, packing, router, saved
 from trainer.model import load as model_load
@@ -32,14 +32,14 @@ from trainer.tensor_file import TensorFile
 from trainer.words import count
 from trainer.world import World, log, translated, versions
 
-# Seconds by which the rank that writes the host's status.json comes first to the tokenising, so that it can tell of it.
+# Seconds by which the rank that writes status.json comes first to the tokenising, so that it can tell of it.
 HEAD_START = 0.2
 LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on from
 
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
-    status = None
+    status, own = None, False  # own: a failure that the other ranks do not know of
     try:
         environment.run_dir.mkdir(parents=True, exist_ok=True)
         if environment.first_on_host:
@@ -58,16 +58,21 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
         )
         with translated():
             world = World(config, environment)
+            world.find_sharers(environment.run_dir)
+        if not world.keeps:
+            status = None
         with translated(world):
             _train(config, world, status, stop_signal)
         if environment.world_size > 1:
             _leave(0)
         return 0
     except TrainerError as error:
-        failure = error
+        failure, own = error, isinstance(error, OutOfMemory)
     except OSError as error:
+        own = True
         failure = TrainerError(f"{environment.run_dir}: {error}; look at the disk and at who may write there")
     except Exception as error:
+        own = True
         traceback.print_exc()
         failure = TrainerError(
             f"a fault of the trainer itself, please report it: {type(error).__name__}: {error}"
@@ -80,6 +85,10 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
         if not _launched():  # a launcher has to see it, too, and removes it
             environment.stop_file.unlink(missing_ok=True)
     print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
+    if own and not (
+        environment.first_on_host or _launched()
+    ):  # torchrun's terminal does not show this rank's words
+        print(f"error: rank {environment.rank}: {failure}", file=sys.__stderr__, flush=True)
     if environment.world_size > 1:
         _leave(failure.code)
     return failure.code
@@ -104,7 +113,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             status.update(at_once, state="starting", reason=words)
 
     def prepared():
-        if not environment.first_on_host:
+        if not world.keeps:
             time.sleep(HEAD_START)
         return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell)
 
@@ -177,7 +186,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             raise
         observer.save_last()
     step = _take_best(run, observer.best_saved)
-    if world.first_on_host:
+    if world.keeps:
         _summarise(run, begin, step)
     results = environment.run_dir / "model"
     _export(strategy, source.tokenizer, results)
@@ -362,28 +371,27 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
 
 
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
-    """Write the model in transformers' format, on every host; all ranks must call."""
+    """Write the model in transformers' format into every run directory; all ranks must call."""
     world = strategy.world
+    writers = sorted(set(world.keepers))
     frozen = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
     if not strategy.in_parts:
-        weights = {name: one.detach().cpu() for name, one in strategy.weights(world.firsts, frozen)}
+        weights = {name: one.detach().cpu() for name, one in strategy.weights(writers, frozen)}
     else:
         file = directory.with_name(".weights.tmp")
-        world.together(lambda: _stage(strategy, frozen, file))
+        world.together(lambda: _stage(strategy, writers, frozen, file))
         weights = {}
-        if world.first_on_host:
+        if world.keeps:
             weights = load_file(file)  # mapped: no host need have memory for the whole model
             file.unlink()  # it goes when nobody reads it any more
-    world.together(
-        lambda: _write(strategy.model, weights, tokenizer, directory) if world.first_on_host else None
-    )
+    world.together(lambda: _write(strategy.model, weights, tokenizer, directory) if world.keeps else None)
 
 
-def _stage(strategy: Strategy, frozen: bool, file: Path) -> None:
-    """Write the weights to `file` on every host as they come, one after the other; all ranks must call."""
-    weights = strategy.weights(strategy.world.firsts, frozen)
+def _stage(strategy: Strategy, writers: list[int], frozen: bool, file: Path) -> None:
+    """Write the weights to `file` on the ranks that write, one after the other as they come; all ranks must call."""
+    weights = strategy.weights(writers, frozen)
     try:
-        if strategy.world.first_on_host:
+        if strategy.world.keeps:
             with (
                 _explained(file, "the model's weights", OSError),
                 TensorFile(file, strategy.parameters(frozen)) as out,
@@ -413,7 +421,7 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
     # safetensors raises what is its own; all of it means that the disk did not take the model.
     with _explained(directory, "the model", Exception):
         shutil.rmtree(temporary, ignore_errors=True)
-        # transformers would save on rank 0 alone, but every host has a disk of its own.
+        # transformers would save on rank 0 alone, but hosts have disks of their own.
         model.should_save_on_this_rank = lambda wanted: wanted
         model.save_pretrained(temporary, state_dict=weights)
         model_load.restore_dropout(temporary, model.original_dropout)

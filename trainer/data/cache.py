@@ -77,6 +77,10 @@ def made(final: Path, make) -> Path:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
                 try:
+                    # On a server's disk what another host has just made may be seen only now, since the folder changed.
+                    if final.exists():
+                        temporary.rmdir()
+                        return final
                     make(temporary)
                     disk.publish(temporary, final)
                 except BaseException:

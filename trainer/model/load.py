@@ -446,7 +446,8 @@ def _compile(model: torch.nn.Module, world: World) -> None:
     _check_compiler("compile", "set compile to false", world.device)
     if world.device.type == "cpu":
         # A C++ compiler that is killed leaves half a library behind, which every later start would stumble over.
-        place = world.environment.run_dir / "compiled"
+        # A host's own: it is for its CPU, also where hosts share the directory.
+        place = world.environment.run_dir / "compiled" / world.environment.host
         if world.environment.first_on_host:
             shutil.rmtree(place, ignore_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
