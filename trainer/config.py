@@ -230,7 +230,7 @@ class Config:
     outer_lr: float = key(
         0.7, "comm diloco: what part of their mean way all go at a meeting", above=0, most=10
     )
-    outer_momentum: float = key(0.9, "comm diloco: Nesterov's momentum of those ways", least=0, most=0.999)
+    outer_momentum: float = key(0.8, "comm diloco: Nesterov's momentum of those ways", least=0, most=0.999)
     diloco_fragments: int = key(
         1,
         "comm diloco: parts of the weights, of neighbouring layers, that meet one after the other, each once in "

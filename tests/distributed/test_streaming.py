@@ -112,7 +112,8 @@ def _plain_and_ours(world, config):
     return found
 
 
-KEYS = ({"comm": "diloco", "sync_every": 3, "device": "cpu"}, {"comm": "diloco", "device": "cpu"})
+PAPER = {"comm": "diloco", "outer_momentum": 0.9, "device": "cpu"}
+KEYS = ({**PAPER, "sync_every": 3}, PAPER)
 
 
 def test_one_fragment_without_overlap_is_diloco_as_it_stands_in_the_paper(tmp_path):
