@@ -111,15 +111,21 @@ def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
             "expected a name that nobody has, for a system user of the trainer's own. "
             "Leave trainer_user out, or choose another name."
         )
+    cure = "Choose another, such as a new one in it."
     if place and not place["directory"]:
         found, expected = "no directory", "one, or nothing there"
     elif place and place["owner"] not in ("root", user):
         found, expected = f"{place['owner']}'s", "a directory of the trainer's own"
+        if place["owner"] == str(place["uid"]) and place["uid"] < LEAST_PERSON and not account:
+            found += ", a user's that is no more,"
+            cure = (
+                f"Where that was {user}, make it anew, as root: groupadd --system --gid {place['gid']} {user}; "
+                f"useradd --system --uid {place['uid']} --gid {user} --home-dir {home} {user}. Else choose another."
+            )
     else:
         return ""
     return (
-        f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. "
-        "Choose another, such as a new one in it."
+        f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. {cure}"
     )
 
 

@@ -174,7 +174,8 @@ def place(owner, uid=0, directory=True, mode="0750"):
         (account(1000), place("trainyard", 1000), "uid 1000"),  # a person, with the home named, too
         (account(65534), None, "uid 65534"),
         (account(33, "/var/www"), None, "uid 33, home /var/www"),  # another service's
-        (None, place("anna", 1000), "is anna's"),
+        (None, place("anna", 1000), "is anna's on"),
+        (account(997), place("998", 998), "is 998's on"),
         (None, place("root", directory=False), "no directory"),
     ],
 )
@@ -183,6 +184,12 @@ def test_only_a_user_of_the_trainers_own_is_made_the_service_user(entry, home, w
     assert words in fault and bool(fault) == bool(words)
     if fault:
         assert fault.startswith(("trainer_user: found", "trainer_state_dir: found")) and "expected" in fault
+
+
+def test_a_home_whose_user_was_deleted_is_not_taken_from_it_but_given_back():
+    fault = service_user_fault({"account": None, "place": place("998", 998)}, "trainyard", HOME)
+    assert "is 998's, a user's that is no more, on this host" in fault
+    assert "groupadd --system --gid 998 trainyard; useradd --system --uid 998 --gid trainyard" in fault
 
 
 MADE = {
