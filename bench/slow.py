@@ -48,7 +48,7 @@ class Sizes:
     batch_size: int = 8
     steps: int = 2000
     sync_every: int = 50
-    lr: float = 3e-4
+    lr: float = 5e-5  # what the trainer takes for weights that are there, where none is set
     base_steps: int = 2000  # before, of exact ddp, from whose weights all runs begin; 0: from random ones
     base_lr: float = 1e-3
     letters: int = 9_000_000  # of the text, half of what is not held out for the steps before
@@ -312,9 +312,16 @@ def report(folder: Path) -> str:
         f"{sizes.sequence_length} tokens on {RANKS} hosts of a rank, diloco meets "
         f"{sizes.steps // sizes.sync_every} times; "
         f"{f'from weights after {sizes.base_steps:,} steps of exact' if sizes.base_steps else 'from random weights'}; "
-        "validation loss in nats a token, on text that was held out; bytes that all ranks sent.\n\n"
+        f"validation loss in nats a token, on text that was held out{_before(folder)}; bytes that all ranks sent.\n\n"
         f"{table(found)}"
     )
+
+
+def _before(folder: Path) -> str:
+    """What that loss is of the weights that all runs begin from."""
+    if not (folder / "base").exists():
+        return ""
+    return f", {[row['loss'] for row in metrics(folder / 'base') if row['kind'] == 'eval'][-1]:.4f} before"
 
 
 def _interrupted(*_) -> None:

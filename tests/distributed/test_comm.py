@@ -206,7 +206,7 @@ def test_what_was_left_over_outlives_a_while_with_one_rank(material, tmp_path, c
         {
             name: one
             for name, one in load_file(file).items()
-            if name.startswith(("left", "unsent", "right", "velocity"))
+            if name.startswith(("left", "unsent", "right", "momentum"))
         }
         for file in sorted(tmp_path.glob("node0/checkpoints/step-*/optimizer.safetensors"))
     )

@@ -30,10 +30,17 @@ class Toy(torch.nn.Module):
         )
 
 
+def rate_of(step: int) -> float:
+    """A learning rate that changes from step to step."""
+    return 0.004 * (1 + step % 4)
+
+
 def walk(strategy, world, first, last, steps):
     """Steps `first` to `last` of `steps`, whose gradients are a chance of step and rank; yields after each."""
-    optimizer = torch.optim.AdamW(strategy.trainable.values(), lr=0.01)
+    optimizer = torch.optim.AdamW(strategy.trainable.values())
+    strategy.adopt(optimizer)
     for step in range(first, last + 1):
+        optimizer.param_groups[0]["lr"] = rate_of(step)
         strategy.zero_grad()
         chance = torch.Generator().manual_seed(100 * step + world.rank)
         for one in strategy.trainable.values():
@@ -91,10 +98,11 @@ def _plain_and_ours(world, config):
     def flat():
         return torch.cat([one.detach() for one in backwards])
 
-    outer, tokens, found = flat(), 0, []
+    outer, tokens, rates, found = flat(), 0, [], []
     velocity, coded = torch.zeros_like(outer), CodedSum(len(outer), Bits8(), world)
     for step, _ in zip(walk(ours, world, 1, 12, 12), walk(plain, world, 1, 12, 12), strict=True):
         tokens += 10 + world.rank
+        rates.append(rate_of(step))
         if step == 5:
             ours.settle()
         if step in (3, 5, 8, 11, 12):
@@ -102,12 +110,13 @@ def _plain_and_ours(world, config):
             gone = (outer - flat()) * (tokens / total)
             coded(gone)
             coded.commit()
-            velocity.mul_(0.9).add_(gone)
-            outer.sub_(gone + 0.9 * velocity, alpha=0.7)
+            pace = sum(rates) / len(rates)
+            velocity.mul_(0.9).add_(gone / pace)
+            outer.sub_(gone + 0.9 * pace * velocity, alpha=0.7)
             with torch.no_grad():
                 for one, part in zip(backwards, outer.split([len(p) for p in backwards]), strict=True):
                     one.copy_(part)
-            tokens = 0
+            tokens, rates = 0, []
         found.append((weights(ours), weights(plain)))
     return found
 
@@ -117,6 +126,7 @@ KEYS = ({**PAPER, "sync_every": 3}, PAPER)
 
 
 def test_one_fragment_without_overlap_is_diloco_as_it_stands_in_the_paper(tmp_path):
+    """But that its momentum follows the learning rate."""
     found = together(tmp_path, _plain_and_ours, [0, 1])
     for one in found:
         assert all(torch.equal(ours, plain) for ours, plain in one)
@@ -208,7 +218,7 @@ def test_a_resumed_run_is_equal_to_the_last_bit_and_goes_on_with_other_ranks(mat
     straight = ranks.run(tmp_path / "straight", 2, *run)
     ranks.run(tmp_path / "resumed", 2, *run, stop_in=7, codes=[75, 75])
     kept = load_file(tmp_path / "resumed/node0/checkpoints/step-00000007/optimizer.safetensors")
-    for kind in ("unsent", "velocity"):
+    for kind in ("unsent", "momentum"):
         assert any(one.abs().max() > 0 for name, one in kept.items() if name.startswith(f"{kind}."))
     shutil.copytree(tmp_path / "resumed", tmp_path / "more")
     assert ranks.run(tmp_path / "resumed", 2, *run) == straight

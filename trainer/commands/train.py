@@ -85,9 +85,8 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
         if not _launched():  # a launcher has to see it, too, and removes it
             environment.stop_file.unlink(missing_ok=True)
     print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
-    if own and not (
-        environment.first_on_host or _launched()
-    ):  # torchrun's terminal does not show this rank's words
+    if own and not (environment.first_on_host or _launched()):
+        # torchrun's terminal does not show this rank's words.
         print(f"error: rank {environment.rank}: {failure}", file=sys.__stderr__, flush=True)
     if environment.world_size > 1:
         _leave(failure.code)

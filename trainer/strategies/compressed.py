@@ -16,7 +16,7 @@ KEEPS = {
     "16bit": ("left",),
     "8bit": ("left",),
     "powersgd": ("left", "right"),
-    "diloco": ("unsent", "velocity"),
+    "diloco": ("unsent", "momentum"),
 }
 
 

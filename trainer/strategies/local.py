@@ -5,6 +5,10 @@ how far each has come is averaged, by the tokens that each has seen, and taken a
 weights that all had at the round's begin. What travels is int8 with error feedback (trainer/compress.py).
 With one step a round, an outer rate of 1 and no momentum this is averaging of weights (local SGD).
 
+Unlike the paper's, the momentum is of ways by the learning rate that they were gone at, and is taken at that of the
+round: as SGD's own is, to which a schedule applies after it. Else what the rounds of a high rate have left would
+throw the weights about at the end, when a round's own way is too short to find back.
+
 The weights may meet in fragments, one after the other, and a fragment's message may travel while the next steps are
 computed (Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512). It is taken after a number of steps that does not
 depend on the network. A rank has moved on meanwhile: its weights are then mixed with those that all have.
@@ -33,18 +37,23 @@ class Part:
     def __init__(self, bucket: Bucket, world: World, circles: tuple[Circle, Circle]):
         self.bucket = bucket
         self.outer = self.weights()
-        self.velocity = torch.zeros_like(self.outer)
+        self.velocity = torch.zeros_like(self.outer)  # a way by the rate that it is gone at
         self.sum = CodedSum(self.outer.numel(), Bits8(), world, circles)
 
     def weights(self) -> torch.Tensor:
         """This rank's, as one flat float32 tensor."""
         return torch.cat([parameter.detach().flatten() for parameter in self.bucket.parameters]).float()
 
-    def take(self, gone: torch.Tensor, momentum: float, rate: float, own: float) -> None:
-        """Take the mean way `gone` as a gradient of the outer weights, and these but for the share `own`."""
+    def take(self, gone: torch.Tensor, pace: float, momentum: float, rate: float, own: float) -> None:
+        """Take the mean way `gone` as a gradient of the outer weights, and these but for the share `own`.
+
+        pace: the learning rate at which it was gone, on average.
+        """
         self.sum.commit()
-        self.velocity.mul_(momentum).add_(gone)
-        self.outer.sub_(gone + momentum * self.velocity, alpha=rate)
+        self.velocity.mul_(momentum)
+        if pace:
+            self.velocity.add_(gone / pace)
+        self.outer.sub_(gone + momentum * pace * self.velocity, alpha=rate)
         flat = self.outer.lerp(self.weights(), own) if own else self.outer
         parts = flat.split([parameter.numel() for parameter in self.bucket.parameters])
         for parameter, part in zip(self.bucket.parameters, parts, strict=True):
@@ -59,6 +68,13 @@ class Fragment:
     phase: int  # it meets after so many steps of a round
     tokens: float = 0.0  # of this rank, since it last set out
     steps: int = 0
+    rates: float = 0.0  # the sum of those steps' learning rates
+
+    def arrive(self) -> float:
+        """Set out anew; returns the mean learning rate of the steps since it last did."""
+        pace = self.rates / max(1, self.steps)
+        self.tokens, self.steps, self.rates = 0.0, 0, 0.0
+        return pace
 
 
 @dataclass
@@ -67,6 +83,7 @@ class Message:
 
     fragment: Fragment
     ways: list[torch.Tensor]  # one a part
+    pace: float  # the mean learning rate of their steps
     due: int  # the step of the schedule after which it is taken
     sum: Future
 
@@ -97,6 +114,10 @@ class DiLoCo(AfterBackward):
         ]
         # Bytes: so far, when the last step began, and when it ended.
         self._sent = self._since = self._until = 0
+        self._groups_of_rates = [{"lr": 1.0}]
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups_of_rates = optimizer.param_groups
 
     def _groups(self, config: Config) -> list[list[torch.nn.Parameter]]:
         """What meets together, in the model's order."""
@@ -116,6 +137,7 @@ class DiLoCo(AfterBackward):
         for fragment in self.fragments:
             fragment.tokens += tokens
             fragment.steps += 1
+            fragment.rates += self._groups_of_rates[0]["lr"]
         if last:
             self.settle()
         elif self._under_way and self._step >= self._under_way.due:
@@ -139,17 +161,17 @@ class DiLoCo(AfterBackward):
         """Send how far this rank has come; take the mean of all ranks, or leave that to `_arrive`; all must call."""
         seen = torch.tensor([fragment.tokens], dtype=torch.float64, device=self.world.device)
         share = fragment.tokens / max(self.sum(seen).item(), 1.0)
-        fragment.tokens, fragment.steps = 0.0, 0
+        pace = fragment.arrive()
         if self._thread is None:
             for part in fragment.parts:
                 gone = (part.outer - part.weights()) * share
                 part.sum(gone)
-                part.take(gone, self.momentum, self.rate, own=0)
+                part.take(gone, pace, self.momentum, self.rate, own=0)
                 self._sent += part.sum.sent
             return
         gone = [((part.outer - part.weights()) * share).cpu() for part in fragment.parts]
         done = self._thread.submit(_sum, fragment.parts, gone)
-        self._under_way = Message(fragment, gone, self._step + self.overlap, done)
+        self._under_way = Message(fragment, gone, pace, self._step + self.overlap, done)
 
     @torch.no_grad()
     def _arrive(self) -> None:
@@ -160,7 +182,7 @@ class DiLoCo(AfterBackward):
         message.sum.result()
         own = OWN if message.fragment.steps else 0
         for part, gone in zip(message.fragment.parts, message.ways, strict=True):
-            part.take(gone.to(self.world.device), self.momentum, self.rate, own)
+            part.take(gone.to(self.world.device), message.pace, self.momentum, self.rate, own)
             self._sent += part.sum.sent
 
     @property
@@ -189,7 +211,7 @@ class DiLoCo(AfterBackward):
 
     def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, one in self._velocity().items():
-            yield f"velocity.{name}", one.clone()
+            yield f"momentum.{name}", one.clone()
         sums = [part.sum for part in self._parts]
         own = self._by_name([one.error for one in sums])
         for (key, total), mine in zip(self._summed(self.keeps[0], own), own.values(), strict=True):
@@ -206,9 +228,9 @@ class DiLoCo(AfterBackward):
         for part in self._parts:
             part.outer = part.weights()
         for fragment in self.fragments:
-            fragment.tokens, fragment.steps = 0.0, 0
+            fragment.arrive()
         self._step = 0
-        self._take("velocity", self._velocity(), kept, 1)
+        self._take("momentum", self._velocity(), kept, 1)
         self._take_errors([part.sum for part in self._parts], kept)
 
     def _velocity(self) -> dict[str, torch.Tensor]:
