@@ -124,9 +124,7 @@ def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
             )
     else:
         return ""
-    return (
-        f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. {cure}"
-    )
+    return f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. {cure}"
 
 
 def service_user_stands(survey: Mapping[str, Any], home: str) -> bool:
