@@ -47,6 +47,7 @@ SWITCHES = {
     "config": "a YAML file of trainer keys",
     "detach": "come back once the run trains, or waits in the queue; it goes on",
     "follow": "only follow a run that is active",
+    "plan": "say what it will take on each host, and start nothing",
     "launcher": "what keeps the run: systemd, or slurm, which gets it as a job",
     "queue": "start when the runs that are active on these hosts have ended",
     "resume": "go on with a run that was stopped or failed",

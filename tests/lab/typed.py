@@ -34,6 +34,7 @@ ELSEWHERE = {
     "-k -K": "tests/lab/test_newcomer.py::test_readme_alone",
     "--check --diff": "tests/lab/test_main_job.py::test_check_mode_runs_clean_on_untouched_hosts_and_changes_nothing",
     "-e config=FILE.yaml": f"{PLAYED}::test_a_model_and_a_file_of_ones_own",
+    "-e plan=true": f"{PLAYED}::test_a_plan_of_all_hosts_says_what_a_run_takes_and_starts_nothing",
     "-e smoke=true": f"{PLAYED}::test_a_smoke_test_comes_first_and_leaves_nothing",
     "-e run= rank= since=10m": f"{PLAYED}::test_a_run_from_its_start_to_its_results",
     "make lab HOSTS=3": "tests/lab/test_dashboard.py::test_two_commands_after_make_lab",

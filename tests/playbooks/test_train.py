@@ -115,6 +115,22 @@ def test_a_model_and_a_file_of_ones_own(yard, tmp_path):
     assert (settings["sequence_length"], settings["steps"]) == (32, 2)
 
 
+def test_a_plan_of_all_hosts_says_what_a_run_takes_and_starts_nothing(yard):
+    run = yard.play(run="first", plan="true", **SMALL)
+    text = said(run)
+    assert run.rc == 0, text
+    assert "run 'first': model tiny" in text and "2 ranks on 2 hosts" in text
+    assert re.search(r"shares: \d, \d of 4 sequences a step; by these speeds", text)
+    for node in ("node1", "node2"):
+        assert re.search(rf"{node} +1  cpu +[\d,]+ MiB +[\d,]+ MiB  fits", text), text
+        assert not (yard.node(node) / "var/runs/first").exists()
+        assert not list((yard.node(node) / "etc/runs").glob("*"))
+    assert "fits on all of them: ddp, zero1, zero2, fsdp, offload, infinity" in text
+    assert not yard.processes() and not yard.results.exists()
+    refused = yard.play(run="first", plan="true", **{**SMALL, "quantize": "4bit"})
+    assert refused.rc and "quantize" in failures(refused)[0], said(refused)
+
+
 def test_a_smoke_test_comes_first_and_leaves_nothing(yard):
     run = yard.play(run="first", smoke="true", trainer_smoke_steps=1, **SMALL)
     assert run.rc == 0, said(run)

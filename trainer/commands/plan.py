@@ -103,7 +103,7 @@ def main(
     budgets = every(config, found, place, overhead)
     if config.strategy == "split" and "split" not in budgets:
         raise BadInput(split.ALONE)
-    estimate = _estimate(config, found, place, letters)
+    estimate = _estimate(config, found, place, letters, found_shares)
     answer = _answer(config, found, place, budgets, estimate) | {"shares": found_shares}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
@@ -449,8 +449,11 @@ def _load_code(model_config, config: Config) -> None:
         import tensorboardX  # noqa: F401
 
 
-def _estimate(config: Config, found: Footprint, place: Place, letters: int) -> dict:
-    """Steps, tokens and seconds; the speed is that of matrix products here, tried for a moment."""
+def _estimate(config: Config, found: Footprint, place: Place, letters: int, shared: dict) -> dict:
+    """Steps, tokens and seconds; the speed is that of matrix products here, tried for a moment.
+
+    shared: who has how much of a step, by which speeds (`share`): those of the other ranks follow from this host's.
+    """
     tokens = config.batch_size * config.sequence_length
     epoch = max(1, math.ceil(letters / LETTERS / tokens))
     if config.steps is None:
@@ -461,13 +464,15 @@ def _estimate(config: Config, found: Footprint, place: Place, letters: int) -> d
     threads = torch.get_num_threads() / max(1, config.threads or len(os.sched_getaffinity(0)) // place.here)
     if place.device.type == "cpu" and threads > 1:
         speed /= threads
-    biggest = max(shares(config.batch_size, place.ranks)) * config.sequence_length
+    speeds = shared["speeds"] or [1.0] * place.ranks
+    own = speeds[min(number("RANK_OFFSET", 0), place.ranks - 1)]
+    longest = max(part * own / speed for part, speed in zip(shared["split"], speeds, strict=True))
     return {
         "steps": steps,
         "tokens_a_step": tokens,
         "flops_a_token": found.flops,
         "matrix_flops_per_second": speed,
-        "compute_seconds": biggest * found.flops / (REACHED * speed),
+        "compute_seconds": longest * config.sequence_length * found.flops / (REACHED * speed),
     }
 
 
