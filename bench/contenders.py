@@ -134,13 +134,18 @@ def hf_trainer(case: Case, folder: Path) -> dict:
     return _clocked(case, trainer)
 
 
-def sft_padded(case: Case, folder: Path) -> dict:
-    """TRL's SFTTrainer as it is: it pads, and computes activations again in backward."""
+def sft(case: Case, folder: Path) -> dict:
+    """TRL's SFTTrainer as it is: it computes activations again in backward, and pads records."""
     return _sft(case, folder)
 
 
+def sft_kept(case: Case, folder: Path) -> dict:
+    """TRL's SFTTrainer with activations kept, as ours are."""
+    return _sft(case, folder, gradient_checkpointing=False)
+
+
 def sft_packed(case: Case, folder: Path) -> dict:
-    """TRL's SFTTrainer with packing, and with activations kept, as ours are."""
+    """The same with packing."""
     return _sft(case, folder, packing=True, gradient_checkpointing=False)
 
 
@@ -148,12 +153,16 @@ def _sft(case: Case, folder: Path, **settings) -> dict:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    texts = [json.loads(line) for line in (folder / "records.jsonl").open()]
+    if case.data == "records":
+        data = [json.loads(line) for line in (folder / "records.jsonl").open()]
+    else:  # packed already; where a document begins it does not want to know
+        inputs = np.load(folder / "batches.npz")["inputs"]
+        data = [{"input_ids": row} for row in inputs.reshape(-1, inputs.shape[-1]).tolist()]
     arguments = SFTConfig(**_arguments(case, folder), max_length=case.sequence_length, bf16=False, **settings)
     trainer = SFTTrainer(
         AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
         args=arguments,
-        train_dataset=Dataset.from_list(texts),
+        train_dataset=Dataset.from_list(data),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
     )
     return _clocked(case, trainer)
@@ -213,7 +222,8 @@ CONTENDERS = {
     "ours": ours,
     "watched": watched,
     "hf": hf_trainer,
-    "sft": sft_padded,
+    "sft": sft,
+    "sft-kept": sft_kept,
     "sft-packed": sft_packed,
 }
 

@@ -5,7 +5,13 @@ from bench.measure import HEAD, Case, Options, against, markdown, rounds, same_l
 CASE = Case("text", vocabulary=2048, batch_size=8, sequence_length=128, steps=43, untimed=3)
 QUICK = Case("text", vocabulary=2048, batch_size=4, sequence_length=64, steps=4, untimed=1)
 ROUNDS = 5
-CONTENDERS = {"bare loop": "bare", "Trainyard": "ours", "HF Trainer": "hf"}
+CONTENDERS = {
+    "bare loop": "bare",
+    "Trainyard": "ours",
+    "HF Trainer": "hf",
+    "TRL SFTTrainer, defaults": "sft",
+    "TRL SFTTrainer, activations kept": "sft-kept",
+}
 
 
 def table(options: Options) -> str:
