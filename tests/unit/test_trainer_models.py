@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "phi3": {},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS,
+    "phimoe": EXPERTS,
     "glm4_moe": EXPERTS | {"n_routed_experts": 4, "first_k_dense_replace": 1},
     "granite": {"logits_scaling": 2.0},
     "cohere": {"logit_scale": 0.25},
@@ -62,7 +63,7 @@ def make(kind, **changes):
     settings = chosen if "vocab_size" in chosen else {**SMALL, **chosen}
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**settings, **changes})
-    return AutoModelForCausalLM.from_config(config).train()
+    return load.in_training(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,35 @@ def test_documents_in_a_packed_sequence_are_computed_as_each_alone(kind, world):
     with torch.no_grad():
         alone = [model(input_ids=one, use_cache=False).logits for one in inputs.split(lengths, 1)]
         assert torch.allclose(module(inputs, None, positions), torch.cat(alone, 1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["phimoe", "mixtral"])
+def test_routers_draw_no_lots_in_training(kind, world):
+    """Neither which expert a token goes to nor what it brings there is a matter of chance, and of who computes."""
+    from transformers import AutoConfig
+
+    noise = {"router_jitter_noise": 0.3, "input_jitter_noise": 0.3}
+    config = AutoConfig.for_model(kind, **SMALL, **EXPERTS, **noise)
+    found = load.Source(config, None, None, {})
+    load._without_dropout(found, world)
+    threshold = kind == "phimoe"  # there it is none
+    assert config.router_jitter_noise == (0.3 if threshold else 0) and config.input_jitter_noise == 0
+    assert noise | found.dropout == noise and set(noise) - set(found.dropout) == (
+        {"router_jitter_noise"} if threshold else set()
+    )
+    torch.manual_seed(0)
+    model = load.in_training(load.unloaded(from_mapping({}), config))
+    model.eval()
+    model.train()  # as after an evaluation
+    inputs = torch.randint(2, 96, (2, 24))
+    first, second = (model(input_ids=inputs).logits for _ in range(2))
+    assert torch.equal(first, second)
+    second.sum().backward()
+    assert any(
+        one.grad.abs().max() > 0
+        for name, one in model.named_parameters()
+        if "router" in name or "gate" in name
+    )
 
 
 TINY = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}

@@ -99,7 +99,7 @@ def _model(config: Config, model_config) -> nn.Module:
         model = lora.add(model, config)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
+    return load.in_training(model)
 
 
 def _step(config: Config, model: nn.Module, device: str) -> tuple[int, int]:

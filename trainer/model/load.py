@@ -96,6 +96,15 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.compile:
         world.together(lambda: _compile(model, world))
+    return in_training(model)
+
+
+def in_training(model: torch.nn.Module) -> torch.nn.Module:
+    """The model in training mode, but for routers that would draw experts by lot: they choose as in use."""
+    for module in model.modules():
+        if type(module).__name__ == "PhimoeTopKRouter":
+            module.eval()
+            module.train = lambda mode=True, module=module: module  # and stays so
     return model.train()
 
 
@@ -264,11 +273,14 @@ def check_vocabulary(found: Source, largest_id: int) -> None:
 
 
 def _without_dropout(found: Source, world: World) -> None:
-    """Switch dropout off: it would tie the loss curve to the number of ranks."""
+    """Switch dropout and the noise of routers off: they would tie the loss curve to the number of ranks."""
     parts = {id(one): one for one in (found.config, found.config.get_text_config())}.values()
     for part in parts:
         for name, value in list(vars(part).items()):
-            if ("dropout" in name or "pdrop" in name) and isinstance(value, float | int) and value > 0:
+            random = any(word in name for word in ("dropout", "pdrop", "jitter"))
+            if (part.model_type, name) == ("phimoe", "router_jitter_noise"):
+                random = False  # how near to the best expert another one must come, in use, too
+            if random and isinstance(value, float | int) and value > 0:
                 setattr(part, name, 0.0)
                 found.dropout[name] = value
     if found.dropout and world.first:

@@ -115,7 +115,7 @@ def _stand_in(config: Config, model_config) -> nn.Module:
     from trainer.strategies.sharded import blocks
 
     with stored.weightless():
-        model = load.unloaded(config, model_config).train()
+        model = load.in_training(load.unloaded(config, model_config))
     layers = {id(one) for one in blocks(model)}
     kinds = getattr(model_config.get_text_config(), "layer_types", None) or [None] * len(layers)
     for part in list(model.modules()):
