@@ -188,10 +188,17 @@ def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) ->
     ]
 
 
+def etcd_in_use(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a run lives by the memory that is about to change: what one of its members keeps has a lease."""
+    answers = [hostvars[member["name"]].get("__etcd_kept", {}).get("json") or {} for member in members]
+    return any(int(kept.get("lease", 0)) for answer in answers for kept in answer.get("kvs", []))
+
+
 class FilterModule:
     def filters(self):
         return {
             "cluster_hosts": cluster_hosts,
+            "etcd_in_use": etcd_in_use,
             "etcd_members": etcd_members,
             "etcd_token": etcd_token,
             "mesh_keys": mesh_keys,

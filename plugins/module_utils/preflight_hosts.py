@@ -483,7 +483,8 @@ def store(cluster: Cluster) -> Iterable[Said]:
         host = owner.get(url.split("://")[-1].rsplit(":", 1)[0], url)
         if url in dead:
             cure = cluster.on([host], "systemctl restart trainyard-etcd")
-            yield Said(result, [host], f"etcd on {host} does not answer: {why}", cure)
+            text = f"etcd on {host} does not answer: {why} (a host that came while a run was active: site.yml again)"
+            yield Said(result, [host], text, cure)
         else:
             text = f"etcd on {host} does not answer {named(askers)}: {why}"
             yield Said(FAIL, askers, text, cluster.site("firewall", [host]))

@@ -57,6 +57,21 @@ def test_the_memory_of_runs_begins_anew_with_another_machine_or_other_members():
     assert len({token, *(cluster.etcd_token(*one) for one in asked)}) == 5
 
 
+@pytest.mark.parametrize(
+    ("kept", "lives"),
+    [
+        ({}, False),  # not asked, as a host is not that was no member
+        ({"status": -1, "msg": "timed out"}, False),  # its majority is lost
+        ({"json": {"header": {}}}, False),
+        ({"json": {"kvs": [{"key": "YQ==", "mod_revision": "3"}]}}, False),
+        ({"json": {"kvs": [{"key": "YQ=="}, {"key": "Yg==", "lease": "7587862094"}]}}, True),
+    ],
+)
+def test_a_run_lives_by_the_memory_where_what_it_keeps_has_a_lease(kept, lives):
+    members = [{"name": "node1", "address": "10.0.0.1"}, {"name": "node2", "address": "10.0.0.2"}]
+    assert cluster.etcd_in_use(members, {"node1": {}, "node2": {"__etcd_kept": kept}}) == lives
+
+
 def test_host_keys_are_pinned_under_every_name_and_address():
     hostvars = {"node1": facts(ed25519="E", rsa="R"), "node2": {}}
     assert cluster.peer_known_hosts(HOSTS, hostvars) == {

@@ -1,0 +1,62 @@
+"""A third host while a run trains on two: the run goes on as it was, the third has part in what comes after it."""
+
+import json
+
+import pytest
+from plays import Plays
+from test_train import LONG, SETTINGS, book, losses, status, stop, wait_for_step
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
+MEMBER = "curl -sf --max-time 5 http://{}:2389/health || true"
+
+
+@pytest.fixture(scope="module")
+def plays(make_lab, tmp_path_factory):
+    return Plays(make_lab("more", hosts=3), tmp_path_factory.mktemp("more"))
+
+
+def members(plays):
+    """The hosts whose etcd answers."""
+    return [host for host in plays.lab.hosts if "true" in plays.sh(host, MEMBER.format(address(plays, host)))]
+
+
+def address(plays, host):
+    return plays.inventory_of[host]["cluster_address"]
+
+
+def test_a_host_more_does_not_disturb_the_run_of_the_others(plays, tmp_path):
+    inventory = plays.lab.inventory / "hosts.yml"
+    whole = inventory.read_text()
+    groups = json.loads(whole.split("\n", 1)[1])
+    cluster = groups["all"]["children"]["cluster"]["children"]
+    plays.inventory_of = {**cluster["head"]["hosts"], **cluster["workers"]["hosts"]}
+    cluster["workers"]["hosts"].pop("node3")
+    inventory.write_text(json.dumps(groups))
+    done = book(plays, "site.yml", seconds=1500)
+    assert done.returncode == 0, done.stdout
+    assert members(plays) == ["node1"]
+    began = book(plays, "train.yml", run="long", detach="true", trainer_results_dir=tmp_path, **LONG)
+    assert began.returncode == 0, began.stdout
+
+    inventory.write_text(whole)
+    for _ in range(2):
+        done = book(plays, "site.yml", seconds=1500)
+        assert done.returncode == 0, done.stdout
+        words = " ".join(done.stdout.split())
+        assert "A run is under way: the members of etcd" in words and "node1, node2, node3 are to be" in words
+        assert members(plays) == ["node1"]
+    wait_for_step(plays, "long", status(plays, "long")["step"] + 3)
+    assert status(plays, "long")["attempt"] == 1 and status(plays, "long")["world_size"] == 2
+    # Before site.yml has made them members, a run lives by the old one.
+    beside = book(plays, "train.yml", run="beside", beside="true", trainer_results_dir=tmp_path, **SETTINGS)
+    assert beside.returncode == 0, beside.stdout
+    assert status(plays, "beside")["world_size"] == 3 and status(plays, "long")["attempt"] == 1
+    stop(plays, "long")
+
+    done = book(plays, "site.yml", seconds=1500)
+    assert done.returncode == 0 and "A run is under way" not in done.stdout, done.stdout
+    assert members(plays) == ["node1", "node2", "node3"]
+    done = book(plays, "train.yml", run="first", trainer_results_dir=tmp_path, **SETTINGS)
+    assert done.returncode == 0, done.stdout
+    two = losses(tmp_path / "beside/metrics.jsonl")
+    assert losses(tmp_path / "first/metrics.jsonl") == pytest.approx(two, rel=1e-5)
