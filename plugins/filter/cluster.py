@@ -119,7 +119,7 @@ def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
         if place["owner"] == str(place["uid"]) and place["uid"] < LEAST_PERSON and not account:
             found += ", a user's that is no more,"
             cure = (
-                f"Where that was {user}, make it anew, as root: groupadd --system --gid {place['gid']} {user}; "
+                f"Where that was {user}, make it anew, as root: groupadd --force --system --gid {place['gid']} {user}; "
                 f"useradd --system --uid {place['uid']} --gid {user} --home-dir {home} {user}. Else choose another."
             )
     else:

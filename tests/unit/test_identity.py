@@ -189,7 +189,9 @@ def test_only_a_user_of_the_trainers_own_is_made_the_service_user(entry, home, w
 def test_a_home_whose_user_was_deleted_is_not_taken_from_it_but_given_back():
     fault = service_user_fault({"account": None, "place": place("998", 998)}, "trainyard", HOME)
     assert "is 998's, a user's that is no more, on this host" in fault
-    assert "groupadd --system --gid 998 trainyard; useradd --system --uid 998 --gid trainyard" in fault
+    assert (
+        "groupadd --force --system --gid 998 trainyard; useradd --system --uid 998 --gid trainyard" in fault
+    )
 
 
 MADE = {
