@@ -306,7 +306,7 @@ def report(folder: Path) -> str:
     found = results(folder)
     if not found:
         return f"{folder}: no run has ended yet"
-    sizes = Sizes(**json.loads((folder / "sizes.json").read_text()))
+    sizes = Sizes(**{"base_steps": 0, **json.loads((folder / "sizes.json").read_text())})  # as it once was
     return (
         f"{found[0]['parameters']:,} parameters, {sizes.steps:,} steps of {sizes.batch_size} x "
         f"{sizes.sequence_length} tokens on {RANKS} hosts of a rank, diloco meets "
@@ -319,9 +319,10 @@ def report(folder: Path) -> str:
 
 def _before(folder: Path) -> str:
     """What that loss is of the weights that all runs begin from."""
-    if not (folder / "base").exists():
+    if not (folder / "base/metrics.jsonl").exists():
         return ""
-    return f", {[row['loss'] for row in metrics(folder / 'base') if row['kind'] == 'eval'][-1]:.4f} before"
+    found = [row["loss"] for row in metrics(folder / "base") if row["kind"] == "eval"]
+    return f", {found[-1]:.4f} before" if found else ""
 
 
 def _interrupted(*_) -> None:

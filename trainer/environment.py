@@ -46,7 +46,7 @@ class Environment:
     @property
     def leave_file(self) -> Path:
         """As the stop file, but for this host alone: it shuts down, and the others go on."""
-        return leave_file(self.run_dir)
+        return leave_file(self.run_dir, self.host)
 
     @property
     def yield_file(self) -> Path:
@@ -102,9 +102,9 @@ def host() -> str:
     return os.environ.get("TRAINYARD_HOST") or socket.gethostname()
 
 
-def leave_file(run_dir: Path) -> Path:
-    """`Environment.leave_file` of the run in `run_dir`. Hosts that share the directory may leave one by one."""
-    return run_dir / f"leave-{host()}"
+def leave_file(run_dir: Path, of: str) -> Path:
+    """`Environment.leave_file` of the host `of`. Hosts that share the run's directory may leave one by one."""
+    return run_dir / f"leave-{of}"
 
 
 def number(name: str, default: int | None = None) -> int:

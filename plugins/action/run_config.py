@@ -299,6 +299,11 @@ def build(
             "-e launcher=slurm: found together with queue or smoke; Slurm has a queue of its own, and trials would "
             "take hosts that it may have given to others; leave them out"
         )
+    if flags["plan"] and (flags["follow"] or launcher == "slurm"):
+        problems.append(
+            "-e plan=true: found together with follow, which asks for nothing new, or launcher=slurm, which may have "
+            "given the hosts to others; leave one of them out"
+        )
     if str(keys.get("run", "")).startswith(TRIAL):
         problems.append(
             f"-e run={keys['run']}: names that begin with {TRIAL} are those of trials (-e smoke=true), which are ended "

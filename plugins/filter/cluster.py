@@ -188,9 +188,9 @@ def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) ->
     ]
 
 
-def etcd_in_use(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a run lives by the memory that is about to change: what one of its members keeps has a lease."""
-    answers = [hostvars[member["name"]].get("__etcd_kept", {}).get("json") or {} for member in members]
+def etcd_in_use(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a run lives by the memory that is about to change: what one of these hosts keeps has a lease."""
+    answers = [hostvars[name].get("__etcd_kept", {}).get("json") or {} for name in names]
     return any(int(kept.get("lease", 0)) for answer in answers for kept in answer.get("kvs", []))
 
 

@@ -14,23 +14,29 @@ MIB = 1 << 20
 TABLE = "{:16} {:>5}  {:8} {:>13} {:>13}  {:14} {:>10}"
 
 
-def foresee_arguments(
-    config: dict,
-    hosts: list[str],
-    results: str,
-    found: dict[str, str] | None = None,
-    facts: dict[str, dict] | None = None,
-) -> list[str]:
-    """The words of `trainer plan` for a run of these hosts.
+def foresee_link(hosts: list[str], results: str, rdma: list[str]) -> dict:
+    """What is known of the link between just these hosts: {mbit, source}, or nothing.
 
-    results: where the playbooks keep what they have measured of the network. found: what the command said on each
-    host, as JSON, of which the speeds are taken; facts: run_host's, in node order.
+    results: where the playbooks keep what they have measured, by TCP. rdma: the hosts that have more than that.
+    """
+    if not set(hosts) & set(rdma):
+        for found in link.newest(Path(results)):
+            if found.hosts == set(hosts):
+                return {"mbit": found.bits / 1e6, "source": found.source}
+    return {}
+
+
+def foresee_arguments(
+    config: dict, measured: dict, found: dict[str, str] | None = None, facts: dict[str, dict] | None = None
+) -> list[str]:
+    """The words of `trainer plan` for a run.
+
+    measured: foresee_link's answer. found: what the command said on each host, as JSON, of which the speeds are taken;
+    facts: run_host's, in node order.
     """
     words = ["plan", "/dev/null", *(f"{key}={_word(value)}" for key, value in config.items())]
-    for measured in link.newest(Path(results)):
-        if measured.hosts == set(hosts):
-            words += ["--link", f"{measured.bits / 1e6:.3f}mbit"]
-            break
+    if measured:
+        words += ["--link", f"{measured['mbit']:.3f}mbit"]
     if found and sum(fact["processes"] for fact in facts.values()) > 1:
         speeds = {
             host: json.loads(text)["estimate"]["matrix_flops_per_second"] for host, text in found.items()
@@ -47,8 +53,8 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def foresee_text(first: str, found: dict[str, str], facts: dict[str, dict]) -> str:
-    """The plan of the run's `first` host, and what each has for its ranks; `found` and `facts` as above."""
+def foresee_text(first: str, measured: dict, found: dict[str, str], facts: dict[str, dict]) -> str:
+    """The plan of the run's `first` host, and what each has for its ranks; the others as above."""
     plans = {host: json.loads(text) for host, text in found.items()}
     strategy = next(iter(plans.values()))["strategy"]
     title = TABLE.format("host", "ranks", "on", "a rank needs", "there is", "", "TFLOP/s")
@@ -79,6 +85,8 @@ def foresee_text(first: str, found: dict[str, str], facts: dict[str, dict]) -> s
         for name in plans[next(iter(plans))]["strategies"]
         if all(_fits(plan, name) for plan in plans.values())
     ]
+    if measured:
+        lines.append(f"the link: {measured['source']}")
     lines += [
         f"fits on all of them: {', '.join(everywhere) or 'none of the strategies'}",
         "Nothing was started: leave plan out for that.",
@@ -94,4 +102,8 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self):
-        return {"foresee_arguments": foresee_arguments, "foresee_text": foresee_text}
+        return {
+            "foresee_arguments": foresee_arguments,
+            "foresee_link": foresee_link,
+            "foresee_text": foresee_text,
+        }

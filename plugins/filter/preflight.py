@@ -116,7 +116,7 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1, de
         "uploads": [],
         "commands": {},
         "launcher": "systemd",
-        **dict.fromkeys(("beside", "detach", "follow", "queue", "resume", "smoke"), False),
+        **dict.fromkeys(("beside", "detach", "follow", "plan", "queue", "resume", "smoke"), False),
     }
 
 

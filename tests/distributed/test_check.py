@@ -75,3 +75,39 @@ def test_a_word_that_the_data_never_uses_is_no_fault(material, tmp_path, capsys)
     assert tokenizer.pad_token_id == size
     for command in ("check", "plan"):
         assert cli.main([command, str(config)]) == 0, "".join(capsys.readouterr())
+
+
+OWN = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+class OwnConfig(GPT2Config):
+    model_type = "own"
+
+class OwnModel(GPT2LMHeadModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.slopes = [one.item() for one in torch.linspace(0, 1, 4)]
+"""
+
+
+def test_what_a_models_own_code_cannot_do_without_numbers_is_left_to_training(
+    material, tmp_path, capsys, monkeypatch
+):
+    """check has nothing against it; plan, which cannot count, says so, and what to do instead."""
+    config = _with_vocabulary(material, tmp_path, 300)
+    (tmp_path / "model/own.py").write_text(OWN)
+    path = tmp_path / "model/config.json"
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 96, "vocab_size": 400}
+    auto = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    path.write_text(json.dumps({**sizes, "model_type": "own", "auto_map": auto}))
+    for file in (tmp_path / "model").glob("*.safetensors*"):
+        file.unlink()
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    chosen = ["trust_remote_code=true", f"model={tmp_path}/model"]
+    assert cli.main(["check", str(config), *chosen]) == 0, capsys.readouterr()
+    assert cli.main(["plan", str(config), *chosen]) == 2
+    said = "".join(capsys.readouterr())
+    assert "cannot be tried without weights" in said and "smoke=true" in said

@@ -2,7 +2,7 @@
 
 import json
 
-from plugins.filter.foresee import foresee_arguments, foresee_text
+from plugins.filter.foresee import foresee_arguments, foresee_link, foresee_text
 
 MIB = 1 << 20
 FACTS = {"alpha": {"processes": 2}, "beta": {"processes": 1}}
@@ -30,11 +30,10 @@ def plan(there, speed, needs=600, device="cpu"):
     )
 
 
-def test_a_configuration_goes_to_the_trainer_word_for_word(tmp_path):
+def test_a_configuration_goes_to_the_trainer_word_for_word():
     words = foresee_arguments(
         {"run": "first", "model": "a model", "balance": [2, 1], "resume": True, "lr": 1e-4},
-        list(FACTS),
-        tmp_path,
+        {},
     )
     assert words == [
         *("plan", "/dev/null", "run=first", "model=a model", "balance=[2, 1]", "resume=true", "lr=0.0001")
@@ -43,28 +42,35 @@ def test_a_configuration_goes_to_the_trainer_word_for_word(tmp_path):
 
 def test_speeds_are_those_of_every_rank_and_the_link_that_of_just_these_hosts(tmp_path):
     found = {"alpha": plan(1000, 3e12), "beta": plan(1000, 1e12)}
-    assert foresee_arguments({}, list(FACTS), tmp_path, found, FACTS)[2:] == ["--speeds", "3.00,3.00,1.00"]
+    assert foresee_arguments({}, {}, found, FACTS)[2:] == ["--speeds", "3.00,3.00,1.00"]
     alone = {"alpha": {"processes": 1}}
-    assert foresee_arguments({}, ["alpha"], tmp_path, {"alpha": plan(1, 1)}, alone)[2:] == []
+    assert foresee_arguments({}, {}, {"alpha": plan(1, 1)}, alone)[2:] == []
     bench = tmp_path / "bench"
     bench.mkdir()
     result = {"hosts": ["alpha", "beta"], "time": 1e9, "figures": {"mbit": {"alpha>beta": 940}}}
     (bench / "baseline-1.json").write_text(json.dumps(result))
-    assert foresee_arguments({}, list(FACTS), tmp_path)[2:] == ["--link", "1000.000mbit"]
-    assert foresee_arguments({}, ["alpha", "gamma"], tmp_path)[2:] == []
+    measured = foresee_link(list(FACTS), tmp_path, ["gamma"])
+    assert "940 Mbit/s of the slowest pair" in measured["source"]
+    assert foresee_arguments({}, measured)[2:] == ["--link", "1000.000mbit"]
+    assert foresee_link(["alpha", "gamma"], tmp_path, []) == {}
+    assert foresee_link(list(FACTS), tmp_path, ["alpha"]) == {}  # which goes by RDMA; that was TCP
 
 
 def test_each_host_has_a_line_with_what_it_needs_and_has():
     found = {"alpha": plan(1000, 3e12), "beta": plan(400, 1e12)}
-    said = foresee_text("the plan\n", found, FACTS).splitlines()
+    said = foresee_text("the plan\n", {"source": "measured"}, found, FACTS).splitlines()
     assert said[0] == "the plan"
     assert said[3].split() == ["host", "ranks", "on", "a", "rank", "needs", "there", "is", "TFLOP/s"]
     assert said[4].split() == ["alpha", "2", "cpu", "600", "MiB", "1,000", "MiB", "fits", "3"]
     assert said[5].split() == ["beta", "1", "cpu", "600", "MiB", "400", "MiB", "does", "not", "fit", "1"]
-    assert said[6:] == ["fits on all of them: fsdp", "Nothing was started: leave plan out for that."]
+    assert said[6:] == [
+        "the link: measured",
+        "fits on all of them: fsdp",
+        "Nothing was started: leave plan out for that.",
+    ]
 
 
 def test_a_gpus_host_has_a_line_too_and_where_nothing_fits_that_is_said():
-    said = foresee_text("", {"alpha": plan(100, 1e12, device="cuda:0")}, {"alpha": {"processes": 1}})
+    said = foresee_text("", {}, {"alpha": plan(100, 1e12, device="cuda:0")}, {"alpha": {"processes": 1}})
     assert "its host" in said and "9 MiB" in said and "5,000 MiB" in said
     assert "fits on all of them: none of the strategies" in said

@@ -186,6 +186,14 @@ REFUSED = {
         lambda _: {"queue": "yes", "smoke": "yes"},
         ["-e queue=true", "leave one of them out"],
     ),
+    "a plan of what goes on": (
+        lambda _: {"plan": "yes", "follow": "yes", "run": "first"},
+        ["-e plan=true", "leave one of them out"],
+    ),
+    "a plan on Slurm's hosts": (
+        lambda _: {"plan": "yes", "launcher": "slurm"},
+        ["-e plan=true", "given the hosts to others"],
+    ),
     "neither yes nor no": (lambda _: {"smoke": "perhaps"}, ["-e smoke=perhaps", "true or false"]),
     "resume without a run": (lambda _: {"resume": "true"}, ["which run?", "-e run=NAME"]),
     "follow without a run": (lambda _: {"follow": "true"}, ["which run?", "-e run=NAME"]),

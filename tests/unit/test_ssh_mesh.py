@@ -68,8 +68,7 @@ def test_the_memory_of_runs_begins_anew_with_another_machine_or_other_members():
     ],
 )
 def test_a_run_lives_by_the_memory_where_what_it_keeps_has_a_lease(kept, lives):
-    members = [{"name": "node1", "address": "10.0.0.1"}, {"name": "node2", "address": "10.0.0.2"}]
-    assert cluster.etcd_in_use(members, {"node1": {}, "node2": {"__etcd_kept": kept}}) == lives
+    assert cluster.etcd_in_use(["node1", "node2"], {"node1": {}, "node2": {"__etcd_kept": kept}}) == lives
 
 
 def test_host_keys_are_pinned_under_every_name_and_address():

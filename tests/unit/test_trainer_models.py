@@ -117,6 +117,19 @@ def test_documents_in_a_packed_sequence_are_computed_as_each_alone(kind, world):
         assert torch.allclose(module(inputs, None, positions), torch.cat(alone, 1), rtol=0, atol=1e-5)
 
 
+def test_what_draws_by_lot_is_off_in_a_configurations_parts_too(world):
+    from transformers import AutoConfig
+
+    for kind, settings, off in (
+        ("opt", {"layerdrop": 0.5, "dropout": 0.1}, {"layerdrop": 0.5, "dropout": 0.1}),
+        ("mpt", {"attn_config": {"attn_pdrop": 1}}, {"attn_pdrop": 1}),
+    ):
+        found = load.Source(AutoConfig.for_model(kind, **settings), None, None, {})
+        load._without_dropout(found, world)
+        assert found.dropout.items() >= off.items() and not set(found.dropout.values()) & {0}
+    assert found.config.attn_config.attn_pdrop == 0
+
+
 @pytest.mark.parametrize("kind", ["phimoe", "mixtral"])
 def test_routers_draw_no_lots_in_training(kind, world):
     """Neither which expert a token goes to nor what it brings there is a matter of chance, and of who computes."""
@@ -267,7 +280,7 @@ def test_in_half_precision_the_head_multiplies_so_and_its_sums_are_float32(kind,
     class Seen(TorchDispatchMode):
         def __init__(self):
             super().__init__()
-            self.products, self.softmaxes = set(), set()
+            self.products, self.softmaxes, self.count = set(), set(), 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             result = function(*args, **(kwargs or {}))
@@ -275,7 +288,8 @@ def test_in_half_precision_the_head_multiplies_so_and_its_sums_are_float32(kind,
             tensors = [one for one in args if isinstance(one, torch.Tensor)]
             if name in ("mm", "addmm") and any(97 in one.shape for one in tensors):
                 self.products |= {one.dtype for one in tensors}
-            if name == "_log_softmax" and result.shape[-1] == 97:
+                self.count += 1
+            if name in ("_log_softmax", "exp_") and result.shape[-1] == 97:
                 self.softmaxes.add(result.dtype)
             return result
 
@@ -294,8 +308,9 @@ def test_in_half_precision_the_head_multiplies_so_and_its_sums_are_float32(kind,
             loss = module(inputs, labels, positions)
             (loss / 1000).backward()
         assert seen.products == {half} and seen.softmaxes == {torch.float32} and loss.dtype == torch.float32
-        with torch.no_grad(), autocast(torch.device("cpu"), dtype):
+        with Seen() as evaluated, torch.no_grad(), autocast(torch.device("cpu"), dtype):
             assert module(inputs, labels, positions).item() == pytest.approx(loss.item(), rel=1e-6)
+        assert evaluated.count == (10 if chunk else 1)  # no gradients
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found.append((loss.item(), gradient))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)

@@ -49,8 +49,13 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
     from trainer.model import load, packing, router
 
     problems = []
+
+    def build():
+        if model := load.rehearse(config, found):
+            router.coefficient(config, model)
+
     for look in (
-        lambda: router.coefficient(config, load.rehearse(config, found)),
+        build,
         lambda: packing.foresee(config, found.config),
         lambda: good_data and _check_vocabulary(config, found),
     ):

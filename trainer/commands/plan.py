@@ -94,19 +94,37 @@ def main(
     found_shares = share(config, place.ranks, speeds)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         source = load.source(config, world)
-    _load_code(source.config, config)
+    with _countable(config):
+        _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
     _, letters = read.check(config)
     if problems := check.refused(config, source):
         raise BadInput("\n".join(problems))
-    found = footprint.measure(config, source.config, world.device.type)
+    with _countable(config):
+        found = footprint.measure(config, source.config, world.device.type)
     budgets = every(config, found, place, overhead)
     if config.strategy == "split" and "split" not in budgets:
-        raise BadInput(split.ALONE)
+        if place.ranks == 1:
+            raise BadInput(split.ALONE)
+        budgets["split"] = dataclasses.replace(budgets["ddp"], strategy="split")  # of a host with one GPU
     estimate = _estimate(config, found, place, letters, found_shares)
     answer = _answer(config, found, place, budgets, estimate) | {"shares": found_shares}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
+
+
+@contextlib.contextmanager
+def _countable(config: Config):
+    """Make a message of what the model's own code stumbles over where there are shapes, and no numbers to see."""
+    try:
+        yield
+    except (BadInput, OSError):
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"model: {config.model}: its code cannot be tried without weights ({' '.join(str(error).split())[:300]}); "
+            "so what it takes cannot be counted: try a few steps (train.yml … -e smoke=true)"
+        ) from None
 
 
 def every(config: Config, found: Footprint, place: Place, overhead: int) -> dict[str, Budget]:

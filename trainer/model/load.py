@@ -5,8 +5,10 @@ import copy
 import hashlib
 import json
 import os
+import re
 import shutil
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,13 +110,21 @@ def in_training(model: torch.nn.Module) -> torch.nn.Module:
     return model.train()
 
 
-def rehearse(config: Config, found: Source) -> torch.nn.Module:
-    """The model with its adapter, all on the meta device. Raises BadInput as `build` does; no weights are read."""
+def rehearse(config: Config, found: Source) -> torch.nn.Module | None:
+    """The model with its adapter, all on the meta device. Raises BadInput as `build` does; no weights are read.
+
+    None where the model's own code wants to see numbers while it is made: training alone can tell.
+    """
     if found.weights is None and config.quantize != "none":
         raise _nothing_to_quantise(config)
     quantize.settings(config, found.config)
-    with torch.device("meta"):
-        model = unloaded(config, found.config)
+    try:
+        with torch.device("meta"):
+            model = unloaded(config, found.config)
+    except BadInput as error:
+        if re.search(r"\bmeta (device|tensor)", str(error)):
+            return None
+        raise
     if config.adapter == "lora":
         model = lora.add(model, config)
     _check_trained(config, model)
@@ -274,18 +284,28 @@ def check_vocabulary(found: Source, largest_id: int) -> None:
 
 def _without_dropout(found: Source, world: World) -> None:
     """Switch dropout and the noise of routers off: they would tie the loss curve to the number of ranks."""
-    parts = {id(one): one for one in (found.config, found.config.get_text_config())}.values()
+    parts = {id(one): one for one in _parts(found.config)}.values()
     for part in parts:
         for name, value in list(vars(part).items()):
-            random = any(word in name for word in ("dropout", "pdrop", "jitter"))
+            random = any(word in name for word in ("dropout", "pdrop", "layerdrop", "jitter"))
             if (part.model_type, name) == ("phimoe", "router_jitter_noise"):
                 random = False  # how near to the best expert another one must come, in use, too
             if random and isinstance(value, float | int) and value > 0:
-                setattr(part, name, 0.0)
+                setattr(part, name, type(value)(0))
                 found.dropout[name] = value
     if found.dropout and world.first:
         wanted = ", ".join(f"{name} {value}" for name, value in found.dropout.items())
         log(f"dropout of the model is off; its configuration has {wanted}")
+
+
+def _parts(model_config) -> Iterator:
+    """A model's configuration and those in it: of its text, its attention, its experts."""
+    from transformers import PretrainedConfig
+
+    yield model_config
+    for one in vars(model_config).values():
+        if isinstance(one, PretrainedConfig):
+            yield from _parts(one)
 
 
 def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:

@@ -5,6 +5,7 @@ go over the tokens in chunks, each chunk's gradient taken at once: by torch's li
 that is not enough.
 """
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 
@@ -22,15 +23,39 @@ HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # formats narrowe
 # Logits computed at once: on a GPU 128 MiB of float32, for smaller products are slower there; on a CPU 16 MiB, which is
 # as fast as more, and leaves the C library's heap without the large holes that make it grow (trainer/environment.py).
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 25}
-# What some architectures do to their logits after the head, by the key of their configuration: which of them do just
-# that. Others that have the key take the whole way, for it means another thing there, or not all.
-TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable | None]] = {
+
+
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """What becomes of a head's output before it is the logits: it is scaled, or capped."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def apply(self, product: torch.Tensor, logits: torch.Tensor) -> None:
+        """Fill `logits`; `product` becomes what `slopes` needs."""
+        if self.cap is None:
+            torch.mul(product, self.scale, out=logits)
+        else:
+            torch.mul(product.div_(self.cap).tanh_(), self.cap, out=logits)
+
+    def slopes(self, kept: torch.Tensor, of_logits: torch.Tensor) -> torch.Tensor:
+        """The gradient of the head's output by that of the logits, in the place of what `apply` has kept."""
+        if self.cap is None:
+            return torch.mul(of_logits, self.scale, out=kept)
+        return kept.square_().neg_().add_(1).mul_(of_logits)
+
+
+UNCHANGED = Transform()
+# Which architectures do just that, by the key of their configuration. Others that have the key take the whole way, for
+# it means another thing there, or not all.
+TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable[[float], Transform] | None]] = {
     "final_logit_softcapping": (
         ("gemma2", "gemma3", "gemma3_text", "vaultgemma"),
-        lambda logits, limit: torch.tanh(logits / limit) * limit,
+        lambda limit: Transform(cap=limit),
     ),
-    "logit_scale": (("cohere", "cohere2"), lambda logits, scale: logits * scale),
-    "logits_scaling": (("granite", "granitemoe", "granitemoeshared"), lambda logits, scale: logits / scale),
+    "logit_scale": (("cohere", "cohere2"), lambda scale: Transform(scale)),
+    "logits_scaling": (("granite", "granitemoe", "granitemoeshared"), lambda scale: Transform(1 / scale)),
     "lm_head_multiplier": ((), None),
     "output_multiplier_scale": ((), None),
 }
@@ -119,8 +144,10 @@ class TokenLoss(nn.Module):
         if torch.is_autocast_enabled(device):
             hidden = hidden.to(torch.get_autocast_dtype(device))
         narrow = hidden.dtype != torch.float32
-        if narrow or self.transform is not _unchanged:
+        if narrow or self.transform != UNCHANGED:
             weights = [head.weight] if head.bias is None else [head.weight, head.bias]
+            if not torch.is_grad_enabled():  # which a function of autograd's own is not told
+                weights = [one.detach() for one in weights]
             return AtOnce.apply(self.transform, labels, size, hidden, *weights)
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=size)
         return F.linear_cross_entropy(
@@ -136,47 +163,78 @@ class TokenLoss(nn.Module):
 
 class AtOnce(torch.autograd.Function):
     """Head, what becomes of its output, and cross-entropy in chunks, multiplied in the format of `hidden`, summed in
-    float32; with each chunk's gradient, while its logits are there.
+    float32; with each chunk's gradient, while its logits are there, in their place.
 
     torch's linear_cross_entropy knows of nothing between head and loss. It takes no part in autocast, and sums the loss
-    in the format that it is given: of a few thousand tokens' nats in bfloat16 two digits are left.
+    in the format that it is given: of a few thousand tokens' nats in bfloat16 two digits are left. Autograd would have
+    a chunk there seven times over, in blocks whose coming and going leaves the C library's heap with as much in holes.
     """
 
     @staticmethod
     def forward(
-        ctx, transform: Callable, labels: torch.Tensor, chunk: int, hidden: torch.Tensor, *head: torch.Tensor
+        ctx, transform: Transform, labels: torch.Tensor, chunk: int, hidden: torch.Tensor, *head: torch.Tensor
     ):
         """As TokenLoss, of hidden (T, D) and labels (T,); head: weight (V, D) and, where there is one, bias (V,)."""
         of_hidden, *trained = ctx.needs_input_grad[3:]
-        narrow = [
-            one.detach().to(hidden.dtype).requires_grad_(grad)
+        weight, *bias = (one.detach().to(hidden.dtype) for one in head)
+        ctx.of_hidden = torch.empty_like(hidden) if of_hidden else None
+        ctx.of_head = [
+            torch.zeros_like(one, dtype=torch.float32) if grad else None
             for one, grad in zip(head, trained, strict=True)
         ]
-        leaves = [one for one in narrow if one.requires_grad]
-        learns = of_hidden or bool(leaves)  # else this is an evaluation
         total = hidden.new_zeros((), dtype=torch.float32)
-        ctx.of_hidden = torch.empty_like(hidden)
-        ctx.of_head = [torch.zeros_like(one, dtype=torch.float32) for one in leaves]
-        for begin in range(0, len(hidden), chunk):
-            rows = slice(begin, begin + chunk)
-            with torch.set_grad_enabled(learns), torch.autocast(hidden.device.type, enabled=False):
-                part = hidden[rows].detach().requires_grad_(learns)
-                logits = transform(F.linear(part, *narrow)).float()
-                loss = F.cross_entropy(logits, labels[rows], ignore_index=IGNORE, reduction="sum")
-            total += loss.detach()
-            if not learns:
-                continue
-            ctx.of_hidden[rows], *slopes = torch.autograd.grad(loss, [part, *leaves])
-            for summed, slope in zip(ctx.of_head, slopes, strict=True):
-                summed += slope
+        block = hidden.new_empty(min(chunk, len(hidden)), len(weight))
+        blocks = block, torch.empty_like(block, dtype=torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for begin in range(0, len(hidden), chunk):
+                rows = slice(begin, begin + chunk)
+                part, expected = hidden[rows], labels[rows]
+                product, logits = (block[: len(part)] for block in blocks)
+                torch.mm(part, weight.t(), out=product)
+                for one in bias:
+                    product += one
+                transform.apply(product, logits)
+                total += _into_slopes(logits, expected)
+                if not any(ctx.needs_input_grad):  # an evaluation
+                    continue
+                slopes = transform.slopes(product, logits)
+                if of_hidden:
+                    torch.mm(slopes, weight, out=ctx.of_hidden[rows])
+                of_weight, *of_bias = ctx.of_head
+                if of_weight is not None:
+                    _add_product(of_weight, slopes.t(), part)
+                for summed in of_bias:
+                    if summed is not None:
+                        summed += slopes.sum(0)
         return total
 
     @staticmethod
     def backward(ctx, slope: torch.Tensor):
         """The gradients, which are there already, times that of the sum."""
-        of_head = iter(ctx.of_head)
-        others = (next(of_head) * slope if trained else None for trained in ctx.needs_input_grad[4:])
-        return None, None, None, ctx.of_hidden * slope, *others
+        of_all = (ctx.of_hidden, *ctx.of_head)
+        return None, None, None, *(None if one is None else one * slope for one in of_all)
+
+
+def _add_product(summed: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+    """Add one @ other to `summed`; a product in another format is rounded to that first."""
+    if one.dtype == summed.dtype:
+        summed.addmm_(one, other)
+    else:
+        summed += one @ other
+
+
+def _into_slopes(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The summed cross-entropy of logits (T, V), which become its gradient; labels (T,)."""
+    counted = labels != IGNORE
+    expected = labels.where(counted, 0)[:, None]
+    logits -= logits.amax(-1, keepdim=True)
+    right = logits.gather(1, expected)
+    sums = logits.exp_().sum(-1, keepdim=True)
+    loss = (sums.log() - right).squeeze(1).where(counted, 0).sum()
+    # A token that does not count has the probability 0 of everything.
+    logits /= sums.where(counted[:, None], torch.inf)
+    logits.scatter_add_(1, expected, -counted[:, None].float())
+    return loss
 
 
 def check(config: Config, device: torch.device) -> None:
@@ -190,9 +248,9 @@ def check(config: Config, device: torch.device) -> None:
         )
 
 
-def _fused(base: nn.Module, transform: Callable | None) -> Callable:
+def _fused(base: nn.Module, transform: Transform | None) -> Callable:
     """Liger's head and cross-entropy in one: (weight (V, D), hidden (T, D), labels (T,), bias) to their sum."""
-    if transform is not _unchanged or not _plain_head(base):
+    if transform != UNCHANGED or not _plain_head(base):
         raise BadInput(
             f"loss_kernel: liger takes a head whose output is the logits, which that of {type(base).__name__} is not; "
             "set loss_kernel to torch"
@@ -208,17 +266,17 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=half, enabled=half is not None)
 
 
-def _transform(base: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _transform(base: nn.Module) -> Transform | None:
     """What becomes of the head's output before it is the logits; None where that is not known."""
     config = base.config.get_text_config()
     set_ = {name: value for name in TRANSFORMS if (value := getattr(config, name, None)) not in (None, 0, 1)}
     if not set_:
-        return _unchanged
+        return UNCHANGED
     (name, value), *others = set_.items()
     architectures, change = TRANSFORMS[name]
     if others or config.model_type not in architectures:
         return None
-    return lambda logits: change(logits, value)
+    return change(value)
 
 
 def _masks(model: nn.Module, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -231,10 +289,6 @@ def _masks(model: nn.Module, positions: torch.Tensor) -> torch.Tensor | dict[str
     base = without_adapter(model)
     shape = torch.empty(*positions.shape, 0, dtype=base.dtype, device=positions.device)
     return create_masks_for_generate(base.config, shape, None, None, positions)
-
-
-def _unchanged(logits: torch.Tensor) -> torch.Tensor:
-    return logits
 
 
 def _plain_head(base: nn.Module) -> bool:
