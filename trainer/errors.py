@@ -5,6 +5,7 @@ class TrainerError(Exception):
     """A fault with a message that a user can act on; shown without a traceback."""
 
     code = 1
+    of_all = False  # whether all ranks have it, of which one had it first (World.agree)
 
 
 class BadInput(TrainerError):

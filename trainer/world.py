@@ -253,7 +253,9 @@ class World:
         if failures:
             rank, one = failures[0]
             prefix = f"{self.hosts[rank]}: " if named and len(set(self.hosts)) > 1 else ""
-            raise errors.KINDS[one["code"]](prefix + one["message"])
+            raised = errors.KINDS[one["code"]](prefix + one["message"])
+            raised.of_all = True
+            raise raised
 
     def same(self, what: str, values: list[str], cure: str) -> None:
         """Raise BadInput on every rank where `values` (one a rank) differ between hosts, naming the hosts.

@@ -67,7 +67,7 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
             _leave(0)
         return 0
     except TrainerError as error:
-        failure, own = error, isinstance(error, OutOfMemory)
+        failure, own = error, isinstance(error, OutOfMemory) and not error.of_all
     except OSError as error:
         own = True
         failure = TrainerError(f"{environment.run_dir}: {error}; look at the disk and at who may write there")
