@@ -190,9 +190,10 @@ class AtOnce(torch.autograd.Function):
                 rows = slice(begin, begin + chunk)
                 part, expected = hidden[rows], labels[rows]
                 product, logits = (block[: len(part)] for block in blocks)
-                torch.mm(part, weight.t(), out=product)
-                for one in bias:
-                    product += one
+                if bias:
+                    torch.addmm(*bias, part, weight.t(), out=product)
+                else:
+                    torch.mm(part, weight.t(), out=product)
                 transform.apply(product, logits)
                 total += _into_slopes(logits, expected)
                 if not any(ctx.needs_input_grad):  # an evaluation
