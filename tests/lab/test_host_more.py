@@ -1,6 +1,7 @@
 """A third host while a run trains on two: the run goes on as it was, the third has part in what comes after it."""
 
 import json
+import re
 
 import pytest
 from plays import Plays
@@ -55,3 +56,9 @@ def test_a_host_more_does_not_disturb_the_run_of_the_others(plays, tmp_path):
     assert done.returncode == 0, done.stdout
     two = losses(tmp_path / "beside/metrics.jsonl")
     assert losses(tmp_path / "first/metrics.jsonl") == pytest.approx(two, rel=1e-5)
+
+    done = book(plays, "train.yml", run="next", plan="true", strategy="fsdp", **SETTINGS)
+    assert done.returncode == 0, done.stdout
+    for host in plays.lab.hosts:
+        assert re.search(rf"{host} +1  cpu +[\d,]+ MiB +[\d,]+ MiB  fits", done.stdout), done.stdout
+    assert status(plays, "next") == {}
