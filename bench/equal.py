@@ -1,22 +1,15 @@
 """The same packed sequences for all: what does the trainer cost beside a loop of a few lines?"""
 
-from bench.measure import HEAD, Case, Options, against, markdown, rounds, same_losses
+from bench.measure import ALIKE, HEAD, Case, Options, against, markdown, rounds, same_losses
 
 CASE = Case("text", vocabulary=2048, batch_size=8, sequence_length=128, steps=43, untimed=3)
 QUICK = Case("text", vocabulary=2048, batch_size=4, sequence_length=64, steps=4, untimed=1)
 ROUNDS = 5
-CONTENDERS = {
-    "bare loop": "bare",
-    "Trainyard": "ours",
-    "HF Trainer": "hf",
-    "TRL SFTTrainer, defaults": "sft",
-    "TRL SFTTrainer, activations kept": "sft-kept",
-}
 
 
 def table(options: Options) -> str:
     case = options.fitted(CASE, QUICK)
-    found = rounds(case, CONTENDERS, options.rounds(ROUNDS))
+    found = rounds(case, ALIKE, options.rounds(ROUNDS))
     return f"""\
 ### Equal settings
 

@@ -13,6 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Who trains on the same packed sequences, by what tables call them: names of bench/contenders.py.
+ALIKE = {
+    "bare loop": "bare",
+    "Trainyard": "ours",
+    "HF Trainer": "hf",
+    "TRL SFTTrainer, defaults": "sft",
+    "TRL SFTTrainer, activations kept": "sft-kept",
+}
 # The ways of gradients that are compared (trainer/ways.py): keys of a run's configuration.
 WAYS = {
     "exact": {"comm": "exact"},

@@ -1,22 +1,15 @@
 """A vocabulary of 64,000: what holding all logits costs."""
 
-from bench.measure import HEAD, Case, Options, against, markdown, rounds, same_losses
+from bench.measure import ALIKE, HEAD, Case, Options, against, markdown, rounds, same_losses
 
 CASE = Case("text", vocabulary=64_000, batch_size=8, sequence_length=256, steps=9, untimed=2)
 QUICK = Case("text", vocabulary=64_000, batch_size=2, sequence_length=128, steps=3, untimed=1)
 ROUNDS = 3
-CONTENDERS = {
-    "bare loop": "bare",
-    "Trainyard": "ours",
-    "HF Trainer": "hf",
-    "TRL SFTTrainer, defaults": "sft",
-    "TRL SFTTrainer, activations kept": "sft-kept",
-}
 
 
 def table(options: Options) -> str:
     case = options.fitted(CASE, QUICK)
-    found = rounds(case, CONTENDERS, options.rounds(ROUNDS))
+    found = rounds(case, ALIKE, options.rounds(ROUNDS))
     return f"""\
 ### A vocabulary of 64,000
 
