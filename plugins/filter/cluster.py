@@ -127,6 +127,22 @@ def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     return f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. {cure}"
 
 
+def shared_home_fault(hostvars: Mapping[str, Mapping[str, Any]], names: list[str], home: str) -> str:
+    """Why `home` cannot be the service user's: several of these hosts have it on one disk; "" where none do."""
+    on: dict[str, list[str]] = {}
+    for name in names:
+        if disk := hostvars[name].get("__identity_survey", {}).get("survey", {}).get("disk"):
+            on.setdefault(disk, []).append(name)
+    for disk, hosts in on.items():
+        if len(hosts) > 1:
+            return (
+                f"trainer_state_dir: found {home}, which is {disk} on {', '.join(hosts)}; expected a directory of each "
+                "host's own, for its runs, locks and caches. Set it to one on the hosts' own disks, or to another one "
+                "for each; data and models may lie on a shared disk (storage_path)."
+            )
+    return ""
+
+
 def service_user_stands(survey: Mapping[str, Any], home: str) -> bool:
     """Whether the service user, its group, its home and the login user's membership are as the role makes them."""
     account, place = survey["account"], survey["place"]
@@ -207,6 +223,7 @@ class FilterModule:
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
             "service_user_fault": service_user_fault,
+            "shared_home_fault": shared_home_fault,
             "service_user_stands": service_user_stands,
             "without_root": without_root,
         }

@@ -38,18 +38,26 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def filesystem(path: str, table: str = "/proc/self/mountinfo") -> str:
-    """The type of the file system on which `path`, without links in it, lies; no server is asked."""
-    best, kind = "", ""
+def filesystem(path: str, table: str = "/proc/self/mountinfo") -> tuple[str, str]:
+    """The type of the file system on which `path`, without links in it, lies, and where there; no server is asked."""
+    best, found = "", ("", "")
     with open(table, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             words, _, rest = line.partition(" - ")
-            place = words.split()[4].replace("\\040", " ")
+            root, place = (word.replace("\\040", " ") for word in words.split()[3:5])
             inside = path == place or path.startswith(place.rstrip("/") + "/")
             # Of two mounts at one place the later one is seen.
             if inside and len(place) >= len(best):
-                best, kind = place, rest.split()[0]
-    return kind
+                kind, source = rest.split()[:2]
+                below = os.path.normpath(f"{root}/{path[len(place) :]}").lstrip("/")
+                best, found = place, (kind, f"{source.rstrip('/')}/{below}")
+    return found
+
+
+def on_network(path: str, table: str = "/proc/self/mountinfo") -> str:
+    """What `path` is on a disk of the network, as the server's name and the path there; "" where it is on another."""
+    kind, where = filesystem(os.path.realpath(path), table)
+    return where if kind in NETWORK else ""
 
 
 def shared_mark(path: str) -> str:
@@ -58,7 +66,7 @@ def shared_mark(path: str) -> str:
     if any(f"{place}/".startswith(f"{hidden}/") for hidden in UNSEEN for place in (path, real)):
         return ""
     os.stat(real)  # an automount has it mounted by that
-    if filesystem(real) not in NETWORK or not _readable(real):
+    if filesystem(real)[0] not in NETWORK or not _readable(real):
         return ""
     return mark(real)
 

@@ -56,6 +56,7 @@ survey:
         What lies at the home: whether that is a directory, its owner (its uid where that has no name), uid, gid
         and mode; null where nothing is.
       type: dict
+    disk: {description: "What the home is on a disk of the network; empty where it is on one of the host's.", type: str}
     host_names: {description: "The host's name now, and at its next boot.", type: list}
     hosts_stand: {description: "Whether /etc/hosts has O(hosts), and nothing that contradicts them.", type: bool}
     machine_id: {description: The machine-id., type: str}
@@ -73,6 +74,7 @@ import stat
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import HOST, hosts_file, key_of, needs_new, public_key, stale_copy
 from ansible.module_utils.managed_block import read
+from ansible.module_utils.same_files import on_network
 
 
 def account(user: str) -> dict | None:
@@ -171,6 +173,7 @@ def main() -> None:
             "group": group,
             "login_may": login_may,
             "place": place(home),
+            "disk": on_network(home),
             "host_names": [socket.gethostname(), name_at_boot()],
             "hosts_stand": hosts_stand(module.params["hosts"]),
             "machine_id": machine_id,

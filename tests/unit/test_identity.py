@@ -13,6 +13,7 @@ from plugins.filter.cluster import (
     next_peers,
     service_user_fault,
     service_user_stands,
+    shared_home_fault,
 )
 from plugins.module_utils import managed_block
 
@@ -192,6 +193,21 @@ def test_a_home_whose_user_was_deleted_is_not_taken_from_it_but_given_back():
     assert (
         "groupadd --force --system --gid 998 trainyard; useradd --system --uid 998 --gid trainyard" in fault
     )
+
+
+def test_hosts_that_have_one_home_are_refused_and_named():
+    def seen(disk):
+        return {"__identity_survey": {"survey": {"disk": disk}}}
+
+    hostvars = {
+        "node1": seen("s:/x/trainyard"),
+        "node2": seen(""),
+        "node3": seen("s:/x/trainyard"),
+        "node4": {},
+    }
+    fault = shared_home_fault(hostvars, list(hostvars), HOME)
+    assert f"found {HOME}, which is s:/x/trainyard on node1, node3; expected" in fault
+    assert shared_home_fault(hostvars | {"node3": seen("s:/x/node3")}, list(hostvars), HOME) == ""
 
 
 MADE = {

@@ -58,31 +58,33 @@ TABLE = """\
 2 1 0:50 / /mnt/my\\040disk rw shared:1 - nfs4 server:/export rw
 3 1 0:51 / /mnt/my\\040disk/local rw - ext4 /dev/sdb1 rw
 4 1 0:52 / /net rw - autofs /etc/auto.net rw
-5 4 0:53 / /net rw - nfs server:/net rw
+5 4 0:53 /part /net rw - nfs server:/net rw
 """
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
+    ("path", "kind", "shared"),
     [
-        ("/mnt/my disk/set/a.jsonl", "nfs4"),
-        ("/mnt/my disk", "nfs4"),
-        ("/mnt/my disk/local/a", "ext4"),
-        ("/mnt/my diskette", "ext4"),
-        ("/net/a", "nfs"),
-        ("/srv", "ext4"),
+        ("/mnt/my disk/set/a.jsonl", "nfs4", "server:/export/set/a.jsonl"),
+        ("/mnt/my disk", "nfs4", "server:/export/"),
+        ("/mnt/my disk/local/a", "ext4", ""),
+        ("/mnt/my diskette", "ext4", ""),
+        ("/net/a", "nfs", "server:/net/part/a"),
+        ("/srv", "ext4", ""),
     ],
 )
-def test_of_what_kind_a_disk_is(tmp_path, path, kind):
-    (tmp_path / "mountinfo").write_text(TABLE)
-    assert same_files.filesystem(path, str(tmp_path / "mountinfo")) == kind
+def test_of_what_kind_a_disk_is(tmp_path, path, kind, shared):
+    table = tmp_path / "mountinfo"
+    table.write_text(TABLE)
+    assert same_files.filesystem(path, str(table))[0] == kind
+    assert same_files.on_network(path, str(table)) == shared
 
 
 @pytest.fixture
 def network(load_module, monkeypatch):
     """Every disk is one of the network, and units see the test's directory."""
     load_module("run_host")  # its helpers, where a host has them
-    monkeypatch.setattr(same_files, "filesystem", lambda path: "nfs4")
+    monkeypatch.setattr(same_files, "filesystem", lambda path: ("nfs4", ""))
     monkeypatch.setattr(same_files, "UNSEEN", ())
 
 
@@ -108,7 +110,7 @@ def test_what_lies_on_a_hosts_own_disk_or_where_no_unit_reads_has_none(tmp_path,
     assert same_files.shared_mark(str(file)) == ""
     monkeypatch.undo()
     monkeypatch.setattr(same_files, "UNSEEN", ())
-    assert same_files.filesystem(str(tmp_path)) not in same_files.NETWORK
+    assert same_files.filesystem(str(tmp_path))[0] not in same_files.NETWORK
     assert same_files.shared_mark(str(file)) == ""
 
 
