@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections import Counter
@@ -204,18 +205,28 @@ def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) ->
     ]
 
 
-def etcd_in_use(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a run lives by the memory that is about to change: what one of these hosts keeps has a lease."""
-    answers = [hostvars[name].get("__etcd_kept", {}).get("json") or {} for name in names]
-    return any(int(kept.get("lease", 0)) for answer in answers for kept in answer.get("kvs", []))
+def etcd_runs(answer: Mapping[str, Any]) -> list[str]:
+    """The runs that live by a member's memory, of its answer to "kv/range": hosts' own records are there.
+
+    Those go with a host's last sign of life; a run's plan and its end stay (trainer/cluster/store.py).
+    """
+    keys = [base64.b64decode(one["key"]).decode() for one in (answer.get("json") or {}).get("kvs", [])]
+    parts = [key.split("/") for key in keys if key.startswith("/trainyard/")]
+    return sorted({run for _, _, run, *rest in parts if rest and rest[0] not in ("plan", "end")})
+
+
+def etcd_runs_of(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The runs that live by the memory of one of these hosts, where it is about to change (roles/etcd)."""
+    return sorted({run for name in names for run in etcd_runs(hostvars[name].get("__etcd_kept", {}))})
 
 
 class FilterModule:
     def filters(self):
         return {
             "cluster_hosts": cluster_hosts,
-            "etcd_in_use": etcd_in_use,
             "etcd_members": etcd_members,
+            "etcd_runs": etcd_runs,
+            "etcd_runs_of": etcd_runs_of,
             "etcd_token": etcd_token,
             "mesh_keys": mesh_keys,
             "next_peers": next_peers,

@@ -1,5 +1,6 @@
 """The mesh's files: who is let in, whose host key is pinned, and what a run over some hosts leaves alone."""
 
+import base64
 import subprocess
 
 import pytest
@@ -57,18 +58,22 @@ def test_the_memory_of_runs_begins_anew_with_another_machine_or_other_members():
     assert len({token, *(cluster.etcd_token(*one) for one in asked)}) == 5
 
 
+def keys(*names):
+    return {"json": {"kvs": [{"key": base64.b64encode(name.encode()).decode()} for name in names]}}
+
+
 @pytest.mark.parametrize(
-    ("kept", "lives"),
+    ("kept", "runs"),
     [
-        ({}, False),  # not asked, as a host is not that was no member
-        ({"status": -1, "msg": "timed out"}, False),  # its majority is lost
-        ({"json": {"header": {}}}, False),
-        ({"json": {"kvs": [{"key": "YQ==", "mod_revision": "3"}]}}, False),
-        ({"json": {"kvs": [{"key": "YQ=="}, {"key": "Yg==", "lease": "7587862094"}]}}, True),
+        ({}, []),  # not asked, as a host is not that was no member
+        ({"status": -1, "msg": "timed out"}, []),  # its majority is lost
+        ({"json": {"header": {}}}, []),
+        (keys("/trainyard/first/plan", "/trainyard/first/end", "/else"), []),
+        (keys("/trainyard/b/plan", "/trainyard/b/HOST", "/trainyard/a/HOST"), ["a", "b"]),
     ],
 )
-def test_a_run_lives_by_the_memory_where_what_it_keeps_has_a_lease(kept, lives):
-    assert cluster.etcd_in_use(["node1", "node2"], {"node1": {}, "node2": {"__etcd_kept": kept}}) == lives
+def test_a_run_lives_by_the_memory_where_it_has_its_hosts_records(kept, runs):
+    assert cluster.etcd_runs_of(["node1", "node2"], {"node1": {}, "node2": {"__etcd_kept": kept}}) == runs
 
 
 def test_host_keys_are_pinned_under_every_name_and_address():
