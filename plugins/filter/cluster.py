@@ -212,7 +212,8 @@ def etcd_runs(answer: Mapping[str, Any]) -> list[str]:
     """
     keys = [base64.b64decode(one["key"]).decode() for one in (answer.get("json") or {}).get("kvs", [])]
     parts = [key.split("/") for key in keys if key.startswith("/trainyard/")]
-    return sorted({run for _, _, run, *rest in parts if rest and rest[0] not in ("plan", "end")})
+    starts = {start for _, _, start, *rest in parts if rest and rest[0] not in ("plan", "end")}
+    return sorted({re.sub(r"\.\d{8}T\d+$", "", start) for start in starts})  # RUN.LAUNCH
 
 
 def etcd_runs_of(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -69,7 +69,10 @@ def keys(*names):
         ({"status": -1, "msg": "timed out"}, []),  # its majority is lost
         ({"json": {"header": {}}}, []),
         (keys("/trainyard/first/plan", "/trainyard/first/end", "/else"), []),
-        (keys("/trainyard/b/plan", "/trainyard/b/HOST", "/trainyard/a/HOST"), ["a", "b"]),
+        (
+            keys("/trainyard/b/plan", "/trainyard/b/hosts/1", "/trainyard/a.1.20261125T153246389618/hosts/0"),
+            ["a.1", "b"],
+        ),
     ],
 )
 def test_a_run_lives_by_the_memory_where_it_has_its_hosts_records(kept, runs):
