@@ -77,19 +77,18 @@ def test_a_word_that_the_data_never_uses_is_no_fault(material, tmp_path, capsys)
         assert cli.main([command, str(config)]) == 0, "".join(capsys.readouterr())
 
 
-OWN = """
-import torch
+PEEKS = """
 from transformers import GPT2Config, GPT2LMHeadModel
 
-class OwnConfig(GPT2Config):
-    model_type = "own"
+class PeeksConfig(GPT2Config):
+    model_type = "peeks"
 
-class OwnModel(GPT2LMHeadModel):
-    config_class = OwnConfig
+class PeeksModel(GPT2LMHeadModel):
+    config_class = PeeksConfig
 
     def __init__(self, config):
         super().__init__(config)
-        self.slopes = [one.item() for one in torch.linspace(0, 1, 4)]
+        self.norm = self.transformer.wte.weight.norm().item()
 """
 
 
@@ -98,11 +97,11 @@ def test_what_a_models_own_code_cannot_do_without_numbers_is_left_to_training(
 ):
     """check has nothing against it; plan, which cannot count, says so, and what to do instead."""
     config = _with_vocabulary(material, tmp_path, 300)
-    (tmp_path / "model/own.py").write_text(OWN)
+    (tmp_path / "model/peeks.py").write_text(PEEKS)
     path = tmp_path / "model/config.json"
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 96, "vocab_size": 400}
-    auto = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-    path.write_text(json.dumps({**sizes, "model_type": "own", "auto_map": auto}))
+    auto = {"AutoConfig": "peeks.PeeksConfig", "AutoModelForCausalLM": "peeks.PeeksModel"}
+    path.write_text(json.dumps({**sizes, "model_type": "peeks", "auto_map": auto}))
     for file in (tmp_path / "model").glob("*.safetensors*"):
         file.unlink()
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
