@@ -101,6 +101,9 @@ def foresee(config: Config, model_config) -> None:
     plain = dataclasses.replace(config, dtype="float32", compile=False)
     try:
         module = TokenLoss(_stand_in(plain, model_config))
+    except Exception:  # whether it can be made is looked at elsewhere (load.rehearse)
+        return
+    try:
         mixes = _mixes(plain, module, torch.device("cpu"))
     except BadInput:
         raise
