@@ -7,6 +7,7 @@ set of hosts.
 import json
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def newest(runs: Path) -> list[Link]:
     """All good results below `runs`, the newest first."""
     files = [file for place in PLACES for file in (runs / place).glob("baseline-*.json")]
     return sorted(filter(None, map(read, files)), key=lambda found: found.measured, reverse=True)
+
+
+def between(runs: Path, hosts: Collection[str], rdma: Collection[str]) -> list[Link]:
+    """Of `newest` what was measured between just these hosts; nothing where some have RDMA, for this is TCP's."""
+    if set(hosts) & set(rdma):
+        return []
+    return [found for found in newest(runs) if found.hosts == set(hosts)]
 
 
 def bucket_mb(stream: float, hop: float | None, hosts: int) -> int:

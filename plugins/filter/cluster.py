@@ -235,7 +235,7 @@ class FilterModule:
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
             "service_user_fault": service_user_fault,
-            "shared_home_fault": shared_home_fault,
             "service_user_stands": service_user_stands,
+            "shared_home_fault": shared_home_fault,
             "without_root": without_root,
         }

@@ -19,11 +19,8 @@ def foresee_link(hosts: list[str], results: str, rdma: list[str]) -> dict:
 
     results: where the playbooks keep what they have measured, by TCP. rdma: the hosts that have more than that.
     """
-    if not set(hosts) & set(rdma):
-        for found in link.newest(Path(results)):
-            if found.hosts == set(hosts):
-                return {"mbit": found.bits / 1e6, "source": found.source}
-    return {}
+    found = link.between(Path(results), hosts, rdma)
+    return {"mbit": found[0].bits / 1e6, "source": found[0].source} if found else {}
 
 
 def foresee_arguments(
@@ -56,7 +53,8 @@ def _word(value: object) -> str:
 def foresee_text(first: str, measured: dict, found: dict[str, str], facts: dict[str, dict]) -> str:
     """The plan of the run's `first` host, and what each has for its ranks; the others as above."""
     plans = {host: json.loads(text) for host, text in found.items()}
-    strategy = next(iter(plans.values()))["strategy"]
+    of_first = next(iter(plans.values()))
+    strategy = of_first["strategy"]
     title = TABLE.format("host", "ranks", "on", "a rank needs", "there is", "", "TFLOP/s")
     lines = [first.rstrip("\n"), "", f"each host, with strategy {strategy}:", title]
     for host, plan in plans.items():
@@ -81,9 +79,7 @@ def foresee_text(first: str, measured: dict, found: dict[str, str], facts: dict[
                 ).rstrip()
             )  # fmt: skip
     everywhere = [
-        name
-        for name in plans[next(iter(plans))]["strategies"]
-        if all(_fits(plan, name) for plan in plans.values())
+        name for name in of_first["strategies"] if all(_fits(plan, name) for plan in plans.values())
     ]
     if measured:
         lines.append(f"the link: {measured['source']}")

@@ -340,10 +340,10 @@ def run_by_link(config: dict, hosts: list[str], results: str, rdma: list[str]) -
     by exact sums has nothing of small buckets.
     """
     wanted = config.get("comm", "auto") in EXACT and config.get("strategy", "ddp") in ("ddp", "split")
-    if "bucket_mb" in config or not wanted or set(hosts) & set(rdma):
+    if "bucket_mb" in config or not wanted:
         return config
-    for found in link.newest(Path(results)):
-        if found.hosts == set(hosts) and found.hop is not None:
+    for found in link.between(Path(results), hosts, rdma):
+        if found.hop is not None:
             return {**config, "bucket_mb": link.bucket_mb(found.stream, found.hop, len(hosts))}
     return config
 

@@ -284,8 +284,7 @@ def check_vocabulary(found: Source, largest_id: int) -> None:
 
 def _without_dropout(found: Source, world: World) -> None:
     """Switch dropout and the noise of routers off: they would tie the loss curve to the number of ranks."""
-    parts = {id(one): one for one in _parts(found.config)}.values()
-    for part in parts:
+    for part in _parts(found.config):
         for name, value in list(vars(part).items()):
             random = any(word in name for word in ("dropout", "pdrop", "layerdrop", "jitter"))
             if (part.model_type, name) == ("phimoe", "router_jitter_noise"):
@@ -303,7 +302,7 @@ def _parts(model_config) -> Iterator:
     from transformers import PretrainedConfig
 
     yield model_config
-    for one in vars(model_config).values():
+    for one in list(vars(model_config).values()):
         if isinstance(one, PretrainedConfig):
             yield from _parts(one)
 

@@ -183,13 +183,13 @@ class AtOnce(torch.autograd.Function):
             for one, grad in zip(head, trained, strict=True)
         ]
         total = hidden.new_zeros((), dtype=torch.float32)
-        block = hidden.new_empty(min(chunk, len(hidden)), len(weight))
-        blocks = block, torch.empty_like(block, dtype=torch.float32)
+        products = hidden.new_empty(min(chunk, len(hidden)), len(weight))
+        wide = torch.empty_like(products, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), chunk):
                 rows = slice(begin, begin + chunk)
                 part, expected = hidden[rows], labels[rows]
-                product, logits = (block[: len(part)] for block in blocks)
+                product, logits = products[: len(part)], wide[: len(part)]
                 if bias:
                     torch.addmm(*bias, part, weight.t(), out=product)
                 else:
