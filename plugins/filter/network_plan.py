@@ -15,19 +15,24 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from network_entries import KINDS, Refused, below, check_together, entry, plain
+from network_files import (
+    AFTER_NETPLAN,
+    ASIDE,
+    CLOUD_INIT_OFF,
+    HEADER,
+    IFUPDOWN_MARK,
+    IFUPDOWN_RECORD,
+    MADE,
+    OUR_FILE,
+    PROFILES,
+    RESOLV_CONF,
+    made_by,
+    network_of,
+    profile_for,
+    read_netplan,
+    settings,
+)
 
-OUR_FILE = "/etc/netplan/90-trainyard.yaml"
-HEADER = "# Written by Trainyard from network_interfaces in the inventory; a change here is lost at the next run.\n"
-CLOUD_INIT_OFF = "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg"
-IFUPDOWN_RECORD = "/etc/network/interfaces.before-trainyard"
-MADE = ("bonds", "bridges", "vlans")  # devices that are not there before somebody configures them
-PROFILES = "/etc/NetworkManager/system-connections"
-PROFILE_KINDS = {
-    "ethernet": "ethernets",
-    "802-3-ethernet": "ethernets",
-    "wifi": "wifis",
-    "802-11-wireless": "wifis",
-}
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
 )
@@ -51,44 +56,6 @@ def network_plan(survey, wanted, renderer="auto"):
         return {"errors": [], **plan(survey, entries, renderer, before)}
     except Refused as refusal:
         return {"errors": [str(refusal)]}
-
-
-class NetplanLoader(yaml.SafeLoader):
-    """Reads YAML as netplan does: 52:54:00:12:34:56 without quotes is no number of base 60."""
-
-
-INT = "tag:yaml.org,2002:int"
-NetplanLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag != INT]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-NetplanLoader.add_implicit_resolver(INT, re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
-
-
-def read_netplan(text):
-    loader = NetplanLoader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
-
-
-def network_of(text):
-    """{kind: {name: definition}} of a netplan file; {} where it is none."""
-    try:
-        network = read_netplan(text)["network"]
-        return {
-            kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
-            for kind in KINDS
-            if network.get(kind)
-        }
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
-        return {}
-
-
-def made_by(network):
-    """The names of the devices that a netplan file makes."""
-    return {name for kind in MADE for name in network.get(kind, {})}
 
 
 def check_ipv6(entries, present, before):
@@ -149,10 +116,10 @@ def check_bridges(entries, present, renderer):
 
 def aside(path, taken):
     """A name beside `path` under which no manager reads it."""
-    name, number = f"{path}.before-trainyard", 1
+    name, number = f"{path}{ASIDE}", 1
     while name in taken:
         number += 1
-        name = f"{path}.before-trainyard.{number}"
+        name = f"{path}{ASIDE}.{number}"
     return name
 
 
@@ -283,19 +250,6 @@ def netplan_claims(files, ours, links, taken):
     return changes
 
 
-def settings(text):
-    """[(section, key, value)] of a file as systemd-networkd and NetworkManager have them."""
-    found, section = [], ""
-    for line in text.splitlines():
-        line = line.strip()
-        if line.startswith("[") and line.endswith("]"):
-            section = line[1:-1]
-        elif "=" in line and not line.startswith(("#", ";")):
-            key, _, value = line.partition("=")
-            found.append((section, key.strip(), value.strip()))
-    return found
-
-
 def networkd_claims(files, ours, links, taken):
     """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`.
 
@@ -327,7 +281,7 @@ def networkd_claims(files, ours, links, taken):
         if not any(base < f"10-netplan-{ours[name]}.network" for name in hit):
             continue
         if set(meant) - set(ours):  # it configures others too: let it come after netplan's
-            changes.append({"path": path, "move_to": f"{os.path.dirname(path)}/20-trainyard-{base}"})
+            changes.append({"path": path, "move_to": f"{os.path.dirname(path)}/{AFTER_NETPLAN}{base}"})
         else:
             changes.append({"path": path, "move_to": aside(path, taken)})
     return changes
@@ -350,12 +304,12 @@ def ifupdown_claims(files, ours):
                     names += [words[1]] if words[1] not in names else []
                 elif (keyword == "auto" or keyword.startswith("allow-")) and mine:
                     others = [word for word in words[1:] if word not in ours]
-                    kept.append(f"# trainyard: {line}")
+                    kept.append(f"{IFUPDOWN_MARK}{line}")
                     kept += [" ".join([keyword, *others])] if others else []
                     continue
             if drop and words and not words[0].startswith("#"):
                 record.append(line)
-                line = f"# trainyard: {line}"
+                line = f"{IFUPDOWN_MARK}{line}"
             kept.append(line)
         text = "\n".join(kept) + "\n"
         if kept != lines:
@@ -405,29 +359,6 @@ def networkmanager_claims(files, ours, links, taken, hidden):
     return changes
 
 
-def profile_for(said, links):
-    """The names of the interfaces that a profile of NetworkManager is for; `said`: {(section, key): value}."""
-    if name := said.get(("connection", "interface-name")):
-        return [name]
-    if mac := next((value.lower() for (_, key), value in said.items() if key == "mac-address"), None):
-        return [link["name"] for link in links if link["mac"] == mac]
-    kind = PROFILE_KINDS.get(said.get(("connection", "type")))
-    by_hand = said.get(("connection", "autoconnect")) in ("false", "0", "no")
-    gives_way = said.get(("connection", "autoconnect-priority"), "0").startswith("-")  # netplan's have 0
-    if kind is None or by_hand or gives_way:
-        return []
-    patterns = [word.lstrip("|&") for word in said.get(("match", "interface-name"), "").split(";") if word]
-    wanted = [word for word in patterns if not word.startswith("!")] or ["*"]
-    unwanted = [word[1:] for word in patterns if word.startswith("!")]
-    return [
-        link["name"]
-        for link in links
-        if (link["kind"] == "wlan") == (kind == "wifis")
-        and any(fnmatch.fnmatchcase(link["name"], word) for word in wanted)
-        and not any(fnmatch.fnmatchcase(link["name"], word) for word in unwanted)
-    ]
-
-
 # The change.
 
 
@@ -458,7 +389,10 @@ def plan(survey, entries, renderer, before):
         wanted.append({"path": CLOUD_INIT_OFF, "content": "network: {config: disabled}\n", "mode": "0644"})
     servers = nameservers(survey["resolv_conf"], entries, active)
     if servers:
-        wanted.append({"path": "/etc/resolv.conf", "content": servers, "mode": "0644"})
+        kept = aside(RESOLV_CONF, [])
+        if kept not in taken and survey["resolv_conf"]:
+            wanted.append({"path": kept, "content": survey["resolv_conf"], "mode": "0644"})
+        wanted.append({"path": RESOLV_CONF, "content": servers, "mode": "0644"})
     after = netplan_after(files["netplan"], wanted + claims)
     made, present = (
         set().union(*map(made_by, map(network_of, after.values()))),

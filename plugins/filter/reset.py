@@ -51,20 +51,19 @@ def reset_text(made: dict[str, dict]) -> str:
     return "\n\n".join(parts)
 
 
-def reset_stays(made: dict[str, dict]) -> str:
+def reset_stays(made: dict[str, dict], why: dict[str, str]) -> str:
     """The files of static addresses that stay, why, and how they go, a line each with its line break; "" if none.
 
-    made: host_made's answer of each host, or that of a task that was skipped.
+    made: host_made's answer of each host, or that of a task that was skipped. why: what the role network said of it.
     """
-    told: dict[tuple[str, ...], list[str]] = {}
+    told: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for host, result in made.items():
         if paths := tuple(one["path"] for one in result.get("found", [])):
-            told.setdefault(paths, []).append(host)
+            told.setdefault((paths, why.get(host, "")), []).append(host)
     return "".join(
-        f"\n{', '.join(hosts)}: {' and '.join(paths)} {'stays' if len(paths) == 1 else 'stay'}, for without the "
-        "static addresses nobody knows where the host would answer. At its console: remove that, put back what "
-        "lies beside as *.before-trainyard, and run netplan apply."
-        for paths, hosts in told.items()
+        f"\n{', '.join(hosts)}: {' and '.join(paths)} {'stays' if len(paths) == 1 else 'stay'}. {reason} At its "
+        "console: remove that, put back what lies beside as *.before-trainyard, and run netplan apply."
+        for (paths, reason), hosts in told.items()
     )
 
 

@@ -29,6 +29,11 @@ PLACES = {
         "/run/NetworkManager/system-connections/*",
         "/usr/lib/NetworkManager/system-connections/*",
     ],
+    "kept": [
+        *(f"/etc/{place}/*.before-trainyard*" for place in ("netplan", "systemd/network", "NetworkManager")),
+        "/run/NetworkManager/*.before-trainyard*",
+        "/etc/resolv.conf.before-trainyard*",
+    ],
 }
 
 

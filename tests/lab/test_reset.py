@@ -4,6 +4,7 @@ The tests follow one lab through its life, in this order. What reset.yml leaves 
 files from before site.yml.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ STAYS = re.compile(
     r"|/home/[a-z]+/\.sudo_as_admin_successful"
     r"|.*/__pycache__(/.*)?|.*-"
 )
+KEPT = "/etc/systemd/network/10-eth0.network.before-trainyard"  # what the lab's hosts had before static addresses
 # A run that does nothing but live.
 BUSY = """
 d=/run/systemd/system/trainyard@busy.service.d; mkdir -p $d
@@ -50,9 +52,13 @@ def play(lab, tmp_path_factory):
     program = str(Path(sys.executable).with_name("ansible-playbook"))
     environment = Plays(lab, tmp_path_factory.mktemp("plays")).environment()
     results = tmp_path_factory.mktemp("results")
+    eth0 = {"name": "eth0", "addresses": ["{{ cluster_address }}/24"], "gateway": lab.network.gateway}
+    static = json.dumps({"network_interfaces": [eth0]})
 
     def run(playbook, *arguments, inventory=lab.inventory, **extra):
         words = [word for key, value in extra.items() for word in ("-e", f"{key}={value}")]
+        if playbook == "site.yml":
+            words += ["-e", static]
         command = [
             program,
             "-i",
@@ -118,6 +124,7 @@ def test_a_cluster_of_three_trains(lab, play, before):
     text = play("playbooks/generate.yml", run="first", prompt="She $HOME 'was'", tokens=4)
     assert text.rc == 0 and "\nShe $HOME 'was'" in text.text, text.text
     assert set(text.changed.values()) == {0}
+    assert KEPT in files(lab, "node3") - before["node3"]
 
 
 def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
@@ -206,8 +213,18 @@ def test_runs_stay_where_that_is_asked_for(lab, play):
     assert run.rc == 0, run.text
 
 
-def test_a_whole_cluster_goes(lab, play):
+def test_a_whole_cluster_goes_but_for_addresses_without_which_a_host_would_not_answer(lab, play):
+    address = lab.host("node2").address
+    lab.exec("node2", "sed", "-i", f"s/{address}/192.0.2.7/", KEPT)
     reset = play("playbooks/reset.yml", reset="node1,node2,node3", sure="true")
     assert reset.rc == 0, reset.text
+    stays = "node2: /etc/netplan/90-trainyard.yaml stays. The change was undone; the host answers at"
+    assert f"{stays} {address} as before." in reset.words and "node1: /etc" not in reset.words, reset.text
+    lab.exec("node2", "sed", "-i", f"s/192.0.2.7/{address}/", KEPT)
+    other = play("playbooks/reset.yml", "-l", "node2", reset="node2", sure="true")
+    assert other.rc == 0 and "node2: /etc" not in other.words, other.text
     again = play("playbooks/reset.yml")
     assert again.rc == 0 and again.changed == dict.fromkeys(HOSTS, 0)
+    assert not any(
+        "trainyard" in path for host in HOSTS for path in files(lab, host) if path.startswith("/etc/")
+    )

@@ -1,5 +1,7 @@
 """Hosts as others install them: ifupdown's stanzas, NetworkManager's profiles, cloud-init's netplan, Debian 13."""
 
+import re
+
 import pytest
 from plays import Plays, changed_tasks, playground, wait_for
 
@@ -43,6 +45,18 @@ STATE = (
     "ip -brief address show dev eth0 | sed 's/@if[0-9]*//'; ip route; "  # its other end is new after a boot
     "cd /etc; find netplan network/interfaces* NetworkManager/system-connections -type f 2>/dev/null | xargs sha256sum"
 )
+LISTED = (
+    "find /etc/network /etc/netplan /etc/NetworkManager /etc/systemd/network /etc/cloud /etc/resolv.conf "
+    "! -type d 2>/dev/null || true"
+)
+BACK = {
+    "name": "Back",
+    "ansible.builtin.include_role": {"name": "network", "tasks_from": "remove", "rolespec_validate": False},
+}
+STAYS = {
+    "name": "Stays",
+    "ansible.builtin.debug": {"msg": "stays: {{ _network_stays | default('nothing') }}"},
+}
 
 
 def boot(plays, host):
@@ -62,13 +76,24 @@ def plays(able, tmp_path_factory):
         yield plays
 
 
+@pytest.fixture(scope="module")
+def stock(plays):
+    """The hosts' state before the first change."""
+    return {host: state(plays, host) for host in KINDS}
+
+
+def state(plays, host):
+    """Its addresses, without the kernel's own, its routes, what configures them, and all files of that kind."""
+    return re.sub(r" fe80::\S+", "", plays.sh(host, f"{STATE}; {LISTED}"))
+
+
 def wanted(plays, host, **more):
     entry = {"name": "eth0", "addresses": [f"{plays.lab.host(host).address}/24"]}
     return {"network_interfaces": [{**entry, "gateway": plays.lab.network.gateway, **more}]}
 
 
 @pytest.mark.parametrize("host", KINDS)
-def test_a_setting_that_cuts_it_off_is_undone(plays, host):
+def test_a_setting_that_cuts_it_off_is_undone(plays, stock, host):
     before = plays.sh(host, STATE)
     wrong = {"network_interfaces": [{"name": "eth0", "addresses": ["192.0.2.7/24"]}], "guard_timeout": 30}
     play = plays.role("network", host, wrong)
@@ -109,6 +134,38 @@ def test_what_gave_way_is_kept(plays):
     ]
     off = plays.sh("node3", "cat /etc/cloud/cloud.cfg.d/99-trainyard-network.cfg")
     assert off == "network: {config: disabled}\n"
+
+
+@pytest.mark.parametrize("host", KINDS)
+def test_what_gave_way_comes_back_unless_the_host_is_cut_off(plays, stock, host):
+    """As reset.yml does it; first with what would cut it off, were there no guard."""
+    ours = state(plays, host)
+    kept = {
+        "node1": "/etc/network/interfaces",
+        "node2": "/etc/NetworkManager/Wired.nmconnection.before-trainyard",
+        "node3": "/etc/netplan/50-cloud-init.yaml.before-trainyard",
+    }[host]
+    address = plays.lab.host(host).address
+    plays.sh(host, f"cp -a {kept} /root/kept; sed -i 's/{address}/192.0.2.7/' {kept}")
+    broken = state(plays, host)
+    play = plays.run([BACK, STAYS], host, {"guard_timeout": 30})
+    assert play.rc == 0, play.text
+    assert "stays: The change was undone; the host answers at" in play.words, play.text
+    assert plays.answers(host) and state(plays, host) == broken
+    plays.sh(host, f"cp -a /root/kept {kept}")
+    assert state(plays, host) == ours
+
+    told = plays.run([BACK, STAYS], host, None, "--check")
+    assert told.rc == 0 and told.changed[host] > 0, told.text
+    assert state(plays, host) == ours
+    play = plays.run([BACK, STAYS], host)
+    assert play.rc == 0 and "stays: nothing" in play.words, play.text
+    for booted in (False, True):
+        if booted:
+            boot(plays, host)
+        assert plays.answers(host)
+        assert state(plays, host) == stock[host]
+    assert plays.run([BACK, STAYS], host).changed == {host: 0}
 
 
 @pytest.mark.timeout(1800)

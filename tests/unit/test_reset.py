@@ -199,8 +199,8 @@ def test_every_role_of_site_yml_that_makes_something_can_undo_it():
         re.findall(r"(?:import|include)_role: \{name: (\w+)", (ROOT / "playbooks/site.yml").read_text())
     )
     undone = {path.parts[-3] for path in (ROOT / "roles").glob("*/tasks/remove.yml")}
-    # The static addresses stay (docs/operations.md); the guard comes with the first change that needs it.
-    assert called - {"network"} == undone - {"guard"}
+    # The guard comes with the first change that needs it.
+    assert called == undone - {"guard"}
     text = (ROOT / "playbooks/reset.yml").read_text()
     tasks = [name for name in re.findall(r"import_role: \{name: (\w+), tasks_from: remove", text)]
     assert set(tasks) == undone and tasks[-1] == "guard"
@@ -321,10 +321,12 @@ def test_one_answer_without_a_terminal_is_none(monkeypatch, sure, typed):
     assert fault.endswith("-e reset=n1,n2 -e sure=true. Nothing was changed.")
 
 
-def test_the_static_addresses_that_stay_are_named_with_their_hosts():
+def test_the_static_addresses_that_stay_are_named_with_their_hosts_and_why():
     netplan = {"found": found(("/etc/netplan/90-trainyard.yaml", 1, "static addresses"))}
-    (line,) = reset_stays(
-        {"n1": netplan, "n2": netplan, "n3": {"found": []}, "n4": {"skipped": True}}
+    first, second = reset_stays(
+        {"n1": netplan, "n2": netplan, "n3": {"found": []}, "n4": {"skipped": True}, "n5": netplan},
+        {"n1": "It was undone.", "n2": "It was undone.", "n3": "", "n5": "lan0 has its name from it."},
     ).splitlines()[1:]
-    assert line.startswith("n1, n2: /etc/netplan/90-trainyard.yaml stays, for") and "netplan apply" in line
-    assert reset_stays({"n1": {"found": []}}) == ""
+    assert first.startswith("n1, n2: /etc/netplan/90-trainyard.yaml stays. It was undone. At its console: ")
+    assert second.startswith("n5: ") and "lan0 has its name from it." in second and "netplan apply" in second
+    assert reset_stays({"n1": {"found": []}}, {}) == ""

@@ -1,0 +1,328 @@
+"""From what the role network has made of a host (module network_survey) to the change that leads back.
+
+Pure functions: nothing here reads a file or talks to a host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from network_entries import KINDS, plain
+from network_files import (
+    AFTER_NETPLAN,
+    ASIDE,
+    CLOUD_INIT_OFF,
+    HEADER,
+    IFUPDOWN_MARK,
+    IFUPDOWN_RECORD,
+    MADE,
+    OUR_FILE,
+    PROFILES,
+    RESOLV_CONF,
+    made_by,
+    network_of,
+    profile_for,
+    read_netplan,
+    settings,
+)
+
+GUARD = "/usr/local/lib/trainyard/guard"
+READ_BY = {  # where a manager reads a file that gave way, by the directory in which it was laid aside
+    "/etc/netplan": "/etc/netplan",
+    "/etc/systemd/network": "/etc/systemd/network",
+    "/etc/NetworkManager": PROFILES,
+    "/run/NetworkManager": "/run/NetworkManager/system-connections",
+}
+# ifupdown: address 192.168.1.5/24 · networkd: Address= · NetworkManager: address1= or addresses1=
+ADDRESS_LINE = re.compile(r"(?mi)^\s*(?:address\s+|address(?:es)?\d*\s*=\s*)([0-9a-f.:]+)")
+
+
+def network_back(survey: dict) -> dict:
+    """The change after which a host's network is configured by what gave way to `network_interfaces`.
+
+    Returns {fault: str}, "" if it can be done; then also {files, apply, undo, addresses}, arguments of guarded_change,
+    and `left`, the paths of what gave way and stays aside, since there is something else in its place by now.
+    """
+    survey = plain(survey)
+    files = survey["files"]
+    ours = network_of(files["netplan"].get(OUR_FILE, {}).get("text", ""))
+    returning = Returning(survey)
+    returning.laid_aside()
+    returning.hidden(ours)
+    stanzas = returning.ifupdown()
+    after = returning.netplan_after()
+    if lost := sorted(names_set(ours) - names_set(*map(network_of, after.values()))):
+        return {
+            "fault": f"{' and '.join(lost)} {'has its' if len(lost) == 1 else 'have their'} present name from "
+            f"{OUR_FILE}: after the next start it would be another, and what is set up for it might be nothing"
+        }
+    gone = [OUR_FILE, CLOUD_INIT_OFF, IFUPDOWN_RECORD]
+    return {
+        "fault": "",
+        "files": [*({"path": path, "state": "absent"} for path in gone), *returning.changes],
+        "left": returning.left,
+        "addresses": addresses(survey["session"], [*returning.texts, *after.values()]),
+        **commands(survey, ours, after, stanzas, returning),
+    }
+
+
+class Returning:
+    """The changes that bring back what gave way, gathered one kind after another."""
+
+    def __init__(self, survey: dict):
+        self.files, self.links = survey["files"], survey["interfaces"]
+        self.asides, self.resolv_conf = survey["asides"], survey["resolv_conf"]
+        self.hidden_profiles = survey["hidden_profiles"]
+        self.changes: list[dict] = []
+        self.left: list[str] = []
+        self.texts: list[str] = []  # of ifupdown's, networkd's and NetworkManager's files that come back
+        self.profiles = self.networkd = False
+
+    def laid_aside(self) -> None:
+        """Files that were moved. Of several that had one name, the last is what the host was set up with."""
+        newest: dict[str, tuple[int, str]] = {}
+        for path in self.asides:
+            place, _, number = path.rpartition(ASIDE)
+            if path == IFUPDOWN_RECORD or not (place == RESOLV_CONF or os.path.dirname(place) in READ_BY):
+                continue
+            rank = (int(number[1:] or 1) if number[1:].isdecimal() or not number else 0, path)
+            if place in newest:
+                self.left.append(min(newest[place], rank)[1])
+            newest[place] = max(newest.get(place, rank), rank)
+        for place, (_, path) in newest.items():
+            self._put_back(path, place)
+        for path, file in self.files["networkd"].items():
+            folder, base = os.path.split(path)
+            if base.startswith(AFTER_NETPLAN):
+                self._move(path, os.path.join(folder, base[len(AFTER_NETPLAN) :]), file["text"])
+
+    def _put_back(self, path: str, place: str) -> None:
+        kept = self.files["kept"].get(path, {}).get("text", "")
+        if place == RESOLV_CONF:
+            if (self.resolv_conf or "").startswith(HEADER):
+                self.changes += [
+                    {"path": RESOLV_CONF, "content": kept, "mode": "0644"},
+                    {"path": path, "state": "absent"},
+                ]
+            else:
+                self.left.append(path)
+            return
+        target = os.path.join(READ_BY[os.path.dirname(place)], os.path.basename(place))
+        standing = self.files["netplan"].get(target)
+        if standing is not None and narrowed(standing["text"], kept):
+            self.changes += [
+                {"path": target, "content": kept, "mode": standing["mode"]},
+                {"path": path, "state": "absent"},
+            ]
+        else:
+            self._move(path, target, kept)
+
+    def _move(self, path: str, target: str, text: str) -> None:
+        if any(target in found for found in self.files.values()):
+            self.left.append(path)
+            return
+        self.changes.append({"path": path, "move_to": target})
+        if "/NetworkManager/" in target:
+            self.profiles = True
+        if "/systemd/network/" in target:
+            self.networkd = True
+        self.texts.append(text)
+
+    def hidden(self, ours: dict) -> None:
+        """Packages' files that a file or a link of ours keeps from being read."""
+        netplan = self.files["netplan"]
+        for path, file in netplan.items():
+            beside = [
+                other
+                for other in netplan
+                if other != path and os.path.basename(other) == os.path.basename(path)
+            ]
+            if path.startswith("/etc/") and any(
+                narrowed(file["text"], netplan[other]["text"]) for other in beside
+            ):
+                self.changes.append({"path": path, "state": "absent"})
+        names = {name for definitions in ours.values() for name in definitions}
+        for path, file in self.files["networkmanager"].items():
+            said = {(section, key): value for section, key, value in settings(file["text"])}
+            uuid = said.get(("connection", "uuid"))
+            if not path.startswith("/usr/lib/") or uuid not in self.hidden_profiles:
+                continue
+            if names & set(profile_for(said, self.links)):
+                self.changes.append({"path": f"{PROFILES}/{uuid}.nmmeta", "state": "absent"})
+                self.profiles = True
+
+    def ifupdown(self) -> list[str]:
+        """Stanzas that were commented out; returns the names of their interfaces."""
+        names: list[str] = []
+        for path, file in self.files["ifupdown"].items():
+            text, found = with_stanzas(file["text"])
+            if text != file["text"]:
+                self.changes.append({"path": path, "content": text, "mode": file["mode"]})
+                self.texts.append(text)
+            names += [name for name in found if name not in names]
+        return names
+
+    def netplan_after(self) -> dict[str, str]:
+        """{name: text} of netplan's files as they will be."""
+        texts = {path: file["text"] for path, file in self.files["netplan"].items() if path != OUR_FILE}
+        for change in self.changes:
+            if "content" in change:
+                texts[change["path"]] = change["content"]
+            elif "move_to" in change:
+                texts[change["move_to"]] = self.files["kept"].get(change["path"], {}).get("text", "")
+            else:
+                texts.pop(change["path"], None)
+        return {
+            os.path.basename(path): text
+            for path, text in texts.items()
+            if "/netplan/" in path and path.endswith(".yaml")
+        }
+
+
+def narrowed(text: str, original: str) -> bool:
+    """Whether `text` is what the role network has left of a netplan file: some definitions less, and nothing else."""
+    try:
+        now, before = read_netplan(text), read_netplan(original)
+    except yaml.YAMLError:
+        return False
+    if (
+        not isinstance(now, dict)
+        or not isinstance(before, dict)
+        or text != yaml.safe_dump(now, sort_keys=False)
+    ):
+        return False
+    rest, whole = now.pop("network", None) or {}, before.pop("network", None) or {}
+    if now != before or rest == whole:
+        return False
+    for kind in KINDS:
+        fewer, all_ = rest.pop(kind, None) or {}, whole.pop(kind, None) or {}
+        if any(name not in all_ or all_[name] != one for name, one in fewer.items()):
+            return False
+    return rest == whole
+
+
+def with_stanzas(text: str) -> tuple[str, list[str]]:
+    """A file of ifupdown's as it was before lines of it were commented out, and the interfaces of those lines."""
+    lines: list[str] = []
+    names: list[str] = []
+    shared: list[str] = []  # the words of an auto line that named others' interfaces, too
+    for line in text.splitlines():
+        words = line.split()
+        rest = shared and words[:1] == shared[:1] and set(words) < set(shared)
+        shared = []
+        if rest:
+            continue  # what was left of it
+        if line.startswith(IFUPDOWN_MARK):
+            line = line[len(IFUPDOWN_MARK) :]
+            words = line.split()
+            if words[:1] == ["iface"] and words[1:2] and words[1] not in names:
+                names.append(words[1])
+            if words and (words[0] == "auto" or words[0].startswith("allow-")):
+                shared = words
+        lines.append(line)
+    return "\n".join(lines) + "\n", names
+
+
+def names_set(*networks: dict) -> set[str]:
+    """The names that netplan's definitions give to cards."""
+    return {
+        one["set-name"]
+        for network in networks
+        for kind, definitions in network.items()
+        for one in definitions.values()
+        if kind not in MADE and "set-name" in one
+    }
+
+
+def addresses(session: dict | None, texts: list[str]) -> list[str]:
+    """Where to reach the host afterwards, most likely first; [] where it is at the address that is in use now.
+
+    A lease's address is not known before, and may be the present one.
+    """
+    if session is None:
+        return []
+    now = ipaddress.ip_address(session["address"])
+    found = []
+    for text in texts:
+        words = ADDRESS_LINE.findall(text)
+        words += [
+            str(word).split("/")[0]
+            for definitions in network_of(text).values()
+            for one in definitions.values()
+            for word in one.get("addresses") or []
+            if isinstance(word, str)
+        ]
+        for word in words:
+            try:
+                address = ipaddress.ip_address(word)
+            except ValueError:
+                continue
+            if address.version == now.version and not address.is_loopback and address not in found:
+                found.append(address)
+    if now in found or not found:
+        return []
+    near = ipaddress.ip_network((now, 24 if now.version == 4 else 64), strict=False)
+    return [str(address) for address in [*sorted(found, key=lambda address: address not in near), now]]
+
+
+def commands(
+    survey: dict, ours: dict, after: dict[str, str], stanzas: list[str], returning: Returning
+) -> dict:
+    """{apply, undo}: lists of commands.
+
+    The present addresses go first, so that a connection that comes through afterwards owes nothing to them.
+    """
+    networks = [network_of(text) for text in after.values()]
+    made, made_after = made_by(ours), set().union(*map(made_by, networks))
+    there = {link["name"] for link in survey["interfaces"]}
+    stay = [
+        name
+        for kind, definitions in ours.items()
+        for name in definitions
+        if name in there and not (kind in MADE and name not in made_after)
+    ]
+    reload = (
+        [["nmcli", "connection", "reload"]]
+        if returning.profiles and survey["active"]["NetworkManager"]
+        else []
+    )
+    apply = [
+        *([GUARD, "remove", name] for name in sorted((made - made_after) & there)),
+        *reload,
+        *(["ip", "address", "flush", "dev", name, "scope", "global"] for name in stay),
+        ["netplan", "apply"],
+    ]
+    undo = [
+        *([GUARD, "remove", name] for name in sorted(made_after - made - there)),
+        *reload,
+        ["netplan", "apply"],
+    ]
+    anew = []
+    if survey["active"]["systemd-networkd"]:
+        anew = [["networkctl", "reload"], *(["networkctl", "reconfigure", name] for name in stay)]
+    if stanzas:
+        others = any(network for network in networks) or returning.networkd or networkd_files(survey)
+        if survey["active"]["systemd-networkd"] and not others:
+            apply.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])
+        apply.append(["ifup", "--force", *stanzas])
+        undo = [["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", *stanzas], *undo]
+    else:
+        apply += anew
+    return {"apply": apply, "undo": undo + anew}
+
+
+def networkd_files(survey: dict) -> bool:
+    return any(path.startswith("/etc/systemd/network/") for path in survey["files"]["networkd"])
+
+
+class FilterModule:
+    def filters(self):
+        return {"network_back": network_back}

@@ -1,0 +1,101 @@
+"""What the files say that configure a host's network: what the filters network_plan and network_back share.
+
+Pure functions: nothing here reads a file or talks to a host.
+"""
+
+import fnmatch
+import re
+
+import yaml
+from network_entries import KINDS
+
+OUR_FILE = "/etc/netplan/90-trainyard.yaml"
+HEADER = "# Written by Trainyard from network_interfaces in the inventory; a change here is lost at the next run.\n"
+CLOUD_INIT_OFF = "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg"
+IFUPDOWN_RECORD = "/etc/network/interfaces.before-trainyard"
+IFUPDOWN_MARK = "# trainyard: "  # before a line of ifupdown's that gave way
+AFTER_NETPLAN = "20-trainyard-"  # before the name of a .network file that is to come after netplan's
+ASIDE = ".before-trainyard"  # behind the name of a file that gave way
+RESOLV_CONF = "/etc/resolv.conf"
+MADE = ("bonds", "bridges", "vlans")  # devices that are not there before somebody configures them
+PROFILES = "/etc/NetworkManager/system-connections"
+PROFILE_KINDS = {
+    "ethernet": "ethernets",
+    "802-3-ethernet": "ethernets",
+    "wifi": "wifis",
+    "802-11-wireless": "wifis",
+}
+
+
+class NetplanLoader(yaml.SafeLoader):
+    """Reads YAML as netplan does: 52:54:00:12:34:56 without quotes is no number of base 60."""
+
+
+INT = "tag:yaml.org,2002:int"
+NetplanLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != INT]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+NetplanLoader.add_implicit_resolver(INT, re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+
+
+def read_netplan(text):
+    loader = NetplanLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def network_of(text):
+    """{kind: {name: definition}} of a netplan file; {} where it is none."""
+    try:
+        network = read_netplan(text)["network"]
+        return {
+            kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
+            for kind in KINDS
+            if network.get(kind)
+        }
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def made_by(network):
+    """The names of the devices that a netplan file makes."""
+    return {name for kind in MADE for name in network.get(kind, {})}
+
+
+def settings(text):
+    """[(section, key, value)] of a file as systemd-networkd and NetworkManager have them."""
+    found, section = [], ""
+    for line in text.splitlines():
+        line = line.strip()
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1]
+        elif "=" in line and not line.startswith(("#", ";")):
+            key, _, value = line.partition("=")
+            found.append((section, key.strip(), value.strip()))
+    return found
+
+
+def profile_for(said, links):
+    """The names of the interfaces that a profile of NetworkManager is for; `said`: {(section, key): value}."""
+    if name := said.get(("connection", "interface-name")):
+        return [name]
+    if mac := next((value.lower() for (_, key), value in said.items() if key == "mac-address"), None):
+        return [link["name"] for link in links if link["mac"] == mac]
+    kind = PROFILE_KINDS.get(said.get(("connection", "type")))
+    by_hand = said.get(("connection", "autoconnect")) in ("false", "0", "no")
+    gives_way = said.get(("connection", "autoconnect-priority"), "0").startswith("-")  # netplan's have 0
+    if kind is None or by_hand or gives_way:
+        return []
+    patterns = [word.lstrip("|&") for word in said.get(("match", "interface-name"), "").split(";") if word]
+    wanted = [word for word in patterns if not word.startswith("!")] or ["*"]
+    unwanted = [word[1:] for word in patterns if word.startswith("!")]
+    return [
+        link["name"]
+        for link in links
+        if (link["kind"] == "wlan") == (kind == "wifis")
+        and any(fnmatch.fnmatchcase(link["name"], word) for word in wanted)
+        and not any(fnmatch.fnmatchcase(link["name"], word) for word in unwanted)
+    ]
