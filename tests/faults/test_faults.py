@@ -5,7 +5,6 @@ the fault has one, plus what importing torch took on these hosts, all at once: t
 """
 
 import contextlib
-import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from cupboard import HOSTS, Calm, Run, losses, rank_of, saved
 from test_train import book, stop
 
 TABLE = []
+NAMED = r"node\d(, node\d)*( and node\d)?( is gone| are gone|: .)"  # who, and what became of it
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +50,7 @@ def held(fault, seconds, limit, importing, note=""):
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_a_rank(plays, curve, importing, signal):
     """Killed; or hung, without a word."""
-    reason = {"KILL": "killed by SIGKILL", "STOP": "node2: a rank hung"}[signal]
+    reason = {"KILL": "restart: node2.* killed by SIGKILL", "STOP": "restart: node2: a rank hung"}[signal]
     run = Run(plays)
     plays.sh("node2", f"kill -{signal} {rank_of(plays, 'node2')}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS))
@@ -79,7 +79,7 @@ def test_a_launcher(plays, curve, importing):
     plays.sh("node3", f"systemctl kill --kill-whom=main --signal=KILL trainyard@{run.name}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS) or run.goes_on(3, *HOSTS))
     held("a launcher gets SIGKILL", seconds, 10, importing)
-    run.end(curve, *HOSTS, reason="node3")
+    run.end(curve, *HOSTS, reason="restart: node3(: its launcher was started anew| is gone)")
 
 
 @pytest.mark.parametrize("host", ["node1", "node3"])
@@ -96,7 +96,7 @@ def test_a_power_cut_and_back_after_30_seconds(plays, curve, importing, host):
         plays.lab.power(host, True)
     seconds = run.wait(lambda: run.goes_on(3, *HOSTS))
     held(f"{host} boots and is taken in", seconds, None, importing)
-    run.end(curve, *HOSTS, reason=f"{host} is gone")
+    run.end(curve, *HOSTS, reason=f"restart: {host} is gone")
 
 
 def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
@@ -106,7 +106,7 @@ def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
     plays.lab.join("node2")
     seconds = 20 + run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("a wire is out for 20 s, until all take part", seconds, None, importing)
-    run.end(curve, *HOSTS, reason="node2")
+    run.end(curve, *HOSTS, reason="restart: node2")
 
 
 def test_a_wire_is_out_for_good(plays, curve, importing):
@@ -122,7 +122,7 @@ def test_a_wire_is_out_for_good(plays, curve, importing):
     finally:
         plays.lab.join("node3")
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, *HOSTS, reason="node3 is gone")
+    run.end(curve, *HOSTS, reason="restart: node3 is gone")
 
 
 def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
@@ -148,7 +148,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):
     held("the newest checkpoint is damaged, both copies", seconds, None, importing)
     log = plays.sh("node1", f"cat /var/lib/trainyard/runs/{run.name}/logs/rank-0.log")
     assert "passed over a damaged checkpoint" in log
-    run.end(curve, *HOSTS, damaged=newest, reason=f"step-{newest:08d}")
+    run.end(curve, *HOSTS, damaged=newest, reason=f"damaged checkpoint: .*step-{newest:08d}")
 
 
 def test_a_host_shuts_down_and_boots(plays, curve, importing):
@@ -160,7 +160,7 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
     plays.lab.power("node2", False)
     plays.lab.power("node2", True)
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, *HOSTS, reason="node2")
+    run.end(curve, *HOSTS, reason="restart: node2")
 
 
 @pytest.mark.parametrize("lost", ["node1", "node3"])
@@ -177,9 +177,8 @@ def test_a_host_is_gone_for_good(plays, curve, importing, lost):
         plays.lab.power(lost, True)
         run.wait(lambda: run.status(lost))
         stop(plays, run.name)
-    calm = curve.until(100)
-    for host in others:
-        assert losses(run.metrics(host)) == pytest.approx(calm, rel=1e-5)
+    run.end(curve, *others, reason=f"restart: {lost} is gone")
+    assert list(losses(run.metrics(others[0]))) == list(range(1, 101))
 
 
 def test_stopped_and_resumed(plays, curve, importing):
@@ -193,7 +192,15 @@ def test_stopped_and_resumed(plays, curve, importing):
     run.wait(lambda: run.goes_on(2, *HOSTS))
     held("stopped, then train.yml -e resume=true", time.monotonic() - begin, None, importing)
     run.wait(lambda: (run.status("node1")["step"] or 0) > len(before) + 20)
-    run.end(curve, *HOSTS)
+    run.end(curve, *HOSTS, reason="^resume: ")
+
+
+def crowd():
+    """How many of this priority share a core, measured: what a second of processor time takes in seconds."""
+    begin, used = time.monotonic(), time.process_time()
+    while time.process_time() - used < 1:
+        pass
+    return max(1.0, time.monotonic() - begin)
 
 
 def test_the_playbooks_answer_while_a_host_is_dead(plays):
@@ -208,11 +215,11 @@ def test_the_playbooks_answer_while_a_host_is_dead(plays):
                 "for p in $(pgrep -u trainyard); do renice -n 19 -p $(ls /proc/$p/task) >/dev/null; done",
             )
         for name in ("status", "diagnose", "stop"):
-            busy = max(1.0, os.getloadavg()[0] / os.cpu_count())
+            busy = crowd()
             begin = time.monotonic()
             done = book(plays, f"playbooks/{name}.yml", run=run.name)
             seconds = time.monotonic() - begin
-            TABLE.append((f"{name}.yml while a host is dead", seconds, "10 s", f"load {busy:.1f} a core"))
+            TABLE.append((f"{name}.yml while a host is dead", seconds, "10 s", f"{busy:.2f} at a core"))
             assert "node2" in done.stdout, done.stdout
             assert seconds < 10 * busy, done.stdout
         assert {run.status(host)["state"] for host in ("node1", "node3")} == {"stopped"}
@@ -247,7 +254,7 @@ def test_a_full_disk_during_a_checkpoint(plays, curve, importing):
     run.wait(lambda: run.status("node1").get("warning") is None)
     assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
     held("a full disk during a checkpoint, until one is saved", time.monotonic() - begin, None, importing)
-    run.end(curve, *HOSTS, reason="node2: ")
+    run.end(curve, *HOSTS, reason="checkpoint elsewhere: .*node2")
 
 
 def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
@@ -272,7 +279,7 @@ def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
         seconds = run.wait(lambda: all(run.status(host).get("warning") is None for host in HOSTS), 60)
         held("a disk that somebody fills, until all is written", seconds, None, importing)
         assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
-        run.end(curve, *HOSTS, reason="node2: no space left for metrics.jsonl")
+        run.end(curve, *HOSTS, reason="disk full: node2: no space left for metrics.jsonl")
     finally:
         plays.sh("node2", f"systemctl stop trainyard@{run.name}; umount -l {folders[0]}")
 
@@ -291,7 +298,9 @@ def test_memory_runs_out_on_one_host(plays, curve, importing):
         plays.sh("node2", "systemctl stop glutton")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("memory runs out on a host, and is given back", seconds, None, importing)
-    run.end(curve, *HOSTS, reason="killed by SIGKILL; the kernel does so when memory runs out")
+    run.end(
+        curve, *HOSTS, reason="restart: node2.* killed by SIGKILL; the kernel does so when memory runs out"
+    )
 
 
 def test_memory_runs_out_on_one_host_for_good(plays, curve, importing):
@@ -309,10 +318,8 @@ def test_memory_runs_out_on_one_host_for_good(plays, curve, importing):
     finally:
         plays.lab.set_memory("node2", None)
         plays.sh("node2", "systemctl stop glutton")
-    calm = curve.until(300)
-    assert "node2 failed again and again and is left out" in run.metrics("node1")
-    for host in others:
-        assert losses(run.metrics(host)) == pytest.approx(calm, rel=1e-5)
+    run.end(curve, *others, reason="restart: .*node2 failed again and again and is left out")
+    assert list(losses(run.metrics("node1"))) == list(range(1, 301))
 
 
 def test_all_units_are_restarted(plays, curve, importing):
@@ -322,7 +329,7 @@ def test_all_units_are_restarted(plays, curve, importing):
         plays.sh(host, f"systemctl restart --no-block trainyard@{run.name} trainyard-etcd")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
     held("all units are restarted", seconds, None, importing)
-    run.end(curve, *HOSTS, reason="node")
+    run.end(curve, *HOSTS, reason=f"restart: {NAMED}")
 
 
 def test_everything_loses_its_power(plays, curve, importing):
@@ -333,4 +340,4 @@ def test_everything_loses_its_power(plays, curve, importing):
         plays.lab.power(host, True)
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
     held("all hosts lose their power, and boot", seconds, None, importing)
-    run.end(curve, *HOSTS, reason="node")
+    run.end(curve, *HOSTS, reason=f"restart: {NAMED}")

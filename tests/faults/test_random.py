@@ -60,6 +60,20 @@ def flip_a_byte(run, host, chance):
     )
 
 
+def run_out_of_memory(run, host, chance):
+    """Until the kernel has killed its rank, not until the host is left out: it would not come back."""
+    pid = rank_of(run.plays, host)
+    run.plays.lab.set_memory(host, 50 << 20)
+    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
+    glutton = "systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c"
+    try:
+        run.plays.sh(host, f"{glutton} '{eat}'")
+        run.wait(lambda: not pid or rank_of(run.plays, host) != pid, 60)
+    finally:
+        run.plays.lab.set_memory(host, None)
+        run.plays.sh(host, "systemctl stop glutton; systemctl reset-failed glutton 2>/dev/null || true")
+
+
 FAULTS = (
     kill_a_rank,
     hang_a_rank,
@@ -69,6 +83,7 @@ FAULTS = (
     cut_the_wire,
     fill_the_disk,
     flip_a_byte,
+    run_out_of_memory,
 )
 
 
@@ -78,12 +93,15 @@ def test_two_faults_at_a_time(plays, tmp_path):
     # A cupboard in which each host fails twenty times an hour is not what a host is left out for here.
     run = Run(plays, restarts=1000, balance="auto")
     run.wait(lambda: saved(run) >= 10)  # where the newest is damaged, there is one before it
+    flipped = []  # in which attempts
     for number in range(ROUNDS):
         two = [(chance.choice(FAULTS), chance.choice(HOSTS)) for _ in range(2)]
         begin = time.monotonic()
         for fault, host in two:
             time.sleep(chance.uniform(0, 8))
             fault(run, host, chance)
+            if fault is flip_a_byte:
+                flipped.append(max(run.status(one).get("attempt") or 0 for one in HOSTS))
         since = saved(run)
         run.wait(
             lambda since=since: all(
@@ -99,7 +117,7 @@ def test_two_faults_at_a_time(plays, tmp_path):
             f"round {number + 1}: {names}: all go on after {time.monotonic() - begin:.0f} s, step {saved(run)}"
         )
     texts = {host: plays.sh(host, f"cat /var/lib/trainyard/runs/{run.name}/metrics.jsonl") for host in HOSTS}
-    run.end(Calm(plays, tmp_path), *HOSTS, damaged=0)
+    run.end(Calm(plays, tmp_path), *HOSTS, damaged=flipped)
     for text in texts.values():
         reasons = [json.loads(line).get("reason") for line in text.splitlines() if '"restart"' in line]
         assert all(reasons)
