@@ -446,6 +446,19 @@ def test_who_boots_and_had_the_store_is_at_fault_and_not_who_was_cut_off_from_it
     assert (current.suspect, list(current.blamed)) == ("node0", ["node0"])
 
 
+def test_all_that_were_struck_are_named():
+    """A wire that is out takes etcd's leader from the others, who are cut off until there is another."""
+    said = [
+        host(0, 1, LOST, "lost a peer", ended=1),
+        host(1, 1, LOST, "node1 was cut off: etcd does not answer", ended=3, cut_off=True),
+        host(2, 1, LOST, "node2 was cut off: etcd does not answer", ended=2, cut_off=True),
+    ]
+    assert word(plan(0, 1, 2), said).reason == "node1, node2 were cut off: etcd does not answer"
+    gone = "node2 is gone; node1 was cut off: etcd does not answer"
+    assert word(plan(0, 1, 2), said[:2]).reason == gone
+    assert word(plan(0, 1, 2), [said[0], said[1], host(2, 1, LOST)]).reason == said[1].reason
+
+
 def test_hosts_that_die_one_after_the_other_do_not_end_a_run_that_others_go_on_with():
     current = plan(*range(8))
     for dead in range(6):

@@ -270,8 +270,15 @@ def _apart(plan: Plan, members: list[Host]) -> tuple[list[str], bool]:
 
 def _fault(members: list[Host], gone: list[Host]) -> str:
     """What happened, in a line."""
-    if gone and all(host.code in (0, LOST, STOPPED) for host in members):
-        return f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+    cut = [host for host in members if host.cut_off]
+    if (gone or len(cut) > 1) and all(host.code in (0, LOST, STOPPED) for host in members):
+        told = [f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"] if gone else []
+        if cut:
+            why = cut[0].reason.partition(" was cut off: ")[2].splitlines()
+            told.append(
+                f"{_names(cut)} {'was' if len(cut) == 1 else 'were'} cut off" + (f": {why[0]}" if why else "")
+            )
+        return "; ".join(told)
     culprit = _culprit(members, gone) or min(members, key=lambda host: host.ended)
     said = (culprit.reason or "its ranks ended").splitlines()[0]
     return (said if culprit.name in said else f"{culprit.name}: {said}") + _unreached(members)
