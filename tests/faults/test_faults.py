@@ -50,7 +50,7 @@ def held(fault, seconds, limit, importing, note=""):
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_a_rank(plays, curve, importing, signal):
     """Killed; or hung, without a word."""
-    reason = {"KILL": "restart: node2.* killed by SIGKILL", "STOP": "restart: node2: a rank hung"}[signal]
+    reason = {"KILL": "restart: .*node2 was killed by SIGKILL", "STOP": "restart: node2: a rank hung"}[signal]
     run = Run(plays)
     plays.sh("node2", f"kill -{signal} {rank_of(plays, 'node2')}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS))
@@ -299,7 +299,9 @@ def test_memory_runs_out_on_one_host(plays, curve, importing):
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("memory runs out on a host, and is given back", seconds, None, importing)
     run.end(
-        curve, *HOSTS, reason="restart: node2.* killed by SIGKILL; the kernel does so when memory runs out"
+        curve,
+        *HOSTS,
+        reason="restart: .*node2 was killed by SIGKILL; the kernel does so when memory runs out",
     )
 
 
