@@ -14,7 +14,8 @@ from cupboard import HOSTS, Calm, Run, losses, rank_of, saved
 from test_train import book, stop
 
 TABLE = []
-NAMED = r"node\d(, node\d)*( and node\d)?( is gone| are gone| was cut off| were cut off| takes? part|: .)"  # who, and what became of it
+# Who, and what became of it.
+NAMED = r"node\d(, node\d)*( (is|are) gone| (was|were) cut off| takes? part|: .)"
 
 
 @pytest.fixture(scope="module", autouse=True)
