@@ -91,9 +91,10 @@ class Returning:
         newest: dict[str, tuple[int, str]] = {}
         for path in self.asides:
             place, _, number = path.rpartition(ASIDE)
-            if path == IFUPDOWN_RECORD or not (place == RESOLV_CONF or os.path.dirname(place) in READ_BY):
+            known = place == RESOLV_CONF or os.path.dirname(place) in READ_BY
+            if path == IFUPDOWN_RECORD or not known or not re.fullmatch(r"(\.\d+)?", number):
                 continue
-            rank = (int(number[1:] or 1) if number[1:].isdecimal() or not number else 0, path)
+            rank = (int(number[1:] or 1), path)
             if place in newest:
                 self.left.append(min(newest[place], rank)[1])
             newest[place] = max(newest.get(place, rank), rank)

@@ -172,6 +172,14 @@ def test_the_last_of_several_that_gave_way_comes_back_and_nothing_is_written_ove
     assert files_of(after(ours, back["files"]))[CLOUD] == written_again
 
 
+def test_a_copy_that_somebody_made_stays_where_it_is():
+    _, ours, _ = there_and_back([STATIC])
+    ours["files"]["kept"][f"{CLOUD}.before-trainyard-mine"] = text(NETPLAN)
+    ours["asides"] = sorted(ours["files"]["kept"])
+    back = network_back(ours)
+    assert back["left"] == [] and not any("mine" in change["path"] for change in back["files"])
+
+
 def test_the_tenth_is_later_than_the_ninth():
     _, ours, _ = there_and_back([STATIC], files={"netplan": {CLOUD: NETPLAN}})
     for number in range(2, 11):
