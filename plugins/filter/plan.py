@@ -373,6 +373,17 @@ def run_end(facts: dict[str, dict], run: str) -> str:
     )
 
 
+def run_goes_on(facts: dict[str, dict], run: str) -> str:
+    """What to do where a run that was to be stopped is active still; "" where it is nowhere."""
+    hosts = [host for host, fact in facts.items() if run in fact["active"]]
+    if not hosts:
+        return ""
+    return (
+        f"run {run}: found it still active on {_hosts(hosts)} after it was told twice to stop; expected it to end. "
+        "Run playbooks/stop.yml again; playbooks/logs.yml says what it is at"
+    )
+
+
 def _ways(commands: dict[str, str]) -> str:
     """What one may do, each with its command on a line of its own, which a shell takes as it is pasted."""
     return "".join(f"\n  {what}: {command}" for what, command in commands.items())
@@ -409,4 +420,5 @@ class FilterModule:
             "run_by_link": run_by_link,
             "run_unknown": run_unknown,
             "run_end": run_end,
+            "run_goes_on": run_goes_on,
         }

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,49 @@ def following(plays, arguments):
         yield process
     finally:
         kill_all(process)
+
+
+# Of the calls to a host, those that FAIL_AT names do not get through, as where all is slow.
+BROKEN_SSH = r"""#!/bin/sh
+case "$*" in *" -O "*) exec {ssh} "$@";; esac
+host=$(echo "$*" | grep -oE '10[.]77[.][0-9]+[.][0-9]+' | head -1)
+echo >> "$COUNTS/$host"
+case " $FAIL_AT " in *" $(wc -l < "$COUNTS/$host") "*) echo "Connection timed out" >&2; exit 255;; esac
+exec {ssh} "$@"
+"""
+
+
+@pytest.mark.full
+def test_a_stop_that_does_not_get_through_is_tried_again_and_is_no_success(
+    plays, results, tmp_path, monkeypatch
+):
+    program = tmp_path / "bin/ssh"
+    program.parent.mkdir()
+    program.write_text(BROKEN_SSH.format(ssh=shutil.which("ssh")))
+    program.chmod(0o755)
+    started = book(plays, "train.yml", run="deaf", trainer_results_dir=results, **LONG, detach="true")
+    assert started.returncode == 0, started.stdout
+    wait_for_step(plays, "deaf", 3)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+    def told(run, *fail_at):
+        counts = tmp_path / f"{run}{len(fail_at)}"
+        counts.mkdir()
+        monkeypatch.setenv("COUNTS", str(counts))
+        monkeypatch.setenv("FAIL_AT", " ".join(map(str, fail_at)))
+        done = book(plays, "playbooks/stop.yml", run=run)
+        return done, len((counts / plays.lab.host("node1").address).read_text().splitlines())
+
+    # What no host knows is only asked for, twice.
+    unknown, calls = told("nobody")
+    assert unknown.returncode != 0 and calls > 1
+    done, _ = told("deaf", calls, calls + 2)
+    assert done.returncode != 0 and done.stdout.count("Connection timed out") >= 6, done.stdout
+    assert "found it still active on node1, node2, node3 after it was told twice" in done.stdout
+    assert active(plays, "deaf") == ["node1", "node2", "node3"]
+    done, _ = told("deaf", calls)
+    assert done.returncode == 0 and done.stdout.count("Connection timed out") >= 3, done.stdout
+    assert active(plays, "deaf") == [] and "stopped on node1, node2, node3" in done.stdout
 
 
 @pytest.mark.full

@@ -370,6 +370,9 @@ def test_how_a_stopped_run_ended():
         facts(ended, {"active": ["first"], "run_state": "saving", "run_status": None}), "first"
     )
     assert hanging.startswith("run first: stopped on node1; still active on node2; ")
+    goes_on = plan.run_goes_on(facts(ended, {"active": ["first"]}), "first")
+    assert goes_on.startswith("run first: found it still active on node2 ") and "stop.yml again" in goes_on
+    assert plan.run_goes_on(facts(ended, {"active": ["second"]}), "first") == ""
     done = {"run_state": "finished", "run_status": {"last_checkpoint": 30}}
     assert plan.run_end(facts(done), "first") == (
         "run first: finished on node1; there was nothing to stop; its results: train.yml -e run=first -e follow=true"
