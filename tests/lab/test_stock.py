@@ -168,6 +168,18 @@ def test_what_gave_way_comes_back_unless_the_host_is_cut_off(plays, stock, host)
     assert plays.run([BACK, STAYS], host).changed == {host: 0}
 
 
+def test_one_host_that_keeps_its_addresses_holds_no_other_up(plays, stock):
+    """As in reset.yml, where any error ends the play for all."""
+    for host in ("node1", "node3"):
+        assert plays.role("network", host, wanted(plays, host)).rc == 0
+    kept, address = "/etc/netplan/50-cloud-init.yaml.before-trainyard", plays.lab.host("node3").address
+    plays.sh("node3", f"sed -i 's/{address}/192.0.2.7/' {kept}")
+    play = plays.run([BACK, STAYS], "node1:node3", {"guard_timeout": 30}, fatal=True)
+    assert play.rc == 0 and play.words.count("stays: nothing") == 1, play.text
+    assert "stays: The change was undone; the host answers at" in play.words
+    assert plays.answers("node3") and state(plays, "node1") == stock["node1"]
+
+
 @pytest.mark.timeout(1800)
 def test_debian_13(make_lab, tmp_path):
     """All roles but the trainer and its environment: what its wheels are is the matter of the Python there."""
