@@ -1,4 +1,4 @@
-"""The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|stop`; docs/architecture.md."""
+"""The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|stop|tell`; docs/architecture.md."""
 
 import argparse
 import logging
@@ -35,6 +35,10 @@ def _run(options: argparse.Namespace) -> int:
         from trainer.commands import stop
 
         return stop.main(options.run_dir, options.leave)
+    if options.command == "tell":
+        from trainer.commands import tell
+
+        return tell.main(options.directory)
     if options.command == "generate":
         from trainer.commands import generate
 
@@ -196,6 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     stop.add_argument(
         "--leave", action="store_true", help="this host alone, as when it shuts down: the others go on"
     )
+
+    text = "tell the others how runs ended here while they could not be told (the unit trainyard-tell)"
+    tell = commands.add_parser("tell", help=text, description=text)
+    tell.add_argument("directory", metavar="DIR", type=Path)
     return parser
 
 

@@ -58,6 +58,11 @@ class Environment:
         """Has the start of the run (TRAINYARD_LAUNCH) that it is of, for which runs that waits, and if it has begun."""
         return self.run_dir / "turn"
 
+    @property
+    def untold_dir(self) -> Path:
+        """Of the host: how its runs ended while their store was silent, until `trainer tell` has told it."""
+        return self.run_dir.parent.parent / "untold"
+
 
 class StopSignal:
     """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end."""

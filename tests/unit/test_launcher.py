@@ -19,7 +19,7 @@ import pytest
 from trainer import config, environment
 from trainer.cluster import attempt, membership, store
 from trainer.cluster.membership import LOST, STOPPED
-from trainer.commands import launch
+from trainer.commands import launch, tell
 
 ADDRESS = "192.0.2.7"  # documentation's, and nobody's
 
@@ -693,6 +693,93 @@ def test_a_host_that_boots_into_an_empty_store_does_not_train_alone(start, clock
     )
     launcher.environment.stop_file.touch()
     assert [launcher.turn() for _ in range(2)][-1] == STOPPED
+
+
+# ---- a stop that the others cannot be told ----
+
+
+@pytest.fixture
+def head_is_off(start):
+    """A launcher of two whose store is the other's, and does not answer; it is asked to stop, and ends."""
+
+    def stopped(untold=True):
+        place = {"NNODES": 2, "TRAINYARD_STORE": "http://127.0.0.1:1", "TRAINYARD_LAUNCH": "now"}
+        launcher = start(node=1, known={"state": "running", "attempt": 4, "last_checkpoint": 40}, **place)
+        if untold:
+            launcher.environment.untold_dir.mkdir()
+        launcher.ask_to_stop()
+        assert launcher.turn() == STOPPED
+        return launcher
+
+    return stopped
+
+
+def test_a_stop_that_the_others_cannot_be_told_is_told_once_the_store_is_back(
+    head_is_off, start, clock, monkeypatch, tmp_path
+):
+    """The head, which alone has the store, boots: it does not begin the run again by itself."""
+    launcher = head_is_off()
+    (note,) = launcher.environment.untold_dir.iterdir()
+    assert note.name == "a.now.json" and not (launcher.environment.run_dir / "untold").exists()
+    tell.tell(note)
+    assert note.exists()  # it still does not answer
+
+    place, was = str(tmp_path / "store"), {"state": "running", "attempt": 4, "last_checkpoint": 40}
+    variables = {"NNODES": 2, "TRAINYARD_STORE": place, "TRAINYARD_LAUNCH": "now"}
+    members = [launch.Host(node, f"node{node}", "127.0.0.1", 29500, 1) for node in (0, 1)]
+    memory = store.connect(place, "a.now")
+    memory.put_if("plan", membership.pack(launch.Plan(4, members)), 0)
+    head = start(known=was, **variables)
+    for _ in range(5):
+        assert head.turn() is None and not head.attempt
+        clock[0] += 4
+    assert "node1 may know what became of the run meanwhile" in status(head)["reason"]
+    note.write_text(note.read_text().replace('"http://127.0.0.1:1"', json.dumps(place)))
+    assert tell.main(note.parent) == 0 and not note.exists()
+    assert head.turn() == STOPPED and status(head)["state"] == "stopped"
+    assert status(head)["reason"].startswith(
+        "stopped on request on node1, while the store could not be asked"
+    )
+    assert start(known=status(head), **variables).ended_before() == 0
+
+
+def test_the_head_goes_on_alone_where_the_other_has_nothing_to_say(start, clock, tmp_path):
+    place = str(tmp_path / "store")
+    members = [launch.Host(node, f"node{node}", "127.0.0.1", 29500, 1) for node in (0, 1)]
+    store.connect(place, "a.now").put_if("plan", membership.pack(launch.Plan(4, members)), 0)
+    variables = {"NNODES": 2, "TRAINYARD_STORE": place, "TRAINYARD_LAUNCH": "now"}
+    head = start(known={"state": "running", "attempt": 4}, **variables)
+    for _ in range(10):
+        head.turn()
+        clock[0] += 4
+    assert [one.name for one in head.attempt.plan.members] == ["node0"]
+
+
+def test_no_note_is_left_where_nobody_would_tell_it(head_is_off):
+    launcher = head_is_off(untold=False)
+    assert status(launcher)["state"] == "stopped"
+    assert (
+        not launcher.environment.untold_dir.exists()
+        and not (launcher.environment.run_dir / "untold").exists()
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"store": ["", "a", ""]}', '{"store": ["", "a"], "end": {"cod": 1}}']
+)
+def test_what_is_no_note_goes(tmp_path, text, capsys):
+    note = tmp_path / "a.now.json"
+    note.write_text(text)
+    tell.tell(note)
+    assert not note.exists() and "a.now: not a note of how a run ended" in capsys.readouterr().err
+
+
+def test_a_note_whose_store_never_answers_is_given_up_in_the_end(head_is_off, capsys):
+    (note,) = head_is_off().environment.untold_dir.iterdir()
+    os.utime(note, (0, 0))
+    tell.tell(note)
+    assert not note.exists()
+    assert "a.now: given up: etcd at 127.0.0.1:1 does not answer" in capsys.readouterr().err
 
 
 # ---- faults of the launcher itself ----

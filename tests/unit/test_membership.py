@@ -274,6 +274,17 @@ def test_all_launchers_started_anew_after_a_power_cut():
     assert names(found) == ["node0", "node1", "node2"] and back in found.reason
 
 
+def test_hosts_that_all_booted_anew_give_the_others_time_to_say_what_became_of_the_run():
+    """Of two the head, which alone has the store: a stop on the other one is told there, but not at once."""
+    back = [host(0, 1, None, "its launcher was started anew")]
+    waits = word(plan(0, 1), back, expected=2)
+    assert waits == Wait("node0 started anew, and node1 may know what became of the run meanwhile")
+    assert names(word(plan(0, 1), back, expected=2, late=True)) == ["node0"]
+    # Where one has been there all along, it knows; and who trained alone has nobody to hear from.
+    assert names(word(plan(0, 1, 2), [*back, host(2, 1, LOST)])) == ["node0", "node2"]
+    assert names(word(plan(0), back, expected=2)) == ["node0"]
+
+
 # --- power and network ---
 
 
@@ -383,7 +394,7 @@ def test_power_cuts_of_the_cupboard_are_no_hosts_fault_and_not_the_runs(up):
     """Five flickers between two checkpoints, whoever boots first each time."""
     current = plan(0, 1, 2, saved=10)
     for _ in range(5):
-        current = word(current, boots(current.attempt, *up))
+        current = word(current, boots(current.attempt, *up), late=True)
         current = dataclasses.replace(current, members=[host(node) for node in (0, 1, 2)])
         assert (current.left_out, current.blamed, current.failures) == ([], {}, 0)
     assert current.outages == 5

@@ -124,6 +124,10 @@ def next_word(
     if any(host.done < plan.attempt for host in members):
         return Wait()
     gone = [one for one in plan.members if all(one.node != host.node for host in hosts)]
+    if gone and members and not late and all(host.code is None for host in members):
+        return Wait(
+            f"{_names(members)} started anew, and {_names(gone)} may know what became of the run meanwhile"
+        )
     # What was good when the run began is a fault of a host's later: its memory, its card, its disk, a server of files.
     for code in (*OVER, *([BAD_INPUT] if plan.attempt == plan.first or _is_all_alike(members) else [])):
         for host in members:

@@ -30,6 +30,7 @@ from trainer.errors import BadInput
 LOOK = 0.25  # seconds between two looks
 GRACE = 5.0  # seconds for ranks to end by themselves once another host's have failed
 ALL_HERE = 30.0  # seconds at least that the first attempt waits for the hosts that it was started on
+COME_BACK = 30.0  # seconds that hosts which were started anew give the others, before they go on without them
 JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
 QUEUED = "queued/"  # keys in the store of hosts that wait for the runs before
 PORTS = 100  # that are tried, from MASTER_PORT on
@@ -84,9 +85,8 @@ class Launcher:
                 "name of this start of the run, the same on all hosts and new each time; train.yml sets both"
             )
         address = os.environ.get("CLUSTER_ADDRESS") or "127.0.0.1"
-        self.store = store.connect(
-            place, f"{config.run}.{self.launch}" if self.launch else config.run, address
-        )
+        self.place = (place, f"{config.run}.{self.launch}" if self.launch else config.run, address)
+        self.store = store.connect(*self.place)
         self.status = metrics.Status(environment.run_dir, run=config.run, host=environment.host)
         self.shown: tuple = ()
         self.port = Port(address)
@@ -164,7 +164,7 @@ class Launcher:
         if self.queued:
             return self._queue()
         if not self.me.port and not self._has_come_up():
-            before = End(STOPPED, "stopped on request, before its address was there")
+            before = End(STOPPED, f"stopped on request on {self.me.name}, before its address was there")
             return self._conclude(before) if self.asked else None
         self._touch()
         end = self.entries.get("end")
@@ -318,6 +318,7 @@ class Launcher:
                 attempt = self.entries["plan"].value["attempt"]
                 self.me = dataclasses.replace(self.me, done=attempt, reason=back, ended=time.time())
             self.met = True
+            self.begin = time.monotonic()  # until now nobody could have told it anything
         self.store.live(self.key, membership.pack(self.me))
         self.entries = self.store.read()
         self.touched = time.monotonic()
@@ -336,7 +337,8 @@ class Launcher:
                 self._over(dataclasses.replace(outcome, cut_off=outcome.code == LOST))
             return None
         if self.asked:
-            return self._conclude(self._stopped("stopped on request, while the store could not be asked"))
+            where = f"stopped on request on {self.me.name}, while the store could not be asked"
+            return self._conclude(self._stopped(where))
         if not self.met and not self.me.done and silent > self.config.timeout_seconds:
             cure = "see there `systemctl status trainyard-etcd`, and the firewall; site.yml sets both up"
             return self._conclude(End(LOST, f"{why}; {cure}"), own=True)
@@ -355,6 +357,17 @@ class Launcher:
     def _end(self, end: End) -> None:
         self.store.put_if("end", membership.pack(end), 0)
 
+    def _tell(self, end: End) -> None:
+        """Have the store know the end, for hosts that come back; where it is silent, `trainer tell` does it later."""
+        try:
+            self._end(end)
+        except store.Unreachable:
+            folder, note = self.environment.untold_dir, self.environment.run_dir / "untold"
+            with contextlib.suppress(OSError):
+                if folder.is_dir():  # where nobody would tell it there is none
+                    metrics.write_json(note, {"store": self.place, "end": membership.pack(end)})
+                    os.replace(note, folder / f"{self.place[1]}.json")
+
     def _own_end(self) -> End:
         """The end of a run that was stopped here, unless it has finished, or its ranks failed over it."""
         plan = self.entries.get("plan")
@@ -371,7 +384,7 @@ class Launcher:
 
     def _decide(self, plan: Plan | None, hosts: list[Host]) -> None:
         """Speak for all: the next attempt, or the end."""
-        patience = max(ALL_HERE, self.config.timeout_seconds)
+        patience = COME_BACK if plan else max(ALL_HERE, self.config.timeout_seconds)
         late = time.monotonic() - self.begin > patience
         word = membership.next_word(
             plan,
@@ -522,6 +535,8 @@ class Launcher:
 
         own: the end is this host's alone. The run may go on, and this very start of it have this host take part again.
         """
+        if not own and "end" not in self.entries:
+            self._tell(end)
         code, reason = end.code, end.reason
         if code not in (0, STOPPED) and self.me.code in (LOST, STOPPED):
             # The host that is at fault has the code; here it was a lost peer.
