@@ -194,6 +194,35 @@ def test_a_host_is_cut_off_and_comes_back(launch, curve):
         assert [one["reason"] for one in events(run, node)] == ["node1 is gone", "node1 takes part"]
 
 
+def test_a_run_that_was_stopped_while_its_store_was_silent_does_not_begin_again(material, tmp_path):
+    """The head's power fails, and the store goes with it; the other host is stopped, and tells it later."""
+    root, untold = tmp_path / "runs", tmp_path / "untold"
+    untold.mkdir()
+    run = ranks.Launch(root, [1, 1], material / "run.yaml", *ENDLESS)
+    try:
+        wait(lambda: step(run, 0) > 6)
+        power_cut(run, 0)
+        (root / "store").rename(root / "off")
+        (root / "store").touch()  # no directory: nobody makes a new one
+        wait(lambda: state(run, 1).get("state") == "stalled")
+        run.nodes[1].send_signal(signal.SIGTERM)
+        assert run.nodes[1].wait(timeout=60) == 75
+        (root / "store").unlink()
+        (root / "off").rename(root / "store")
+
+        run.nodes[0] = run.start(0)
+        wait(lambda: "node1 may know what became of the run" in (state(run, 0).get("reason") or ""))
+        assert len(list(untold.iterdir())) == 1
+        assert cli.main(["tell", str(untold)]) == 0
+        assert run.nodes[0].wait(timeout=60) == 75
+        assert "stopped on request on node1, while the store" in state(run, 0)["reason"]
+        assert state(run, 0)["attempt"] == 1 and not list(untold.iterdir())
+    finally:
+        for node in run.nodes:
+            kill_all(node)
+            node.communicate()
+
+
 @pytest.mark.full
 def test_the_head_is_gone_for_good(launch, curve):
     run = launch(3)

@@ -2,6 +2,7 @@
 
 import pytest
 from cupboard import Calm, Run, deployed
+from test_train import book
 
 PAIR = ("node1", "node2")
 
@@ -36,6 +37,27 @@ def test_each_loses_its_power_and_comes_back(pair, curve):
         pair.lab.power("node1", True)
     run.wait(lambda: run.goes_on(4, *PAIR) or run.goes_on(5, *PAIR))
     run.end(curve, *PAIR, reason="node2 is gone")
+
+
+def test_a_run_that_was_stopped_without_the_head_does_not_begin_again_there(pair):
+    """The head alone has the store: the other host tells it once it is back, before a step is made."""
+    run = Run(pair, PAIR)
+    pair.lab.power("node1", False)
+    try:
+        run.wait(lambda: run.status("node2").get("state") == "stalled")
+        done = book(pair, "playbooks/stop.yml", run=run.name)
+        told = " ".join(done.stdout.split())
+        assert "stopped on node2; not asked, since there was no answer: node1" in told, done.stdout
+        assert "Nothing was stopped on node1" in told
+        assert pair.sh("node2", "ls /var/lib/trainyard/untold").startswith(f"{run.name}.")
+        run.wait(lambda: pair.sh("node2", "systemctl is-active trainyard-tell || true").strip() == "active")
+    finally:
+        pair.lab.power("node1", True)
+    run.wait(lambda: run.status("node1").get("state") == "stopped")
+    assert "on node2, while the store could not be asked" in run.status("node1")["reason"]
+    assert run.status("node1")["attempt"] == 1, run.status("node1")
+    run.wait(lambda: pair.sh("node2", "systemctl is-active trainyard-tell || true").strip() == "inactive")
+    assert not pair.sh("node2", "ls /var/lib/trainyard/untold")
 
 
 def test_the_wire_between_them_is_out(pair, curve):
