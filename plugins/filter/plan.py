@@ -57,12 +57,19 @@ def run_unanswered(answers: dict[str, dict], asked: dict) -> list[str]:
     if asked["follow"]:
         return []
     commands, them = asked["commands"], "it is" if len(silent) == 1 else "they are"
+    it = "it" if len(silent) == 1 else "them"
     limit = without(commands["limit"], silent)
     how = f"{commands['resume_on']} -l {limit}" if asked["resume"] else f"add -l {limit} to the command"
+    later = (
+        f"Resumed without {_hosts(silent)}, the run goes on as another start, whose steps are those that count: the "
+        f"others tell {it} so once they reach {it} again. "
+    )
     return [
         *faults,
         f"run {asked['run']}: found {len(silent)} of its {len(answers)} hosts silent; expected an answer of each. "
-        f"See to power and network there, and start it again:" + _ways({f"or without, if {them} off": how}),
+        + (later if asked["resume"] else "")
+        + "See to power and network there, and start it again:"
+        + _ways({f"or without, if {them} off": how}),
     ]
 
 
@@ -357,8 +364,8 @@ def run_unknown(facts: dict[str, dict], run: str) -> str:
     return f"run {run}: none of {_hosts(list(facts))} knows it ({there}); correct the name after -e run="
 
 
-def run_end(facts: dict[str, dict], run: str) -> str:
-    """How run `run` stands on its hosts (`facts` as above), in a line."""
+def run_end(facts: dict[str, dict], run: str, silent: list[str] = ()) -> str:
+    """How run `run` stands on its hosts (`facts` as above), in a line; and what of those that did not answer."""
     states: dict[str, list[str]] = {}
     for host, fact in facts.items():
         states.setdefault(
@@ -368,9 +375,14 @@ def run_end(facts: dict[str, dict], run: str) -> str:
     saved = f"its newest checkpoint is of step {step}; to go on: train.yml -e run={run} -e resume=true"
     if list(states) == ["finished"]:
         saved = f"there was nothing to stop; its results: train.yml -e run={run} -e follow=true"
-    return (
-        f"run {run}: {'; '.join(f'{state} on {_hosts(hosts)}' for state, hosts in states.items())}; {saved}"
+    there = "; ".join(f"{state} on {_hosts(hosts)}" for state, hosts in states.items())
+    there += f"; not asked, since there was no answer: {_hosts(silent)}" if silent else ""
+    missed = (
+        f"\nNothing was stopped on {_hosts(silent)}: the run may go on there, or begin again at the next boot, until "
+        "the others say that it was stopped. They do so by themselves, once they reach it. Else stop it again "
+        f"then: playbooks/stop.yml -e run={run}"
     )
+    return f"run {run}: {there}; {saved}" + (missed if silent else "")
 
 
 def run_goes_on(facts: dict[str, dict], run: str) -> str:

@@ -197,6 +197,26 @@ def test_a_host_that_fails_is_named_with_its_last_lines_and_the_others_are_stopp
 # ---- leaving it, stopping it, coming back ----
 
 
+def test_a_stop_names_the_hosts_that_did_not_answer_and_what_becomes_of_the_run_there(yard):
+    for node in ("node1", "node2"):
+        run_dir = yard.node(node) / "var/runs/first"
+        run_dir.mkdir(parents=True)
+        (run_dir / "status.json").write_text('{"state": "stopped", "last_checkpoint": 30}')
+    inventory = yaml.safe_load(yard.inventory.read_text())
+    silent = {
+        "ansible_connection": "ssh",
+        "ansible_host": "127.0.0.1",
+        "ansible_port": 1,
+    }  # nobody listens there
+    inventory["all"]["children"]["cluster"]["children"]["workers"]["hosts"]["node3"] = silent
+    yard.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
+    text = " ".join(said(yard.play("playbooks/stop.yml", run="first")).split())
+    assert (
+        "run first: stopped on node1, node2; not asked, since there was no answer: node3; its newest" in text
+    )
+    assert "Nothing was stopped on node3: the run may go on there, or begin again at the next boot" in text
+
+
 # A bar, a line of the run, and what each host does, drawn anew. Either host may be the first to tell a step.
 FOLLOWED = (
     r"\r(\x1b\[\dA)?\[#*-+\]\x1b\[K\r\nfirst  step [1-9]\d*/[^\r]*\r\n"

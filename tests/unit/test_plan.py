@@ -373,6 +373,14 @@ def test_how_a_stopped_run_ended():
     goes_on = plan.run_goes_on(facts(ended, {"active": ["first"]}), "first")
     assert goes_on.startswith("run first: found it still active on node2 ") and "stop.yml again" in goes_on
     assert plan.run_goes_on(facts(ended, {"active": ["second"]}), "first") == ""
+    told, missed = plan.run_end(facts(ended), "first", ["node2"]).split("\n")
+    assert told.startswith(
+        "run first: stopped on node1; not asked, since there was no answer: node2; its newest"
+    )
+    assert missed.startswith(
+        "Nothing was stopped on node2: the run may go on there, or begin again at the next boot"
+    )
+    assert missed.endswith("Else stop it again then: playbooks/stop.yml -e run=first")
     done = {"run_state": "finished", "run_status": {"last_checkpoint": 30}}
     assert plan.run_end(facts(done), "first") == (
         "run first: finished on node1; there was nothing to stop; its results: train.yml -e run=first -e follow=true"
@@ -477,11 +485,12 @@ def test_a_run_is_not_resumed_without_a_host_unless_that_is_asked_for():
     fault, told = plan.run_unanswered(answers(node2="Connection timed out"), words(resume=True))
     assert fault == "node2: no answer: Connection timed out"
     assert told.startswith(
-        "run first: found 1 of its 3 hosts silent; expected an answer of each. See to power"
+        "run first: found 1 of its 3 hosts silent; expected an answer of each. Resumed without node2, the run"
     )
+    assert "See to power and network there, and start it again:" in told
     assert told.endswith(f"\n  or without, if it is off: {COMMANDS['resume_on']} -l '!node2'")
     *faults, told = plan.run_unanswered(answers(node1="gone", node3="gone"), words("all,!node9"))
-    assert len(faults) == 2
+    assert len(faults) == 2 and "expected an answer of each. See to power" in told  # nothing is under way
     assert told.endswith("\n  or without, if they are off: add -l 'all,!node9,!node1,!node3' to the command")
 
 
