@@ -273,9 +273,11 @@ def tensor_bytes(strategy: Strategy) -> int:
 def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0) -> Found | None:
     """The newest checkpoint that is valid on any host, or that of `step`; all ranks must call.
 
+    Where two starts of the run went on apart, on some hosts each, what the later one has saved is the newer.
     given_up: the newest step whose checkpoint may be missing without a word.
-    Damaged ones are set aside. Raises BadInput where all are, unless one of them was asked for; and Absent, if
-    none was, where hosts that do not take part have a good one, or the run has saved a newer one that nobody has here.
+    Damaged ones are set aside, and the earlier start's of later steps. Raises BadInput where all are damaged, unless
+    one of them was asked for; and Absent, if none was, where hosts that do not take part have a good one, or the run
+    has saved a newer one that nobody has here.
     """
     folder = run_dir / "checkpoints"
     manifest, _, damaged = newest(folder, step) if world.keeps else (None, None, {})
@@ -285,23 +287,39 @@ def find(run_dir: Path, world: World, step: int | None = None, given_up: int = 0
             "damaged": [
                 {"step": _step(path), "why": why, "hosts": _holders(path)} for path, why in damaged.items()
             ],
+            "steps": [_step(path) for path in _list(folder)] if world.keeps else [],
             "set_aside": [int(path.name[len(".step-") : -len(".damaged")]) for path in folder.glob(ASIDE)],
             "saved": metrics.last_saved(run_dir) if world.keeps else None,
         }
     )
-    holders = [(one["manifest"]["step"], -rank) for rank, one in enumerate(everyone) if one["manifest"]]
+    holders = [
+        (_launch(one["manifest"]), one["manifest"]["step"], -rank)
+        for rank, one in enumerate(everyone)
+        if one["manifest"]
+    ]
+    best = max(holders, default=("", 0, 0))[1]
     problems = [
         f"{world.hosts[rank]}: {bad['why']}" for rank, one in enumerate(everyone) for bad in one["damaged"]
     ]
     if step is None:
-        _miss(world, everyone, max(holders, default=(0, 0))[0], given_up, problems)
+        _miss(world, everyone, best, given_up, problems)
     if not holders:
         return None
-    for path in damaged:  # out of the way; deleted once a good one has been written
-        aside = path.with_name(f".{path.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)  # one of the same step, damaged before
-        path.rename(aside)
-    source = -max(holders)[1]
+    aside = set(damaged)
+    if step is None:
+        problems += [
+            f"{world.hosts[rank]}: the checkpoint of step {number} is of an earlier start of the run, and the later "
+            f"one has come to step {best}"
+            for rank, one in enumerate(everyone)
+            for number in sorted({*one["steps"]} - {bad["step"] for bad in one["damaged"]})
+            if number > best
+        ]
+        aside |= {path for path in _list(folder) if world.keeps and _step(path) > best}
+    for path in aside:  # out of the way; deleted once a good one has been written
+        hidden = path.with_name(f".{path.name}.damaged")
+        shutil.rmtree(hidden, ignore_errors=True)  # one of the same step, damaged before
+        path.rename(hidden)
+    source = -max(holders)[2]
     best = everyone[source]["manifest"]
     having = {
         rank
@@ -334,8 +352,9 @@ def _miss(world: World, everyone: list[dict], best: int, given_up: int, problems
             hosts,
         )
     told = [one["saved"] for one in everyone if one["saved"]]
-    last = max(one["attempt"] for one in told)  # what other hosts know of may have been passed over since
-    step, hosts = max((one["step"], one["hosts"]) for one in told if one["attempt"] == last)
+    # What other hosts know of may have been passed over since.
+    last = max((one["launch"], one["attempt"]) for one in told)
+    step, hosts = max((one["step"], one["hosts"]) for one in told if (one["launch"], one["attempt"]) == last)
     set_aside = {one["step"] for one in damaged}.union(*(one["set_aside"] for one in everyone))
     if step <= max(best, given_up) or step in set_aside:
         return
@@ -369,13 +388,29 @@ def newest(folder: Path, step: int | None = None) -> tuple[dict | None, Path | N
 
     step: no other than that step's.
     """
-    problems = {}
-    for path in (path for path in reversed(_list(folder)) if step in (None, _step(path))):
+    problems, paths = {}, _list(folder)
+    launches = {path: _launch_of(path) for path in paths}
+    last = max(filter(None, launches.values()), default="")  # what is damaged may be of that
+    paths.sort(key=lambda path: (last if launches[path] is None else launches[path], _step(path)))
+    for path in (path for path in reversed(paths) if step in (None, _step(path))):
         try:
             return validate(path), path, problems
         except BadInput as error:
             problems[path] = str(error)
     return None, None, problems
+
+
+def _launch(manifest: dict) -> str:
+    """The start of the run that saved a checkpoint; of two, the later one is the greater."""
+    return str(manifest.get("progress", {}).get("launch", ""))
+
+
+def _launch_of(path: Path) -> str | None:
+    """As `_launch`; None where the manifest cannot be read."""
+    try:
+        return _launch(json.loads((path / "manifest.json").read_text()))
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def validate(path: Path) -> dict:

@@ -34,6 +34,7 @@ class Environment:
     node_rank: int
     expected: int = 1  # hosts that the run was started on, where a launcher says so
     left_out: tuple[str, ...] = ()  # of these, the ones that take part no more
+    launch: str = ""  # this start of the run by train.yml; of two, the later one is the greater
 
     @property
     def first_on_host(self) -> bool:
@@ -99,6 +100,7 @@ def read(run: str) -> Environment:
         node_rank=number("GROUP_RANK", number("NODE_RANK", 0)) if launched else 0,
         expected=number("TRAINYARD_EXPECTED", 1),
         left_out=tuple(filter(None, os.environ.get("TRAINYARD_LEFT_OUT", "").split(","))),
+        launch=os.environ.get("TRAINYARD_LAUNCH", ""),
     )
 
 

@@ -48,6 +48,7 @@ class Progress:
     passed_over: int = 0  # batches that did harm, in a row
     loss_scale: float = field(default_factory=lambda: SCALE)  # of gradients in float16, else too small for it
     scaled_steps: int = 0  # since it was last changed
+    launch: str = ""  # the newest start of the run that made steps (TRAINYARD_LAUNCH)
 
 
 @dataclass

@@ -11,8 +11,8 @@ metrics.jsonl, one object a line, by `kind`:
          model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
-  event  event step time, and what the event needs; each attempt begins with start, resume or restart, its ranks'
-         hosts, machines: what these are (machine.py), those that are alike as one, and watched: whether a rank's
+  event  event step time, and what the event needs; each attempt begins with start, resume or restart, the
+         start of the run that it is of (launch), its ranks' hosts, machines: what these are (machine.py), those that are alike as one, and watched: whether a rank's
          seconds of computing are its own, or hold its waiting for others (balance.py). checkpoint has hosts: those
          with a copy. calibration has micro_batch_seconds: of each rank, by the size of the micro-batch
 After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
@@ -164,11 +164,12 @@ def read(path: Path):
 
 
 def last_saved(run_dir: Path) -> dict:
-    """{attempt, step, hosts}: the last attempt that a run's metrics.jsonl tells of; its newest checkpoint, and where.
+    """{launch, attempt, step, hosts}: the last attempt that a run's metrics.jsonl tells of, by which start of the run;
+    its newest checkpoint, and where.
 
     0 and no hosts where there is none. What a resume has cut counts no more.
     """
-    found = {"attempt": 0, "step": 0, "hosts": []}
+    found = {"launch": "", "attempt": 0, "step": 0, "hosts": []}
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             for line in file:
@@ -179,7 +180,7 @@ def last_saved(run_dir: Path) -> dict:
                     if record["kind"] == "event" and record["event"] == "checkpoint":
                         found |= {"step": int(record["step"]), "hosts": list(record.get("hosts") or [])}
                     elif record["kind"] == "event" and record["event"] in ("start", "resume", "restart"):
-                        found["attempt"] = int(record["attempt"])
+                        found |= {"launch": record.get("launch") or "", "attempt": int(record["attempt"])}
     except OSError:
         pass
     return found

@@ -87,7 +87,14 @@ class Recorder:
         on = machine.machines(self.run.world)
         watched = self.run.balance.watched
         self._tell(
-            "event", event=what, attempt=attempt, reason=reason, ranks=hosts, machines=on, watched=watched
+            "event",
+            event=what,
+            launch=self.run.progress.launch,
+            attempt=attempt,
+            reason=reason,
+            ranks=hosts,
+            machines=on,
+            watched=watched,
         )
         if reason and self.run.world.first:
             self._say(f"attempt {attempt}: {reason}")
@@ -144,7 +151,7 @@ class Recorder:
                 "diverged, and there is no checkpoint to go back to; set checkpoint_every to fewer steps, or a lower lr"
             )
         checkpoint.load(found, run.strategy, run.optimizer)
-        for name, value in found.manifest["progress"].items():
+        for name, value in (found.manifest["progress"] | {"launch": run.progress.launch}).items():
             setattr(run.progress, name, value)
         if self.metrics:
             self.metrics.cut(run.progress.step)
@@ -531,10 +538,15 @@ def share_history(world: World, own: Metrics | None) -> None:
     """Give hosts that were not there for all steps so far the metrics of one that was; all ranks must call.
 
     own: cut back to the step that the run goes on from; None on ranks that write none.
-    So the loss of any host, the first one too, loses none of the run's history.
+    So the loss of any host, the first one too, loses none of the run's history. Of two starts of the run that went on
+    apart, the later one's counts.
     """
     lines = own.lines() if own else []
-    known = sum(json.loads(line)["kind"] == "train" for line in lines)
+    records = list(map(json.loads, lines))
+    known = [  # as a message brings it
+        max((one.get("launch") or "" for one in records), default=""),
+        sum(one["kind"] == "train" for one in records),
+    ]
     counts = world.gather(known)
     most = max(counts)
     if all(counts[rank] == most for rank in world.keepers):

@@ -75,7 +75,8 @@ class Ranks:
     nodes: each rank's host, one host's ranks side by side. absent: so many hosts, the first ones, do not take part.
     shared: of each host, the one whose run directory it has, too, as over NFS.
     patch: {(module, name): value}, set in every rank before it starts.
-    stop_in: the last rank gets a SIGTERM in this step. per_rank: overrides of each rank's own.
+    stop_in: the last rank gets a SIGTERM in this step. per_rank: overrides of each rank's own. launch: which start of
+    the run by train.yml this is.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Ranks:
         patch: dict | None = None,
         stop_in: int | None = None,
         per_rank: list[list[str]] | None = None,
+        launch: str = "",
     ):
         self.root, self.size, self.absent = root, size, absent
         self.nodes = nodes or ([0] * size if one_host else list(range(size)))
@@ -107,6 +109,7 @@ class Ranks:
                 "GLOO_SOCKET_IFNAME": "lo",
                 "TRAINYARD_RUN_DIR": str(self.directory(rank)),
                 "TRAINYARD_CACHE_DIR": str(root / "cache"),
+                "TRAINYARD_LAUNCH": launch,
             }
             if stop_in and rank == size - 1:
                 environment["SIGTERM_IN_STEP"] = str(stop_in)

@@ -58,6 +58,23 @@ def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path, strategies)
     assert ranks.run(tmp_path, 1, material / "run.yaml", third) == pytest.approx(whole, rel=1e-5)
 
 
+def test_of_two_starts_that_went_on_apart_the_later_one_counts(material, whole, tmp_path):
+    """The head came back while the run had been resumed without it, and could be told by nobody: it was further."""
+    run = material / "run.yaml"
+    ranks.run(tmp_path, 2, run, launch="1", codes=[75] * 2, stop_in=3)
+    ranks.run(tmp_path, 1, run, "lr=0.1", launch="1", codes=[75], stop_in=9)
+    ranks.run(tmp_path, 1, run, absent=1, launch="2", codes=[75], stop_in=6)
+    assert ranks.run(tmp_path, 2, run, launch="3") == pytest.approx(whole, rel=1e-5)
+    head = tmp_path / "node0"
+    assert "resuming after step 6" in (head / "logs" / "rank-0.log").read_text()
+    told = [one["reason"] for one in ranks.records(head, "event") if one["event"] == "damaged checkpoint"]
+    assert told == [
+        f"node0: the checkpoint of step {step} is of an earlier start of the run, and the later one has come to step 6"
+        for step in (8, 9)
+    ]
+    assert checkpoints(head) == checkpoints(tmp_path / "node1") == ["step-00000008", "step-00000012"]
+
+
 def test_resume_of_an_adapter(material, tmp_path):
     """Its checkpoint is what peft writes and reads, without the frozen weights."""
     from peft import PeftModel

@@ -78,13 +78,14 @@ def test_one_rank_alone_takes_the_gradients_that_had_not_travelled_to_its_first_
     assert list(kept) == ([key] if comm == "diloco" else [])
 
 
-def stored(folder: Path, step: int) -> Path:
-    """A checkpoint of a few bytes, valid by its manifest."""
+def stored(folder: Path, step: int, launch: str = "") -> Path:
+    """A checkpoint of a few bytes, valid by its manifest. launch: the start of the run that saved it."""
     path = folder / f"step-{step:08d}"
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
     files = {"model.safetensors": checkpoint._settled(path / "model.safetensors")}
-    (path / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "files": files}))
+    progress = {"progress": {"launch": launch}} if launch else {}
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "files": files, **progress}))
     return path
 
 
@@ -97,6 +98,18 @@ def test_newest_valid_wins(tmp_path):
     assert (manifest["step"], path.name) == (9, "step-00000009")
     assert "sha256 differs" in damaged[tmp_path / "step-00000010"]
     assert checkpoint.newest(tmp_path / "none") == (None, None, {})
+
+
+def test_what_the_later_start_of_a_run_saved_is_newer_than_later_steps_of_the_one_before(tmp_path):
+    for step, launch in ((4, ""), (40, "20261101T1"), (9, "20261102T1"), (7, "20261102T1")):
+        stored(tmp_path, step, launch)
+    assert checkpoint.newest(tmp_path)[0]["step"] == 9
+    # One whose manifest is gone may be of the last start; what is older than a good one is not looked at.
+    for step, damaged in ((8, 0), (41, 1)):
+        stored(tmp_path, step)
+        (tmp_path / f"step-{step:08d}" / "manifest.json").write_text("")
+        found, _, problems = checkpoint.newest(tmp_path)
+        assert found["step"] == 9 and len(problems) == damaged
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
@@ -182,14 +195,14 @@ def test_what_cannot_be_deleted_keeps_nothing_else_from_it(tmp_path, monkeypatch
 
 
 def test_the_newest_that_was_saved_is_that_of_the_lines_that_are_left(tmp_path):
-    nothing = {"attempt": 0, "step": 0, "hosts": []}
+    nothing = {"launch": "", "attempt": 0, "step": 0, "hosts": []}
     assert metrics.last_saved(tmp_path) == nothing
     told = metrics.Metrics(tmp_path, 0)
     for attempt, name, step in ((1, "start", 0), (2, "restart", 4)):
-        told.write({"kind": "event", "event": name, "attempt": attempt, "step": step})
+        told.write({"kind": "event", "event": name, "launch": "L1", "attempt": attempt, "step": step})
         told.write({"kind": "train", "step": step + 4, "loss": 1.0})
         told.write({"kind": "event", "event": "checkpoint", "step": step + 4, "hosts": ["a", "b"]})
-    assert metrics.last_saved(tmp_path) == {"attempt": 2, "step": 8, "hosts": ["a", "b"]}
+    assert metrics.last_saved(tmp_path) == {"launch": "L1", "attempt": 2, "step": 8, "hosts": ["a", "b"]}
     told.cut(4)
     told._file._file.write(b'{"kind": "event", "event": "checkpoint", "step": 9')  # cut short by a crash
     assert metrics.last_saved(tmp_path)["step"] == 4
@@ -211,16 +224,23 @@ def test_one_that_is_damaged_again_is_set_aside_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("attempt", "given_up", "set_aside", "missed"),
-    [(2, 0, False, True), (2, 9, False, False), (2, 0, True, False), (1, 0, False, False)],
+    ("launch", "attempt", "given_up", "set_aside", "missed"),
+    [
+        ("L1", 2, 0, False, True),
+        ("L1", 2, 9, False, False),
+        ("L1", 2, 0, True, False),
+        ("L1", 1, 0, False, False),
+        ("L0", 3, 0, False, False),
+    ],
 )
-def test_one_that_was_saved_is_missed(tmp_path, attempt, given_up, set_aside, missed):
+def test_one_that_was_saved_is_missed(tmp_path, launch, attempt, given_up, set_aside, missed):
     """Unless it is given up, was damaged, or the others have gone on from an older one since."""
     me = SimpleNamespace(first=False, keeps=True, rank=0, keepers=[0, 1], hosts=["b", "c"])
-    me.gather = lambda mine: [mine, {**mine, "saved": {"attempt": attempt, "step": 9, "hosts": ["a", "d"]}}]
+    there = {"launch": launch, "attempt": attempt, "step": 9, "hosts": ["a", "d"]}
+    me.gather = lambda mine: [mine, {**mine, "saved": there}]
     stored(tmp_path / "checkpoints", 4)
     told = metrics.Metrics(tmp_path, 0)
-    told.write({"kind": "event", "event": "restart", "attempt": 2, "step": 4})
+    told.write({"kind": "event", "event": "restart", "launch": "L1", "attempt": 2, "step": 4})
     if set_aside:
         (tmp_path / "checkpoints" / ".step-00000009.damaged").mkdir()
     if not missed:

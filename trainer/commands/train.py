@@ -151,6 +151,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
         checkpoint.load(found, strategy, optimizer)
         progress = Progress(**found.manifest["progress"])
+    progress.launch = max(progress.launch, environment.launch)
     run = Run(
         config=config,
         world=world,
