@@ -402,7 +402,7 @@ def newest(folder: Path, step: int | None = None) -> tuple[dict | None, Path | N
 
 def _launch(manifest: dict) -> str:
     """The start of the run that saved a checkpoint; of two, the later one is the greater."""
-    return str(manifest.get("progress", {}).get("launch", ""))
+    return str(manifest.get("launch", ""))
 
 
 def _launch_of(path: Path) -> str | None:

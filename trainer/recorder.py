@@ -151,7 +151,7 @@ class Recorder:
                 "diverged, and there is no checkpoint to go back to; set checkpoint_every to fewer steps, or a lower lr"
             )
         checkpoint.load(found, run.strategy, run.optimizer)
-        for name, value in (found.manifest["progress"] | {"launch": run.progress.launch}).items():
+        for name, value in found.manifest["progress"].items():
             setattr(run.progress, name, value)
         if self.metrics:
             self.metrics.cut(run.progress.step)
@@ -574,9 +574,11 @@ def _bar(run: Run) -> tqdm | None:
 
 def facts(config: Config, progress: Progress, identity: dict) -> dict:
     """What a manifest says of the run."""
+    known = dataclasses.asdict(progress)
     return {
         "step": progress.step,
-        "progress": dataclasses.asdict(progress),
+        "launch": known.pop("launch"),  # apart: a release from before it was there reads the rest
+        "progress": known,
         "identity": identity,
         "settings": dataclasses.asdict(config),
     }

@@ -173,6 +173,8 @@ def test_the_copy_on_another_host_is_enough(material, whole, tmp_path):
         (tmp_path / "node0" / "checkpoints" / "step-00000012" / "manifest.json").read_text()
     )
     assert manifest["progress"]["step"] == 12
+    # A release from before it was there takes all of the rest for its own.
+    assert "launch" in manifest and "launch" not in manifest["progress"]
     for node in ("node0", "node1"):  # the history, too
         assert ranks.losses(tmp_path / node) == pytest.approx(whole, rel=1e-5)
 

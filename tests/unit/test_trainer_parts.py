@@ -84,7 +84,7 @@ def stored(folder: Path, step: int, launch: str = "") -> Path:
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
     files = {"model.safetensors": checkpoint._settled(path / "model.safetensors")}
-    progress = {"progress": {"launch": launch}} if launch else {}
+    progress = {"launch": launch} if launch else {}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "files": files, **progress}))
     return path
 

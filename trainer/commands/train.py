@@ -150,7 +150,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     if found:
         checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
         checkpoint.load(found, strategy, optimizer)
-        progress = Progress(**found.manifest["progress"])
+        progress = Progress(**found.manifest["progress"], launch=found.manifest.get("launch", ""))
     progress.launch = max(progress.launch, environment.launch)
     run = Run(
         config=config,
