@@ -402,7 +402,7 @@ def _ways(commands: dict[str, str]) -> str:
 
 
 def _environment(found: dict[str, str] | None) -> str:
-    return f"torch {found['torch']} (digest {found['digest'][:8]})" if found else "no record of them"
+    return f"torch {found['torch']} (digest {found['digest'][:8]})" if found else "none"
 
 
 def _hosts(names: list[str]) -> str:

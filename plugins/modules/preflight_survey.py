@@ -53,8 +53,9 @@ import time
 import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import UNIT, run_processes
+from ansible.module_utils.host_runs import UNIT, environment_dir, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
+from ansible.module_utils.installed_packages import installed_torch, installed_versions
 from ansible.module_utils.rdma_ports import rdma_ports
 
 GPU_FIELDS = (
@@ -154,24 +155,20 @@ def link(interface: str, root: str = "") -> dict:
 # ---- what runs on it ----
 
 
-def versions(opt_dir: str, root: str = "") -> dict[str, str]:
-    """Of what must be equal on all hosts; "" where it is not there."""
-    try:
-        with open(
-            os.path.join(read(f"{opt_dir}/current/environment"), ".complete"), encoding="utf-8"
-        ) as file:
-            record = json.load(file)
-        packages = dict(record["versions"])
-    except (OSError, ValueError, KeyError, TypeError):
-        record, packages = {}, {}
-    driver = read(f"{root}/sys/module/nvidia/version")
-    nccl = [version for name, version in packages.items() if name.replace("_", "-").startswith("nvidia-nccl")]
+def versions(run_command, opt_dir: str, root: str = "") -> dict[str, str]:
+    """Of what must be equal on all hosts, as it is now, whatever was once installed; "" where it is not there."""
+    path = environment_dir(opt_dir)
+    packages = installed_versions(path) if path else {}
+    python = f"{path}/bin/python"
+    # An upgrade of the distribution changes the interpreter below an environment, which knows nothing of it.
+    _, told, _ = run_command([python, "-V"]) if path and os.access(python, os.X_OK) else (1, "", "")
+    nccl = [version for name, version in packages.items() if name.startswith("nvidia-nccl")]
     return {
         "kernel": platform.release(),
-        "python": str(record.get("python", "")),
-        "torch": str(record.get("torch", "")),
+        "python": told.strip().removeprefix("Python "),
+        "torch": installed_torch(path) if path else "",
         "nccl": nccl[0] if nccl else "",
-        "driver": driver,
+        "driver": read(f"{root}/sys/module/nvidia/version"),
     }
 
 
@@ -399,7 +396,7 @@ def main() -> None:
             "interfaces": [{key: one[key] for key in ("name", "enabled", "addresses")} for one in found],
             "routes": routes(module.run_command, peers) if real else {},
             "link": link(holder, root) if holder else None,
-            "versions": versions(p["opt_dir"], root),
+            "versions": versions(module.run_command, p["opt_dir"], root),
             "memory": memory(root),
             "disk": disk(p["state_dir"]),
             "memlock": unit_limit(module.run_command, p["user"]) if real else None,

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.how_far import ENVIRONMENT, Note, Pip, followed
+from ansible.module_utils.installed_packages import installed_versions, versions_digest
 
 DOCUMENTATION = r"""
 module: python_env
@@ -149,24 +150,6 @@ def environment_key(lock: str, torch: str, python_version: str, machine: str) ->
     """Name of an environment: 16 hex digits of everything that decides what is in it."""
     parts = json.dumps([lock.strip(), torch.strip(), python_version, machine])
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
-
-
-def installed_versions(path: str) -> dict[str, str]:
-    """Name -> version of what is installed in an environment, read off the names of its metadata directories.
-
-    pip is left out: it comes with the distribution's Python, not with the lock.
-    """
-    versions = {}
-    for metadata in glob.glob(f"{glob.escape(path)}/lib/python*/site-packages/*.dist-info"):
-        name, _, version = os.path.basename(metadata).removesuffix(".dist-info").rpartition("-")
-        versions[re.sub(r"[-_.]+", "-", name).lower()] = version
-    versions.pop("pip", None)
-    return dict(sorted(versions.items()))
-
-
-def versions_digest(versions: dict[str, str]) -> str:
-    """SHA-256 over the sorted name==version lines."""
-    return hashlib.sha256("\n".join(f"{n}=={v}" for n, v in sorted(versions.items())).encode()).hexdigest()
 
 
 def read_complete(path: str) -> dict | None:

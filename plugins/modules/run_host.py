@@ -50,7 +50,6 @@ host_facts:
 """
 
 import glob
-import json
 import os
 import pwd
 import shutil
@@ -66,6 +65,7 @@ from ansible.module_utils.host_runs import (
     run_status,
     slurm_jobs,
 )
+from ansible.module_utils.installed_packages import installed_torch, installed_versions, versions_digest
 from ansible.module_utils.same_files import shared_marks
 
 SLURM = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
@@ -74,15 +74,12 @@ NODES = ("name", "hostname", "address", "partition", "state")  # as sinfo is ask
 
 
 def environment(opt_dir: str) -> dict[str, str] | None:
-    """`torch` (its version and build) and `digest` (of all versions) of the release's Python environment, as its record
-    says; None without a record.
+    """`torch` (its version and build) and `digest` (of all versions) of what is installed in the release's Python
+    environment; None where nothing is.
     """
-    try:
-        with open(os.path.join(environment_dir(opt_dir), ".complete"), encoding="utf-8") as file:
-            record = json.load(file)
-        return {"torch": str(record["torch"]), "digest": str(record["digest"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    path = environment_dir(opt_dir)
+    versions = installed_versions(path) if path else {}
+    return {"torch": installed_torch(path), "digest": versions_digest(versions)} if versions else None
 
 
 def run_config(path: str) -> str | None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("node1", "node2", "node3")
 DROP_IN = "/etc/systemd/system/trainyard@.service.d"
 RELOAD_FIREWALL = "systemctl reload-or-restart trainyard-firewall.service"
-RECORD = '"$(cat /opt/trainyard/current/environment)/.complete"'
+PACKAGES = 'cd "$(cat /opt/trainyard/current/environment)"/lib/python3*/site-packages; info=$(echo torch-*.dist-info)'
 VETH = "ip link add odd0 type veth peer name odd1; ip link set odd0 up"
 
 
@@ -128,8 +128,9 @@ FAULTS = {
     ),
     "other torch": (
         "node3",
-        f"sed -i.keep 's/\"torch\": \"/&9./' {RECORD}",
-        f"mv {RECORD[:-1]}.keep\" {RECORD}",
+        # What pip leaves of another torch; the environment's record still tells of the first.
+        f"{PACKAGES}; mv $info torch-9.${{info#torch-}}; sed -i.keep \"s/^__version__ = '/&9./\" torch/version.py",
+        f"{PACKAGES}; mv $info torch-${{info#torch-9.}}; mv torch/version.py.keep torch/version.py",
         *("torch", "fail", "torch 9.", "--tags python_env"),
     ),
     "no release": (

@@ -177,7 +177,7 @@ TABLE = {
         {},
         ["node1 has torch 2.9.9+cpu", "node2 has torch 2.9.9+cu999 (digest abcdef01)", "without -l"],
     ),
-    "no record of the environment": ([{}, {"environment": None}], {}, ["node2 has no record of them"]),
+    "an empty environment": ([{}, {"environment": None}], {}, ["node2 has none"]),
     "finished before": (
         [{"run_state": "finished"}, {"run_state": "finished"}],
         {},

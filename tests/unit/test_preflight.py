@@ -192,6 +192,7 @@ FAULTS = {
     "no release": ([("node2", "run.release", None)], "release", FAIL, "node2", "no trainer", "site.yml"),
     "other packages": ([("node2", "run.environment", {"digest": "e" * 64})], "packages", FAIL, "node2", "eeee", "--tags python_env"),
     "other Python": ([("node1", "survey.versions.python", "3.12.1")], "python", FAIL, "node1", "3.12.1", "--tags python_env"),
+    "upgraded Python": ([("node1", "survey.versions.python", "3.11.9")], "python", FAIL, "node1", "3.11.9", "node1,node2,node3 -b -a 'sh -c \"apt-get update && apt-get upgrade"),
     "other torch": ([("node3", "survey.versions.torch", "2.12.0")], "torch", FAIL, "node3", "2.12.0", "--tags python_env"),
     "other NCCL": ([("node2", "survey.versions.nccl", "2.21.5")], "nccl", FAIL, "node2", "2.21.5", "--tags python_env"),
     "other kernel": ([("node2", "survey.versions.kernel", "6.12.1")], "kernel", WARN, "node2", "6.12.1", "dist-upgrade"),
@@ -702,6 +703,32 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
     (wire / "speed").write_text("-1\n")
     assert module.link("eth0", root)["speed"] is None
     assert module.cards(root) == 1
+
+
+def test_versions_are_those_that_are_there_whatever_was_once_installed(load_module, tmp_path):
+    module = load_module("preflight_survey")
+    packages = tmp_path / "env/lib/python3.12/site-packages"
+    release = tmp_path / "current"
+    for place in (packages / "torch", release, tmp_path / "env/bin"):
+        place.mkdir(parents=True)
+
+    def versions():
+        return module.versions(lambda command: (0, f"Python 3.12.4 by {command[0]}\n", ""), str(tmp_path))
+
+    assert {versions()[key] for key in ("python", "torch", "nccl")} == {""}
+    (release / "environment").write_text(f"{tmp_path}/env\n")
+    (tmp_path / "env/.complete").write_text(
+        '{"python": "3.12.3", "torch": "2.12.0", "versions": {"torch": "2.12.0"}}'
+    )
+    (tmp_path / "env/bin/python").touch(0o755)
+    for name in ("torch-2.13.0", "nvidia_nccl_cu12-2.27.5"):
+        (packages / f"{name}.dist-info").mkdir()
+    found = versions()
+    assert (found["torch"], found["nccl"]) == ("2.13.0", "2.27.5")
+    assert found["python"] == f"3.12.4 by {tmp_path}/env/bin/python"
+    # The index's wheel of torch has its build in a file of its own alone.
+    (packages / "torch/version.py").write_text("debug = False\n__version__ = '2.13.0+cu128'\n")
+    assert versions()["torch"] == "2.13.0+cu128"
 
 
 def test_the_units_limit_is_read_with_its_drop_ins(load_module):

@@ -1,6 +1,7 @@
 """What a host says of itself before a run: the module run_host, on directories of the test's own."""
 
 import getpass
+import hashlib
 import json
 import shutil
 import time
@@ -28,16 +29,28 @@ def test_the_environment_is_the_releases_own(load_module, tmp_path):
     environment = load_module("run_host").environment
     release, built = tmp_path / "releases/one", tmp_path / "env/KEY"
     release.mkdir(parents=True)
-    built.mkdir(parents=True)
+    packages = built / "lib/python3.12/site-packages"
+    packages.mkdir(parents=True)
     (tmp_path / "current").symlink_to("releases/one")
     assert environment(str(tmp_path)) is None
     (release / "environment").write_text(f"{built}\n")
     assert environment(str(tmp_path)) is None
-    record = {"torch": "2.9.9+cpu", "digest": "abc", "versions": {"torch": "2.9.9+cpu"}}
-    (built / ".complete").write_text(json.dumps(record))
-    assert environment(str(tmp_path)) == {"torch": "2.9.9+cpu", "digest": "abc"}
-    (built / ".complete").write_text("{}")
-    assert environment(str(tmp_path)) is None
+    (packages / "torch-2.9.9+cpu.dist-info").mkdir()
+    first = environment(str(tmp_path))
+    assert first == {"torch": "2.9.9+cpu", "digest": hashlib.sha256(b"torch==2.9.9+cpu").hexdigest()}
+
+
+def test_what_somebody_installed_by_hand_is_told_whatever_the_record_says(load_module, tmp_path):
+    environment = load_module("run_host").environment
+    packages = tmp_path / "env/lib/python3.12/site-packages"
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current/environment").write_text(f"{tmp_path}/env\n")
+    (packages / "torch-2.9.9+cpu.dist-info").mkdir(parents=True)
+    before = environment(str(tmp_path))
+    (tmp_path / "env/.complete").write_text(json.dumps({**before, "versions": {"torch": "2.9.9+cpu"}}))
+    (packages / "torch-2.9.9+cpu.dist-info").rename(packages / "torch-2.8.0.dist-info")
+    after = environment(str(tmp_path))
+    assert after["torch"] == "2.8.0" and after["digest"] != before["digest"]
 
 
 def test_a_relative_path_has_free_space_too(load_module):
