@@ -72,7 +72,7 @@ def host_key(cluster: Cluster) -> Iterable[Said]:
 @check(
     "Each host holds its cluster address, and nobody else does",
     "its own",
-    "the inventory (cluster_address)",
+    "the inventory (cluster_address); strangers by a probe of RFC 5227",
     True,
 )
 def address(cluster: Cluster) -> Iterable[Said]:
@@ -80,9 +80,21 @@ def address(cluster: Cluster) -> Iterable[Said]:
         host: {text.split("/")[0]: one["name"] for one in survey["interfaces"] for text in one["addresses"]}
         for host, survey in cluster.survey().items()
     }
-    well = True
-    for host in cluster.alive:
+    well, unasked = True, []
+    for host, survey in cluster.survey().items():
         own = cluster.facts[host]["expected"]["address"]
+        if survey["strangers"] is None:
+            unasked.append(host)
+        elif survey["strangers"] and not any(own in held[other] for other in cluster.alive if other != host):
+            well = False
+            who = named(survey["strangers"])
+            yield Said(
+                FAIL,
+                [host],
+                f"{own} is another machine's, too, whose hardware address is {who}",
+                f"find {who} (the router's list of clients) and give it another address; or {host} another "
+                f"cluster_address, and {cluster.site('network', [host])}",
+            )
         if own not in held[host]:
             there = named(list(held[host])) or "none"
             well = False
@@ -99,7 +111,9 @@ def address(cluster: Cluster) -> Iterable[Said]:
                     cluster.on([other], f"ip address del {own} dev {held[other][own]}"),
                 )
     if well:
-        yield Said(PASS, cluster.alive, "each its own")
+        # Nobody is asked over a link that is no Ethernet.
+        besides = f"; whether a stranger has {named(unasked)}'s, too, was not to be asked" if unasked else ""
+        yield Said(PASS, cluster.alive, f"each its own{besides}")
 
 
 @check(

@@ -51,7 +51,9 @@ import socket
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
+from ansible.module_utils.address_probe import others_with
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import UNIT, environment_dir, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
@@ -386,6 +388,8 @@ def main() -> None:
     )
     peers = [host["address"] for host in p["hosts"] if host["address"] != p["address"]]
     session = ssh_session()
+    # It listens while the rest is read.
+    strangers = ThreadPoolExecutor(1).submit(others_with, holder, p["address"]) if holder else None
     module.exit_json(
         changed=False,
         survey={
@@ -406,6 +410,7 @@ def main() -> None:
             "rdma": rdma_ports(root),
             "client": session["client"] if session else "",
             "free_port": free_port(p["address"]),
+            "strangers": strangers.result() if strangers else None,
             "time": time.time(),
         },
     )

@@ -3,6 +3,7 @@
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -120,6 +121,14 @@ FAULTS = {
         "ip link delete odd0",
         *("route", "fail", "node1 by odd0", "dev eth0 src"),
     ),
+    "a stranger with its address": (
+        "node1",
+        # It answers nobody but who asks as RFC 5227 has it, or the host could not be reached for the test itself.
+        "STRANGER ip address add ADDRESS-OF-NODE1/32 dev eth0; nft -f - <<'END'\ntable arp odd {\n chain in {\n"
+        "  type filter hook input priority 0\n  arp operation request arp saddr ip != 0.0.0.0 drop\n }\n}\nEND\n",
+        "STRANGER ip address del ADDRESS-OF-NODE1/32 dev eth0; nft delete table arp odd",
+        *("address", "fail", "is another machine's, too, whose hardware address is ", "--tags network -l node1"),
+    ),
     "overlapping subnets": (
         "node1",
         f"{VETH}; ip address add SUBNET.222/24 dev odd0 noprefixroute",
@@ -197,15 +206,7 @@ IN_CI = ("wrong MTU", "foreign process on the port")
 
 def do(plays, host, words):
     """Plant or undo: a shell's command line on the host, or one of the lab's own words."""
-    lab, (word, *rest) = plays.lab, words.split()
-    own = {
-        "RATE": lambda: lab.set_rate(host, rest[0] if rest else None),
-        "CUT": lambda: lab.cut(host),
-        "JOIN": lambda: lab.join(host),
-    }
-    if word in own:
-        own[word]()
-        return
+    lab = plays.lab
     address = lab.host("node1").address
     known = {
         "MACHINE-ID-OF-NODE1": lambda: plays.sh("node1", "cat /etc/machine-id").strip(),
@@ -216,7 +217,14 @@ def do(plays, host, words):
     for name, value in known.items():
         if name in words:
             words = words.replace(name, value())
-    plays.sh(host, words)
+    word, _, rest = words.partition(" ")
+    own = {
+        "RATE": lambda: lab.set_rate(host, rest or None),
+        "CUT": lambda: lab.cut(host),
+        "JOIN": lambda: lab.join(host),
+        "STRANGER": lambda: subprocess.run(lab.stranger_command("sh", "-ec", rest), check=True),
+    }
+    own.get(word, lambda: plays.sh(host, words))()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from plugins.action import preflight_pair as pair_action
 from plugins.action import preflight_verdict
 from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
 from plugins.filter import preflight as filters
-from plugins.module_utils import echo
+from plugins.module_utils import address_probe, echo
 
 # On the path only since the action was imported.
 from preflight_base import CHECKS, PASS, blamed, odd  # isort: skip
@@ -96,6 +96,7 @@ def survey(name, nodes):
         ],
         "client": "10.77.0.1",
         "free_port": 40001,
+        "strangers": [],
         "time": 2e9,
     }
 
@@ -178,6 +179,12 @@ FAULTS = {
     "duplicate machine-id": ([("node2", "survey.machine_id", "id-of-node1")], "machine_id", FAIL, "node1 node2", "id-of-node1", "--tags identity"),
     "duplicate host key": ([("node3", "survey.host_keys", ["key-of-node1"])], "host_key", FAIL, "node1 node3", "same key", "ssh-keygen -A"),
     "address on no interface": ([("node2", "survey.interfaces", [])], "address", FAIL, "node2", "on no interface", "--tags network -l node2"),
+    "a stranger with its address": ([("node2", "survey.strangers", ["02:00:00:00:00:09"])], "address", FAIL, "node2", "10.77.0.12 is another machine's, too, whose hardware address is 02:00:00:00:00:09", "--tags network -l node2"),
+    "a peer with its address": (
+        # Which the probe hears, too: the peer is named, and no stranger is looked for.
+        [("node2", "survey.strangers", ["02:00:00:00:00:03"]), ("node3", "survey.interfaces", lambda old: [*old, {"name": "eth1", "enabled": False, "addresses": ["10.77.0.12/32"]}])],
+        "address", FAIL, "node3", "10.77.0.12, which is node2's, on eth1", "ip address del 10.77.0.12 dev eth1",
+    ),
     "127.0.1.1": ([("node2", "survey.names.node2", ["127.0.1.1"])], "names", FAIL, "node2", "127.0.1.1", "--tags identity -l node2"),
     "unknown name": ([("node1", "survey.names.node3", [])], "names", FAIL, "node1", "node3 is unknown", "--tags identity -l node1"),
     "route by another NIC": (
@@ -338,6 +345,14 @@ def test_clocks_are_compared_over_a_ring_too():
     for host, peer in zip(facts, [*list(facts)[1:], "node1"], strict=True):
         facts[host]["pairs"] = {peer: facts[host]["pairs"][peer]}
     assert [(one.check, one.hosts) for one in complaints(facts)] == [("clock", ["node3"])]
+
+
+def test_where_no_stranger_can_be_asked_for_that_is_said():
+    facts = healthy()
+    facts["node2"]["survey"]["strangers"] = None
+    assert complaints(facts) == []
+    said = {one.check: one.found for one in findings(cluster(facts))}
+    assert said["address"] == "each its own; whether a stranger has node2's, too, was not to be asked"
 
 
 def test_a_failed_step_is_told_in_the_trainers_words():
@@ -763,6 +778,20 @@ def test_a_survey_of_this_machine(run_module, tmp_path):
     found = answer["survey"]
     assert found["versions"]["torch"] == "" and found["disk"]["free"] > 0 and found["memory"]["total"] > 0
     assert found["free_port"] > 0 and not answer["changed"]
+
+
+def test_who_claims_an_address_is_heard_in_arp_packets():
+    own, odd = bytes.fromhex("020000000001"), bytes.fromhex("020000000009")
+    probe = address_probe.probe_of(own, "10.77.0.12")
+    # RFC 5227: Ethernet, IPv4, a request; whoever asks has no address yet.
+    assert probe.hex() == "0001080006040001" + "020000000001" + "00000000" + "000000000000" + "0a4d000c"
+    answer = bytes.fromhex("0001080006040002") + odd + socket.inet_aton("10.77.0.12") + own + bytes(4)
+    claimant = address_probe.claimant
+    assert claimant(answer, "10.77.0.12", {own.hex(":")}) == "02:00:00:00:00:09"
+    assert claimant(answer, "10.77.0.12", {own.hex(":"), odd.hex(":")}) == ""  # another card of this host
+    assert claimant(answer, "10.77.0.13", set()) == claimant(probe, "10.77.0.12", set()) == ""
+    assert claimant(answer[:20], "10.77.0.12", set()) == ""
+    assert address_probe.others_with("lo", "127.0.0.1") is None
 
 
 # ---- the ways, on this machine's loopback ----
