@@ -18,7 +18,7 @@ from ansible.utils.vars import load_extra_vars
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Limits, findings
+from preflight_base import FAIL, MODEL_TIMES, PASS, SKIP, WARN, Cluster, Limits, findings
 from preflight_report import (
     MARKS,
     baseline_name,
@@ -40,9 +40,6 @@ from trainer.data.read import names
 from trainer.model.files import SHIPPED
 
 RUN = ("run", "model", "dataset", "validation")  # what preflight.yml takes of a run to come
-CHECKPOINTS = 3
-# Of a model's file in 16 bits: 4 bytes of weights and 8 of AdamW's moments a parameter, over the file's 2.
-CHECKPOINT_SHARE = 6
 
 COLOURS = {MARKS[FAIL]: C.COLOR_ERROR, MARKS[WARN]: C.COLOR_WARN, MARKS[PASS]: C.COLOR_OK}
 
@@ -85,7 +82,7 @@ def run_room(model: str, dataset: str, validation: str = "") -> tuple[float, str
             data += size(os.path.expanduser(name))
         elif not (TEXTS / f"{name}.txt").exists():
             unknown.append(name)
-    return (data + weights * (1 + CHECKPOINTS * CHECKPOINT_SHARE)) / 1e9, ", ".join(unknown)
+    return (data + weights * MODEL_TIMES) / 1e9, ", ".join(unknown)
 
 
 def reason(result: dict) -> str:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, fields
 
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 SHOWN_HOSTS = 8
+# Disk that a full fine-tune takes, over the model's files in 16 bits: these, and three checkpoints of 4 bytes of
+# weights and 8 of AdamW's moments a parameter.
+MODEL_TIMES = 1 + 3 * 6
 GB = 1e9
 
 

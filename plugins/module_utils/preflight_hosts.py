@@ -6,7 +6,7 @@ import ipaddress
 import statistics
 from collections.abc import Iterable
 
-from preflight_base import FAIL, GB, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
+from preflight_base import FAIL, GB, MODEL_TIMES, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
 
 # ---- who is there ----
 
@@ -366,8 +366,10 @@ def clock_middle(cluster: Cluster, offsets: dict[str, float]) -> float:
 )
 def disk(cluster: Cluster) -> Iterable[Said]:
     need = cluster.limits.min_free_gb + cluster.limits.run_gb
-    unknown = cluster.limits.run_unknown
-    besides = f", besides {unknown}, of unknown size" if unknown else ""
+    needed = f"{need:.1f} GB needed"
+    if unknown := cluster.limits.run_unknown:
+        needed += f" besides what {unknown} takes: not on the controller, so of unknown size "
+        needed += f"(in a full fine-tune a model takes {MODEL_TIMES} times its files)"
     well = True
     for host, survey in cluster.survey().items():
         room = survey["disk"]
@@ -375,9 +377,7 @@ def disk(cluster: Cluster) -> Iterable[Said]:
         if room["read_only"]:
             fault = "it is mounted for reading alone"
         elif room["free"] < need * GB:
-            fault = (
-                f"{room['free'] / GB:.1f} of {room['total'] / GB:.1f} GB free, {need:.1f} GB needed{besides}"
-            )
+            fault = f"{room['free'] / GB:.1f} of {room['total'] / GB:.1f} GB free, {needed}"
         elif room["inodes"] is not None and room["inodes"] < 10_000:
             fault = f"{room['inodes']} files may still be made"
         if fault:
@@ -388,11 +388,7 @@ def disk(cluster: Cluster) -> Iterable[Said]:
             )
     if well:
         least = min(survey["disk"]["free"] for survey in cluster.survey().values())
-        yield Said(
-            PASS,
-            cluster.alive,
-            f"{least / GB:.0f} GB free or more{f'; unknown: what {unknown} takes' if unknown else ''}",
-        )
+        yield Said(PASS, cluster.alive, f"{least / GB:.0f} GB free or more, {needed}")
 
 
 @check(

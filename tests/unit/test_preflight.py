@@ -415,9 +415,12 @@ def test_the_room_that_the_run_takes_is_asked_for(tmp_path):
     (said,) = complaints(healthy("node1"), run_gb=399)
     assert said.check == "disk" and said.found.endswith("404.0 GB needed")
     (said,) = complaints(healthy("node1"), run_gb=399, run_unknown="org/model")
-    assert said.found.endswith("404.0 GB needed, besides org/model, of unknown size")
+    more = " besides what org/model takes: not on the controller, so of unknown size (in a full fine-tune a model takes "
+    assert said.found.endswith(f"404.0 GB needed{more}19 times its files)")
     words = {one.check: one.found for one in findings(cluster(healthy("node1"), run_unknown="org/model"))}
-    assert words["disk"] == "400 GB free or more; unknown: what org/model takes"
+    assert words["disk"] == f"400 GB free or more, 5.0 GB needed{more}19 times its files)"
+    words = {one.check: one.found for one in findings(cluster(healthy("node1")))}
+    assert words["disk"] == "400 GB free or more, 5.0 GB needed"
 
 
 # ---- the report ----
