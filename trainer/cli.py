@@ -1,4 +1,4 @@
-"""The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|stop|tell`; docs/architecture.md."""
+"""The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|burn|stop|tell`; docs/architecture.md."""
 
 import argparse
 import logging
@@ -59,6 +59,11 @@ def _run(options: argparse.Namespace) -> int:
         from trainer.commands import bench
 
         return bench.main(options.device, options.largest << 20, options.seconds)
+
+    if options.command == "burn":
+        from trainer.commands import burn
+
+        return burn.main(options.device, options.dtype, options.minutes)
 
     if options.command == "check" and options.config.is_dir():
         from trainer.commands import check
@@ -194,6 +199,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--seconds", type=_from_zero, default=1.0, help="for each collective and size, about (1)"
     )
+
+    text = "load on this host's cards or processors, whose results must stay the same; preflight.yml's depth=burn"
+    burn = commands.add_parser("burn", help=text, description=text)
+    burn.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    burn.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    burn.add_argument("--minutes", type=_from_zero, default=60.0, help="how long (60)")
 
     stop = commands.add_parser("stop", help="ask a run to save and end")
     stop.add_argument("run_dir", metavar="RUN_DIR", type=Path)

@@ -93,6 +93,16 @@ def reason(result: dict) -> str:
     return ""
 
 
+def burned(result: dict) -> list[dict] | None:
+    """What `trainer burn` said of each device of a host, of the task's result; None where it was not asked."""
+    if "text" in result:
+        return json.loads(result["text"])
+    if result.get("unreachable") or "rc" in result or "msg" in result:
+        lines = str(result.get("msg") or "").strip().splitlines()
+        return [{"device": "", "error": lines[-1][-300:] if lines else "no reason given"}]
+    return None
+
+
 def fact_of(variables, host: dict, rdma: bool) -> dict:
     """What is known of one host: `Cluster.facts`' value. `variables`: the host's."""
     seen, asked, pair = (
@@ -116,6 +126,7 @@ def fact_of(variables, host: dict, rdma: bool) -> dict:
         "pairs": pair.get("pairs"),
         "outside": pair.get("outside") or str(pair.get("msg") or "")[-200:] or None,
         "clock": pair.get("clock"),
+        "burn": burned(plain(variables.get("__preflight_burned") or {})),
     }
 
 

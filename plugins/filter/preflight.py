@@ -37,9 +37,6 @@ TRIAL = {
     "timeout_seconds": 45.0,
     "tensorboard": False,
 }
-# Of a burn: the same model, and batches that keep a card at work.
-BURN = {"sequence_length": 512, "max_samples": 4000}
-BURN_BATCH = 8  # sequences of each process
 OF_MACHINES = ("device", "dtype", "threads", "strategy", "offload_dir", "compile")
 
 
@@ -99,13 +96,12 @@ def preflight_measure(survey: dict, hosts: list[dict], depth: str, burn_minutes:
     }
 
 
-def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1, depth: str = "quick") -> dict:
+def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) -> dict:
     """What the trainer's tasks take for what was asked for (`__trainer_asked`): a few steps of a tiny model."""
     plain = json.loads(json.dumps(inventory_keys))  # without Ansible's marks
     about = {key: value for key, value in plain.items() if key in OF_MACHINES}
-    burns = depth == "burn"
-    size = max(4, int(processes) * (BURN_BATCH if burns else 1))
-    keys = {**TRIAL, **(BURN if burns else {}), **about, "run": RUN, "steps": int(steps), "batch_size": size}
+    size = max(4, int(processes))
+    keys = {**TRIAL, **about, "run": RUN, "steps": int(steps), "batch_size": size}
     try:
         config = dataclasses.asdict(trainer_config.from_mapping({**keys, "resume": "auto"}))
     except BadInput as error:
@@ -118,12 +114,6 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1, de
         "launcher": "systemd",
         **dict.fromkeys(("beside", "detach", "follow", "plan", "queue", "resume", "smoke"), False),
     }
-
-
-def preflight_burn_steps(last: dict, burn_minutes: float, steps: int) -> int:
-    """Steps that last half of the minutes, by the seconds of the `last` one that was tried."""
-    seconds = float(last.get("step_seconds") or 0)
-    return max(int(steps), int(float(burn_minutes) * 30 / seconds)) if seconds > 0 else int(steps)
 
 
 def preflight_steps_said(hindrance: dict, followed: dict, fault: str, steps: int, check_mode: bool) -> dict:
@@ -159,7 +149,6 @@ def preflight_steps_said(hindrance: dict, followed: dict, fault: str, steps: int
 class FilterModule:
     def filters(self):
         return {
-            "preflight_burn_steps": preflight_burn_steps,
             "preflight_fault": preflight_fault,
             "preflight_measure": preflight_measure,
             "preflight_steps_said": preflight_steps_said,

@@ -81,7 +81,8 @@ class Cluster:
     survey, run: the answers of preflight_survey and run_host, None where there is none; error: why;
     pairs: what preflight_pair found of each peer, None where it did not run;
     outside: {port: open | closed} as seen from the controller, or a text: why it was not tried;
-    clock: (s that the host is ahead of the controller, uncertainty), None where unknown.
+    clock: (s that the host is ahead of the controller, uncertainty), None where unknown;
+    burn: what `trainer burn` said of its devices, None where it was not asked.
     steps: {result, message, seconds} of the training steps; local: the hosts are directories of one machine.
     """
 

@@ -8,6 +8,7 @@ from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, check
 
 # Xids that mean the card or its link (NVIDIA's catalogue); the others are mostly a program's own faults.
 HARD_XIDS = {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143}
+KEPT_SPEED = 0.9  # of the first minute of a burn
 # Bits of clocks_throttle_reasons.active (NVML).
 THROTTLES = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 
@@ -155,3 +156,43 @@ def pcie(cluster: Cluster) -> Iterable[Said]:
         yield Said(SKIP, cluster.alive, "no host has a GPU")
     elif well:
         yield Said(PASS, list(found), "all lanes")
+
+
+@check(
+    "Cards and processors compute for hours, each time the same, and cards as fast in the last minute as in the first",
+    "no other bit; 90 % of the first minute's speed",
+    "trainer/commands/burn.py; depth burn",
+)
+def burn(cluster: Cluster) -> Iterable[Said]:
+    burned = {host: cluster.facts[host].get("burn") for host in cluster.alive}
+    if not any(burned.values()):
+        yield Said(SKIP, cluster.alive, "they were not loaded; depth burn does so")
+        return
+    well = True
+    for host, devices in burned.items():
+        for one in devices or []:
+            if one["error"]:
+                result, text = FAIL, f"{one['device'] or 'trainer burn'}: {one['error']}"
+                cure = cluster.on([host], "dmesg --level=err,warn")
+            elif one["wrong"]:
+                result, text = (
+                    FAIL,
+                    f"{one['device']}: {one['wrong']} of {one['products']} products were wrong",
+                )
+                cure = f"{cluster.limits.train} -l 'all:!{host}'   until it is replaced"
+            # A processor's time is other programs', too.
+            elif one["last"] < KEPT_SPEED * one["first"] and not one["device"].startswith("cpu"):
+                result = WARN
+                text = f"{one['device']}: {one['last']:.3g} TFLOP/s in the last minute, {one['first']:.3g} in the first"
+                cure = cluster.on([host], "nvidia-smi -q -d TEMPERATURE,PERFORMANCE")
+            else:
+                continue
+            well = False
+            yield Said(result, [host], text, cure)
+    if well:
+        speeds = [
+            f"{host} {sum(one['last'] for one in devices):.3g}" for host, devices in burned.items() if devices
+        ]
+        yield Said(
+            PASS, [h for h in burned if burned[h]], f"{', '.join(speeds[:8])} TFLOP/s, each product the same"
+        )

@@ -37,6 +37,17 @@ def test_two_healthy_nodes_pass_and_nothing_of_it_stays(yard):
     assert list((yard.results / "preflight").glob("baseline-*.json"))
 
 
+@pytest.mark.full
+def test_a_burn_loads_every_node_for_half_of_its_minutes(yard):
+    begin = time.monotonic()
+    run = yard.play("playbooks/preflight.yml", depth="burn", preflight_burn_minutes=1)
+    assert time.monotonic() - begin > 30
+    assert run.rc == 0, said(run)
+    (found,) = [one for one in result(yard)["checks"] if one["check"] == "burn"]
+    assert (found["result"], found["hosts"]) == ("pass", ["node1", "node2"])
+    assert found["found"].endswith("TFLOP/s, each product the same")
+
+
 def test_a_warning_ends_with_1(yard):
     """By ansible-playbook itself: ansible-runner brings callbacks of its own instead of the checkout's."""
     (yard.results / "two words.txt").write_text("It was.")

@@ -51,6 +51,12 @@ GPU = {
 }
 
 
+BURNED = {
+    **{"device": "cuda:0 (NVIDIA A100-SXM4-80GB)", "dtype": "bfloat16", "products": 9000, "wrong": 0},
+    **{"first": 240.0, "last": 235.0, "error": ""},
+}
+
+
 def survey(name, nodes):
     own = ADDRESS[name]
     return {
@@ -140,6 +146,7 @@ def healthy(*nodes):
             "pairs": {other: way(other) for other in nodes if other != name},
             "outside": {"29500": "closed", "40001": "closed"},
             "clock": [0.0, 0.25],
+            "burn": [dict(BURNED)],
         }
         for name in nodes
     }
@@ -249,6 +256,10 @@ FAULTS = {
     "throttled": ([("node3", "survey.gpu.gpus.0.clocks_throttle_reasons.active", "0x0000000000000040")], "gpu_health", WARN, "node3", "heat", "TEMPERATURE"),
     "hard Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 79, "text": "GPU has fallen off the bus"}])], "gpu_health", FAIL, "node3", "79", "reboot"),
     "soft Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": ""}])], "gpu_health", WARN, "node3", "13", "reboot"),
+    "a card that computes wrong": ([("node2", "burn.0.wrong", 1)], "burn", FAIL, "node2", "cuda:0 (NVIDIA A100-SXM4-80GB): 1 of 9000 products were wrong", "-l 'all:!node2'"),
+    "a card that gives up under load": ([("node2", "burn.0.error", "CUDA error: unspecified launch failure")], "burn", FAIL, "node2", "launch failure", "dmesg"),
+    "a card that heat slows": ([("node2", "burn.0.last", 210.0)], "burn", WARN, "node2", "210 TFLOP/s in the last minute, 240 in the first", "TEMPERATURE"),
+    "no load": ([("node2", "burn", [{"device": "", "error": "it was killed"}])], "burn", FAIL, "node2", "trainer burn: it was killed", "dmesg"),
     "half the lanes": ([("node2", "survey.gpu.gpus.0.pcie.link.width.current", "8")], "pcie", WARN, "node2", "8 of 16", "PCIE"),
     "half duplex": ([("node2", "survey.link.duplex", "half")], "link", WARN, "node2", "half duplex", "ethtool eth0"),
     "slow interface": (
@@ -380,6 +391,26 @@ def test_of_a_host_without_a_release_only_that_is_said():
     for fact in facts.values():
         fact["run"]["release"] = None
     assert [one.check for one in complaints(facts)] == ["release"]
+
+
+def test_a_processor_that_others_use_too_is_not_called_slow():
+    facts = healthy()
+    for fact in facts.values():
+        fact["burn"] = [{**BURNED, "device": "cpu (processors)", "first": 0.5, "last": 0.2}]
+    assert complaints(facts) == []
+    words = {one.check: one.found for one in findings(cluster(facts))}
+    assert words["burn"] == "node1 0.2, node2 0.2, node3 0.2 TFLOP/s, each product the same"
+    for fact in facts.values():
+        fact["burn"] = None
+    assert {one.check: one.result for one in findings(cluster(facts))}["burn"] == SKIP
+
+
+def test_what_became_of_the_burn():
+    burned = preflight_verdict.burned
+    assert burned({"text": json.dumps([BURNED])}) == [BURNED]
+    assert burned({}) == burned({"skipped": True, "changed": False}) is None
+    assert burned({"rc": 2, "msg": "usage: …\nit was killed"}) == [{"device": "", "error": "it was killed"}]
+    assert burned({"unreachable": True}) == [{"device": "", "error": "no reason given"}]
 
 
 def test_nobody_answers():
@@ -570,8 +601,6 @@ def test_the_steps_take_what_the_inventory_says_of_machines_alone():
         2,
     )
     assert config["batch_size"] == 6 and asked["run"].startswith("smoke-")
-    burn = filters.preflight_trial({"threads": 2}, 6, 2, "burn")["config"]
-    assert (burn["batch_size"], burn["sequence_length"]) == (48, 512) != (6, config["sequence_length"])
     with pytest.raises(AnsibleFilterError, match=r"trainer_config in the inventory: .*threads"):
         filters.preflight_trial({"threads": "many"})
 
@@ -592,8 +621,6 @@ def test_what_became_of_the_steps():
     assert "mtu" in said({"failed_checks": ["mtu"]}, {}, "", 2, False)["message"]
     assert "first" in said({"failed_checks": [], "active": ["first"]}, {}, "", 2, False)["message"]
     assert said({}, {}, "", 0, False)["result"] == said({}, {}, "", 2, True)["result"] == "skip"
-    assert filters.preflight_burn_steps({"step_seconds": 0.5}, 120, 2) == 7200
-    assert filters.preflight_burn_steps({}, 120, 2) == 2
 
 
 # ---- the controller's look from outside ----
