@@ -1,4 +1,4 @@
-"""preflight.yml on four hosts: within a minute before a run, minutes with depth=full, and as asked with burn."""
+"""preflight.yml on four hosts: within a minute before a run, minutes with depth=full, and as asked with burn; on six."""
 
 import time
 
@@ -45,3 +45,30 @@ def test_a_burn_takes_as_long_as_it_was_asked_to(plays, tmp_path):
     timed(plays, tmp_path)  # which says how long a step takes
     seconds, _ = timed(plays, tmp_path, depth="burn", preflight_burn_minutes=2)
     assert 100 < seconds < 120 + 2 * patience()
+
+
+def test_of_more_than_four_hosts_each_measures_its_next(make_lab, tmp_path):
+    """Bare ones, which the network is measured of, too: a ring before a run, every pair in full."""
+    plays = Plays(make_lab("six", hosts=6), tmp_path)
+    names = [f"node{number}" for number in range(1, 7)]
+    try:
+        for extra, peers in (({}, 1), ({"depth": "full"}, 5)):
+            begin = time.monotonic()
+            _, said, result = preflight(plays, tmp_path, **extra)
+            print(f"preflight of six {extra or 'before a run'}: {time.monotonic() - begin:.0f} s")
+            places = {
+                name: [names[(at + n) % 6] for n in range(1, peers + 1)] for at, name in enumerate(names)
+            }
+            assert {a: sorted(ways) for a, ways in result["pairs"].items()} == {
+                a: sorted(found) for a, found in places.items()
+            }, said
+            assert all(
+                "mbit" in way and "offset" in way
+                for ways in result["pairs"].values()
+                for way in ways.values()
+            )
+            found = {one["check"]: one["result"] for one in result["checks"]}
+            network = ("address", "clock", "mtu", "ways", "loss", "latency", "bandwidth")
+            assert {found[check] for check in network} == {"pass"}, said
+    finally:
+        plays.lab.down()
