@@ -1,4 +1,4 @@
-"""preflight.yml on four hosts: within a minute before a run, minutes with depth=full, and as asked with burn; on six."""
+"""preflight.yml on four hosts: a minute before a run, minutes with depth=full, as asked with burn; and on six."""
 
 import time
 
