@@ -275,7 +275,8 @@ def check_make(words):
 
 def check_trainer(words):
     if len(words) == 1:  # it is spoken of
-        words += {"generate": ["D"], "export": ["D", "O"], "fetch": ["model", "N", "D"], "bench": []}.get(
+        alone = {"bench": [], "burn": []}
+        words += {"generate": ["D"], "export": ["D", "O"], "fetch": ["model", "N", "D"], **alone}.get(
             *words, ["C"]
         )
     given = parsed(trainer_parser(), words)
