@@ -64,18 +64,32 @@ def run_choice_fault(results: dict[str, dict], asked: str) -> str:
     if run_chosen(results, asked):
         return ""
     views = run_views(results)
-    if not views:
-        return (
-            f"None of {names(list(results))} knows a run{f' {asked}' if asked else ''}; train.yml starts one."
-        )
-    if not asked:
+    if not asked and views:
         active = ", ".join(run for run, view in views.items() if view["active"])
         return f"run: several are active; expected the name of one of {active}. Name it: -e run=NAME"
-    return (
-        f"run: found {asked}, which none of {names(list(results))} knows; "
-        f"expected one of {', '.join(list(views)[:10])}. "
-        "Correct the name after -e run="
-    )
+    answered, mute = _answered(results), _mute(results)
+    if not answered:
+        text = "No host has answered, so that nothing is known of their runs."
+    elif not views:
+        text = f"None of {names(answered)} knows a run{f' {asked}' if asked else ''}"
+        # One that a silent host has may be under way there.
+        text += ", and not every host has answered." if mute else "; train.yml starts one."
+    else:
+        text = (
+            f"run: found {asked}, which none of {names(answered)} knows; "
+            f"expected one of {', '.join(list(views)[:10])}. "
+            f"Correct the name after -e run={', or see to the hosts that are silent.' if mute else ''}"
+        )
+    return "\n".join([text, *mute])
+
+
+def _answered(results: dict[str, dict]) -> list[str]:
+    return [host for host, result in results.items() if "host_status" in result]
+
+
+def _mute(results: dict[str, dict]) -> list[str]:
+    """Why the others have not answered, a line each."""
+    return [silence(host, result) for host, result in results.items() if "host_status" not in result]
 
 
 def runs_to_retire(
@@ -126,18 +140,19 @@ def cluster_status(results: dict[str, dict], run: str = "") -> str:
     views = run_views(results)
     older = [name for name, view in views.items() if not view["active"]][ENDED_RUNS:]
     shown = {name: view for name, view in views.items() if (name == run if run else name not in older)}
-    parts = [_run_table(shown) if shown else "No run is known on these hosts; train.yml starts one."]
+    answered, mute = _answered(results), _mute(results)
+    none = f"No run is known on {names(answered) if mute else 'these hosts; train.yml starts one'}."
+    parts = [_run_table(shown) if shown else none if answered else "No host has answered."]
     if not run and older:
         parts[0] += f"\n… and {len(older)} older ones"
-    if notes := [line for name, view in shown.items() for line in _notes(name, view)]:
+    if notes := [line for name, view in shown.items() for line in _notes(name, view, bool(mute))]:
         parts.append("\n".join(notes))
     parts.append(_host_table(results))
-    if silent := [silence(host, result) for host, result in results.items() if "host_status" not in result]:
-        parts.append("\n".join(silent))
+    if mute:
+        parts.append("\n".join(mute))
     releases: dict[str, list[str]] = {}
-    for host, result in results.items():
-        if "host_status" in result:
-            releases.setdefault(result["host_status"]["release"] or "none", []).append(host)
+    for host in answered:
+        releases.setdefault(results[host]["host_status"]["release"] or "none", []).append(host)
     if len(releases) > 1:
         there = "; ".join(f"{release} on {names(hosts)}" for release, hosts in releases.items())
         parts.append(
@@ -168,8 +183,10 @@ def _run_table(views: dict[str, dict]) -> str:
     return table(rows)
 
 
-def _notes(run: str, view: dict) -> list[str]:
+def _notes(run: str, view: dict, some_silent: bool) -> list[str]:
     """What a run says of itself, and what to do about it."""
+    if view["state"] == "interrupted" and some_silent:
+        return [f"{run} was cut short on {names(view['hosts'])}; it may go on on a host that is silent"]
     if view["state"] == "interrupted":
         return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
     warning = view.get("warning") and f"warning: {view['warning']}"

@@ -36,7 +36,7 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
     ranks = [{**rank, "host": host} for host, one in found.items() for rank in one["ranks"]]
     ranks.sort(key=lambda rank: rank["rank"])
     sentence = (
-        _over(found, run)
+        _over(found, run, silent)
         or _stopped(ranks)
         or _silent(silent, found)
         or _launchers(found)
@@ -54,7 +54,7 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
 # --- the sentence, by the first of these that has one -------------------------------------------------------
 
 
-def _over(found: dict, run: str) -> str:
+def _over(found: dict, run: str, silent: list[str]) -> str:
     if not found or any(one["active"] or one["ranks"] for one in found.values()):
         return ""
     newest = min(found.values(), key=lambda one: one["age"])["status"]
@@ -62,6 +62,11 @@ def _over(found: dict, run: str) -> str:
         return f"Run {run} is not known on {names(found)}: correct the name after -e run= (playbooks/status.yml)."
     reason = str(newest.get("reason") or "").splitlines()
     why = f": {reason[0]}" if reason else ""
+    if silent and newest["state"] != "finished":
+        return (
+            f"Run {run} is not active on {names(found)}, where its last word is {newest['state']}{why}; it may go on "
+            f"on {names(silent)}: see whether {'that machine is' if len(silent) == 1 else 'those machines are'} on."
+        )
     go_on = "" if newest["state"] == "finished" else f" Go on with it: train.yml -e run={run} -e resume=true"
     return f"Run {run} is not active; its last word is {newest['state']}{why}.{go_on}"
 

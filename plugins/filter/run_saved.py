@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from telling import silence
 
 
 def saved_choice(results: dict[str, dict], seen: dict[str, dict], step: int | None = None) -> dict:
@@ -39,9 +45,11 @@ def saved_fault(results: dict[str, dict], seen: dict[str, dict], run: str, step:
     steps = sorted(
         {one for result in results.values() for one in (result.get("saved") or {}).get("steps", [])}
     )
+    # A host that was silent already when all were looked at has not been asked again.
+    asked = {host: {**seen.get(host, {}), **result} for host, result in results.items()}
     failed = [
-        f"{host}: no answer: {(str(result.get('msg') or 'it was not asked').strip().splitlines() or [''])[-1][:200]}"
-        for host, result in results.items()
+        silence(host, result)
+        for host, result in asked.items()
         if "saved" not in result and (result.get("unreachable") or result.get("failed"))
     ]
     if step:

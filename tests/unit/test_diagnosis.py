@@ -91,7 +91,11 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             },
             r"Run r is not active; its last word is failed: out of memory\. Go on with it: train\.yml -e run=r",
         ),
-        ({"a": host(active=False, state="finished")}, r"last word is finished\.$"),
+        ({"a": host(active=False, state="finished"), "b": SILENT}, r"last word is finished\.$"),
+        (
+            {"a": host(active=False), "b": SILENT},
+            r"not active on a, where its last word is running; it may go on on b: see whether that machine is on\.$",
+        ),
         (
             {"a": host(state="stalled", status={"reason": "paused: etcd does not answer"}), "b": host()},
             r"a has paused: paused: etcd does not answer",

@@ -118,6 +118,12 @@ def test_a_host_without_an_answer_hides_nothing_and_is_named_where_nothing_is_fo
     )
     assert others == ["n2: x: missing or cut short", "n1: no answer: ssh: timed out"]
     assert saved_fault({"n2": answer(model(4))}, {}, "a") == ""
+    # Silent when all were looked at, it was not asked what it has.
+    fault = saved_fault({"n1": {"skipped": True}, "n2": answer()}, {"n1": gone, **seen(n2=[])}, "a")
+    assert fault.splitlines()[1:] == ["n1: no answer: ssh: timed out"]
+    assert (
+        len(saved_fault({"n1": {"skipped": True}, "n2": answer()}, seen(n1=[], n2=[]), "a").splitlines()) == 1
+    )
 
 
 def test_the_trainers_words():

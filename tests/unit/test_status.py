@@ -102,13 +102,38 @@ def test_the_run_that_is_meant():
     [
         (host(["b"], a={"age": 1}), "c", "found c, which none of node1 knows; expected one of b, a."),
         (host(["a", "b"]), "", "several are active; expected the name of one of a, b."),
-        (SILENT, "", "None of node1 knows a run;"),
-        (SILENT, "c", "None of node1 knows a run c;"),
+        (host(), "", "None of node1 knows a run; train.yml starts one."),
+        (host(), "c", "None of node1 knows a run c; train.yml starts one."),
     ],
 )
 def test_no_run_is_meant(result, asked, words):
     assert run_chosen({"node1": result}, asked) == ""
     assert words in run_choice_fault({"node1": result}, asked)
+
+
+SILENT_WORDS = "no answer: ssh: connect to host: timed out"
+
+
+@pytest.mark.parametrize(
+    ("results", "asked", "words"),
+    [
+        ([SILENT, SILENT], "", "No host has answered, so that nothing is known of their runs."),
+        ([SILENT, SILENT], "c", "No host has answered, so that nothing is known of their runs."),
+        ([host(), SILENT], "", "None of node1 knows a run, and not every host has answered."),
+        ([host(), SILENT], "c", "None of node1 knows a run c, and not every host has answered."),
+        (
+            [host(["b"], a={"age": 1}), SILENT],
+            "c",
+            "run: found c, which none of node1 knows; expected one of b, a. "
+            "Correct the name after -e run=, or see to the hosts that are silent.",
+        ),
+    ],
+)
+def test_a_silent_host_is_not_said_to_know_no_run(results, asked, words):
+    """A run may be on it, so that nothing advises to start another."""
+    silent = [f"node{place}: {SILENT_WORDS}" for place, one in enumerate(results, 1) if one is SILENT]
+    fault = run_choice_fault({f"node{place}": one for place, one in enumerate(results, 1)}, asked)
+    assert fault.splitlines() == [words, *silent]
 
 
 def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
@@ -182,9 +207,24 @@ def test_what_was_cut_short_is_told_with_its_cure():
     assert "a was cut short and runs nowhere; go on with it: train.yml -e run=a -e resume=true" in text
 
 
+def test_what_may_run_on_a_silent_host_is_not_called_cut_short_nor_is_it_advised_to_go_on_with_it():
+    text = cluster_status({"node1": host(a={"age": 60}), "node2": SILENT})
+    assert "a was cut short on node1; it may go on on a host that is silent" in text
+    assert "train.yml" not in text
+
+
 def test_no_host_answers():
     text = cluster_status({"node1": SILENT, "node2": {}})
-    assert "No run is known" in text and "node2: no answer: it was not asked" in text
+    assert text.startswith("No host has answered.\n") and "node2: no answer: it was not asked" in text
+    assert "train.yml" not in text
+
+
+def test_no_run_is_known_on_the_hosts_that_answer():
+    assert cluster_status({"node1": host(), "node2": host()}).startswith(
+        "No run is known on these hosts; train.yml starts one.\n"
+    )
+    text = cluster_status({"node1": host(), "node2": SILENT})
+    assert text.startswith("No run is known on node1.\n") and f"node2: {SILENT_WORDS}" in text
 
 
 def test_hosts_of_different_releases_are_told():
