@@ -1,4 +1,4 @@
-"""What was typed after -e for a playbook about a run, each word checked: names, values, and that there is no other.
+"""What was typed after -e for a playbook, each word checked: names, values, and that there is no other.
 
 A text (a prompt) is taken as it was typed. Ansible itself would cut it at its first space, and fill in what stands in
 braces.
@@ -21,7 +21,8 @@ CHECKOUT = str(Path(__file__).resolve().parents[2])
 if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
 
-from plugins.action.run_config import plain, role_variables
+from plugins.action.run_config import SWITCHES, plain, role_variables
+from trainer.config import FIELDS
 
 RUN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 YES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -61,6 +62,12 @@ def name(text: str) -> str:
     return text
 
 
+def span(text: str) -> str:
+    if not re.fullmatch(r"\d+[smhd]", text):
+        raise Odd("a time span such as 90s, 10m, 2h or 1d")
+    return text
+
+
 def path(text: str) -> str:
     if not text:
         raise Odd("a path")
@@ -77,7 +84,13 @@ def file(text: str) -> str:
 
 KINDS: dict[str, Callable] = {
     **{"name": name, "text": str, "plain": str, "number": number, "yes": yes, "path": path, "file": file},
-    **{"count": whole(1), "seed": whole(0, 2**63 - 1), "step": whole(1, 10**12)},
+    **{
+        "whole": whole(0),
+        "count": whole(1),
+        "seed": whole(0, 2**63 - 1),
+        "step": whole(1, 10**12),
+        "span": span,
+    },
 }
 
 
@@ -117,7 +130,7 @@ def read_words(takes: Mapping[str, str], extra: Mapping, options: tuple[str, ...
                 problems.append(f"{word}: found {str(value)[:80]!r}; expected {odd}. Correct it.")
         elif word not in known and not word.startswith("ansible_"):
             near = difflib.get_close_matches(word, takes, n=1, cutoff=0.6)
-            expected = f"{near[0]}?" if near else f"one of {', '.join(takes)}"
+            expected = f"{near[0]}?" if near else f"{'one of ' if len(takes) > 1 else ''}{', '.join(takes)}"
             problems.append(
                 f"-e {word}: found an unknown word; expected {expected}. Correct it, or leave it out."
             )
@@ -135,11 +148,11 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         args = plain(self._task.args)
         extra = plain(load_extra_vars(self._loader))
+        known = role_variables(os.path.join(CHECKOUT, "roles"))
+        if any(os.path.basename(book) == "train.yml" for book in context.CLIARGS.get("args") or ()):
+            known |= {*SWITCHES, *FIELDS}  # preflight.yml train.yml: it checks its own
         words, problems = read_words(
-            args["takes"],
-            extra,
-            tuple(context.CLIARGS.get("extra_vars") or ()),
-            role_variables(os.path.join(CHECKOUT, "roles")),
+            args["takes"], extra, tuple(context.CLIARGS.get("extra_vars") or ()), known
         )
         problems += [why for word, why in (args.get("needs") or {}).items() if words[word] is None]
         if problems:

@@ -283,16 +283,23 @@ def _number(value, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def logs_fault(asked: dict) -> str:
-    """What is wrong with the lines, since and rank that are asked for; "" where nothing is."""
-    lines, since, rank = (str(asked[name]) for name in ("lines", "since", "rank"))
-    if not re.fullmatch(r"\d+", lines):
-        return f"lines: found {lines}; expected a whole number. Correct it."
-    if since and not SPAN.fullmatch(since):
-        return f"since: found {since}; expected a time span such as 90s, 10m, 2h or 1d. Correct it."
-    if rank and not re.fullmatch(r"\d+", rank):
-        return f"rank: found {rank}; expected a rank's number, such as 0. Correct it."
-    return ""
+def rank_fault(logs: dict[str, dict], seen: dict[str, dict], run: str, rank: str | int) -> str:
+    """That run `run` has no rank `rank`; "" where it has, and where that is not known: a silent host may have its log.
+
+    logs: what the task run_logs registered on each host; seen: as above. An earlier attempt may have had more ranks.
+    """
+    if (
+        rank == ""
+        or _mute(seen)
+        or any(result.get("lines") or result.get("unreachable") for result in logs.values())
+    ):
+        return ""
+    statuses = [result["host_status"]["runs"].get(run, {}) for result in seen.values()]
+    world = max((status.get("world_size") or 0 for status in statuses), default=0)
+    if not world or int(rank) < world:
+        return ""
+    ranks = ", ".join(map(str, range(world))) if world <= SHOWN_RANKS else f"0 to {world - 1}"
+    return f"rank: found {rank}; expected one of run {run}'s ranks: {ranks}. Correct it."
 
 
 def merged_logs(results: dict[str, dict], lines: str | int, since: str) -> str:
@@ -324,8 +331,8 @@ class FilterModule:
     def filters(self):
         return {
             "cluster_status": cluster_status,
-            "logs_fault": logs_fault,
             "merged_logs": merged_logs,
+            "rank_fault": rank_fault,
             "retired_text": retired_text,
             "run_choice_fault": run_choice_fault,
             "run_chosen": run_chosen,

@@ -158,6 +158,7 @@ def test_check_mode_changes_nothing_and_tries_nothing(yard):
         ({"depth": "deep"}, "depth: found deep; expected one of quick, full, burn"),
         ({"preflight_steps": "two"}, "preflight_steps"),
         ({"preflight_stepz": "2"}, "preflight_steps"),
+        ({"dept": "full"}, "-e dept: found an unknown word; expected depth?"),
     ],
 )
 def test_bad_words_are_refused_before_any_host_is_touched(yard, extra, words):

@@ -65,7 +65,18 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert told and all("node2/r1 |" in line for line in told), lines
     late = said(yard.play("playbooks/logs.yml", run="first", since="10m"))
     assert {"node1/r0 |", "node2/r1 |"} <= set(re.findall(r"node\d/r\d \|", late)), late
-    assert "since: found yesterday" in failures(yard.play("playbooks/logs.yml", since="yesterday"))[0]
+    for slip, words in (
+        ({"since": "yesterday"}, "since: found 'yesterday'; expected a time span"),
+        ({"rank": 99}, "rank: found 99; expected one of run first's ranks: 0, 1."),
+        ({"folow": "true"}, "-e folow: found an unknown word; expected follow?"),
+    ):
+        refused = yard.play("playbooks/logs.yml", **slip)
+        assert refused.rc and failures(refused)[0].startswith(words), said(refused)
+    for book in ("status", "diagnose", "stop", "bench"):
+        refused = yard.play(f"playbooks/{book}.yml", detph="full")
+        assert refused.rc and failures(refused)[0].startswith("-e detph: found an unknown word"), said(
+            refused
+        )
 
     again = yard.play(run="first", **SMALL)
     (message,) = failures(again)

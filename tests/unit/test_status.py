@@ -13,8 +13,8 @@ import pytest
 from plugins.action import run_logs
 from plugins.filter.cluster_status import (
     cluster_status,
-    logs_fault,
     merged_logs,
+    rank_fault,
     retired_text,
     run_choice_fault,
     run_chosen,
@@ -413,21 +413,27 @@ def test_lines_of_many_hosts_stand_in_the_order_of_their_times():
     assert merged_logs({"node1": {"lines": []}}, "2", "1s") == "There is no line yet."
 
 
+NONE = {"lines": []}
+
+
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("seen", "logs", "rank", "words"),
     [
-        (("5", "", ""), ""),
-        (("5", "10m", "3"), ""),
-        (("x", "", ""), "lines: found x"),
-        (("-1", "", ""), "lines: found -1"),
-        (("5", "soon", ""), "since: found soon"),
-        (("5", "10", ""), "since: found 10"),
-        (("5", "", "0.log; reboot"), "rank: found 0.log; reboot"),
+        ([2, 2], [NONE, NONE], 99, "rank: found 99; expected one of run a's ranks: 0, 1. Correct it."),
+        ([16], [NONE], "16", "rank: found 16; expected one of run a's ranks: 0 to 15. Correct it."),
+        ([2, 2], [NONE, NONE], "1", ""),
+        ([2, 2], [NONE, NONE], "", ""),
+        # An attempt before had more of them; it has none yet; a host is silent, which may have it.
+        ([2, 3], [NONE, NONE], "2", ""),
+        ([2, 2], [NONE, {"lines": [[1.0, "x"]]}], "2", ""),
+        ([None], [NONE], "7", ""),
+        ([2, SILENT], [NONE, {"skipped": True}], "7", ""),
+        ([2, 2], [NONE, SILENT], "7", ""),
     ],
 )
-def test_what_cannot_be_shown_is_refused(asked, words):
-    fault = logs_fault(dict(zip(("lines", "since", "rank"), asked, strict=True)))
-    assert fault.startswith(words) and bool(fault) == bool(words)
+def test_a_rank_that_a_run_has_not_is_refused_where_that_is_known(seen, logs, rank, words):
+    answers = [one if one is SILENT else host(a={"age": 1, "world_size": one}) for one in seen]
+    assert rank_fault(dict(enumerate(logs)), dict(enumerate(answers)), "a", rank) == words
 
 
 # ---- runs that need not be kept ----
