@@ -145,9 +145,9 @@ def shared_home_fault(hostvars: Mapping[str, Mapping[str, Any]], names: list[str
 
 
 def service_user_stands(survey: Mapping[str, Any], home: str) -> bool:
-    """Whether the service user, its group, its home and the login user's membership are as the role makes them."""
+    """Whether the service user, its group, its home and the login user's groups are as the role makes them."""
     account, place = survey["account"], survey["place"]
-    if not account or not place or not place["directory"] or not survey["login_may"]:
+    if not account or not place or not place["directory"] or survey["login_lacks"]:
         return False
     made = {"gid": survey["group"], "comment": SERVICE_COMMENT, "home": home, "shell": SERVICE_SHELL}
     return (

@@ -50,7 +50,9 @@ survey:
   contains:
     account: {description: "The user's uid, gid, comment, home and shell; null without one.", type: dict}
     group: {description: "The gid of the user's group; null without one.", type: int}
-    login_may: {description: Whether the login user is in that group or root., type: bool}
+    login_lacks:
+      description: Groups that the login user is to be in and is not, the user's and that which reads the journal.
+      type: list
     place:
       description: >-
         What lies at the home: whether that is a directory, its owner (its uid where that has no name), uid, gid
@@ -75,6 +77,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import HOST, hosts_file, key_of, needs_new, public_key, stale_copy
 from ansible.module_utils.managed_block import read
 from ansible.module_utils.same_files import on_network
+
+JOURNAL = "systemd-journal"  # a launcher speaks into the journal, and logs.yml reads it without root
 
 
 def account(user: str) -> dict | None:
@@ -111,15 +115,21 @@ def place(path: str) -> dict | None:
     }
 
 
-def group_of(user: str, login: str) -> tuple[int | None, bool]:
-    """The gid of the group `user`, None without one, and whether `login` may what the group may, as root may anyway."""
+def group_of(user: str) -> int | None:
+    """The gid of the group `user`, None without one."""
     try:
-        group = grp.getgrnam(user)
+        return grp.getgrnam(user).gr_gid
     except KeyError:
-        return None, False
-    return group.gr_gid, login == "root" or login in group.gr_mem or pwd.getpwnam(
-        login
-    ).pw_gid == group.gr_gid
+        return None
+
+
+def lacks(login: str, group: str) -> bool:
+    """Whether `login` may not what the group may; root may anyway, and where there is none it is not lacking."""
+    try:
+        found = grp.getgrnam(group)
+    except KeyError:
+        return False
+    return login != "root" and login not in found.gr_mem and pwd.getpwnam(login).pw_gid != found.gr_gid
 
 
 def hosts_stand(hosts: list[dict]) -> bool:
@@ -163,7 +173,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     user, home, login = (module.params[name] for name in ("user", "home", "login"))
-    group, login_may = group_of(user, login)
+    group = group_of(user)
+    lacking = [user] if group is None and login != "root" else []  # it is yet to be made
     machine_id = read("/etc/machine-id").strip()
     stale = stale_copy("/var/lib/dbus/machine-id", machine_id)
     module.exit_json(
@@ -171,7 +182,7 @@ def main() -> None:
         survey={
             "account": account(user),
             "group": group,
-            "login_may": login_may,
+            "login_lacks": lacking + [one for one in (user, JOURNAL) if lacks(login, one)],
             "place": place(home),
             "disk": on_network(home),
             "host_names": [socket.gethostname(), name_at_boot()],

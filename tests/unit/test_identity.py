@@ -213,7 +213,7 @@ def test_hosts_that_have_one_home_are_refused_and_named():
 MADE = {
     "account": account(998, comment="Trainyard"),
     "group": 998,
-    "login_may": True,
+    "login_lacks": [],
     "place": place("trainyard", 998),
 }
 
@@ -231,7 +231,7 @@ def test_the_user_that_the_role_made_stands():
         {"account": account(998, comment="Trainyard", shell="/usr/sbin/nologin")},
         {"group": None},
         {"group": 997},
-        {"login_may": False},
+        {"login_lacks": ["systemd-journal"]},
         {"place": None},
         {"place": place("root")},
         {"place": place("trainyard", 998, mode="0755")},
@@ -254,8 +254,10 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
     """On this very machine, where root and its group are."""
     survey = load_module("identity_survey")
     assert survey.account("root")["uid"] == 0 and survey.account("no-such-user") is None
-    assert survey.group_of("root", "root") == (0, True)
-    assert survey.group_of("no-such-group", "root") == (None, False)
+    assert survey.group_of("root") == 0 and survey.group_of("no-such-group") is None
+    # root may anyway; nobody is in its own group as its first, and in no other.
+    assert not survey.lacks("root", "nogroup") and not survey.lacks("nobody", "nogroup")
+    assert survey.lacks("nobody", "root") and not survey.lacks("nobody", "no-such-group")
     here = tmp_path.stat()
     tmp_path.chmod(0o750)
     assert survey.place(str(tmp_path)) == {
