@@ -32,7 +32,7 @@ from ansible.utils.display import Display
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from host_runs import JOB_SCRIPT, UNIT
-from run_keeper import STAMP, read_state, state_command
+from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
 from telling import with_rows
 
 from trainer.words import span
@@ -153,12 +153,9 @@ def log_command(keeper: str, run: str, run_dir: str) -> str:
         f"cd {shlex.quote(run_dir)}/logs || exit 0; for log in *.log; do "
         f'[ -s "$log" ] || continue; echo "::log $log"; tail -n {LOG_LINES} "$log"; done'
     )
-    if keeper == "systemd":  # the journal; who may not read it sees nothing of it
-        unit = shlex.quote(f"trainyard@{run}.service")
-        command += (
-            f"; [ -e ../{JOB_SCRIPT} ] || {{ echo ::log launch.log; "
-            f"journalctl --quiet --unit {unit} --lines {LOG_LINES} --output cat 2>/dev/null; }}; true"
-        )
+    if keeper == "systemd":
+        journal = journal_command(run, f"--lines {LOG_LINES} --output cat", f"echo '{UNREAD}'")
+        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo ::log launch.log; {journal}; }}; true"
     return command
 
 

@@ -1,14 +1,16 @@
 """A run's logs from one host: its ranks' and its launcher's, each line with its time and where it comes from.
 
 Once, it returns the last lines for the play to merge with the other hosts'. With `follow` it prints what comes, while
-the task runs, until the run ends on the host. Ranks' lines begin with the time of day, a launcher's in its file with
-the date, too; one without has the time of the line before. A launcher that systemd keeps speaks into the journal; where
-Slurm keeps it, or no systemd is, into logs/launch.log, beside which Slurm's own words stand in job.log.
+the task runs, until the run ends on the host; one that falls silent is asked until it answers. Ranks' lines begin with
+the time of day, a launcher's in its file with the date, too; one without has the time of the line before. A launcher
+that systemd keeps speaks into the journal; where Slurm keeps it, or no systemd is, into logs/launch.log, beside which
+Slurm's own words stand in job.log.
 """
 
 from __future__ import annotations
 
 import calendar
+import math
 import re
 import shlex
 import sys
@@ -16,13 +18,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
-from run_keeper import STAMP, read_state, state_command
+from host_runs import JOB_SCRIPT
+from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
+from telling import silence
+
+from plugins.action.run_follow import Spool
 
 display = Display()
 
@@ -33,6 +39,7 @@ OTHERS = {
     "job.log": "job",
 }  # the logs that are no rank's, and what their lines are marked with
 REFRESH = 1.0  # seconds between two looks
+BOOT = 20.0  # seconds in which a host that answers again may not have started the run's unit yet
 DAY = 86400
 OF_DAY = re.compile(r"(\d\d):(\d\d):(\d\d) ")
 BEGUN = re.compile(
@@ -71,12 +78,10 @@ def look_command(
         '[ "$from" -lt "$size" ] || continue; '
         'echo; echo "::log $log $(stat -c %Y "$log") $from"; tail -c +$((from + 1)) "$log"; done'
     )
-    if keeper == "systemd" and not rank:  # whoever may not read the journal sees nothing of it
-        unit = shlex.quote(f"trainyard@{run}.service")
-        command += (
-            f"; echo; echo '::log journal 0 0'; journalctl --quiet --unit {unit} --since=@{int(cursor)} "
-            f"--lines={JOURNAL} --output=short-unix 2>/dev/null; true"
-        )
+    if keeper == "systemd" and not rank:
+        options = f"--since=@{int(cursor)} --lines={JOURNAL} --output=short-unix"
+        journal = journal_command(run, options, "echo ::unread")
+        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo; echo '::log journal 0 0'; {journal}; }}; true"
     return command
 
 
@@ -147,7 +152,8 @@ def read_look(
     """The answer to `look_command`: the keeper's state, the lines, each log's new offset, and which logs were cut.
 
     A line that is not whole yet is left for the next look. known, cursor: how far was read before. Cut is a log of
-    which a look has not read all since then: {its name (journal: the journal): the time of the first line after that}.
+    which a look has not read all since then: {its name (journal: the journal): the time of the first line after that,
+    infinite for a journal that may not be read}.
     """
     head, *parts = output.split("\n::log ")
     keeper, _, rest = head.partition("::zone ")
@@ -156,6 +162,9 @@ def read_look(
     for part in parts:
         title, _, text = part.partition("\n")
         name, changed, start = title.rsplit(" ", 2)
+        if name == "journal" and text.strip() == "::unread":
+            cut[name] = math.inf
+            continue
         if name == "journal":
             said = [moment_and_words(line) for line in text.splitlines()]
             told = [one for one in said if one and one[0] > cursor]
@@ -185,10 +194,19 @@ def moment_and_words(line: str) -> tuple[float, str] | None:
     return float(moment), said.split(": ", 1)[1]
 
 
+def over(states: list[str]) -> bool:
+    """Whether a silent host need not be asked any more, by all hosts' `states` (active, ended, silent, "" of others):
+
+    the run has ended on one of them, and goes on on none that answers.
+    """
+    return "ended" in states and "active" not in states
+
+
 class ActionModule(ActionBase):
-    """Arguments: run, run_dir, keeper, rank (all with ""), follow, offsets and cursor (of an earlier look).
+    """Arguments: run, run_dir, keeper, rank (all with ""), offsets and cursor (of an earlier look); follow, with hosts.
 
     Returns lines, and what was left out, with the time up to which it was said ([time, text] each); offsets and cursor.
+    hosts: those of the run. One that falls silent, or is silent from the first, is asked until it answers.
     """
 
     TRANSFERS_FILES = False
@@ -207,20 +225,50 @@ class ActionModule(ActionBase):
         )
         self.offsets = dict(args.get("offsets") or {})
         self.cursor = float(args.get("cursor") or 0)
-        state, lines, left_out = self._look()
-        if not args.get("follow"):
-            told = [[line.time, str(line)] for line in lines]
-            looked = {"lines": told, "left_out": left_out, "offsets": self.offsets, "cursor": self.cursor}
-            return {**result, "changed": False, **looked}
+        self.told_unread = "offsets" in args  # by that look
+        if args.get("follow"):
+            self._follow([str(host) for host in args["hosts"]], 0 if "offsets" in args else int(time.time()))
+            return {**result, "changed": False}
+        _, lines, left_out = self._look()
+        told = [[line.time, str(line)] for line in lines]
+        looked = {"lines": told, "left_out": left_out, "offsets": self.offsets, "cursor": self.cursor}
+        return {**result, "changed": False, **looked}
+
+    def _follow(self, hosts: list[str], begin: float) -> None:
+        """Show what comes after `begin` (s since the epoch), until the run ends here; while this host is silent, until
+        it ends elsewhere.
+        """
+        spool = Spool(self._task._uuid)
+        # What was silent when all were looked at was told then. back: when it last answered again.
+        back, silent = 0.0, begin > 0
+        self.cursor = max(self.cursor, begin)
+        spool.put(self.host, {"state": "active"})
         while True:
-            for _, words in left_out:
-                display.display(words)
+            try:
+                state, lines, left_out = self._look()
+            except AnsibleError as error:
+                state, lines, left_out = "silent", [], []
+                if not silent:
+                    display.display(silence(self.host, {"msg": str(error)}))
+                if isinstance(error, AnsibleConnectionFailure):
+                    self._connection.reset()
+            now = time.time()
+            if silent and state != "silent":
+                display.display(f"{self.host} answers")
+                back = now
+            silent = state == "silent"
+            if state == "ended" and now - back < BOOT:
+                state = "active"
+            for moment, words in left_out:
+                if moment > begin:
+                    display.display(words)
             for line in sorted(lines, key=lambda line: line.time):
-                display.display(str(line))
-            if state == "ended":
-                return {**result, "changed": False}
+                if line.time >= begin:
+                    display.display(str(line))
+            spool.put(self.host, {"state": state})
+            if state == "ended" or (silent and over([spool.get(host).get("state", "") for host in hosts])):
+                return
             time.sleep(REFRESH)
-            state, lines, left_out = self._look()
 
     def _look(self) -> tuple[str, list[Line], list[list]]:
         answer = self._low_level_execute_command(
@@ -236,6 +284,11 @@ class ActionModule(ActionBase):
         _, run, run_dir, _ = self.about
         left_out = []
         for name, moment in cut.items():
+            if moment == math.inf:
+                words = f"{self.host}: what its launcher said is missing: {UNREAD}"
+                left_out += [] if self.told_unread else [[moment, words]]
+                self.told_unread = True
+                continue
             place = f"`journalctl --unit trainyard@{run}`" if name == "journal" else f"{run_dir}/logs/{name}"
             clock = time.strftime("%H:%M:%S", time.localtime(moment))
             words = (

@@ -302,10 +302,13 @@ def rank_fault(logs: dict[str, dict], seen: dict[str, dict], run: str, rank: str
     return f"rank: found {rank}; expected one of run {run}'s ranks: {ranks}. Correct it."
 
 
-def merged_logs(results: dict[str, dict], lines: str | int, since: str) -> str:
+def merged_logs(
+    results: dict[str, dict], lines: str | int, since: str, seen: dict[str, dict] | None = None
+) -> str:
     """The last `lines` lines of all hosts in the order of their times, or all since a while ago.
 
-    since: the while, such as 90s, 10m, 2h, 1d. `results`: what the task run_logs registered on each host.
+    since: the while, such as 90s, 10m, 2h, 1d. `results`: what the task run_logs registered on each host. seen: as
+    above; who was silent then has not been asked for lines.
     """
     found = sorted(
         (line for result in results.values() for line in result.get("lines", [])), key=lambda line: line[0]
@@ -323,7 +326,8 @@ def merged_logs(results: dict[str, dict], lines: str | int, since: str) -> str:
     left_out = [
         words for result in results.values() for at, words in result.get("left_out", []) if at > begin
     ]
-    silent = [silence(host, result) for host, result in results.items() if result.get("unreachable")]
+    silent = _mute(seen or {})
+    silent += [silence(host, result) for host, result in results.items() if result.get("unreachable")]
     return "\n".join([*left_out, *(text for _, text in found), *silent]) or "There is no line yet."
 
 

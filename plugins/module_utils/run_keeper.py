@@ -9,6 +9,12 @@ from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, job_words, rea
 
 # How a line of launch.log begins: trainer/environment.py, Stamped.
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
+# Where journald keeps what the system's own users say. journalctl shows who may not read it nothing, and no fault.
+JOURNALS = "/var/log/journal/*/system.journal /run/log/journal/*/system.journal"
+UNREAD = (
+    "the user that Ansible logs in as may not read the journal. site.yml puts it into the group systemd-journal; that "
+    "counts from its next login on"
+)
 
 
 def state_command(keeper: str, run: str, run_dir: str) -> str:
@@ -21,6 +27,15 @@ def state_command(keeper: str, run: str, run_dir: str) -> str:
     return (
         f"if grep -qszxF {variable} /proc/[0-9]*/environ; then echo ActiveState=active; "
         "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi"
+    )
+
+
+def journal_command(run: str, options: str, unread: str, journals: str = JOURNALS) -> str:
+    """The shell command that shows what the run's launcher said to the journal; where that is closed, runs `unread`."""
+    unit = shlex.quote(f"trainyard@{run}.service")
+    return (
+        f'may=; for journal in {journals}; do [ ! -r "$journal" ] || may=yes; done; if [ "$may" ]; then '
+        f"journalctl --quiet --unit {unit} {options} 2>/dev/null; else {unread}; fi"
     )
 
 

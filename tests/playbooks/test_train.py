@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -356,10 +357,17 @@ def test_killed_at_the_start_it_is_simply_run_again(yard):
 
 
 def dying(yard, tmp_path, node):
-    """The yard's inventory with `node` behind an ssh that says what ssh says of a host that is off."""
+    """The yard's inventory with `node` behind an ssh that says what ssh says of a host that is off.
+
+    While there is a file tmp_path/on, the host is on, which is this machine.
+    """
     dead = yaml.safe_load(yard.inventory.read_text())
     ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\necho "ssh: connect to host port 22: Connection timed out" >&2\nexit 255\n')
+    ssh.write_text(
+        '#!/bin/sh\ncase " $* " in *" -O "*) exit ;; esac\n'
+        f'for last; do :; done; [ ! -e {shlex.quote(str(tmp_path / "on"))} ] || exec sh -c "$last"\n'
+        'echo "ssh: connect to host port 22: Connection timed out" >&2\nexit 255\n'
+    )
     ssh.chmod(0o755)
     group = "head" if node == "node1" else "workers"
     dead["all"]["children"]["cluster"]["children"][group]["hosts"][node] = {
@@ -397,6 +405,64 @@ def test_with_a_dead_host_a_run_is_followed_on_the_other_and_resumed_only_where_
     alone = yard.play(run="first", resume="true", steps=6, arguments=f"-l '!{node}'")
     assert alone.rc == 0, said(alone)
     assert yard.status("first", other)["step"] == 6 and yard.status("first", node)["step"] == 4
+
+
+def test_logs_are_followed_on_a_host_that_was_dead_and_dies_again(yard, tmp_path):
+    """Each node has a process that is the run's, and a log."""
+    ranks = []
+    for node in ("node1", "node2"):
+        run_dir = yard.node(node) / "var/runs/first"
+        (run_dir / "logs").mkdir(parents=True)
+        (run_dir / "status.json").write_text(json.dumps({"state": "running", "updated": time.time()}))
+        environment = {**os.environ, "TRAINYARD_RUN_DIR": str(run_dir)}
+        ranks.append(subprocess.Popen(["sleep", "1000"], env=environment))
+    log = yard.node("node2") / "var/runs/first/logs/rank-1.log"
+
+    def says(text):
+        with log.open("a") as file:
+            file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    yard.inventory, on, shown = dying(yard, tmp_path, "node2"), tmp_path / "on", tmp_path / "shown"
+    words = [word for word in yard.command(run="first", follow="true") if word != "train.yml"]
+    with shown.open("wb") as output:
+        process = subprocess.Popen(
+            [*words, "playbooks/logs.yml"],
+            cwd=ROOT,
+            env=yard.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def count(text):
+        assert process.poll() is None, shown.read_text()
+        return shown.read_text().count(text)
+
+    try:
+        log.write_text("00:00:01 of before\n")
+        os.utime(log, (time.time() - 3600,) * 2)
+        wait_for(lambda: count("node2: no answer: ") == 1, 100)
+        on.touch()
+        wait_for(lambda: count("node2 answers") == 1)
+        says("one")
+        wait_for(lambda: count("node2/r1 | one") == 1)
+        on.unlink()
+        wait_for(lambda: count("node2: no answer: ") == 2)
+        says("two")
+        on.touch()
+        wait_for(lambda: count("node2/r1 | two") == 1 and count("node2 answers") == 2)
+        assert count("of before") == 0 and count("node1: no answer") == 0
+        on.unlink()
+        wait_for(lambda: count("node2: no answer: ") == 3)
+        ranks[0].kill()
+        ranks[0].wait()
+        # The run has ended where it answers: nobody waits for the dead one.
+        assert process.wait(120) == 0, shown.read_text()
+    finally:
+        kill_all(process)
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 # ---- what is refused ----

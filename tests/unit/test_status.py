@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible.errors import AnsibleConnectionFailure
 
-from plugins.action import run_logs
+from plugins.action import run_follow, run_logs
 from plugins.filter.cluster_status import (
     cluster_status,
     merged_logs,
@@ -21,7 +22,7 @@ from plugins.filter.cluster_status import (
     run_views,
     runs_to_retire,
 )
-from plugins.module_utils.run_keeper import STAMP
+from plugins.module_utils.run_keeper import JOURNALS, STAMP, UNREAD
 from trainer import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,6 +310,106 @@ def test_the_launchers_lines_come_from_the_journal():
     )
 
 
+def test_a_journal_that_may_not_be_read_is_said_to_be_and_one_that_may_is_read(tmp_path, monkeypatch):
+    """journalctl itself shows who may not read it nothing, and ends well."""
+    (tmp_path / "logs").mkdir()
+    program, journal = tmp_path / "journalctl", tmp_path / "system.journal"
+    program.write_text("#!/bin/sh\necho '5.5 node1 trainer[7]: attempt 2:' $4\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def looked(rank=""):
+        command = run_logs.look_command("systemd", "a", str(tmp_path), rank, {}, 0)
+        command = command.replace(JOURNALS, f"{tmp_path}/none/system.journal {journal}")
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+        return run_logs.read_look(done.stdout, "node1")
+
+    assert looked()[1:] == ([], {}, {"journal": float("inf")})
+    journal.touch()
+    _, (line,), _, cut = looked()
+    assert (line.source, line.text, cut) == ("node1/launch", "attempt 2: --since=@0", {})
+    assert looked(rank="0")[1:] == ([], {}, {})
+    # It is told once, whatever lines are asked for.
+    results = {"node1": {"lines": [[1.0, "a"], [2.0, "b"]], "left_out": [[float("inf"), "UNREAD"]]}}
+    assert merged_logs(results, "1", "") == "UNREAD\nb"
+    assert merged_logs(results, "1", "5s") == "UNREAD"
+
+
+def test_the_followers_last_words_say_it_too(tmp_path):
+    (tmp_path / "logs").mkdir()
+    command = run_follow.log_command("systemd", "a", str(tmp_path)).replace(JOURNALS, "/none/system.journal")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert run_follow.read_logs(done.stdout) == {"launch.log": [UNREAD]}
+
+
+class Hosts:
+    """A follower of node1, each look of which is one of `looks`: (state, (time, text), …) or an error; its clock."""
+
+    def __init__(self, monkeypatch, looks):
+        self.shown, self.clock, self.looks, self.spool, self.resets = [], NOW, list(looks), {}, 0
+        monkeypatch.setattr(run_logs, "Spool", lambda task: self)
+        monkeypatch.setattr(run_logs.display, "display", self.shown.append)
+        monkeypatch.setattr(run_logs.time, "time", lambda: self.clock)
+        monkeypatch.setattr(run_logs.time, "sleep", self.sleep)
+        self.plugin = run_logs.ActionModule.__new__(run_logs.ActionModule)
+        self.plugin.host, self.plugin.cursor = "node1", 0
+        self.plugin._task = self.plugin._connection = self
+        self.plugin._look = self.look
+        self._uuid = "x"
+
+    def put(self, host, value):
+        self.spool[host] = value
+
+    def get(self, host):
+        return self.spool.get(host, {})
+
+    def reset(self):
+        self.resets += 1
+
+    def sleep(self, seconds):
+        self.clock += seconds
+
+    def look(self):
+        one = self.looks.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        state, *lines = one
+        return state, [run_logs.Line(at, "node1/r0", text) for at, text in lines], []
+
+    def follow(self, begin=0):
+        self.plugin._follow(["node1", "node2"], begin)
+        return [text.split(" ", 1)[1] if "|" in text else text for text in self.shown]
+
+
+GONE = AnsibleConnectionFailure("Failed to connect to the host via ssh: \nssh: timed out")
+
+
+def test_a_host_that_falls_silent_is_asked_until_it_answers(monkeypatch):
+    one, two, three = ((NOW + second, str(second)) for second in range(3))
+    # Back from a reboot, it may not have started the unit yet.
+    looks = [("active", one), GONE, GONE, ("ended", two), ("active", three), *[("active",)] * 30, ("ended",)]
+    hosts = Hosts(monkeypatch, looks)
+    words = ["node1: no answer: ssh: timed out", "node1 answers"]
+    assert hosts.follow() == ["node1/r0 | 0", *words, "node1/r0 | 1", "node1/r0 | 2"]
+    assert not hosts.looks and hosts.resets == 2
+
+
+def test_of_a_host_that_was_silent_at_the_start_only_what_comes_is_shown(monkeypatch):
+    hosts = Hosts(monkeypatch, [GONE, ("active", (NOW - 9, "old"), (NOW + 9, "new")), *[("ended",)] * 30])
+    assert hosts.follow(NOW) == ["node1 answers", "node1/r0 | new"]
+    assert 0 < len(hosts.looks) < 15 and hosts.plugin.cursor == NOW
+
+
+@pytest.mark.parametrize(
+    ("other", "waits"), [("ended", False), ("active", True), ("", True), ("silent", True)]
+)
+def test_a_silent_host_is_waited_for_as_long_as_the_run_may_go_on(monkeypatch, other, waits):
+    hosts = Hosts(monkeypatch, [GONE, *[("active",)] * 30, ("ended",)])
+    hosts.put("node2", {"state": other})
+    hosts.follow()
+    assert (hosts.looks == []) is waits
+
+
 @pytest.mark.parametrize("keeper", ["process", "systemd"])
 def test_a_launcher_without_a_journal_is_heard_too_and_so_is_the_job_it_is_in(tmp_path, keeper):
     """On the nodes of one machine, and under Slurm; what begins with no time has that of the line before."""
@@ -318,6 +419,8 @@ def test_a_launcher_without_a_journal_is_heard_too_and_so_is_the_job_it_is_in(tm
     stamps = [f"2026-11-{day} 10:00:07" for day in (20, 21)]
     (logs / "launch.log").write_text(f"old\n{stamps[0]} error: no port\n{stamps[1]} attempt 2: one\n  two\n")
     (logs / "job.log").write_text("2026-11-21 10:00:09 given up\n")
+    if keeper == "systemd":
+        (tmp_path / "job.sbatch").touch()
     command = run_logs.look_command(keeper, "a", str(tmp_path), "", {}, 0)
     shell = {**os.environ, "TZ": "UTC-1"}
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=shell)
@@ -411,6 +514,9 @@ def test_lines_of_many_hosts_stand_in_the_order_of_their_times():
     assert merged_logs(results, "0", "") == silence
     assert merged_logs(results, "2", "10m") == f"b\nc\nd\n{silence}"
     assert merged_logs({"node1": {"lines": []}}, "2", "1s") == "There is no line yet."
+    # Silent when all were looked at, it was not asked for lines.
+    seen = {"node1": host(), "node3": SILENT}
+    assert merged_logs({"node1": {"lines": []}, "node3": {"skipped": True}}, "2", "", seen) == silence
 
 
 NONE = {"lines": []}
