@@ -67,7 +67,7 @@ def test_an_ordinary_login_user_sees_what_launchers_say(plays):
     play = plays.run("identity")
     assert play.rc == 0 and play.changed == {"node1": 1, "node2": 1}, play.text
     time.sleep(KEPT)
-    assert said(plays).count("launch |") == 2
+    assert said(plays).count("launch | attempt 1 begins") == 2
 
 
 def test_a_host_is_seen_again_whenever_it_answers(plays, tmp_path):
