@@ -15,6 +15,7 @@ HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
 SEE_STACK = "see its stack above"
+LOOK_AGAIN = "look again, for its stack had no answer"
 MOST_TOLD = 10  # lines of NCCL's
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
@@ -31,10 +32,8 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
 
     `results`: what the task diagnose_host registered on each host; without `diagnosis` where there was no answer.
     """
-    found = {host: result["diagnosis"] for host, result in results.items() if "diagnosis" in result}
+    found, ranks = _of_run(results, run)
     silent = [host for host in results if host not in found]
-    ranks = [{**rank, "host": host} for host, one in found.items() for rank in one["ranks"]]
-    ranks.sort(key=lambda rank: rank["rank"])
     sentence = (
         _over(found, run, silent)
         or _stopped(ranks)
@@ -49,6 +48,36 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
     mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
     parts = (_rank_table(ranks), _stacks(ranks, sentence), _machines(found), mute, sentence)
     return "\n\n".join(part for part in parts if part)
+
+
+def whole_stacks(results: dict[str, dict], run: str) -> str:
+    """Every rank's stacks, each frame a line; "" where there is no rank. `results`: as above."""
+    return "\n\n".join(_whole(rank) for rank in _of_run(results, run)[1])
+
+
+def _of_run(results: dict[str, dict], run: str) -> tuple[dict[str, dict], list[dict]]:
+    """What each host that answered found of `run`, and its ranks in their order, each with its `host`."""
+    found = {host: _found(result, run) for host, result in results.items() if "diagnosis" in result}
+    ranks = [{**rank, "host": host} for host, one in found.items() for rank in one["ranks"]]
+    return found, sorted(ranks, key=lambda rank: rank["rank"])
+
+
+def _found(result: dict, run: str) -> dict:
+    """A host's answer. One that took another run for the one that is meant, where none was named, has no rank in it."""
+    one, known = result["diagnosis"], result["host_status"]
+    if one["run"] == run:
+        return one
+    status = known["runs"].get(run, {})
+    age, step = known["time"] - (status.get("updated") or 0), status.get("step")
+    return {
+        **one,
+        "active": False,
+        "status": status,
+        "age": age,
+        "steps": [step, step],
+        "ranks": [],
+        "flights": [],
+    }
 
 
 # --- the sentence, by the first of these that has one -------------------------------------------------------
@@ -221,12 +250,14 @@ def _behind(found: dict, ranks: list[dict]) -> str:
     busy = [rank for rank in ranks if rank not in waiting]
     if not waiting or not busy:
         return ""
-    one = busy[0]
+    one = next((rank for rank in busy if lags or rank["stack"]), busy[0])
     lag = lags.get(one["rank"])
     known = f" ({_how_far(lag)})" if lag else ""
     where = f"in {one['stack'][0]}" if one["stack"] else "at a place that cannot be read"
     doing = STATES.get(one["state"]) or ("computing" if one["cpu"] > 0.5 else "waiting")
-    cure = "look at the disk or the share that it reads, `dmesg`" if one["state"] == "D" else SEE_STACK
+    cure = SEE_STACK if one["stack"] else LOOK_AGAIN
+    if one["state"] == "D":
+        cure = "look at the disk or the share that it reads, `dmesg`"
     others = f" (and {len(busy) - 1} more)" if busy[1:] else ""
     return (
         f"Rank {one['rank']} on {one['host']}{others} has not come to where {len(waiting)} wait for it{known}; "
@@ -320,9 +351,13 @@ def _stacks(ranks: list[dict], sentence: str) -> str:
     named = next((one for one in ranks if sentence.startswith(f"Rank {one['rank']} on {one['host']}")), None)
     if not named or SEE_STACK not in sentence:
         return ""
-    lines = [f"Rank {named['rank']} on {named['host']}, innermost first:"]
-    for name, frames in {"MainThread": named["stack"], **(named.get("threads") or {})}.items():
-        lines += [f"  {name}", *(f"    {frame}" for frame in frames)]
+    return _whole(named)
+
+
+def _whole(rank: dict) -> str:
+    lines = [f"Rank {rank['rank']} on {rank['host']}, innermost first:"]
+    for name, frames in {"MainThread": rank["stack"], **(rank.get("threads") or {})}.items():
+        lines += [f"  {name}", *(f"    {frame}" for frame in frames or ["(no stack)"])]
     return "\n".join(lines)
 
 
@@ -338,6 +373,8 @@ def _machines(found: dict) -> str:
         lines.append(
             f"{host}: {newest}; {link['name'] or 'no interface'} {rate}; load {one['load']:.1f} of {one['cpus']}"
         )
+        if one["late"]:
+            lines.append(f"  no answer within {one['budget']:g} s: {', '.join(one['late'])}")
         lines += [
             f"  `{busy['name']}` (process {busy['pid']}) takes {busy['cpu']:.0%} of a core"
             for busy in one["busy"]
@@ -356,4 +393,4 @@ def _machines(found: dict) -> str:
 
 class FilterModule:
     def filters(self):
-        return {"diagnosis": diagnosis}
+        return {"diagnosis": diagnosis, "whole_stacks": whole_stacks}

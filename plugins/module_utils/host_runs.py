@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import json
 import os
 import pwd
 import shlex
+import signal
+import subprocess
+import time
 
 UNIT = "trainyard@"
 # Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
@@ -28,6 +32,30 @@ ENDED = ("finished", "stopped", "failed")
 RELEASE = "TRAINYARD_RELEASE"  # what RUN.env calls the directory of the release that the run keeps
 AT_BOOT = "/etc/systemd/system/*.wants/" + UNIT + "*.service"  # links of enabled units
 GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
+PATIENCE = 5.0  # seconds that a card's driver, and Slurm, have to answer
+NO_ANSWER = 124  # the exit status of a command that had none in its time, as timeout(1) has it
+
+
+def within(seconds: float, command) -> tuple[int, str, str]:
+    """As AnsibleModule.run_command, (exit status, output, errors), of a command that has so long: else NO_ANSWER.
+
+    Then it is killed with its children, and not waited for: one that hangs in the kernel, as nvidia-smi may, cannot be.
+    Threads may call this at once.
+    """
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        process = subprocess.Popen(
+            command, stdin=none, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+        )
+    except OSError as error:
+        return 127, "", str(error)
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return NO_ANSWER, "", f"no answer within {seconds:.0f} s"
+    return process.returncode, out, errors
 
 
 def release(opt_dir: str) -> str | None:
@@ -117,6 +145,33 @@ def slurm_jobs(run_command, state_dir: str) -> dict[str, dict[str, str]]:
     }
 
 
+def known_runs(run_command, keeper: str, state_dir: str, patience: float = PATIENCE) -> dict:
+    """The host's runs: time (s since the epoch), active (names), runs ({name: status.json, or that of its job}).
+
+    patience: seconds that Slurm has to answer. Raises OSError where the user that looks may not.
+    """
+    runs_dir = os.path.join(state_dir, "runs")
+    try:
+        names = sorted(os.listdir(runs_dir))
+    except FileNotFoundError:
+        names = []
+    found = {name: run_status(os.path.join(runs_dir, name)) for name in names}
+    runs = {name: status for name, status in found.items() if status}
+    jobs = slurm_jobs(functools.partial(within, patience), state_dir) if keeper == "systemd" else {}
+    runs.update({run: with_job(runs[run], job) for run, job in jobs.items() if run in runs})
+    return {
+        "time": time.time(),
+        "active": active_runs(run_command, keeper, state_dir, jobs),
+        "runs": runs,
+    }
+
+
+def with_job(status: dict, job: dict[str, str]) -> dict:
+    """A run's status with what Slurm says of its job."""
+    waits = {} if job["state"] in JOB_AT_WORK else {"state": "queued", "reason": None}
+    return {**status, **waits, "job": job_words(job)}
+
+
 def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = None) -> list[str]:
     """Names of the runs that are alive here, or wait in Slurm's queue; jobs: `slurm_jobs`, if asked already."""
     if keeper == "process":
@@ -202,11 +257,18 @@ def free_bytes(path: str) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def gpus(run_command) -> list[list[str]]:
-    """The host's NVIDIA GPUs, each with its GPU_FIELDS; none where there is no driver, or where it hangs."""
-    if not os.path.exists("/proc/driver/nvidia/version"):
+def cards() -> bool:
+    """Whether the host has NVIDIA's driver loaded."""
+    return os.path.exists("/proc/driver/nvidia/version")
+
+
+def gpus(seconds: float = PATIENCE) -> list[list[str]] | None:
+    """The host's NVIDIA GPUs, each with its GPU_FIELDS; none without a driver; None where that does not answer."""
+    if not cards():
         return []
     query = ["nvidia-smi", "--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
-    _, out, _ = run_command(["timeout", "5", *query])
+    status, out, _ = within(seconds, query)
+    if status == NO_ANSWER:
+        return None
     rows = [[value.strip() for value in line.split(",")] for line in out.splitlines()]
     return [row for row in rows if len(row) == len(GPU_FIELDS)]

@@ -10,13 +10,16 @@ description:
   - Looks twice, O(seconds) apart, at every rank's process (state, time on the CPU, Python stack), at the run's status,
     and at the counters of the interface that holds the cluster address; and once at the kernel's log and the GPUs.
   - Stacks are read by py-spy, which does not stop the process. Changes nothing.
+  - What may hang (py-spy, the kernel's log, the GPUs, NCCL) is asked all at once; what has not answered within
+    O(budget) is named in C(late), and the rest is there.
 options:
-  run: {type: str, required: true, description: The run's name.}
+  run: {type: str, default: "", description: "The run's name; else the one that is active here, or the newest here."}
   keeper: {type: str, choices: [systemd, process], required: true, description: What keeps runs alive on this host.}
   opt_dir: {type: path, required: true, description: Where releases are deployed.}
   state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
   address: {type: str, required: true, description: The host's IPv4 address on the cluster network.}
   seconds: {type: float, default: 2, description: Between the two looks.}
+  budget: {type: float, default: 4, description: "For all of it, in seconds."}
 author: [Trainyard]
 """
 
@@ -31,14 +34,19 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+host_status:
+  description: C(time), C(active) and C(runs), as host_status has them.
+  type: dict
+  returned: always
 diagnosis:
   description: >-
-    C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was written),
-    C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack (frames,
-    innermost first), threads (those of others, by name), said (the log's last line), silent_seconds, groups (of
-    trainer/collectives.py)), C(interface) (name, and what its counters grew by), C(kernel) (lines), C(ras) (lines of
-    NCCL's RAS), C(flights) (dumps of torch's
-    flight recorder), C(gpus), C(busy) (other processes that took the CPU), C(load), C(cpus).
+    C(run) (which was looked at; "" where none is known, or several are active and none was named), C(late) (what had no
+    answer), C(budget), C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was
+    written), C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack
+    (frames, innermost first), threads (those of others, by name), said (the log's last line), silent_seconds, groups
+    (of trainer/collectives.py)), C(interface) (name, and what its counters grew by), C(kernel) (lines), C(ras) (lines
+    of NCCL's RAS), C(flights) (dumps of torch's flight recorder), C(gpus), C(busy) (other processes that took the CPU),
+    C(load), C(cpus).
   type: dict
   returned: always
 """
@@ -48,16 +56,21 @@ import json
 import os
 import re
 import socket
+import threading
 import time
+from functools import partial
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import (
-    active_runs,
+    NO_ANSWER,
+    cards,
     environment_dir,
     gpus,
     interfaces,
+    known_runs,
     run_processes,
     run_status,
+    within,
 )
 
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
@@ -69,7 +82,6 @@ TELLING = re.compile(
 )
 KERNEL_LINES = 10
 RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS_ADDR)
-RAS_SECONDS = 5.0  # it asks all ranks, and waits as long for those that are silent
 RAS_BYTES = 1 << 20
 GROUPS_BYTES = 1 << 20  # of what a rank writes, read at most
 WATCHES = "collectives"  # a thread of each rank that only looks (trainer/collectives.py)
@@ -107,13 +119,15 @@ def rank_of(pid: int) -> int | None:
     return int(environment[b"RANK"])
 
 
-def stacks(run_command, spy: str, pid: int) -> tuple[list[str], dict[str, list[str]]]:
+def stacks(spy: str, pid: int, seconds: float) -> tuple[list[str], dict[str, list[str]]] | None:
     """The main thread's Python frames, innermost first, as "function (file:line)"; and by their names those of other
-    threads that are at the trainer's work, as saving is. Empty where they cannot be read.
+    threads that are at the trainer's work, as saving is. Empty where they cannot be read; None where that takes longer.
     """
     if not os.access(spy, os.X_OK):
         return [], {}
-    rc, out, _ = run_command(["timeout", "5", spy, "dump", "--nonblocking", "--json", "--pid", str(pid)])
+    rc, out, _ = within(seconds, [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)])
+    if rc == NO_ANSWER:
+        return None
     try:
         threads = json.loads(out) if rc == 0 else []
     except ValueError:
@@ -186,55 +200,101 @@ def processes() -> dict[int, dict]:
     return {pid: one for pid, one in found.items() if one}
 
 
-def kernel_lines(run_command) -> list[str]:
-    """What the kernel said in the last hour that may explain something."""
-    _, out, _ = run_command(
-        ["timeout", "5", "journalctl", "-k", "--quiet", "--since=-1h", "--lines=2000", "--output=short-iso"]
-    )
+def kernel_lines(seconds: float) -> list[str] | None:
+    """What the kernel said in the last hour that may explain something; None where that takes longer."""
+    words = ["journalctl", "-k", "--quiet", "--since=-1h", "--lines=2000", "--output=short-iso"]
+    rc, out, _ = within(seconds, words)
+    if rc == NO_ANSWER:
+        return None
     return [line for line in out.splitlines() if TELLING.search(line)][-KERNEL_LINES:]
 
 
-def ras(place: tuple[str, int] = RAS) -> list[str]:
-    """What NCCL's own watch says of all ranks, line by line; empty without GPUs, or where NCCL is older than 2.24."""
-    text, end = b"", time.monotonic() + 2 * RAS_SECONDS
+def ras(seconds: float, place: tuple[str, int] = RAS) -> list[str] | None:
+    """What NCCL's own watch says of all ranks, line by line; empty where NCCL is older than 2.24; None without a word.
+
+    It asks all ranks, and is told to wait for those that are silent a second less than there is.
+    """
+    text, end = b"", time.monotonic() + seconds
     try:
         with socket.create_connection(place, timeout=0.5) as connection:
-            connection.settimeout(RAS_SECONDS + 1)
-            connection.sendall(f"timeout {RAS_SECONDS:.0f}\nverbose status\n".encode())
-            while len(text) < RAS_BYTES and time.monotonic() < end and (more := connection.recv(65536)):
+            connection.sendall(f"timeout {max(1, int(seconds) - 1)}\nverbose status\n".encode())
+            while len(text) < RAS_BYTES:
+                connection.settimeout(max(0.01, end - time.monotonic()))
+                if not (more := connection.recv(65536)):
+                    break
                 text += more
     except OSError:
         pass
-    return text.decode(errors="replace").splitlines()
+    return None if not text and time.monotonic() >= end else text.decode(errors="replace").splitlines()
+
+
+def at_once(looks: dict, seconds: float) -> dict:
+    """What each of `looks` finds, all side by side, by its key; None of one that takes longer than `seconds`."""
+    found, faults = dict.fromkeys(looks), []
+
+    def look(key) -> None:
+        try:
+            found[key] = looks[key]()
+        except Exception as fault:
+            faults.append(fault)
+
+    # A thread that hangs must not keep the module from its end.
+    threads = [threading.Thread(target=look, args=(key,), daemon=True) for key in looks]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    if faults:
+        raise faults[0]
+    return dict(found)
+
+
+def chosen(known: dict, asked: str) -> str:
+    """The run to look at: `asked`, the only active one, or the newest; the filter run_chosen does it for all hosts."""
+    runs, active = known["runs"], known["active"]
+    if asked or len(active) > 1:
+        return asked if asked in {*runs, *active} else ""
+    return next(iter(active), max(runs, key=lambda run: runs[run].get("updated") or 0, default=""))
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "run": {"type": "str", "required": True},
+            "run": {"type": "str", "default": ""},
             "keeper": {"type": "str", "choices": ["systemd", "process"], "required": True},
             "opt_dir": {"type": "path", "required": True},
             "state_dir": {"type": "path", "required": True},
             "address": {"type": "str", "required": True},
             "seconds": {"type": "float", "default": 2},
+            "budget": {"type": "float", "default": 4},
         },
         supports_check_mode=True,
     )
-    p, ask = module.params, module.run_command
-    run_dir = os.path.join(p["state_dir"], "runs", p["run"])
-    ranks = {pid: rank_of(pid) for pid in run_processes(run_dir)}
+    p, end = module.params, time.monotonic() + module.params["budget"]
+    try:
+        known = known_runs(module.run_command, p["keeper"], p["state_dir"], p["budget"] / 2)
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: {error.strerror} for the user that looks at runs")
+    run = chosen(known, p["run"])
+    run_dir = os.path.join(p["state_dir"], "runs", run)
+    ranks = {pid: rank_of(pid) for pid in (run_processes(run_dir) if run else ())}
     ranks = {pid: rank for pid, rank in ranks.items() if rank is not None}
     interface = next((name for name, held in interfaces(module).items() if p["address"] in held), None)
     spy = os.path.join(environment_dir(p["opt_dir"]), "bin", "py-spy")
 
     begin, before, sent = time.monotonic(), processes(), counters(interface)
-    first = run_status(run_dir) or {}
-    seen = {pid: stacks(ask, spy, pid) for pid in ranks}
-    kernel, cards = kernel_lines(ask), gpus(ask)
-    watched = ras() if ranks and cards else []
+    first = (run_status(run_dir) if run else None) or {}
+    left = max(0.5, end - time.monotonic())
+    looks = {pid: partial(stacks, spy, pid, left) for pid in ranks}
+    looks |= {"the kernel's log": partial(kernel_lines, left), "the GPUs": partial(gpus, left)}
+    if ranks and cards():
+        looks["NCCL's own watch"] = partial(ras, left)
+    seen = at_once(looks, left + 0.2)  # each ends by itself, and what it has started with it
+    late = [f"rank {ranks[key]}'s stack" if key in ranks else key for key in looks if seen[key] is None]
     time.sleep(max(0.0, p["seconds"] - (time.monotonic() - begin)))
     after, received = processes(), counters(interface)
-    status = run_status(run_dir) or {}
+    status = (run_status(run_dir) if run else None) or {}
     seconds = time.monotonic() - begin
 
     def share(pid: int) -> float:
@@ -247,6 +307,7 @@ def main() -> None:
     for pid, rank in sorted(ranks.items(), key=lambda item: item[1]):
         said, silent = last_words(os.path.join(run_dir, "logs", f"rank-{rank}.log"))
         now = after.get(pid)
+        stack, threads = seen[pid] or ([], {})
         told.append(
             {
                 "rank": rank,
@@ -254,8 +315,8 @@ def main() -> None:
                 "state": now["state"] if now else "gone",
                 "cpu": share(pid),
                 "rss_bytes": now["rss_bytes"] if now else 0,
-                "stack": seen[pid][0],
-                "threads": seen[pid][1],
+                "stack": stack,
+                "threads": threads,
                 "said": said,
                 "silent_seconds": silent,
                 "groups": groups_of(run_dir, rank, pid),
@@ -267,18 +328,22 @@ def main() -> None:
     )
     module.exit_json(
         changed=False,
+        host_status=known,
         diagnosis={
-            "active": p["run"] in active_runs(ask, p["keeper"], p["state_dir"]),
+            "run": run,
+            "late": sorted(late),
+            "budget": p["budget"],
+            "active": run in known["active"],
             "status": status,
             "steps": [first.get("step"), status.get("step")],
             "age": time.time() - (status.get("updated") or 0),
             "seconds": seconds,
             "ranks": told,
             "interface": {"name": interface, **{key: received[key] - sent.get(key, 0) for key in received}},
-            "kernel": kernel,
-            "ras": watched,
+            "kernel": seen["the kernel's log"] or [],
+            "ras": seen.get("NCCL's own watch") or [],
             "flights": sorted(glob.glob(os.path.join(glob.escape(run_dir), "logs", "flight-*"))),
-            "gpus": cards,
+            "gpus": seen["the GPUs"] or [],
             "busy": [{"cpu": cpu, "name": name, "pid": pid} for cpu, name, pid in busy[:3] if cpu >= BUSY],
             "load": os.getloadavg()[0],
             "cpus": os.cpu_count() or 1,

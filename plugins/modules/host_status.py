@@ -35,19 +35,9 @@ host_status:
 """
 
 import os
-import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import (
-    JOB_AT_WORK,
-    active_runs,
-    free_bytes,
-    gpus,
-    job_words,
-    release,
-    run_status,
-    slurm_jobs,
-)
+from ansible.module_utils.host_runs import free_bytes, gpus, known_runs, release
 
 
 def memory() -> tuple[int, int]:
@@ -55,22 +45,6 @@ def memory() -> tuple[int, int]:
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     return tuple(int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-
-
-def runs(state_dir: str) -> dict[str, dict]:
-    """Every run's status, by name. Raises OSError."""
-    try:
-        names = sorted(os.listdir(os.path.join(state_dir, "runs")))
-    except FileNotFoundError:
-        return {}
-    found = {name: run_status(os.path.join(state_dir, "runs", name)) for name in names}
-    return {name: status for name, status in found.items() if status}
-
-
-def with_job(status: dict, job: dict[str, str]) -> dict:
-    """A run's status with what Slurm says of its job."""
-    waits = {} if job["state"] in JOB_AT_WORK else {"state": "queued", "reason": None}
-    return {**status, **waits, "job": job_words(job)}
 
 
 def main() -> None:
@@ -85,29 +59,23 @@ def main() -> None:
     p = module.params
     total, free = memory()
     try:
-        found = runs(p["state_dir"])
+        known = known_runs(module.run_command, p["keeper"], p["state_dir"])
     except OSError as error:
         module.fail_json(
             msg=f"{error.filename}: {error.strerror} for the user that Ansible logs in as. site.yml puts it "
             "into the group of trainer_user; that counts from its next login on."
         )
-    jobs = slurm_jobs(module.run_command, p["state_dir"]) if p["keeper"] == "systemd" else {}
     module.exit_json(
         changed=False,
         host_status={
-            "time": time.time(),
+            **known,
             "release": release(p["opt_dir"]),
-            "active": active_runs(module.run_command, p["keeper"], p["state_dir"], jobs),
-            "runs": {
-                **found,
-                **{run: with_job(found[run], job) for run, job in jobs.items() if run in found},
-            },
             "load": os.getloadavg()[0],
             "cpus": os.cpu_count() or 1,
             "memory_bytes": total,
             "memory_free_bytes": free,
             "free_bytes": free_bytes(p["state_dir"]),
-            "gpus": gpus(module.run_command),
+            "gpus": gpus() or [],
         },
     )
 

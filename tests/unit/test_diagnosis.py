@@ -7,10 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import types
 
 import pytest
 
-from plugins.filter.diagnosis import behind, diagnosis
+from plugins.action import tell
+from plugins.filter.cluster_status import run_chosen
+from plugins.filter.diagnosis import behind, diagnosis, whole_stacks
 from trainer import collectives
 from trainer.collectives import newest
 
@@ -49,6 +53,9 @@ def host(*ranks, steps=(7, 7), age=40.0, compute=(1.0, 1.0), active=True, state=
         "compute_seconds": list(compute),
     }
     found = {
+        "run": "r",
+        "late": [],
+        "budget": 4.0,
         "active": active,
         "status": status | facts.pop("status", {}),
         "steps": list(steps),
@@ -64,7 +71,8 @@ def host(*ranks, steps=(7, 7), age=40.0, compute=(1.0, 1.0), active=True, state=
         "cpus": 4,
         **facts,
     }
-    return {"changed": False, "diagnosis": found}
+    known = {"time": 1000.0, "active": ["r"] if active else [], "runs": {"r": found["status"]}}
+    return {"changed": False, "host_status": known, "diagnosis": found}
 
 
 SILENT = {"unreachable": True, "msg": "ssh: connect to host: timed out"}
@@ -216,8 +224,7 @@ def test_of_a_ranks_threads_those_at_the_trainers_work_are_read(load_module, tmp
         frames = [{"name": "f", "short_filename": place, "line": 7} for place in places]
         return {"thread_name": name, "frames": frames}
 
-    spy = tmp_path / "py-spy"
-    spy.touch(0o755)
+    spy, said = tmp_path / "py-spy", tmp_path / "said"
     told = [
         thread("collectives", "threading.py", "trainer/collectives.py"),
         thread("MainThread", "trainer/loop.py"),
@@ -226,11 +233,148 @@ def test_of_a_ranks_threads_those_at_the_trainers_work_are_read(load_module, tmp
     ]
     module = load_module("diagnose_host")
 
-    def dump(said, code=0):
-        return module.stacks(lambda _: (code, said, ""), str(spy), 7)
+    def dump(words, code=0):
+        said.write_text(words)
+        spy.write_text(f"#!/bin/sh\ncat {said}; exit {code}\n")
+        spy.chmod(0o755)
+        return module.stacks(str(spy), 7, 30)
 
     assert dump(json.dumps(told)) == (["f (trainer/loop.py:7)"], {"save": ["f (trainer/checkpoint.py:7)"]})
     assert dump("", code=1) == dump("[]") == dump("no JSON") == ([], {})
+
+
+SPY = """#!/bin/sh
+# Answers for the ranks below 6 alone, as long after it was asked as it may take to read a stack.
+grep -qz '^RANK=[0-5]$' "/proc/$5/environ" || sleep 987
+sleep 1
+echo '[{"thread_name": "MainThread", "frames": [{"name": "f", "short_filename": "trainer/loop.py", "line": 7}]}]'
+"""
+
+
+def test_eight_ranks_are_looked_at_in_the_time_of_one_and_who_does_not_answer_is_named(run_module, tmp_path):
+    """Six stacks take a second each, two hang: all in the 4 s that a host has, and nothing of it is left behind."""
+    spy, opt = tmp_path / "env/bin/py-spy", tmp_path / "opt/current"
+    for path in (spy.parent, opt, tmp_path / "runs/a"):
+        path.mkdir(parents=True)
+    spy.write_text(SPY)
+    spy.chmod(0o755)
+    (opt / "environment").write_text(f"{tmp_path / 'env'}\n")
+    (tmp_path / "runs/a/status.json").write_text('{"state": "running", "step": 3}')
+    place = {"TRAINYARD_RUN_DIR": str(tmp_path / "runs/a")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)", "train"],
+            env={**os.environ, **place, "RANK": str(number)},
+        )
+        for number in range(8)
+    ]
+    places = {"opt_dir": str(tmp_path / "opt"), "state_dir": str(tmp_path), "address": "127.0.0.1"}
+    try:
+        result = run_module("diagnose_host", keeper="process", **places)
+        found = result["diagnosis"]
+        left = subprocess.run(
+            ["pgrep", "-fx", "sleep 987"], capture_output=True, text=True, check=False
+        ).stdout
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert (found["run"], found["active"], result["host_status"]["active"]) == ("a", True, ["a"])
+    assert [bool(one["stack"]) for one in found["ranks"]] == [True] * 6 + [False] * 2, found
+    assert found["late"] == ["rank 6's stack", "rank 7's stack"]
+    assert found["seconds"] < 6, "one after another would take 16"
+    assert left == ""
+
+
+def test_looks_are_made_at_once_and_a_fault_of_one_is_raised(load_module):
+    module, released = load_module("diagnose_host"), threading.Event()
+    begin = time.monotonic()
+    found = module.at_once({"a": lambda: 1, "b": released.wait, "c": lambda: released.wait(0.2) or 3}, 1.0)
+    assert found == {"a": 1, "b": None, "c": 3} and 1.0 <= time.monotonic() - begin < 5
+    released.set()
+    with pytest.raises(ZeroDivisionError):
+        module.at_once({"a": lambda: 1 // 0}, 9.0)
+
+
+def test_a_command_that_hangs_is_left_with_all_that_it_began(load_module):
+    module = load_module("host_status")
+    runs = sys.modules["ansible.module_utils.host_runs"]
+    begin = time.monotonic()
+    hangs = ["sh", "-c", "sleep 986 & sleep 986"]
+    assert runs.within(0.3, hangs) == (124, "", "no answer within 0 s")
+    assert time.monotonic() - begin < 5 and module
+    assert (
+        subprocess.run(["pgrep", "-fx", "sleep 986"], check=False, stdout=subprocess.DEVNULL).returncode == 1
+    )
+    assert runs.within(30, ["sh", "-c", "echo a; echo b >&2; exit 3"]) == (3, "a\n", "b\n")
+    assert runs.within(30, ["/nowhere"])[0] == 127
+
+
+@pytest.mark.parametrize(
+    ("asked", "active", "expected"),
+    [
+        ("", ["old"], "old"),
+        ("", [], "new"),
+        ("", ["old", "new"], ""),
+        ("old", ["new"], "old"),
+        ("starts", ["starts"], "starts"),
+        ("../b", [], ""),
+    ],
+)
+def test_a_host_takes_for_meant_what_all_together_do(load_module, asked, active, expected):
+    runs = {"old": {"state": "failed", "updated": 1.0}, "new": {"state": "failed", "updated": 2.0}}
+    module = load_module("diagnose_host")
+    assert module.chosen({"active": active, "runs": runs}, asked) == expected
+    known = {"time": 5.0, "active": active, "runs": runs}
+    assert run_chosen({"a": {"host_status": known}}, asked) == expected
+    assert module.chosen({"active": [], "runs": {}}, "") == ""
+
+
+def test_a_host_that_took_another_run_for_the_one_that_is_meant_has_no_rank_in_it():
+    other = host(rank(1), active=False, status={"state": "failed", "updated": 940.0, "step": 4})
+    other["diagnosis"]["run"] = "older"
+    other["host_status"]["runs"] = {"r": {"state": "running", "step": 7, "updated": 960.0}}
+    text = diagnosis({"a": host(rank(0)), "b": other}, "r")
+    assert "Rank 1 of 2 is not there" in text and "b: step 7, 40 s ago" in text
+    assert whole_stacks({"b": other}, "r") == ""
+    other["host_status"]["runs"] = {}
+    assert "b: no status" in diagnosis({"a": host(rank(0)), "b": other}, "r")
+
+
+def test_what_had_no_answer_is_told_and_a_rank_without_a_stack_is_not_the_first_to_blame():
+    late = host(rank(1, stack=[]), rank(2, COMPUTES), late=["rank 1's stack", "the GPUs"])
+    text = diagnosis({"a": host(rank(0)), "b": late}, "r")
+    assert "\n  no answer within 4 s: rank 1's stack, the GPUs" in text
+    assert "Rank 2 on b (and 1 more) has not come to where 1 wait for it" in text
+    late["diagnosis"]["ranks"].pop()
+    text = diagnosis({"a": host(rank(0)), "b": late}, "r")
+    assert "Rank 1 on b has not come" in text and "look again" in text and "see its stack" not in text
+
+
+def test_all_stacks_whole_go_to_a_file_that_is_named(monkeypatch, tmp_path, capsys):
+    results = {"a": host(rank(0)), "b": host(rank(1, stack=[], threads={"save": COMPUTES}))}
+    more = whole_stacks(results, "r")
+    assert more.split("\n\n")[0].splitlines() == [
+        "Rank 0 on a, innermost first:",
+        "  MainThread",
+        *(f"    {frame}" for frame in WAITS),
+    ]
+    assert more.split("\n\n")[1].splitlines()[1:4] == ["  MainThread", "    (no stack)", "  save"]
+    file = tmp_path / "runs/r/diagnosis.txt"
+    monkeypatch.chdir(tmp_path)
+
+    def said(**arguments):
+        action = tell.ActionModule.__new__(tell.ActionModule)
+        action._task = types.SimpleNamespace(args={"text": "table", "what": "All", **arguments})
+        monkeypatch.setattr(tell.ActionBase, "run", lambda *_: {})
+        return action.run()["text"]
+
+    assert said(more=more, file=str(file)) == "table\n\nAll: runs/r/diagnosis.txt"
+    stamp, text = file.read_text().split("\n\n", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", stamp) and text == f"table\n\n{more}\n"
+    assert said(more="", file=str(file)) == said() == "table"
+    (tmp_path / "full").touch()
+    assert "could not be written to" in said(more=more, file=str(tmp_path / "full/diagnosis.txt"))
 
 
 def test_who_waits_in_an_earlier_turn_of_an_exchange_is_not_to_blame():
@@ -391,10 +535,11 @@ def test_nccls_watch_is_asked_by_its_own_words(load_module):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert module.ras(server.getsockname()) == RAS_SAYS
+        assert module.ras(30, server.getsockname()) == RAS_SAYS
         thread.join()
-    assert heard == [b"timeout 5\nverbose status\n"]
-    assert module.ras(("127.0.0.1", 1)) == []
+        assert module.ras(0.3, server.getsockname()) is None  # connected, and not a word
+    assert heard == [b"timeout 29\nverbose status\n"]
+    assert module.ras(30, ("127.0.0.1", 1)) == []
 
 
 def test_what_the_sentence_rests_on():

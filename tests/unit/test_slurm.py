@@ -404,8 +404,8 @@ def test_the_journal_has_nothing_of_a_job_whose_launcher_has_a_log(tmp_path):
     assert run_follow.read_logs(done.stdout) == {"launch.log": ["refused"]}
 
 
-def test_the_status_tells_the_job(load_module):
-    with_job = load_module("host_status").with_job
+def test_the_status_tells_the_job():
+    with_job = host_runs.with_job
     pending = {"id": "7", "state": "PENDING", "reason": "Resources"}
     found = with_job({"state": "stopped", "reason": "once", "updated": 1.0, "step": 4}, pending)
     answer = {
