@@ -33,7 +33,7 @@ if CHECKOUT not in sys.path:
 sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
 from same_files import mark
-from telling import same_hosts
+from telling import forks_fault, same_hosts
 
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
@@ -355,15 +355,6 @@ def build(
     }
 
 
-def enough_forks(forks: int, hosts: int) -> None:
-    """Raise BadInput where Ansible would not attend to all hosts of the run at once, as following it takes."""
-    if forks < hosts:
-        raise BadInput(
-            f"forks: {forks}, but this run has {hosts} hosts, which are followed all at once: leave -f out, or set "
-            f"forks in ansible.cfg (ANSIBLE_FORKS) to {hosts} or more"
-        )
-
-
 class ActionModule(ActionBase):
     """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), shared (path or nothing)."""
 
@@ -378,7 +369,8 @@ class ActionModule(ActionBase):
         extra = plain(load_extra_vars(self._loader))
         members = set(task_vars["groups"].get("cluster", ())) & set(task_vars["ansible_play_hosts_all"])
         try:
-            enough_forks(context.CLIARGS["forks"], len(members))
+            if fault := forks_fault(context.CLIARGS["forks"], members, "are followed"):
+                raise BadInput(fault)
             answer = build(
                 extra,
                 args.get("inventory_keys") or {},

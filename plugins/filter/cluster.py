@@ -5,9 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from telling import forks_fault
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
 SERVICE_COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
@@ -229,6 +235,7 @@ class FilterModule:
             "etcd_runs": etcd_runs,
             "etcd_runs_of": etcd_runs_of,
             "etcd_token": etcd_token,
+            "forks_fault": forks_fault,
             "mesh_keys": mesh_keys,
             "next_peers": next_peers,
             "peer_authorized_keys": peer_authorized_keys,

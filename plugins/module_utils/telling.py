@@ -27,6 +27,20 @@ def names(hosts) -> str:
     return ", ".join(hosts[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def forks_fault(forks: int, hosts, what: str) -> str:
+    """Why Ansible, which attends to `forks` hosts at once, is too few for these; "" where it is not.
+
+    what: they do all at once. Of more hosts, some would wait for the others to come to an end.
+    """
+    count = len(hosts)
+    if forks >= count:
+        return ""
+    return (
+        f"forks: {forks}, but there are {count} hosts, which {what} all at once: leave -f out, or set forks in "
+        f"ansible.cfg (ANSIBLE_FORKS) to {count} or more"
+    )
+
+
 def brought(host: str, done: float, total: float) -> str:
     """How many of the bytes that go to a host are there. The callback live reads it, too (live_frame.counted)."""
     return f"{host}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB have come"

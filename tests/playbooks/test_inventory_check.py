@@ -58,15 +58,15 @@ def inventory(door, head=("node1",), workers=("node2", "node3"), groups=None, **
     return {"all": {"vars": {**shared, **variables}, "children": {"cluster": {"children": parts}, **more}}}
 
 
-def play(tmp_path, text, arguments=""):
-    """Run site.yml on the inventory `text`; returns the run and all its output."""
+def play(tmp_path, text, arguments="", playbook="site.yml"):
+    """Run site.yml, or another playbook, on the inventory `text`; returns the run and all its output."""
     file = tmp_path / "hosts.yml"
     file.write_text(text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False))
     (tmp_path / "runner").mkdir()
     run = ansible_runner.run(
         private_data_dir=str(tmp_path / "runner"),
         project_dir=str(ROOT),
-        playbook="site.yml",
+        playbook=playbook,
         inventory=str(file),
         cmdline=arguments or None,
         envvars={
@@ -126,6 +126,22 @@ def test_bad_inventories_are_refused_before_any_host_is_contacted(tmp_path, door
     assert str(tmp_path / "hosts.yml") in message
     assert "Traceback" not in output
     assert door.knocks == 0
+
+
+@pytest.mark.parametrize(
+    ("playbook", "words", "what"),
+    [
+        ("train.yml", "-e run=a", "are followed"),
+        ("playbooks/logs.yml", "-e follow=true", "are followed"),
+        ("playbooks/preflight.yml", "", "measure each other"),
+        ("playbooks/bench.yml", "", "measure each other"),
+    ],
+)
+def test_what_needs_all_hosts_at_once_refuses_fewer_forks(tmp_path, door, playbook, words, what):
+    run, _ = play(tmp_path, inventory(door), f"-f 2 {words}", playbook)
+    assert run.rc != 0 and door.knocks == 0
+    ((_, message),) = failures(run)
+    assert message.startswith(f"forks: 2, but there are 3 hosts, which {what} all at once"), message
 
 
 def test_a_good_inventory_does_come_to_the_door(tmp_path, door):

@@ -9,6 +9,7 @@ from ansible import context
 from ansible.utils.context_objects import CLIArgs
 
 from plugins.action import run_config
+from plugins.module_utils.telling import forks_fault
 from trainer.errors import BadInput
 
 VARIABLES = ("trainer_port", "trainer_min_free_gb", "nproc_per_node")
@@ -321,6 +322,8 @@ def test_roles_variables_are_those_of_their_specs(repository):
 
 
 def test_fewer_forks_than_hosts_are_refused():
-    run_config.enough_forks(3, 3)
-    with pytest.raises(BadInput, match=r"forks: 2, but this run has 3 hosts.*leave -f out"):
-        run_config.enough_forks(2, 3)
+    assert forks_fault(3, ["a", "b", "c"], "are followed") == ""
+    assert re.fullmatch(
+        r"forks: 2, but there are 3 hosts, which are followed all at once: leave -f out, or .* to 3 or more",
+        forks_fault(2, ["a", "b", "c"], "are followed"),
+    )
