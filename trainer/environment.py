@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from pathlib import Path
 from trainer import disk
 from trainer.errors import BadInput
 
-LOG_BYTES = 64 << 20  # of a rank's log, at the start of an attempt
+LOG_BYTES = 64 << 20  # of a rank's log, beyond which it goes aside
+LOG_SECONDS = 5.0  # between two looks at its size
 
 
 @dataclass(frozen=True)
@@ -215,10 +217,7 @@ def log_to(environment: Environment, run: str) -> None:
     A rank itself writes a line in ten seconds; it is libraries' debug output that fills a disk. What Python prints on a
     full one is kept until there is room; libraries' own output is lost.
     """
-    log = _log(environment, run)
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    sys.stdout = sys.stderr = log
+    sys.stdout = sys.stderr = _log(environment, run, copies=(1, 2))
 
 
 class Both:
@@ -258,22 +257,60 @@ def log_beside(environment: Environment, run: str) -> None:
     sys.stdout, sys.stderr = Both(log, sys.stdout), Both(log, sys.stderr)
 
 
-def _log(environment: Environment, run: str) -> io.TextIOWrapper:
-    """logs/rank-N.log, to be written after what earlier attempts wrote; LOG_BYTES and more go aside."""
+class RankLog(disk.Growing):
+    """logs/rank-N.log, to be written after what earlier attempts wrote. LOG_BYTES and more go aside, as rank-N.log.1.
+
+    Not at Python's next word: what libraries write by themselves may fill a disk while Python has nothing to say.
+    """
+
+    def __init__(self, path: Path, title: str):
+        """title: what each file begins with, and each attempt."""
+        self._path, self._title = path, title
+        self.copies: tuple[int, ...] = ()  # descriptors that lead here, too
+        # A descriptor of its own, and not 1, which whoever had it as a file may close.
+        super().__init__(io.FileIO(self._open(path), "a"))
+        self._put_aside()
+        self._say_title("")
+
+    def watch(self) -> None:
+        """Look after its size, until this process ends."""
+        while True:
+            time.sleep(LOG_SECONDS)
+            if self._put_aside():
+                self._say_title(f"what was before is in {self._path.name}.1, ")
+
+    def _put_aside(self) -> bool:
+        """Begin a new file if this one is large; on a full disk, later. No word to a descriptor is lost."""
+        with self._lock, contextlib.suppress(OSError):
+            if os.fstat(self.fileno()).st_size < LOG_BYTES:
+                return False
+            begun = self._open(self._path.with_suffix(".log.new"))
+            self._path.replace(self._path.with_suffix(".log.1"))
+            self._path.with_suffix(".log.new").replace(self._path)
+            for descriptor in (self.fileno(), *self.copies):
+                os.dup2(begun, descriptor, inheritable=descriptor in self.copies)
+            os.close(begun)
+            return True
+        return False
+
+    def _say_title(self, more: str) -> None:
+        self.write(f"=== {self._title}, {more}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+
+    @staticmethod
+    def _open(path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+
+
+def _log(environment: Environment, run: str, copies: tuple[int, ...] = ()) -> io.TextIOWrapper:
+    """This rank's log, whose size a thread looks after; the descriptors `copies` lead there, too."""
     folder = environment.run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"rank-{environment.rank}.log"
-    with contextlib.suppress(FileNotFoundError):
-        if file.stat().st_size >= LOG_BYTES:
-            os.replace(file, file.with_suffix(".log.1"))
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
-    # A descriptor of its own, and not 1, which whoever had it as a file may close.
-    growing = disk.Growing(io.FileIO(handle, "a"))
-    log = io.TextIOWrapper(growing, encoding="utf-8", errors="backslashreplace", write_through=True)
-    print(
-        f"=== run {run}, attempt {environment.attempt}, rank {environment.rank} of {environment.world_size} on "
-        f"{environment.host}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
-        file=log,
-        flush=True,
+    rank = f"rank {environment.rank} of {environment.world_size} on {environment.host}"
+    log = RankLog(
+        folder / f"rank-{environment.rank}.log", f"run {run}, attempt {environment.attempt}, {rank}"
     )
-    return log
+    for descriptor in copies:
+        os.dup2(log.fileno(), descriptor)
+    log.copies = copies
+    threading.Thread(target=log.watch, name="log", daemon=True).start()
+    return io.TextIOWrapper(log, encoding="utf-8", errors="backslashreplace", write_through=True)

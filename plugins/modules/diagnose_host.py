@@ -84,7 +84,10 @@ KERNEL_LINES = 10
 RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS_ADDR)
 RAS_BYTES = 1 << 20
 GROUPS_BYTES = 1 << 20  # of what a rank writes, read at most
-WATCHES = "collectives"  # a thread of each rank that only looks (trainer/collectives.py)
+WATCHES = (
+    "collectives",
+    "log",
+)  # threads of each rank that only look (trainer/collectives.py, environment.py)
 BUSY = 0.3  # of a core, for a process that is named
 
 
@@ -140,7 +143,7 @@ def stacks(spy: str, pid: int, seconds: float) -> tuple[list[str], dict[str, lis
         for one in threads
     ]
     main = next((number for number, (name, _) in enumerate(found) if name == "MainThread"), 0)
-    others = [one for number, one in enumerate(found) if number != main and one[0] != WATCHES]
+    others = [one for number, one in enumerate(found) if number != main and one[0] not in WATCHES]
     at_work = {name: frames for name, frames in others if any("(trainer/" in frame for frame in frames)}
     return (found[main][1] if found else []), at_work
 

@@ -227,6 +227,7 @@ def test_of_a_ranks_threads_those_at_the_trainers_work_are_read(load_module, tmp
     spy, said = tmp_path / "py-spy", tmp_path / "said"
     told = [
         thread("collectives", "threading.py", "trainer/collectives.py"),
+        thread("log", "trainer/environment.py"),
         thread("MainThread", "trainer/loop.py"),
         thread("tqdm_monitor", "tqdm/_monitor.py"),
         thread("save", "trainer/checkpoint.py"),

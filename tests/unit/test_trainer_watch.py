@@ -347,6 +347,33 @@ def test_a_log_that_has_grown_large_goes_aside_at_the_start_of_an_attempt(tmp_pa
         assert len(lines) == 1 and lines[0].startswith("=== run a, attempt 1, rank 0 of 2 on node1")
 
 
+def test_a_log_that_grows_large_in_an_attempt_goes_aside_and_no_word_is_lost(tmp_path):
+    """Whoever says it: Python, or a library by the descriptor, also one that has only a copy of it."""
+    script = """
+import os, sys, time
+from pathlib import Path
+from trainer import environment
+
+environment.LOG_BYTES, environment.LOG_SECONDS, d = 6000, 0.05, Path(sys.argv[1])
+environment.log_to(environment.Environment(d, d, "node1", 1, 0, 2, 0, 2, 0), "a")
+for number in range(100):
+    print("said", number, flush=True)
+    os.write(2, b"library %d\\n" % number)
+aside, end = d / "logs/rank-0.log.1", time.monotonic() + 20
+for number in range(100, 400):
+    print("said", number, flush=True)
+    os.write(1, b"library %d\\n" % number)
+    while number == 300 and not aside.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    before, now = ((tmp_path / "logs" / name).read_text() for name in ("rank-0.log.1", "rank-0.log"))
+    assert now.startswith("=== run a, attempt 1, rank 0 of 2 on node1, what was before is in rank-0.log.1, ")
+    lines = [line for line in (before + now).splitlines() if not line.startswith("===")]
+    assert lines == [word for number in range(400) for word in (f"said {number}", f"library {number}")]
+    assert not list((tmp_path / "logs").glob("*.new"))
+
+
 def test_what_a_rank_says_on_a_full_disk_stands_in_its_log_later(tmp_path):
     """More of it than any buffer of Python's holds; and the rank's end is its own, not that of its words."""
     script = """
