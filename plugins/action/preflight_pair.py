@@ -20,6 +20,7 @@ from ansible.plugins.action import ActionBase
 
 GREETING = b"trainyard preflight\n"  # as in the module
 TRY_SECONDS = 2.0
+PROXY_SECONDS = 5.0  # a command has to start first; one that was too slow would make of an open port a closed one
 PAUSE = 0.3
 ANSWER_SECONDS = 0.5  # that Ansible may take to bring the module's answer
 
@@ -81,7 +82,7 @@ def _by_proxy(command: str) -> bool:
         start_new_session=True,
     )
     try:
-        if not select.select([process.stdout], [], [], TRY_SECONDS)[0]:
+        if not select.select([process.stdout], [], [], PROXY_SECONDS)[0]:
             return False
         return GREETING.startswith(process.stdout.read1(len(GREETING)) or b"-")
     finally:
