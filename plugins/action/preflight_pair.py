@@ -20,7 +20,6 @@ from ansible.plugins.action import ActionBase
 
 GREETING = b"trainyard preflight\n"  # as in the module
 TRY_SECONDS = 2.0
-PROXY_SECONDS = 5.0  # a command has to start first; one that was too slow would make of an open port a closed one
 PAUSE = 0.3
 ANSWER_SECONDS = 0.5  # that Ansible may take to bring the module's answer
 
@@ -82,7 +81,7 @@ def _by_proxy(command: str) -> bool:
         start_new_session=True,
     )
     try:
-        if not select.select([process.stdout], [], [], PROXY_SECONDS)[0]:
+        if not select.select([process.stdout], [], [], TRY_SECONDS)[0]:
             return False
         return GREETING.startswith(process.stdout.read1(len(GREETING)) or b"-")
     finally:
@@ -93,23 +92,27 @@ def _by_proxy(command: str) -> bool:
 
 
 class Watch(threading.Thread):
-    """Tries the ports again and again until it is told to stop."""
+    """Tries a port again and again until it is open, or told to stop. Each has its own: a silent one takes its time."""
 
-    def __init__(self, way: Way, ports: list[int]):
+    def __init__(self, way: Way, port: int):
         super().__init__(daemon=True)
-        self.way, self.over = way, threading.Event()
-        self.found = dict.fromkeys(map(str, ports), "closed")
+        self.way, self.port, self.over = way, port, threading.Event()
+        self.found = "closed"
 
     def run(self) -> None:
-        while not self.over.wait(PAUSE):
-            for port in self.found:
-                if self.found[port] == "closed" and not self.over.is_set() and is_open(self.way, int(port)):
-                    self.found[port] = "open"
+        while self.found == "closed" and not self.over.wait(PAUSE):
+            if is_open(self.way, self.port):
+                self.found = "open"
 
-    def stop(self) -> dict[str, str]:
-        self.over.set()
-        self.join(2 * TRY_SECONDS)
-        return dict(self.found)
+
+def outcome(watches: list[Watch]) -> dict[str, str]:
+    """{port: open | closed}, when all have been told to stop."""
+    for watch in watches:
+        watch.over.set()
+    end = time.monotonic() + 2 * TRY_SECONDS
+    for watch in watches:
+        watch.join(max(0.0, end - time.monotonic()))
+    return {str(watch.port): watch.found for watch in watches}
 
 
 class ActionModule(ActionBase):
@@ -132,13 +135,13 @@ class ActionModule(ActionBase):
         way = self._way()
         peers = [str(host["address"]) for host in places.values()]
         note = way if isinstance(way, str) else note_for(way, str(own["address"]), client, peers)
-        watch = None if note else Watch(way, [int(args["port"]), int(own["port"])])
-        if watch:
+        watches = [] if note else [Watch(way, int(port)) for port in (args["port"], own["port"])]
+        for watch in watches:
             watch.start()
         try:
             answer = self._execute_module("preflight_pair", module_args=args, task_vars=task_vars)
         finally:
-            outside = watch.stop() if watch else note
+            outside = note or outcome(watches)
         if "time" in answer:
             # It was taken before the answer was on its way.
             answer["clock"] = [answer["time"] - time.time() + ANSWER_SECONDS / 2, ANSWER_SECONDS / 2]

@@ -156,7 +156,7 @@ FAULTS = {
     ),
     "open to strangers": (
         "node3",
-        "nft insert rule inet trainyard input accept",
+        "for chain in published input; do nft insert rule inet trainyard $chain accept; done",
         RELOAD_FIREWALL,
         *("firewall", "fail", "29500", "--tags firewall -l node3"),
     ),

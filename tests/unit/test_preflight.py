@@ -643,12 +643,21 @@ def test_an_open_port_is_seen_from_outside_a_shut_one_is_not():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as gone:
         here, there = server.getsockname()[1], gone.getsockname()[1]
         gone.close()
-        watch = pair_action.Watch(pair_action.Way("127.0.0.1"), [here, there])
+        watches = [pair_action.Watch(pair_action.Way("127.0.0.1"), port) for port in (here, there)]
+        for watch in watches:
+            watch.start()
+        watches[0].join(10)
+        assert pair_action.outcome(watches) == {str(here): "open", str(there): "closed"}
+
+
+def test_a_port_that_is_silent_does_not_keep_another_from_being_tried(monkeypatch):
+    monkeypatch.setattr(pair_action, "is_open", lambda way, port: port == 2 or time.sleep(60))
+    watches = [pair_action.Watch(pair_action.Way("127.0.0.1"), port) for port in (1, 2)]
+    for watch in watches:
         watch.start()
-        deadline = time.monotonic() + 10
-        while watch.found[str(here)] != "open" and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert watch.stop() == {str(here): "open", str(there): "closed"}
+    watches[1].join(10)
+    monkeypatch.setattr(pair_action, "TRY_SECONDS", 0.1)
+    assert pair_action.outcome(watches) == {"1": "closed", "2": "open"}
 
 
 def test_through_a_proxy_only_the_greeting_counts():
