@@ -70,6 +70,7 @@ def test_an_ordinary_login_user_sees_what_launchers_say(plays):
     assert said(plays).count("launch | attempt 1 begins") == 2
 
 
+@pytest.mark.full
 def test_a_host_is_seen_again_whenever_it_answers(plays, tmp_path):
     """Off at the start, and its wire out later."""
     shown = tmp_path / "shown"
