@@ -38,6 +38,7 @@ OTHERS = {
     "launch.log": "launch",
     "job.log": "job",
 }  # the logs that are no rank's, and what their lines are marked with
+ASIDE = ".1"  # what the name of a log ends with that has gone aside (trainer/environment.py)
 REFRESH = 1.0  # seconds between two looks
 BOOT = 20.0  # seconds in which a host that answers again may not have started the run's unit yet
 DAY = 86400
@@ -69,14 +70,17 @@ def look_command(
     offsets: bytes of each log that were read. cursor: the launcher's lines are those after it, s since the epoch.
     """
     logs = f"rank-{rank}.log" if rank else " ".join(["rank-*.log", *OTHERS])
+    show = (
+        f'show() {{ size=$(stat -c %s "$1"); [ "$from" -gt $((size - {WINDOW})) ] || from=$((size - {WINDOW})); '
+        '[ "$from" -gt 0 ] || from=0; [ "$from" -ge "$size" ] || '
+        '{ echo; echo "::log $1 $(stat -c %Y "$1") $from"; tail -c +$((from + 1)) "$1"; }; }'
+    )
     seen = " ".join(f"{shlex.quote(name)}) from={offset};;" for name, offset in offsets.items())
     command = (
-        f"cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state_command(keeper, run, run_dir)}; "
+        f"{show}; cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state_command(keeper, run, run_dir)}; "
         f'echo "::zone $(date +%z)"; cd logs 2>/dev/null || exit 0; for log in {logs}; do [ -f "$log" ] || continue; '
-        f'from=0; case "$log" in {seen} esac; size=$(stat -c %s "$log"); [ "$from" -le "$size" ] || from=0; '
-        f'[ "$from" -gt $((size - {WINDOW})) ] || from=$((size - {WINDOW})); [ "$from" -gt 0 ] || from=0; '
-        '[ "$from" -lt "$size" ] || continue; '
-        'echo; echo "::log $log $(stat -c %Y "$log") $from"; tail -c +$((from + 1)) "$log"; done'
+        f'from=0; case "$log" in {seen} esac; [ "$from" -le $(stat -c %s "$log") ] || {{ '
+        f'[ ! -f "$log{ASIDE}" ] || show "$log{ASIDE}"; from=0; }}; show "$log"; done'
     )
     if keeper == "systemd" and not rank:
         options = f"--since=@{int(cursor)} --lines={JOURNAL} --output=short-unix"
@@ -173,8 +177,12 @@ def read_look(
                 cut[name] = min(moment for moment, _ in told)
             continue
         whole = text[: text.rfind("\n") + 1]
-        offsets[name] = int(start) + len(whole.encode("utf-8", "surrogateescape"))
-        skipped = int(start) > (known or {}).get(name, 0)
+        end = int(start) + len(whole.encode("utf-8", "surrogateescape"))
+        # The file that went aside comes first, and what is new then begins anew.
+        before = offsets.get(name, (known or {}).get(name.removesuffix(ASIDE), 0))
+        aside, name = name.endswith(ASIDE), name.removesuffix(ASIDE)
+        offsets[name] = 0 if aside else end
+        skipped = int(start) > before
         if skipped:
             whole = whole.partition("\n")[2]  # from the middle of a line
         source = OTHERS.get(name) or f"r{name.removeprefix('rank-').removesuffix('.log')}"

@@ -295,6 +295,37 @@ def test_a_look_reads_whole_lines_and_the_next_look_the_rest(tmp_path):
     assert [line.text for line in look(tmp_path, offsets={"rank-0.log": 26}, rank="0")[1]] == ["new"]
 
 
+def test_who_follows_a_log_that_goes_aside_misses_no_line_and_sees_none_twice(tmp_path):
+    """What was written between the last look and that moment stands in the file that went aside."""
+    logs, offsets = tmp_path / "logs", {}
+    logs.mkdir()
+    log, aside = logs / "rank-0.log", logs / "rank-0.log.1"
+
+    def said():
+        _, lines, more = look(tmp_path, offsets)
+        offsets.update(more)
+        return [(line.source, line.text) for line in lines]
+
+    log.write_text("10:00:00 one\n10:00:01 two\n")
+    assert said() == [("node1/r0", "one"), ("node1/r0", "two")]
+    with log.open("a") as file:
+        file.write("10:00:02 three\n")
+    log.rename(aside)
+    log.touch()  # nothing is in the new one yet
+    assert said() == [("node1/r0", "three")]
+    log.write_text("10:00:03 four\n")
+    assert said() == [("node1/r0", "four")] and said() == []
+    assert offsets == {"rank-0.log": 14}
+    with log.open("a") as file:
+        file.write(f"10:00:04 {'x' * run_logs.WINDOW}\n10:00:05 five\n")
+    log.rename(aside)
+    log.write_text("10:00:06 six\n")
+    done = run_logs.look_command("process", "a", str(tmp_path), "", offsets, 0)
+    output = subprocess.run(["sh", "-c", done], capture_output=True, text=True, check=True).stdout
+    _, lines, _, cut = run_logs.read_look(output, "node1", offsets)
+    assert [line.text for line in lines] == ["five", "six"] and list(cut) == ["rank-0.log"]
+
+
 def test_the_launchers_lines_come_from_the_journal():
     output = (
         "::keeper\nActiveState=active\n::zone +0000\n\n::log journal 0 0\n"
