@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
+from host_runs import chosen_run
 from telling import names, silence, table
 
 from trainer.words import span
@@ -48,15 +49,9 @@ def run_views(results: dict[str, dict]) -> dict[str, dict]:
 
 
 def run_chosen(results: dict[str, dict], asked: str) -> str:
-    """The run that is meant: the `asked` one; with "", the only one that is active, or the newest; "" where none is.
-
-    `results`: as above.
-    """
+    """The run that is meant, as host_runs.chosen_run has it, of the whole cluster's. `results`: as above."""
     views = run_views(results)
-    active = [run for run, view in views.items() if view["active"]]
-    if asked or len(active) > 1:
-        return asked if asked in views else ""
-    return next(iter(views), "")
+    return chosen_run(asked, [run for run, view in views.items() if view["active"]], list(views))
 
 
 def run_choice_fault(results: dict[str, dict], asked: str) -> str:

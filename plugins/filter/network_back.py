@@ -20,6 +20,7 @@ from network_files import (
     AFTER_NETPLAN,
     ASIDE,
     CLOUD_INIT_OFF,
+    GUARD,
     HEADER,
     IFUPDOWN_MARK,
     IFUPDOWN_RECORD,
@@ -27,14 +28,14 @@ from network_files import (
     OUR_FILE,
     PROFILES,
     RESOLV_CONF,
+    keyed,
     made_by,
+    netplan_after,
     network_of,
     profile_for,
     read_netplan,
-    settings,
 )
 
-GUARD = "/usr/local/lib/trainyard/guard"
 READ_BY = {  # where a manager reads a file that gave way, by the directory in which it was laid aside
     "/etc/netplan": "/etc/netplan",
     "/etc/systemd/network": "/etc/systemd/network",
@@ -58,19 +59,20 @@ def network_back(survey: dict) -> dict:
     returning.laid_aside()
     returning.hidden(ours)
     stanzas = returning.ifupdown()
-    after = returning.netplan_after()
-    if lost := sorted(names_set(ours) - names_set(*map(network_of, after.values()))):
+    gone = [{"path": path, "state": "absent"} for path in (OUR_FILE, CLOUD_INIT_OFF, IFUPDOWN_RECORD)]
+    changes = [*gone, *returning.changes]
+    after = [network_of(text) for text in netplan_after(files["netplan"], changes, files["kept"]).values()]
+    if lost := sorted(names_set(ours) - names_set(*after)):
         return {
             "fault": f"{' and '.join(lost)} {'has its' if len(lost) == 1 else 'have their'} present name from "
             f"{OUR_FILE}: after the next start it would be another, and what is set up for it might be nothing"
         }
-    gone = [OUR_FILE, CLOUD_INIT_OFF, IFUPDOWN_RECORD]
     return {
         "fault": "",
-        "files": [*({"path": path, "state": "absent"} for path in gone), *returning.changes],
+        "files": changes,
         "left": returning.left,
-        "addresses": addresses(survey["session"], [*returning.texts, *after.values()]),
-        **commands(survey, ours, after, stanzas, returning),
+        "addresses": addresses(survey["session"], returning.texts, after),
+        **commands(survey, ours, after, stanzas, returning.changes),
     }
 
 
@@ -84,7 +86,6 @@ class Returning:
         self.changes: list[dict] = []
         self.left: list[str] = []
         self.texts: list[str] = []  # of ifupdown's, networkd's and NetworkManager's files that come back
-        self.profiles = self.networkd = False
 
     def laid_aside(self) -> None:
         """Files that were moved. Of several that had one name, the last is what the host was set up with."""
@@ -131,10 +132,6 @@ class Returning:
             self.left.append(path)
             return
         self.changes.append({"path": path, "move_to": target})
-        if "/NetworkManager/" in target:
-            self.profiles = True
-        if "/systemd/network/" in target:
-            self.networkd = True
         self.texts.append(text)
 
     def hidden(self, ours: dict) -> None:
@@ -152,13 +149,12 @@ class Returning:
                 self.changes.append({"path": path, "state": "absent"})
         names = {name for definitions in ours.values() for name in definitions}
         for path, file in self.files["networkmanager"].items():
-            said = {(section, key): value for section, key, value in settings(file["text"])}
+            said = keyed(file["text"])
             uuid = said.get(("connection", "uuid"))
             if not path.startswith("/usr/lib/") or uuid not in self.hidden_profiles:
                 continue
             if names & set(profile_for(said, self.links)):
                 self.changes.append({"path": f"{PROFILES}/{uuid}.nmmeta", "state": "absent"})
-                self.profiles = True
 
     def ifupdown(self) -> list[str]:
         """Stanzas that were commented out; returns the names of their interfaces."""
@@ -170,22 +166,6 @@ class Returning:
                 self.texts.append(text)
             names += [name for name in found if name not in names]
         return names
-
-    def netplan_after(self) -> dict[str, str]:
-        """{name: text} of netplan's files as they will be."""
-        texts = {path: file["text"] for path, file in self.files["netplan"].items() if path != OUR_FILE}
-        for change in self.changes:
-            if "content" in change:
-                texts[change["path"]] = change["content"]
-            elif "move_to" in change:
-                texts[change["move_to"]] = self.files["kept"].get(change["path"], {}).get("text", "")
-            else:
-                texts.pop(change["path"], None)
-        return {
-            os.path.basename(path): text
-            for path, text in texts.items()
-            if "/netplan/" in path and path.endswith(".yaml")
-        }
 
 
 def narrowed(text: str, original: str) -> bool:
@@ -243,45 +223,44 @@ def names_set(*networks: dict) -> set[str]:
     }
 
 
-def addresses(session: dict | None, texts: list[str]) -> list[str]:
+def addresses(session: dict | None, texts: list[str], networks: list[dict]) -> list[str]:
     """Where to reach the host afterwards, most likely first; [] where it is at the address that is in use now.
 
-    A lease's address is not known before, and may be the present one.
+    A lease's address is not known before, and may be the present one. texts, networks: what comes back, of netplan all
+    that will be.
     """
     if session is None:
         return []
     now = ipaddress.ip_address(session["address"])
+    words = [word for text in texts for word in ADDRESS_LINE.findall(text)]
+    words += [
+        str(word).split("/")[0]
+        for network in networks
+        for definitions in network.values()
+        for one in definitions.values()
+        for word in one.get("addresses") or []
+        if isinstance(word, str)
+    ]
     found = []
-    for text in texts:
-        words = ADDRESS_LINE.findall(text)
-        words += [
-            str(word).split("/")[0]
-            for definitions in network_of(text).values()
-            for one in definitions.values()
-            for word in one.get("addresses") or []
-            if isinstance(word, str)
-        ]
-        for word in words:
-            try:
-                address = ipaddress.ip_address(word)
-            except ValueError:
-                continue
-            if address.version == now.version and not address.is_loopback and address not in found:
-                found.append(address)
+    for word in words:
+        try:
+            address = ipaddress.ip_address(word)
+        except ValueError:
+            continue
+        if address.version == now.version and not address.is_loopback and address not in found:
+            found.append(address)
     if now in found or not found:
         return []
     near = ipaddress.ip_network((now, 24 if now.version == 4 else 64), strict=False)
     return [str(address) for address in [*sorted(found, key=lambda address: address not in near), now]]
 
 
-def commands(
-    survey: dict, ours: dict, after: dict[str, str], stanzas: list[str], returning: Returning
-) -> dict:
-    """{apply, undo}: lists of commands.
+def commands(survey: dict, ours: dict, networks: list[dict], stanzas: list[str], changes: list[dict]) -> dict:
+    """{apply, undo}: lists of commands. networks: netplan's, as they will be; stanzas: interfaces that are ifupdown's.
 
     The present addresses go first, so that a connection that comes through afterwards owes nothing to them.
     """
-    networks = [network_of(text) for text in after.values()]
+    coming = [change.get("move_to", change["path"]) for change in changes]
     made, made_after = made_by(ours), set().union(*map(made_by, networks))
     there = {link["name"] for link in survey["interfaces"]}
     stay = [
@@ -290,11 +269,8 @@ def commands(
         for name in definitions
         if name in there and not (kind in MADE and name not in made_after)
     ]
-    reload = (
-        [["nmcli", "connection", "reload"]]
-        if returning.profiles and survey["active"]["NetworkManager"]
-        else []
-    )
+    profiles = any("/NetworkManager/" in path for path in coming)
+    reload = [["nmcli", "connection", "reload"]] if profiles and survey["active"]["NetworkManager"] else []
     apply = [
         *([GUARD, "remove", name] for name in sorted((made - made_after) & there)),
         *reload,
@@ -310,7 +286,9 @@ def commands(
     if survey["active"]["systemd-networkd"]:
         anew = [["networkctl", "reload"], *(["networkctl", "reconfigure", name] for name in stay)]
     if stanzas:
-        others = any(network for network in networks) or returning.networkd or networkd_files(survey)
+        others = any(networks) or any(
+            "/systemd/network/" in path for path in [*survey["files"]["networkd"], *coming]
+        )
         if survey["active"]["systemd-networkd"] and not others:
             apply.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])
         apply.append(["ifup", "--force", *stanzas])
@@ -318,10 +296,6 @@ def commands(
     else:
         apply += anew
     return {"apply": apply, "undo": undo + anew}
-
-
-def networkd_files(survey: dict) -> bool:
-    return any(path.startswith("/etc/systemd/network/") for path in survey["files"]["networkd"])
 
 
 class FilterModule:

@@ -19,6 +19,7 @@ from network_files import (
     AFTER_NETPLAN,
     ASIDE,
     CLOUD_INIT_OFF,
+    GUARD,
     HEADER,
     IFUPDOWN_MARK,
     IFUPDOWN_RECORD,
@@ -26,7 +27,9 @@ from network_files import (
     OUR_FILE,
     PROFILES,
     RESOLV_CONF,
+    keyed,
     made_by,
+    netplan_after,
     network_of,
     profile_for,
     read_netplan,
@@ -326,7 +329,7 @@ def networkmanager_claims(files, ours, links, taken, hidden):
     """
     changes = []
     for path, file in files.items():
-        said = {(section, key): value for section, key, value in settings(file["text"])}
+        said = keyed(file["text"])
         uuid = said.get(("connection", "uuid"), "")
         if (
             os.path.basename(path).startswith("netplan-")
@@ -473,20 +476,6 @@ def nameservers(resolv_conf, entries, active):
     return "\n".join([*lines, *(f"nameserver {server}" for server in wanted)]) + "\n"
 
 
-def netplan_after(files, changes):
-    """{name: text} of all netplan files as they will be, for netplan's own check."""
-    after = {os.path.basename(path): file["text"] for path, file in files.items()}
-    for change in changes:
-        name = os.path.basename(change["path"])
-        if not change["path"].startswith("/etc/netplan/") or not name.endswith(".yaml"):
-            continue
-        if "content" in change:
-            after[name] = change["content"]
-        else:
-            after.pop(name, None)
-    return after
-
-
 def new_addresses(session, entries, links, before):
     """Where to reach the host afterwards, most likely first; [] where it is at the address that is in use now.
 
@@ -536,10 +525,9 @@ def carried(interface, entries, before):
 
 def commands(entries, ifupdown, active, reload_profiles, new, gone):
     """{apply, verify, undo}: lists of commands. `new`, `gone`: the devices that the change makes, and does without."""
-    guard = "/usr/local/lib/trainyard/guard"
     # Netplan makes devices, but leaves those that it does not know any more, with their members and addresses. They go
     # first: what a bond lets go of is down until netplan brings it up.
-    apply = [*([guard, "remove", name] for name in gone), ["netplan", "apply"]]
+    apply = [*([GUARD, "remove", name] for name in gone), ["netplan", "apply"]]
     undo = [["netplan", "apply"]]
     if ifupdown:
         apply = [["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", *ifupdown], *apply]
@@ -553,17 +541,17 @@ def commands(entries, ifupdown, active, reload_profiles, new, gone):
         undo = [["nmcli", "connection", "reload"], *undo]
     undo = [
         # An old netplan file knows the interface by its old name.
-        *([guard, "rename", item["name"], item["now"]] for item in entries if item["name"] != item["now"]),
-        *([guard, "remove", name] for name in reversed(new)),
+        *([GUARD, "rename", item["name"], item["now"]] for item in entries if item["name"] != item["now"]),
+        *([GUARD, "remove", name] for name in reversed(new)),
         *undo,
     ]
     verify = []
     for item in entries:
         if not by_hand(item):
-            verify += [[guard, "holds", str(address), item["name"]] for address in item["addresses"]]
+            verify += [[GUARD, "holds", str(address), item["name"]] for address in item["addresses"]]
         for route in item["definition"].get("routes", []):
             if route["to"] in ("default", "0.0.0.0/0", "::/0") and "via" in route and "table" not in route:
-                verify.append([guard, "reachable", str(route["via"]), item["name"]])
+                verify.append([GUARD, "reachable", str(route["via"]), item["name"]])
     return {"apply": apply, "verify": verify, "undo": undo}
 
 

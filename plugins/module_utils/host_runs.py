@@ -166,6 +166,16 @@ def known_runs(run_command, keeper: str, state_dir: str, patience: float = PATIE
     }
 
 
+def chosen_run(asked: str, active: list[str], known: list[str]) -> str:
+    """The run that is meant: the `asked` one; with "", the only one that is active, or the newest; "" where none is.
+
+    known: all runs, those that are active first, then the newest first.
+    """
+    if asked or len(active) > 1:
+        return asked if asked in known else ""
+    return next(iter(known), "")
+
+
 def with_job(status: dict, job: dict[str, str]) -> dict:
     """A run's status with what Slurm says of its job."""
     waits = {} if job["state"] in JOB_AT_WORK else {"state": "queued", "reason": None}

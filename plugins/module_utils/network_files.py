@@ -4,11 +4,13 @@ Pure functions: nothing here reads a file or talks to a host.
 """
 
 import fnmatch
+import os
 import re
 
 import yaml
 from network_entries import KINDS
 
+GUARD = "/usr/local/lib/trainyard/guard"
 OUR_FILE = "/etc/netplan/90-trainyard.yaml"
 HEADER = "# Written by Trainyard from network_interfaces in the inventory; a change here is lost at the next run.\n"
 CLOUD_INIT_OFF = "/etc/cloud/cloud.cfg.d/99-trainyard-network.cfg"
@@ -60,6 +62,24 @@ def network_of(text):
         return {}
 
 
+def netplan_after(files, changes, kept=None):
+    """{name: text} of all netplan files as they will be. kept: as `files`, those that may move there."""
+    texts = {path: file["text"] for path, file in files.items()}
+    for change in changes:
+        text = texts.pop(change["path"], None)
+        if "content" in change:
+            texts[change["path"]] = change["content"]
+        elif "move_to" in change:
+            texts[change["move_to"]] = (
+                (kept or {}).get(change["path"], {}).get("text", "") if text is None else text
+            )
+    return {
+        os.path.basename(path): text
+        for path, text in texts.items()
+        if os.path.basename(os.path.dirname(path)) == "netplan" and path.endswith(".yaml")
+    }
+
+
 def made_by(network):
     """The names of the devices that a netplan file makes."""
     return {name for kind in MADE for name in network.get(kind, {})}
@@ -76,6 +96,11 @@ def settings(text):
             key, _, value = line.partition("=")
             found.append((section, key.strip(), value.strip()))
     return found
+
+
+def keyed(text):
+    """{(section, key): value} of such a file, of a key that stands twice the last."""
+    return {(section, key): value for section, key, value in settings(text)}
 
 
 def profile_for(said, links):

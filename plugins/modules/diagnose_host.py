@@ -64,6 +64,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import (
     NO_ANSWER,
     cards,
+    chosen_run,
     environment_dir,
     gpus,
     interfaces,
@@ -254,11 +255,10 @@ def at_once(looks: dict, seconds: float) -> dict:
 
 
 def chosen(known: dict, asked: str) -> str:
-    """The run to look at: `asked`, the only active one, or the newest; the filter run_chosen does it for all hosts."""
+    """The run to look at, of this host's alone."""
     runs, active = known["runs"], known["active"]
-    if asked or len(active) > 1:
-        return asked if asked in {*runs, *active} else ""
-    return next(iter(active), max(runs, key=lambda run: runs[run].get("updated") or 0, default=""))
+    newest = sorted(runs, key=lambda run: -(runs[run].get("updated") or 0))
+    return chosen_run(asked, active, list(dict.fromkeys([*active, *newest])))
 
 
 def main() -> None:

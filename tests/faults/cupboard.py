@@ -163,6 +163,19 @@ class Run:
         return self.plays.sh(host, f"cat /var/lib/trainyard/runs/{self.name}/metrics.jsonl")
 
 
+@contextlib.contextmanager
+def memory_eaten(plays, host):
+    """Somebody's program takes a host's memory for so long; the kernel kills what is largest there, a rank."""
+    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
+    plays.lab.set_memory(host, 50 << 20)
+    try:
+        plays.sh(host, f"systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c '{eat}'")
+        yield
+    finally:
+        plays.lab.set_memory(host, None)
+        plays.sh(host, "systemctl stop glutton; systemctl reset-failed glutton 2>/dev/null || true")
+
+
 def reported(text):
     """What stands under "What happened" in the report of a run with these metrics, but for checkpoints and ranks."""
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cupboard import HOSTS, Calm, Run, losses, rank_of, saved
+from cupboard import HOSTS, Calm, Run, losses, memory_eaten, rank_of, saved
 from test_train import book, stop
 
 TABLE = []
@@ -286,17 +286,9 @@ def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
 
 
 def test_memory_runs_out_on_one_host(plays, curve, importing):
-    """Somebody's program eats it; the kernel kills what is largest, a rank."""
     run = Run(plays)
-    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
-    plays.lab.set_memory("node2", 50 << 20)
-    try:
-        glutton = "systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c"
-        plays.sh("node2", f"{glutton} '{eat}'")
+    with memory_eaten(plays, "node2"):
         run.wait(lambda: (run.status("node1").get("attempt") or 0) > 1)
-    finally:
-        plays.lab.set_memory("node2", None)
-        plays.sh("node2", "systemctl stop glutton")
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("memory runs out on a host, and is given back", seconds, None, importing)
     run.end(
@@ -309,18 +301,11 @@ def test_memory_runs_out_on_one_host(plays, curve, importing):
 def test_memory_runs_out_on_one_host_for_good(plays, curve, importing):
     """What takes it stays: the next attempts fail there, too, killed or refused, and the others go on without it."""
     run = Run(plays, steps=300)
-    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
-    plays.lab.set_memory("node2", 50 << 20)
     others = ("node1", "node3")
-    try:
-        glutton = "systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c"
-        plays.sh("node2", f"{glutton} '{eat}'")
+    with memory_eaten(plays, "node2"):
         seconds = run.wait(lambda: any(run.goes_on(attempt, *others) for attempt in range(3, 8)))
         held("memory runs out on a host for good", seconds, None, importing)
         run.wait(lambda: all(run.status(host).get("state") == "finished" for host in others))
-    finally:
-        plays.lab.set_memory("node2", None)
-        plays.sh("node2", "systemctl stop glutton")
     run.end(curve, *others, reason="restart: .*node2 failed again and again and is left out")
     assert list(losses(run.metrics("node1"))) == list(range(1, 301))
 

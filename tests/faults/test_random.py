@@ -9,7 +9,7 @@ import random
 import time
 
 import pytest
-from cupboard import HOSTS, Calm, Run, rank_of, saved
+from cupboard import HOSTS, Calm, Run, memory_eaten, rank_of, saved
 
 SEED = int(os.environ.get("TRAINYARD_SEED", "0"))
 ROUNDS = int(os.environ.get("TRAINYARD_ROUNDS", "20"))
@@ -63,15 +63,8 @@ def flip_a_byte(run, host, chance):
 def run_out_of_memory(run, host, chance):
     """Until the kernel has killed its rank, not until the host is left out: it would not come back."""
     pid = rank_of(run.plays, host)
-    run.plays.lab.set_memory(host, 50 << 20)
-    eat = "meal = bytearray(200 << 20); import time; time.sleep(600)"
-    glutton = "systemd-run --quiet --unit=glutton -p OOMScoreAdjust=-900 python3 -c"
-    try:
-        run.plays.sh(host, f"{glutton} '{eat}'")
+    with memory_eaten(run.plays, host):
         run.wait(lambda: not pid or rank_of(run.plays, host) != pid, 60)
-    finally:
-        run.plays.lab.set_memory(host, None)
-        run.plays.sh(host, "systemctl stop glutton; systemctl reset-failed glutton 2>/dev/null || true")
 
 
 FAULTS = (
