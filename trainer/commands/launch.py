@@ -314,7 +314,10 @@ class Launcher:
             # A launcher that comes back knows nothing of an attempt that is under way: it is over here.
             self.entries = self.store.read()
             if "plan" in self.entries:
-                back = "its launcher was started anew (a reboot, or somebody killed it)"
+                back = (
+                    "its launcher was started anew: a reboot, or it was killed"
+                    "; the kernel does so when memory runs out: see `journalctl -k`"
+                )
                 attempt = self.entries["plan"].value["attempt"]
                 self.me = dataclasses.replace(self.me, done=attempt, reason=back, ended=time.time())
             self.met = True
