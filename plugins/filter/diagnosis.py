@@ -124,7 +124,7 @@ def _silent(silent: list[str], found: dict) -> str:
     rest = (
         f"the run goes on on {', '.join(goes_on)}"
         if goes_on
-        else "the others wait for its lease to run out, 12 s"
+        else "the others wait for its lease to run out, 10 s"
     )
     return (
         f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: "

@@ -298,7 +298,7 @@ def driver(cluster: Cluster) -> Iterable[Said]:
 @check(
     "The hosts' clocks agree",
     "warn over {clock_warn_seconds:g} s apart, fail over {clock_fail_seconds:g} s",
-    "ours: logs in one order; a lease of etcd is 12 s; TLS",
+    "ours: logs in one order; a lease of etcd is 10 s; TLS",
     True,
 )
 def clock(cluster: Cluster) -> Iterable[Said]:

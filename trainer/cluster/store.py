@@ -20,11 +20,13 @@ from pathlib import Path
 from trainer import disk
 from trainer.errors import BadInput
 
-LEASE = 12.0  # seconds that a host's record outlives its last sign of life
+# Seconds that a host's record outlives its last sign of life. etcd gives all leases that long, and 3 s more, whenever
+# another member begins to lead it (the role etcd's --election-timeout).
+LEASE = 10.0
 KEPT = 400 * 86400  # seconds that a run's plan and its end are remembered, however long its attempts
-OUT_OF_TOUCH = (
-    LEASE - 4
-)  # seconds since it was renewed, after which the host must end its part: others may soon begin
+# Seconds since it was renewed, after which the host must end its part: others may soon begin. An election, at most 6 s,
+# is outlived.
+OUT_OF_TOUCH = LEASE - 2
 ANSWER = 3.0  # seconds for an answer of etcd, whichever of its members gives it
 PATIENCE = 1.5  # of these, for each thing that is asked of one member
 HASTE = 0.5  # seconds for an answer at least, when the time until OUT_OF_TOUCH is shorter
