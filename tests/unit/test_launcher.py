@@ -948,6 +948,15 @@ terminate called after throwing an instance of 'c10::DistBackendError'
 
 
 @pytest.mark.parametrize(
+    ("status", "reason"),
+    [(-9, "was killed by SIGKILL; the kernel does so when memory runs out"), (0, "ended without a word")],
+)
+def test_an_agent_that_says_nothing_is_said_to_have_ended_as_it_did(status, reason):
+    ended = object.__new__(attempt.Attempt)._outcome({}, status)
+    assert ended.code == 1 and ended.reason.startswith(f"torchrun's agent {reason}")
+
+
+@pytest.mark.parametrize(
     ("text", "code"),
     [
         (ABORTED, LOST),
@@ -963,7 +972,7 @@ def test_who_is_aborted_for_anothers_fault_over_nccl_is_not_to_blame(start, text
     (launcher.environment.run_dir / "logs" / "rank-0.log").write_text(text)
     ended = object.__new__(attempt.Attempt)
     ended._environment = launcher.environment
-    assert ended._outcome({"failures": [[0, -6]]}).code == code
+    assert ended._outcome({"failures": [[0, -6]]}, 0).code == code
 
 
 def test_where_memory_runs_out_a_rank_goes_before_its_launcher():

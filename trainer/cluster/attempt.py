@@ -186,12 +186,13 @@ class Attempt:
 
     def poll(self) -> Outcome | None:
         """How it ended, or None while it goes on."""
-        if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid == 0:
             return None
         with os.fdopen(self._answer) as answer:
             text = answer.read()
         _kill_children()
-        return self._outcome(json.loads(text) if text else {})
+        return self._outcome(json.loads(text) if text else {}, os.waitstatus_to_exitcode(status))
 
     def kill(self) -> None:
         """End all of its processes at once; what they were saving stays invisible."""
@@ -200,9 +201,11 @@ class Attempt:
         _kill_children()
         os.close(self._answer)
 
-    def _outcome(self, told: dict) -> Outcome:
+    def _outcome(self, told: dict, status: int) -> Outcome:
+        """status: the agent's exit code, or minus the signal that ended it."""
         if "failures" not in told:
-            return Outcome(told.get("code", 1), told.get("reason") or "torchrun's agent ended without a word")
+            ended = f"was killed by {_signal(status)}" if status < 0 else "ended without a word"
+            return Outcome(told.get("code", 1), told.get("reason") or f"torchrun's agent {ended}")
         host = self._environment.host
         rank, code = _root_cause(told["failures"])
         words = _words(self._log(rank))
@@ -210,15 +213,20 @@ class Attempt:
         if code == -signal.SIGABRT and (found := NCCL_LOST.search(words)):
             return Outcome(LOST, f"rank {rank} on {host} lost a peer: {found[0]}")
         if code < 0:
-            name = signal.Signals(-code).name
-            hint = (
-                "; the kernel does so when memory runs out: see `journalctl -k`" if name == "SIGKILL" else ""
+            return Outcome(
+                code, f"rank {rank} on {host} was killed by {_signal(code)}. Its last lines:\n{tail}"
             )
-            return Outcome(code, f"rank {rank} on {host} was killed by {name}{hint}. Its last lines:\n{tail}")
         return Outcome(code, tail or f"rank {rank} on {host} ended with exit code {code} and without a word")
 
     def _log(self, rank: int) -> Path:
         return self._environment.run_dir / "logs" / f"rank-{rank}.log"
+
+
+def _signal(code: int) -> str:
+    name = signal.Signals(-code).name
+    return name + (
+        "; the kernel does so when memory runs out: see `journalctl -k`" if name == "SIGKILL" else ""
+    )
 
 
 def _run_agent(config: Config, arguments: list, variables: dict) -> dict:

@@ -172,9 +172,10 @@ def _after_failure(
 ) -> Plan:
     """The plan's book-keeping after a failed attempt; the members are chosen elsewhere.
 
-    A host is left out that failed twice in a row without a new checkpoint between, or again and again of late; and
-    where all lost each other twice in a row, who keeps them apart. Not the last one, and none without which the run
-    would wait for ever (room: how many it can do without). A cut of power or network is no failure of the run.
+    A host is left out that failed by itself twice in a row without a new checkpoint between, or that failed or was
+    struck again and again of late; and where all lost each other twice in a row, who keeps them apart. Not the last
+    one, and none without which the run would wait for ever (room: how many it can do without). A cut of power or
+    network is no failure of the run.
     """
     culprit = _culprit(members, gone)
     blamed = {one: [at for at in times if now - at < FORGOTTEN] for one, times in plan.blamed.items()}
@@ -182,9 +183,10 @@ def _after_failure(
     if culprit:
         name = culprit.name
         blamed[name] = [*blamed.get(name, []), now]
-        suspect = "" if culprit.cut_off else name  # a wire may be out for ten seconds twice
+        by_itself = culprit in members and _is_own(culprit)  # who is gone is known as it was before
+        suspect = name if by_itself else ""  # a wire may be out for ten seconds twice, a plug be pulled
         if (suspect and plan.suspect == suspect) or len(blamed[name]) >= ALLOWED + restarts:
-            out, own = [name], culprit in members and _is_own(culprit)
+            out, own = [name], by_itself
     elif len(members) > 1 and not _struck(members, gone) and all(host.code == LOST for host in members):
         suspect = NETWORK
         if plan.suspect == suspect:
