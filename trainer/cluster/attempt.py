@@ -24,6 +24,7 @@ from trainer.config import Config
 from trainer.environment import Environment, number
 
 MARKS = ("error: ", "stopped: ")
+MEMORY = "; the kernel does so when memory runs out: see `journalctl -k`"  # of who was killed
 MEETING_PLACE = "trainyard"
 MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
 # What NCCL's watchdog says in a rank that it then aborts for another one's fault.
@@ -224,9 +225,7 @@ class Attempt:
 
 def _signal(code: int) -> str:
     name = signal.Signals(-code).name
-    return name + (
-        "; the kernel does so when memory runs out: see `journalctl -k`" if name == "SIGKILL" else ""
-    )
+    return name + (MEMORY if name == "SIGKILL" else "")
 
 
 def _run_agent(config: Config, arguments: list, variables: dict) -> dict:

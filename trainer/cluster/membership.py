@@ -183,10 +183,10 @@ def _after_failure(
     if culprit:
         name = culprit.name
         blamed[name] = [*blamed.get(name, []), now]
-        by_itself = culprit in members and _is_own(culprit)  # who is gone is known as it was before
-        suspect = name if by_itself else ""  # a wire may be out for ten seconds twice, a plug be pulled
+        own = culprit in members and _is_own(culprit)  # who is gone is known as it was before
+        suspect = name if own else ""  # a wire may be out for ten seconds twice, a plug be pulled
         if (suspect and plan.suspect == suspect) or len(blamed[name]) >= ALLOWED + restarts:
-            out, own = [name], by_itself
+            out = [name]
     elif len(members) > 1 and not _struck(members, gone) and all(host.code == LOST for host in members):
         suspect = NETWORK
         if plan.suspect == suspect:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trainer import disk, metrics
 from trainer.cluster import membership, reach, store
-from trainer.cluster.attempt import Attempt, Outcome, prepare
+from trainer.cluster.attempt import MEMORY, Attempt, Outcome, prepare
 from trainer.cluster.hang import Pulse
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
@@ -314,10 +314,7 @@ class Launcher:
             # A launcher that comes back knows nothing of an attempt that is under way: it is over here.
             self.entries = self.store.read()
             if "plan" in self.entries:
-                back = (
-                    "its launcher was started anew: a reboot, or it was killed"
-                    "; the kernel does so when memory runs out: see `journalctl -k`"
-                )
+                back = f"its launcher was started anew: a reboot, or it was killed{MEMORY}"
                 attempt = self.entries["plan"].value["attempt"]
                 self.me = dataclasses.replace(self.me, done=attempt, reason=back, ended=time.time())
             self.met = True
