@@ -12,10 +12,11 @@ from telling import silence
 
 
 def saved_choice(results: dict[str, dict], seen: dict[str, dict], step: int | None = None) -> dict:
-    """{host, path, step, kind (model or checkpoint), bytes, digest, busy} of what is taken; {} where there is nothing.
+    """{host, path, step, launch, kind (model or checkpoint), bytes, digest, busy} of what is taken; {}: nothing there.
 
-    The newest step counts, of equal ones the finished model, then a host that trains nothing (busy: false), then the
-    first. results: what the task run_saved registered on each host; seen: host_status there. step: that one alone.
+    What the latest start of the run made counts, of that the newest step, of equal ones the finished model, then a host
+    that trains nothing (busy: false), then the first. results: what the task run_saved registered on each host; seen:
+    host_status there. step: that one alone.
     """
     found = []
     for place, (host, result) in enumerate(results.items()):
@@ -26,11 +27,11 @@ def saved_choice(results: dict[str, dict], seen: dict[str, dict], step: int | No
             if one and (not step or one["step"] == step):
                 found.append(
                     (
-                        (-one["step"], kind != "model", busy, place),
+                        (one["launch"], one["step"], kind == "model", not busy, -place),
                         {**one, "host": host, "kind": kind, "busy": busy},
                     )
                 )
-    return min(found, key=lambda one: one[0])[1] if found else {}
+    return max(found, key=lambda one: one[0])[1] if found else {}
 
 
 def saved_fault(results: dict[str, dict], seen: dict[str, dict], run: str, step: int | None = None) -> str:

@@ -25,8 +25,9 @@ EXAMPLES = r"""
 RETURN = r"""
 saved:
   description: >-
-    C(model) and C(checkpoint), each null or with C(path), C(step), C(bytes) and, with O(verify), C(digest) of its
-    weights; C(steps) of all checkpoints; C(damaged), what is wrong with newer or asked ones.
+    C(model) and C(checkpoint), each null or with C(path), C(step), C(launch) (the start of the run that made it; of
+    two, the later is the greater), C(bytes) and, with O(verify), C(digest) of its weights; C(steps) of all checkpoints;
+    C(damaged), what is wrong with newer or asked ones.
   type: dict
   returned: always
 """
@@ -63,16 +64,18 @@ def weights(hashes: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
-def model(run_dir: str, verify: bool) -> dict | None:
-    """The finished model or adapter, which appears whole."""
+def model(run_dir: str, verify: bool, launch: str) -> dict | None:
+    """The finished model or adapter, which appears whole; `launch`: of which start, where an older release made it."""
     path = os.path.join(run_dir, "model")
     if not any(os.path.isfile(os.path.join(path, name)) for name in ("config.json", "adapter_config.json")):
         return None
     files = {name: os.path.join(path, name) for name in sorted(os.listdir(path))}
     files = {name: file for name, file in files.items() if os.path.isfile(file)}
+    summary = read_json(os.path.join(run_dir, "summary.json"))
     found = {
         "path": path,
-        "step": int(read_json(os.path.join(run_dir, "summary.json")).get("steps") or 0),
+        "step": int(summary.get("steps") or 0),
+        "launch": str(summary.get("launch", launch)),
         "bytes": sum(os.path.getsize(file) for file in files.values()),
     }
     if verify:
@@ -95,6 +98,7 @@ def checkpoint(path: str, verify: bool) -> dict:
         return {
             "path": path,
             "step": int(manifest["step"]),
+            "launch": str(manifest.get("launch", "")),
             "bytes": sum(facts["bytes"] for name, facts in files.items() if name != STATE),
             **({"digest": weights({name: one["sha256"] for name, one in files.items()})} if verify else {}),
         }
@@ -104,22 +108,31 @@ def checkpoint(path: str, verify: bool) -> dict:
         raise Damaged(f"{error.filename}: {error.strerror}") from None
 
 
+def launch(path: str) -> str | None:
+    """The start of the run that saved the checkpoint at `path`: of two, the later is the greater; None: not known."""
+    manifest = read_json(os.path.join(path, "manifest.json"))
+    return str(manifest.get("launch", "")) if manifest else None
+
+
 def saved(run_dir: str, step: int, verify: bool) -> dict:
     """RETURN's `saved`. Raises OSError."""
     folder = os.path.join(run_dir, "checkpoints")
-    names = sorted(os.listdir(folder), reverse=True) if os.path.isdir(folder) else []
-    steps = {int(found[1]): name for name in names if (found := STEP.fullmatch(name))}
-    result = {"model": None, "checkpoint": None, "steps": list(steps), "damaged": []}
-    for number in [step] if step else steps:
-        if number not in steps:
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    paths = {int(found[1]): os.path.join(folder, name) for name in names if (found := STEP.fullmatch(name))}
+    launches = {number: launch(path) for number, path in paths.items()}
+    last = max(filter(None, launches.values()), default="")  # what is damaged may be of that
+    order = sorted(paths, key=lambda number: (last if launches[number] is None else launches[number], number))
+    result = {"model": None, "checkpoint": None, "steps": sorted(paths, reverse=True), "damaged": []}
+    for number in reversed(order):
+        if step not in (0, number):
             continue
         try:
-            result["checkpoint"] = checkpoint(os.path.join(folder, steps[number]), verify)
+            result["checkpoint"] = checkpoint(paths[number], verify)
             break
         except Damaged as fault:
             result["damaged"].append(str(fault))
     if not step:
-        result["model"] = model(run_dir, verify)
+        result["model"] = model(run_dir, verify, last)
     return result
 
 

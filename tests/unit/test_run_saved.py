@@ -107,12 +107,13 @@ def test_variables_of_roles_and_of_ansible_are_no_slips():
 # ---- which copy ----
 
 
-def model(step):
-    return {"path": "/v/runs/a/model", "step": step, "bytes": 5, "digest": "d" * 64}
+def model(step, launch=""):
+    return {"path": "/v/runs/a/model", "step": step, "launch": launch, "bytes": 5, "digest": "d" * 64}
 
 
-def checkpoint(step):
-    return {"path": f"/v/runs/a/checkpoints/step-{step:08d}", "step": step, "bytes": 9, "digest": "e" * 64}
+def checkpoint(step, launch=""):
+    path = f"/v/runs/a/checkpoints/step-{step:08d}"
+    return {"path": path, "step": step, "launch": launch, "bytes": 9, "digest": "e" * 64}
 
 
 def answer(model=None, checkpoint=None, damaged=()):
@@ -133,6 +134,12 @@ def test_the_newest_step_counts_then_the_finished_model_then_an_idle_host():
     assert saved_choice(same, seen(n1=["b"], n2=[]))["host"] == "n2"
     busy = saved_choice(same, seen(n1=["b"], n2=["b"]))
     assert (busy["host"], busy["busy"]) == ("n1", True)
+
+
+def test_what_the_later_start_of_a_run_made_comes_before_later_steps_of_the_one_before():
+    results = {"n1": answer(model(40, "20261101T1"), checkpoint(40, "20261101T1"))}
+    results["n2"] = answer(None, checkpoint(9, "20261102T1"))
+    assert (saved_choice(results, {})["host"], saved_choice(results, {}, 40)["host"]) == ("n2", "n1")
 
 
 def test_a_step_that_is_asked_for_is_taken_and_no_other():
@@ -187,7 +194,7 @@ def saved(load_module):
     return load_module("run_saved")
 
 
-def write_checkpoint(run_dir, step, content=b"weights"):
+def write_checkpoint(run_dir, step, content=b"weights", **facts):
     path = run_dir / f"checkpoints/step-{step:08d}"
     path.mkdir(parents=True)
     files = {
@@ -197,10 +204,10 @@ def write_checkpoint(run_dir, step, content=b"weights"):
     }
     for name, data in files.items():
         (path / name).write_bytes(data)
-    facts = {
+    hashes = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
     }
-    (path / "manifest.json").write_text(json.dumps({"step": step, "files": facts}))
+    (path / "manifest.json").write_text(json.dumps({"step": step, "files": hashes, **facts}))
     return path
 
 
@@ -228,6 +235,25 @@ def test_a_finished_model_has_its_step_and_the_digest_of_its_weights_alone(saved
     write_checkpoint(tmp_path, 4)
     found = saved.saved(str(tmp_path), 0, verify=True)
     assert found["model"]["step"] == 4 and found["model"]["digest"] == found["checkpoint"]["digest"]
+
+
+def test_of_two_starts_on_a_host_the_later_ones_is_the_newest(saved, tmp_path):
+    for step, launch in ((4, ""), (40, "20261101T1"), (9, "20261102T1")):
+        write_checkpoint(tmp_path, step, launch=launch)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "summary.json").write_text('{"steps": 40, "launch": "20261101T1"}')
+    found = saved.saved(str(tmp_path), 0, verify=False)
+    assert (found["checkpoint"]["step"], found["checkpoint"]["launch"]) == (9, "20261102T1")
+    assert (found["model"]["launch"], found["steps"]) == ("20261101T1", [40, 9, 4])
+    assert saved.saved(str(tmp_path), 40, verify=False)["checkpoint"]["step"] == 40
+    # What is damaged may be of the later start, and is named where it stands above the newest.
+    for step, named in ((8, 0), (41, 1)):
+        (write_checkpoint(tmp_path, step) / "manifest.json").write_text("")
+        found = saved.saved(str(tmp_path), 0, verify=False)
+        assert found["checkpoint"]["step"] == 9 and len(found["damaged"]) == named
+    (tmp_path / "summary.json").write_text('{"steps": 40}')  # an older release's
+    assert saved.saved(str(tmp_path), 0, verify=False)["model"]["launch"] == "20261102T1"
 
 
 def test_no_run_at_all_is_nothing(saved, tmp_path):

@@ -354,6 +354,7 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
     metrics.summarise(
         run.world.environment.run_dir,
         run=run.config.run,
+        launch=run.progress.launch,
         state="finished",
         started=begin,
         finished=time.time(),
