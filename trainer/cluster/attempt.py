@@ -214,9 +214,9 @@ class Attempt:
         if code == -signal.SIGABRT and (found := NCCL_LOST.search(words)):
             return Outcome(LOST, f"rank {rank} on {host} lost a peer: {found[0]}")
         if code < 0:
-            return Outcome(
-                code, f"rank {rank} on {host} was killed by {_signal(code)}. Its last lines:\n{tail}"
-            )
+            # Elsewhere the first line stands alone.
+            killed = f"rank {rank} on {host} was killed by {_signal(code)}"
+            return Outcome(code, f"{killed}\nIts last lines:\n{tail}")
         return Outcome(code, tail or f"rank {rank} on {host} ended with exit code {code} and without a word")
 
     def _log(self, rank: int) -> Path:
