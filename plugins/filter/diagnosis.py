@@ -34,13 +34,13 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
     """
     found, ranks = _of_run(results, run)
     silent = [host for host in results if host not in found]
+    # A host that is off, or left out, is not what ranks wait for of which none is missing.
+    whole = bool(ranks) and not _lacking(found, ranks)
     sentence = (
         _over(found, run, silent)
         or _stopped(ranks)
-        or _silent(silent, found)
-        or _launchers(found)
-        or _missing(found, ranks)
-        or _going(found, ranks)
+        or ("" if whole else _silent(silent, found) or _launchers(found) or _missing(found, ranks))
+        or _going(found, ranks, silent)
         or _behind(found, ranks)
         or _nccl(found)
         or _network(found, ranks)
@@ -124,7 +124,7 @@ def _silent(silent: list[str], found: dict) -> str:
     rest = (
         f"the run goes on on {', '.join(goes_on)}"
         if goes_on
-        else "the others wait for its lease to run out, 10 s"
+        else f"the others go on without {'it' if len(silent) == 1 else 'them'} once its lease of 10 s has run out"
     )
     return (
         f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: "
@@ -147,22 +147,39 @@ def _launchers(found: dict) -> str:
     return ""
 
 
+def _newest(found: dict, ranks: list[dict]) -> dict:
+    """The host with the newest word of these ranks; one without any may tell of an attempt long over."""
+    return min((found[rank["host"]] for rank in ranks), key=lambda one: one["age"])
+
+
+def _lacking(found: dict, ranks: list[dict]) -> str:
+    """Which of how many ranks are nowhere."""
+    world = _newest(found, ranks)["status"].get("world_size") or 0
+    missing = sorted(set(range(world)) - {rank["rank"] for rank in ranks})
+    return f"{', '.join(map(str, missing))} of {world}" if missing else ""
+
+
 def _missing(found: dict, ranks: list[dict]) -> str:
-    world = max((one["status"].get("world_size") or 0 for one in found.values()), default=0)
-    there = {rank["rank"] for rank in ranks}
     if not ranks:
         return "The launchers are up and no rank is: the hosts meet, or torch is being loaded. Look again in 20 s."
-    if missing := sorted(set(range(world)) - there):
-        listed = ", ".join(map(str, missing))
-        return (
-            f"Rank {listed} of {world} is not there: its launcher sees that at once and begins a new attempt."
-        )
+    if missing := _lacking(found, ranks):
+        return f"Rank {missing} is not there: its launcher sees that at once and begins a new attempt."
     return ""
 
 
-def _going(found: dict, ranks: list[dict]) -> str:
+def _without(found: dict, ranks: list[dict], silent: list[str]) -> str:
+    """Whom the run goes on without, and why."""
+    taking = {rank["host"] for rank in ranks}
+    why = {host: "does not answer" for host in silent}
+    for host, one in found.items():
+        if one["active"] and host not in taking:
+            why[host] = str(one["status"].get("reason") or "has no rank").splitlines()[0]
+    return f" without {'; '.join(f'{host} ({reason})' for host, reason in why.items())}" if why else ""
+
+
+def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     """The run makes steps, or may yet: who is slow, and why."""
-    newest = min(found.values(), key=lambda one: one["age"])
+    newest = _newest(found, ranks)
     status = newest["status"]
     own = [float(seconds) for seconds in status.get("compute_seconds") or []]
     stands = newest["steps"][1] == newest["steps"][0]
@@ -170,15 +187,15 @@ def _going(found: dict, ranks: list[dict]) -> str:
         return ""
     if status.get("state") == "starting" and status.get("reason"):
         return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}."
-    at = f"step {status.get('step')} of {status.get('steps')}"
+    at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
     if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
         slow = own.index(max(own))
         host = next((rank["host"] for rank in ranks if rank["rank"] == slow), "?")
         return (
-            f"The run goes on ({at}); rank {slow} on {host} is the slowest, {max(own):.2f} s of own work a step where "
+            f"The run goes on {at}; rank {slow} on {host} is the slowest, {max(own):.2f} s of own work a step where "
             f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."
         )
-    return f"The run goes on ({at}), and no rank is much slower than another."
+    return f"The run goes on {at}, and no rank is much slower than another."
 
 
 def _why_slow(one: dict | None) -> str:

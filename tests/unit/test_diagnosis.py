@@ -76,6 +76,7 @@ def host(*ranks, steps=(7, 7), age=40.0, compute=(1.0, 1.0), active=True, state=
 
 
 SILENT = {"unreachable": True, "msg": "ssh: connect to host: timed out"}
+LEFT_OUT = host(state="stalled", age=0.5, status={"world_size": 3, "reason": "c is left out of the run"})
 BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
 
 
@@ -86,7 +87,19 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             {"a": host(rank(0)), "b": host(rank(1, state="T"))},
             r"Rank 1 on b was stopped by a signal .*`kill -CONT 101`",
         ),
-        ({"a": host(rank(0)), "b": SILENT}, r"b does not answer, the others wait for its lease"),
+        (
+            {"a": host(rank(0)), "b": SILENT},
+            r"b does not answer, the others go on without it once its lease of 10 s",
+        ),
+        (
+            {"a": host(rank(0)), "b": SILENT, "c": host(rank(1, COMPUTES, cpu=0.99))},
+            r"Rank 1 on c has not come to where 1 wait for it",
+        ),
+        ({"a": host(rank(0)), "b": LEFT_OUT, "c": host(rank(1, COMPUTES))}, r"Rank 1 on c has not come"),
+        (
+            {"a": host(rank(0), steps=(7, 9), age=0.1, status={"world_size": 1}), "b": SILENT, "c": LEFT_OUT},
+            r"The run goes on \(step 9 of 100\) without b \(does not answer\); c \(c is left out of the run\), and",
+        ),
         (
             {"a": host(rank(0), steps=(7, 9), age=0.1), "b": SILENT},
             r"b does not answer, the run goes on on a",
