@@ -230,7 +230,7 @@ def firewall(cluster: Cluster) -> Iterable[Said]:
             cure = cluster.site("firewall", [host])
             if not cluster.facts[host]["expected"]["firewall"]:
                 cure = (
-                    f"ansible {host} -b -a 'nft list ruleset'   and shut it in the firewall that you keep there "
+                    f"{cluster.on([host], 'nft list ruleset')}   and shut it in the firewall that you keep there "
                     "(firewall_manage is false)"
                 )
             yield Said(

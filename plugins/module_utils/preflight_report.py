@@ -39,7 +39,7 @@ MARKS = {FAIL: "FAIL", WARN: "WARN", PASS: "pass", SKIP: "skip"}
 BASELINE = (
     "Nothing is worse than the best of earlier good results",
     "bandwidth and link speed 90 % (bandwidth of a virtual link 25 %), latency twice and 1 ms, as many GPUs",
-    "baseline-….json beside last.json, which each result without a failure renews",
+    "baseline-….json beside last.json, which each result renews that has no failure and got no worse",
 )
 
 

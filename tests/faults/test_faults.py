@@ -15,7 +15,13 @@ from test_train import book, stop
 
 TABLE = []
 # Who, and what became of it.
-NAMED = r"node\d(, node\d)*( (is|are) gone| (was|were) cut off| takes? part|: .)"
+NAMED = r"node\d(, node\d)*( (is|are) gone| (was|were) cut off| takes? part|: its launcher was started anew)"
+# Of a run that goes on without node2, which is dead.
+ANSWERS = {
+    "status": r"RUN STATE .* fault\d+ running .* node2 no answer",
+    "diagnose": r"The run goes on \(step \d+ of \d+\) without node2 \(does not answer\)",
+    "stop": "node2",  # what came of it the hosts tell
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,11 +93,11 @@ def test_a_launcher(plays, curve, importing):
 def test_a_power_cut_and_back_after_30_seconds(plays, curve, importing, host):
     run = Run(plays)
     others = [one for one in HOSTS if one != host]
+    begin = time.monotonic()  # of the cut, which takes its time where others have the processor
     plays.lab.power(host, False)
-    begin = time.monotonic()
     try:
-        seconds = run.wait(lambda: run.goes_on(2, *others))
-        held(f"{host} loses its power", seconds, 20, importing)
+        run.wait(lambda: run.goes_on(2, *others))
+        held(f"{host} loses its power", time.monotonic() - begin, 20, importing)
         time.sleep(max(0, 30 - (time.monotonic() - begin)))
     finally:
         plays.lab.power(host, True)
@@ -107,7 +113,7 @@ def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
     plays.lab.join("node2")
     seconds = 20 + run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
     held("a wire is out for 20 s, until all take part", seconds, None, importing)
-    run.end(curve, *HOSTS, reason="restart: node2")
+    run.end(curve, *HOSTS, reason=r"restart: (node\d, )*node2(, node\d)* ((is|are) gone|(was|were) cut off)")
 
 
 def test_a_wire_is_out_for_good(plays, curve, importing):
@@ -161,7 +167,7 @@ def test_a_host_shuts_down_and_boots(plays, curve, importing):
     plays.lab.power("node2", False)
     plays.lab.power("node2", True)
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, *HOSTS, reason="restart: node2")
+    run.end(curve, *HOSTS, reason="restart: node2 is gone")
 
 
 @pytest.mark.parametrize("lost", ["node1", "node3"])
@@ -169,10 +175,11 @@ def test_a_host_is_gone_for_good(plays, curve, importing, lost):
     """The head, or a worker: the others take the run to its end."""
     run = Run(plays, steps=100)
     others = [host for host in HOSTS if host != lost]
+    begin = time.monotonic()
     plays.lab.power(lost, False)
     try:
-        seconds = run.wait(lambda: run.goes_on(2, *others))
-        held(f"{lost} is gone for good", seconds, 20, importing)
+        run.wait(lambda: run.goes_on(2, *others))
+        held(f"{lost} is gone for good", time.monotonic() - begin, 20, importing)
         run.wait(lambda: all(run.status(host).get("state") == "finished" for host in others))
     finally:
         plays.lab.power(lost, True)
@@ -221,7 +228,8 @@ def test_the_playbooks_answer_while_a_host_is_dead(plays):
             done = book(plays, f"playbooks/{name}.yml", run=run.name)
             seconds = time.monotonic() - begin
             TABLE.append((f"{name}.yml while a host is dead", seconds, "10 s", f"{busy:.2f} at a core"))
-            assert "node2" in done.stdout, done.stdout
+            assert re.search(ANSWERS[name], " ".join(done.stdout.split())), done.stdout
+            assert name == "stop" or done.returncode == 0, done.stdout
             assert seconds < 10 * busy, done.stdout
         assert {run.status(host)["state"] for host in ("node1", "node3")} == {"stopped"}
     finally:
