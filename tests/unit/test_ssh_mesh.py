@@ -2,11 +2,14 @@
 
 import base64
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
 from plugins.filter import cluster
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTS = [
     {"name": "node1", "address": "10.0.0.1", "names": ["node1"]},
     {"name": "node2", "address": "10.0.0.2", "names": ["big.lan", "node2"]},
@@ -77,6 +80,30 @@ def keys(*names):
 )
 def test_a_run_lives_by_the_memory_where_it_has_its_hosts_records(kept, runs):
     assert cluster.etcd_runs_of(["node1", "node2"], {"node1": {}, "node2": {"__etcd_kept": kept}}) == runs
+
+
+@pytest.mark.parametrize(
+    ("answer", "path"),
+    [
+        ({"json": {"etcdserver": "3.3.25", "etcdcluster": "3.3.0"}}, "v3beta"),  # Ubuntu 22.04's
+        ({"json": {"etcdserver": "3.4.30", "etcdcluster": "3.4.0"}}, "v3"),
+        ({"json": {"etcdserver": "3.30.1", "etcdcluster": "3.30.0"}}, "v3"),
+        ({"status": -1, "msg": "timed out"}, "v3"),
+    ],
+)
+def test_the_memory_of_runs_is_asked_where_its_release_answers(answer, path):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    words = yaml.safe_load((ROOT / "roles/etcd/vars/main.yml").read_text())["_etcd_api"]
+    variables = {"__etcd_version": answer}
+    assert Templar(loader=DataLoader(), variables=variables).template(trust_as_template(words)) == path
+    (asked,) = [
+        task["ansible.builtin.uri"]["url"]
+        for task in yaml.safe_load((ROOT / "roles/etcd/tasks/main.yml").read_text())
+        if task.get("register") == "__etcd_kept"
+    ]
+    assert asked == "{{ _etcd_url }}/{{ _etcd_api }}/kv/range"
 
 
 def test_host_keys_are_pinned_under_every_name_and_address():
