@@ -184,6 +184,11 @@ def is_shared(value: str, directory: str) -> bool:
     return bool(directory) and os.path.normpath(value).startswith(f"{directory}/")
 
 
+def is_elsewhere(value: str, shared: str) -> bool:
+    """Whether `value` is a path that is not on this controller, so that the hosts are asked for it."""
+    return value.startswith("/") and not os.path.exists(value) and not is_shared(value, shared)
+
+
 def file_hashes(path: str) -> dict[str, str]:
     """SHA-256 (hex) of a file, under the name "", or of each file below a directory, by its path there."""
     if os.path.isfile(path):
@@ -273,7 +278,10 @@ def build(
     local: bool,
     shared: str = "",
 ) -> dict:
-    """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read."""
+    """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
+
+    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them.
+    """
     words, keys, problems = sort_words(extra, variables)
     flags = dict.fromkeys(FLAGS, False)
     for name in flags.keys() & words.keys():
@@ -327,15 +335,23 @@ def build(
     config = dataclasses.asdict(
         trainer_config.from_mapping({**dataclasses.asdict(merged), "run": run, "resume": "auto"})
     )
-    uploads = []
+    uploads, elsewhere = [], []
     if not flags["follow"] and not (flags["resume"] and base is None):
         kept = base or {}
         # What a resumed run stored is a path on the hosts, where it was brought when the run began.
         model = config["model"]
-        if model != kept.get("model") and not is_shared(model, shared) and (path := model_directory(model)):
-            uploads.append(("model", model, path))
+        if model != kept.get("model") and not is_shared(model, shared):
+            if not local and is_elsewhere(model, shared):
+                elsewhere.append({"key": "model", "name": model})
+            elif path := model_directory(model):
+                uploads.append(("model", model, path))
         new = [key for key in DATA if config[key] and config[key] != kept.get(key)]
-        there = {name for key in new for name in trainer_data.names(config[key]) if is_shared(name, shared)}
+        named = [(key, name) for key in new for name in trainer_data.names(config[key])]
+        there = {name for _, name in named if is_shared(name, shared)}
+        if not local:
+            lacking = [{"key": key, "name": name} for key, name in named if is_elsewhere(name, shared)]
+            elsewhere += lacking
+            there |= {one["name"] for one in lacking}
         trainer_data.check(merged, new, controller=True, shared=there)
         for key in new:
             found = data_paths(config[key]).items()
@@ -349,6 +365,7 @@ def build(
         "run": run,
         "config": config,
         "uploads": [upload(*one) for one in uploads],
+        "elsewhere": elsewhere,
         "commands": commands(run, launcher),
         "launcher": launcher,
         **flags,

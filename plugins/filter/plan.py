@@ -153,12 +153,18 @@ def run_brought(config: dict, uploads: list[dict[str, str]], state_dir: str) -> 
 
 
 def run_shared_names(facts: dict[str, dict], asked: dict) -> list[str]:
-    """The sources among the uploads that every host sees as the controller does, on a disk of the network."""
+    """The sources among the uploads that every host sees as the controller does, on a disk of the network.
+
+    And the paths that are not on the controller which all hosts see alike.
+    """
+    wanted = {one["source"]: one["mark"] for one in asked["uploads"] if one.get("mark")}
+    first = next(iter(facts.values()))["shared"] if facts else {}
+    names = [one["name"] for one in asked["elsewhere"]]
+    wanted |= {name: first[name] for name in names if name in first}
     return [
-        one["source"]
-        for one in asked["uploads"]
-        if one.get("mark")
-        and all(fact["shared"].get(one["source"]) == one["mark"] for fact in facts.values())
+        path
+        for path, mark in wanted.items()
+        if all(fact["shared"].get(path) == mark for fact in facts.values())
     ]
 
 
@@ -167,7 +173,13 @@ def run_shared(facts: dict[str, dict], asked: dict) -> dict:
     there = run_shared_names(facts, asked)
     places = [{**one, "place": one["source"]} for one in asked["uploads"] if one["source"] in there]
     rest = [one for one in asked["uploads"] if one["source"] not in there]
-    return {**asked, "config": placed(asked["config"], places), "uploads": rest}
+    elsewhere = [one for one in asked["elsewhere"] if one["name"] not in there]
+    return {**asked, "config": placed(asked["config"], places), "uploads": rest, "elsewhere": elsewhere}
+
+
+def run_offerer(facts: dict[str, dict], path: str) -> str:
+    """The first host that has a path that is not on the controller; run_problems has refused one that none has."""
+    return next(host for host, fact in facts.items() if path not in fact["missing_paths"])
 
 
 def run_kept_paths(config: dict, uploads: list[dict[str, str]]) -> list[str]:
@@ -195,14 +207,17 @@ def run_problems(
     need_bytes: int = 0,
     launcher: str = "systemd",
     config: dict | None = None,
+    elsewhere: list[dict] = (),
 ) -> list[str]:
     """What stands against a run of `config`, each with its host and its cure; an empty list if it can start.
 
     `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host. The
     run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or `beside` others
-    may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue.
+    may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue. `elsewhere`: paths of
+    which one host must have each, with the `key` that names it.
     """
     problems = []
+    brought = {one["name"] for one in elsewhere}
     without = [h for h, f in facts.items() if not f["release"]]
     if without:
         return [f"{_hosts(without)}: the trainer is not deployed there; run site.yml first"]
@@ -290,13 +305,19 @@ def run_problems(
                 f"{host}: {_gigabytes(fact['free_bytes'])} free below {fact['run_dir'].rsplit('/runs/', 1)[0]}, "
                 f"{_gigabytes(need_bytes)} wanted; remove old runs there, or set trainer_min_free_gb lower"
             )
-        for path in fact["missing_paths"]:
+        for path in (path for path in fact["missing_paths"] if path not in brought):
             problems.append(
                 f"{host}: {path} of the run is not there any more; start a new run with the file given anew"
                 if resume
                 else f"{host}: {path}: found nothing there; expected it in the directory that all hosts share. "
                 "Copy it there, on any of them"
             )
+    problems += [
+        f"{one['key']}: {one['name']}: found nothing there, on this controller as on {_hosts(list(facts))}; expected "
+        "it on one of them. Correct the path"
+        for one in elsewhere
+        if all(one["name"] in fact["missing_paths"] for fact in facts.values())
+    ]
     return problems + _shares(facts, config or {})
 
 
@@ -427,6 +448,7 @@ class FilterModule:
             "run_env": run_env,
             "run_brought": run_brought,
             "run_kept_paths": run_kept_paths,
+            "run_offerer": run_offerer,
             "run_problems": run_problems,
             "run_is_same": run_is_same,
             "run_by_link": run_by_link,

@@ -110,6 +110,7 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) ->
         "run": RUN,
         "config": {name: value for name, value in config.items() if value is not None},
         "uploads": [],
+        "elsewhere": [],
         "commands": {},
         "launcher": "systemd",
         **dict.fromkeys(("beside", "detach", "follow", "plan", "queue", "resume", "smoke"), False),

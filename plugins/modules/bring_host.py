@@ -10,6 +10,8 @@ description:
   - C(have) gives files their place that are here under another name, in another version of the same directory; so
     that of a directory only the files that differ travel. It says how much there is of each, which tells who shall
     be the first of the chain.
+  - C(offer) gives the file or directory O(source) of this host its place below O(below), which is named by its
+    content, and says what is there.
   - C(begin) says which files are not there yet, and how much of each has come before; what is there is laid out
     for the next host.
   - C(pull) begins, fetches from the host before what is missing, while it still grows there, over SSH as the service
@@ -18,15 +20,15 @@ description:
   - C(tidy) removes what was laid out of these files, and what others' transfers have left a day ago. Another play may
     bring files meanwhile.
 options:
-  step: {type: str, choices: [have, begin, pull, settle, tidy], required: true, description: See above.}
+  step: {type: str, choices: [have, offer, begin, pull, settle, tidy], required: true, description: See above.}
   files:
-    description: "Each with C(path) (below O(state_dir)), C(bytes) and C(sha256)."
+    description: "Each with C(path) (below O(state_dir)), C(bytes) and C(sha256); of all steps but C(offer)."
     type: list
     elements: dict
-    required: true
   state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
   user: {type: str, required: true, description: "The service user, who may log in to its peers."}
-  source: {type: str, description: The host before; with C(pull).}
+  source: {type: str, description: "The host before, with C(pull); a path of this host, with C(offer)."}
+  below: {type: str, choices: [data, models], default: data, description: "With C(offer): where."}
   patience: {type: float, default: 120, description: "Seconds without a byte after which C(pull) gives up."}
 author: [Trainyard]
 """
@@ -46,6 +48,10 @@ here:
   description: C(have)'s answer, path to the bytes that are here.
   type: dict
   returned: with C(have)
+offered:
+  description: C(offer)'s answer, with C(path), C(directory) (both below O(state_dir)), C(bytes) and C(files).
+  type: dict
+  returned: with C(offer)
 missing:
   description: C(begin)'s answer, path to the bytes that have come before.
   type: dict
@@ -59,6 +65,7 @@ import json
 import os
 import select
 import shlex
+import shutil
 import stat
 import subprocess
 import time
@@ -68,6 +75,7 @@ from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.how_far import BRINGING, Counted, Note
 
+STEPS = ("have", "offer", "begin", "pull", "settle", "tidy")
 KEPT = ("data", "models")  # below the state directory, where files have their place
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
 # Seconds for which what came of a transfer that broke off is kept, for the next one to go on.
@@ -181,6 +189,75 @@ def here(files: list[dict], state_dir: str) -> dict[str, int]:
         if 0 < count <= one["bytes"]:
             found[one["path"]] = count
     return found
+
+
+def offer(source: str, below: str, state_dir: str, user: str, group: int) -> dict:
+    """RETURN's `offered`, after which all of its files have their place. Raises Failure, OSError.
+
+    Copied, for whose file it is could change it while a run reads it.
+    """
+    names = [""]
+    if os.path.isdir(source):
+        names = [
+            os.path.relpath(os.path.join(folder, name), source)
+            for folder, _, found in sorted(os.walk(source))
+            for name in sorted(found)
+        ]
+    owner, hashes, sizes = os.stat(source).st_uid, {}, {}
+    for name in names:
+        with opened(os.path.join(source, name) if name else source, owner) as file:
+            hashes[name], sizes[name] = sha256(file), os.fstat(file.fileno()).st_size
+    if not names or (below == "models" and "config.json" not in names):
+        raise Failure(
+            f"{source}: found no {'config.json' if names else 'file'} in it; expected a model of transformers'"
+        )
+    listing = "".join(f"{name}\0{digest}\n" for name, digest in hashes.items())
+    directory = f"{below}/{hashes.get('') or hashlib.sha256(listing.encode()).hexdigest()}"
+    path = f"{directory}/{os.path.basename(source)}"
+    files = [
+        {"path": os.path.join(path, name).rstrip("/"), "bytes": sizes[name], "sha256": digest}
+        for name, digest in hashes.items()
+    ]
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(os.path.join(state_dir, directory), 0o750)
+    os.chown(os.path.join(state_dir, directory), -1, group)
+    have(files, state_dir, group)
+    wanted, room = missing(files, state_dir), os.statvfs(state_dir)
+    need = sum(one["bytes"] for one in wanted)
+    if need > room.f_bavail * room.f_frsize:
+        raise Failure(
+            f"{source}: {room.f_bavail * room.f_frsize / 1e9:.1f} GB free below {state_dir}, where a copy of it needs "
+            f"{need / 1e9:.1f} GB; free some space, or share it with all hosts (docs/operations.md)"
+        )
+    for one in wanted:
+        with opened(
+            os.path.normpath(os.path.join(source, os.path.relpath(one["path"], path))), owner
+        ) as file:
+            target = os.path.join(state_dir, INCOMING, one["path"])
+            with acting_as(user):
+                os.makedirs(os.path.dirname(target), mode=0o750, exist_ok=True)
+                copy = os.open(target, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
+            with open(copy, "wb") as grown:
+                shutil.copyfileobj(file, grown, AT_ONCE)
+    settle(files, state_dir, group)
+    return {"path": path, "directory": directory, "bytes": sum(sizes.values()), "files": files}
+
+
+@contextlib.contextmanager
+def opened(path: str, owner: int):
+    """The file at `path`. Raises Failure where it is none, or another user than `owner` keeps it to themselves.
+
+    The owner of a directory may have put a link there, to what root alone may read.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise Failure(f"{path}: found no plain file; expected one")
+        if found.st_uid != owner and not found.st_mode & stat.S_IROTH:
+            raise Failure(
+                f"{path}: another user's than what it is named in, and not for all to read; correct either"
+            )
+        yield file
 
 
 def place(descriptor: int, final: str, group: int) -> None:
@@ -426,14 +503,18 @@ def sha256(file) -> str:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "step": {"type": "str", "choices": ["have", "begin", "pull", "settle", "tidy"], "required": True},
-            "files": {"type": "list", "elements": "dict", "required": True},
+            "step": {"type": "str", "choices": list(STEPS), "required": True},
+            "files": {"type": "list", "elements": "dict"},
             "state_dir": {"type": "path", "required": True},
             "user": {"type": "str", "required": True},
             "source": {"type": "str"},
+            "below": {"type": "str", "choices": list(KEPT), "default": KEPT[0]},
             "patience": {"type": "float", "default": 120},
         },
-        required_if=[("step", "pull", ["source"])],
+        required_if=[
+            ("step", "pull", ["source"]),
+            *(("step", step, ["source" if step == "offer" else "files"]) for step in STEPS),
+        ],
         supports_check_mode=True,
     )
     p = module.params
@@ -448,6 +529,8 @@ def main() -> None:
         if p["step"] == "have":
             placed = have(files, state_dir, group)
             module.exit_json(changed=placed, here=here(files, state_dir))
+        if p["step"] == "offer":
+            module.exit_json(changed=False, offered=offer(p["source"], p["below"], state_dir, user, group))
         if p["step"] == "begin":
             module.exit_json(changed=False, missing=begin(files, state_dir, user))
         if p["step"] == "tidy":

@@ -1,4 +1,6 @@
-"""A model by its name on a hub: one host of three fetches it, once, with a token that is seen nowhere."""
+"""A model by its name on a hub, which one host of three fetches, once, with a token that is seen nowhere; and one that
+lies on one host alone.
+"""
 
 import json
 import re
@@ -33,14 +35,23 @@ def plays(cluster, tmp_path_factory):
 
 
 @pytest.fixture
-def hub(plays, tmp_path):
-    """On node1, which alone reaches it: the firewall keeps nobody but peers out, and its hosts file names nobody."""
+def model(tmp_path):
     folder = tmp_path / "model"
     subprocess.run([sys.executable, "-c", MAKE, str(folder)], cwd=ROOT, check=True)
-    for file in [*folder.iterdir(), ROOT / "tests/distributed/hub.py"]:
-        where = "/root/hub.py" if file.name == "hub.py" else f"/root/model/{file.name}"
-        command = plays.lab.host("node1").enter("sh", "-c", f"mkdir -p /root/model; cat > {where}")
-        subprocess.run(command, input=file.read_bytes(), check=True)
+    return folder
+
+
+def put(plays, host, file, where):
+    command = plays.lab.host(host).enter("sh", "-c", f"mkdir -p {Path(where).parent}; cat > {where}")
+    subprocess.run(command, input=file.read_bytes(), check=True)
+
+
+@pytest.fixture
+def hub(plays, model):
+    """On node1, which alone reaches it: the firewall keeps nobody but peers out, and its hosts file names nobody."""
+    put(plays, "node1", ROOT / "tests/distributed/hub.py", "/root/hub.py")
+    for file in model.iterdir():
+        put(plays, "node1", file, f"/root/model/{file.name}")
     plays.sh(
         "node1",
         f"systemd-run --unit=hub --collect --property=StandardOutput=file:{SHOWN} "
@@ -78,3 +89,34 @@ def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path
         )
     config = plays.sh("node2", "cat /etc/trainyard/runs/fetched.yaml")
     assert f"model: {places.pop()}" in config
+
+
+def test_what_one_host_alone_has_comes_to_the_others_from_there(plays, model, tmp_path):
+    """A model on node2, a data set on node3: the losses are those of a run that had both from the controller."""
+    data = tmp_path / "talk.jsonl"
+    data.write_text("".join(json.dumps({"text": f"Sentence number {n} of many."}) + "\n" for n in range(300)))
+    for file in model.iterdir():
+        put(plays, "node2", file, f"/srv/mine/glm/{file.name}")
+    put(plays, "node3", data, "/srv/mine/talk.jsonl")
+    mine = {"model": "/srv/mine/glm", "dataset": "/srv/mine/talk.jsonl"}
+    keys = {"sequence_length": 32, "steps": 4, "batch_size": 6, "trainer_results_dir": tmp_path / "results"}
+    refused = plays.book("train.yml", run="nowhere", **{**keys, **mine, "model": "/srv/mine/gml"})
+    assert refused.returncode != 0 and "on this controller as on node1, node2, node3" in refused.stdout
+    done = plays.book("train.yml", run="mine", **keys, **mine)
+    assert done.returncode == 0, done.stdout[-4000:]
+    for name in ("models/*/glm/config.json", "models/*/glm/model.safetensors", "data/*/talk.jsonl"):
+        sums = {plays.sh(host, f"sha256sum /var/lib/trainyard/{name}") for host in HOSTS}
+        assert len(sums) == 1 and len(sums.pop().splitlines()) == 1
+    for host in HOSTS:
+        assert plays.sh(host, "stat -c %U:%G:%a /var/lib/trainyard/models/*/glm/*").split() == [
+            "root:trainyard:640"
+        ] * len(list(model.iterdir()))
+        assert plays.sh(host, "ls /var/lib/trainyard").split().count("incoming") == 0
+    done = plays.book("train.yml", run="theirs", **keys, model=model, dataset=data)
+    assert done.returncode == 0, done.stdout[-4000:]
+    mine, theirs = (
+        [json.loads(line) for line in (tmp_path / f"results/{run}/metrics.jsonl").read_text().splitlines()]
+        for run in ("mine", "theirs")
+    )
+    losses = [[row["loss"] for row in rows if row["kind"] == "train"] for rows in (mine, theirs)]
+    assert len(losses[0]) == 4 and losses[0] == losses[1]

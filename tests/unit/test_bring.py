@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from plugins.action.bring import writing
+from plugins.action.run_config import upload
 from plugins.filter.bring import bring_files, bring_order
 
 USER = getpass.getuser()
@@ -140,6 +141,69 @@ def test_whoever_has_it_is_the_first_of_the_chain():
     assert order(fetched, n1={"a": 10, "b": 5}, n3={"c": 1}) == ["n3", "n1", "n2"]
     assert bring_order(nodes, files, {node: {} for node in nodes}) == nodes
     assert bring_files([{**FILES[0], "source": "/secret/place"}]) == [FILES[0]]
+
+
+def test_what_one_host_has_gets_a_place_that_its_content_names(host, tmp_path, monkeypatch):
+    """As the controller's would, so that each is known by the other."""
+    module, node, source = host.module, host("node1"), tmp_path / "glm"
+    (source / "more").mkdir(parents=True)
+    (source / "config.json").write_bytes(MORE)
+    (source / "more/x.safetensors").write_bytes(DATA)
+    (node / "models").mkdir()
+    found = module.offer(str(source), "models", str(node), USER, os.getgid())
+    expected = upload("model", str(source), str(source))
+    for one in expected["files"]:
+        del one["source"]
+    assert found == {key: expected[key] for key in ("path", "directory", "bytes", "files")}
+    assert state(node) == {f"{found['path']}/config.json": MORE, f"{found['path']}/more/x.safetensors": DATA}
+    monkeypatch.setattr(module.shutil, "copyfileobj", None)  # the second time nothing is copied
+    assert module.offer(str(source), "models", str(node), USER, os.getgid()) == found
+    assert module.missing(found["files"], str(node)) == []
+
+
+def test_one_file_of_a_host_is_offered_too(host, tmp_path):
+    module, node, source = host.module, host("node1"), tmp_path / "a.jsonl"
+    source.write_bytes(DATA)
+    (node / "data").mkdir()
+    found = module.offer(str(source), "data", str(node), USER, os.getgid())
+    digest = hashlib.sha256(DATA).hexdigest()
+    assert found["path"] == f"data/{digest}/a.jsonl" and state(node) == {found["path"]: DATA}
+    with pytest.raises(module.Failure, match=r"a\.jsonl: found no config\.json in it; expected a model"):
+        module.offer(str(source), "models", str(node), USER, os.getgid())
+
+
+def test_what_a_host_must_not_or_cannot_offer(host, tmp_path, monkeypatch):
+    module, node, source = host.module, host("node1"), tmp_path / "set"
+    source.mkdir()
+    (node / "data").mkdir()
+
+    def offer():
+        return module.offer(str(source), "data", str(node), USER, os.getgid())
+
+    with pytest.raises(module.Failure, match=r"set: found no file in it"):
+        offer()
+    os.mkfifo(source / "pipe")
+    with pytest.raises(module.Failure, match=r"pipe: found no plain file"):
+        offer()
+    (source / "pipe").unlink()
+    (tmp_path / "secret").write_text("of somebody else")
+    (tmp_path / "secret").chmod(0o640)
+    (source / "link").symlink_to(tmp_path / "secret")
+    offer()  # one's own
+    owner = os.getuid() + 1
+    another = pytest.raises(module.Failure, match=r"link: another user's than what it is named in")
+    with another, module.opened(str(source / "link"), owner):
+        pass
+    (tmp_path / "secret").chmod(0o644)
+    with module.opened(str(source / "link"), owner) as file:
+        assert file.read() == b"of somebody else"
+    (source / "more").write_bytes(DATA)
+    room = os.statvfs(node)
+    monkeypatch.setattr(module.os, "statvfs", lambda path: os.statvfs_result([*room[:4], 1, *room[5:]]))
+    with pytest.raises(
+        module.Failure, match=r"GB free below .*, where a copy of it needs 0\.0 GB; free some"
+    ):
+        offer()
 
 
 def test_what_has_come_before_stays_and_a_file_that_is_too_long_begins_anew(host):

@@ -422,7 +422,7 @@ def asked():
         {"key": "validation", "name": "b.jsonl", "source": "/net/b.jsonl", "mark": "b"},
     ]
     config = {"model": "./glm", "dataset": "a.jsonl,austen", "validation": "b.jsonl"}
-    return {"uploads": uploads, "config": config, "run": "first"}
+    return {"uploads": uploads, "config": config, "run": "first", "elsewhere": []}
 
 
 def test_what_all_hosts_see_at_one_path_is_not_brought():
@@ -442,6 +442,23 @@ def test_what_one_host_does_not_see_is_brought_to_all():
     them = facts({"shared": {"/net/glm": "m", "/net/a.jsonl": "a"}}, {"shared": {"/net/a.jsonl": "b"}})
     assert plan.run_shared_names(them, asked()) == []
     assert plan.run_shared(them, asked()) == asked()
+
+
+def test_what_the_controller_has_not_comes_from_the_first_host_that_has_it():
+    names = [{"key": "model", "name": "/mine/glm"}, {"key": "dataset", "name": "/mine/a.jsonl"}]
+    both = [one["name"] for one in names]
+    them = facts({"missing_paths": both}, {"missing_paths": both[1:]}, {"missing_paths": both[1:]})
+    assert plan.run_offerer(them, "/mine/glm") == "node2"
+    problems = plan.run_problems(them, "first", port=1, commands={}, elsewhere=names)
+    (said,) = [one for one in problems if "/mine" in one]
+    assert said.startswith(
+        "dataset: /mine/a.jsonl: found nothing there, on this controller as on node1, node2"
+    )
+    # A disk of the network that the hosts alone have.
+    them = facts({"shared": {"/mine/glm": "m"}}, {"shared": {"/mine/glm": "m", "/mine/a.jsonl": "a"}})
+    answer = plan.run_shared(them, {**asked(), "elsewhere": names})
+    assert plan.run_shared_names(them, {**asked(), "elsewhere": names}) == ["/mine/glm"]
+    assert answer["elsewhere"] == names[1:] and answer["config"] == asked()["config"]
 
 
 # ---- hosts that do not answer ----

@@ -205,8 +205,8 @@ REFUSED = {
     ),
     "no YAML": (lambda t: {"config": write(t, "c.yaml", "a: [1\n")}, ["c.yaml:", "not YAML"]),
     "no such model": (
-        lambda _: {"model": "/no/such/model"},
-        ["model: /no/such/model", "directory on this controller"],
+        lambda _: {"model": "./no/such/model"},
+        ["model: ./no/such/model", "directory on this controller"],
     ),
     "a misspelt model": (lambda _: {"model": "tinny"}, ["no such model", "did you mean 'tiny'?"]),
     "a model without config": (lambda t: {"model": str(t)}, ["config.json", "save_pretrained"]),
@@ -220,8 +220,8 @@ REFUSED = {
     ),
     "a model that is a file": (lambda t: {"model": write(t, "m.bin", "x")}, ["found a file"]),
     "no such dataset": (
-        lambda _: {"dataset": "/no/such.jsonl"},
-        ["/no/such.jsonl", "no such file", "austen"],
+        lambda _: {"dataset": "./no/such.jsonl"},
+        ["./no/such.jsonl", "no such file", "austen"],
     ),
     "an empty dataset": (lambda t: {"dataset": write(t, "e.jsonl", "")}, ["e.jsonl", "no text in it"]),
     "no JSON": (
@@ -283,9 +283,28 @@ def test_what_lies_in_the_shared_directory_is_the_hosts_to_read(tmp_path, jsonl)
 
 @pytest.mark.parametrize("directory", ["", "/srv/shar", "/srv/shared/glm"])
 def test_a_path_elsewhere_must_lie_on_the_controller(directory):
-    for path in ("/srv/shared/glm", "/srv/shared/glm/../../etc"):
+    for path in ("/srv/shared/glm", "/srv/shared/glm/../../etcetera"):
         with pytest.raises(BadInput, match="expected a directory on this controller, found nothing"):
-            run_config.build({"model": path}, {}, None, VARIABLES, False, directory)
+            run_config.build({"model": path}, {}, None, VARIABLES, True, directory)
+        # Unless a host has it.
+        answer = run_config.build({"model": path}, {}, None, VARIABLES, False, directory)
+        assert answer["elsewhere"] == [{"key": "model", "name": path}] and not answer["uploads"]
+
+
+def test_what_is_not_on_the_controller_is_looked_for_on_the_hosts(jsonl):
+    words = {"model": "/mine/glm", "dataset": f"/mine/a.jsonl,{jsonl}", "validation": "/mine/b.jsonl"}
+    answer = run_config.build(words, {}, None, VARIABLES, False)
+    assert answer["elsewhere"] == [
+        {"key": "model", "name": "/mine/glm"},
+        {"key": "dataset", "name": "/mine/a.jsonl"},
+        {"key": "validation", "name": "/mine/b.jsonl"},
+    ]
+    assert [one["name"] for one in answer["uploads"]] == [str(jsonl)]
+    assert {key: answer["config"][key] for key in words} == words
+    # Of a run that is resumed, these are its own by now.
+    assert run_config.build({"run": "a", "resume": True}, {}, words, VARIABLES, False)["elsewhere"] == []
+    with pytest.raises(BadInput, match="glm"):
+        run_config.build({"model": "./glm"}, {}, None, VARIABLES, False)
 
 
 def test_a_fault_in_the_inventory_is_told_as_such():
