@@ -35,7 +35,7 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
     found, ranks = _of_run(results, run)
     silent = [host for host in results if host not in found]
     # A host that is off, or left out, is not what ranks wait for of which none is missing.
-    whole = bool(ranks) and not _lacking(found, ranks)
+    whole = _world(found, ranks) == len(ranks) > 0
     sentence = (
         _over(found, run, silent)
         or _stopped(ranks)
@@ -152,18 +152,20 @@ def _newest(found: dict, ranks: list[dict]) -> dict:
     return min((found[rank["host"]] for rank in ranks), key=lambda one: one["age"])
 
 
-def _lacking(found: dict, ranks: list[dict]) -> str:
-    """Which of how many ranks are nowhere."""
-    world = _newest(found, ranks)["status"].get("world_size") or 0
-    missing = sorted(set(range(world)) - {rank["rank"] for rank in ranks})
-    return f"{', '.join(map(str, missing))} of {world}" if missing else ""
+def _world(found: dict, ranks: list[dict]) -> int:
+    """How many ranks there must be; 0 where they have yet to say."""
+    return (_newest(found, ranks)["status"].get("world_size") or 0) if ranks else 0
 
 
 def _missing(found: dict, ranks: list[dict]) -> str:
     if not ranks:
         return "The launchers are up and no rank is: the hosts meet, or torch is being loaded. Look again in 20 s."
-    if missing := _lacking(found, ranks):
-        return f"Rank {missing} is not there: its launcher sees that at once and begins a new attempt."
+    world = _world(found, ranks)
+    if missing := sorted(set(range(world)) - {rank["rank"] for rank in ranks}):
+        listed = ", ".join(map(str, missing))
+        return (
+            f"Rank {listed} of {world} is not there: its launcher sees that at once and begins a new attempt."
+        )
     return ""
 
 

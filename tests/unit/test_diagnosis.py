@@ -95,6 +95,10 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             {"a": host(rank(0)), "b": SILENT, "c": host(rank(1, COMPUTES, cpu=0.99))},
             r"Rank 1 on c has not come to where 1 wait for it",
         ),
+        (
+            {"a": host(rank(0), state="starting", status={"world_size": None}), "b": SILENT},
+            r"b does not answer",
+        ),
         ({"a": host(rank(0)), "b": LEFT_OUT, "c": host(rank(1, COMPUTES))}, r"Rank 1 on c has not come"),
         (
             {"a": host(rank(0), steps=(7, 9), age=0.1, status={"world_size": 1}), "b": SILENT, "c": LEFT_OUT},
