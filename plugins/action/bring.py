@@ -31,7 +31,7 @@ TOLD = 10.0  # seconds between two words about how far it is
 class ActionModule(ActionBase):
     """Arguments: files (each with source, path, bytes and sha256), hosts (in the chain's order), state_dir, user.
 
-    A file without a source has been laid out on the first host (`trainer fetch`).
+    A file without a source has been laid out on the first host (`trainer fetch`), or is at its path `here` of that.
     """
 
     TRANSFERS_FILES = False
@@ -55,6 +55,8 @@ class ActionModule(ActionBase):
         if host != hosts[0]:
             with told(host, file_on_host(self, BRINGING)):
                 return {**result, **step("pull", source=hosts[hosts.index(host) - 1])}
+        if all("here" in one for one in args["files"]):
+            return {**result, **step("fill", files=args["files"])}
         begun = step("begin")
         if self._task.check_mode or not begun["missing"]:
             return {**result, "changed": begun["changed"]}

@@ -32,7 +32,7 @@ if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
 sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
-from same_files import mark
+from same_files import content_hash, mark, names_below
 from telling import forks_fault, same_hosts
 
 from trainer import config as trainer_config
@@ -191,32 +191,21 @@ def is_elsewhere(value: str, shared: str) -> bool:
 
 def file_hashes(path: str) -> dict[str, str]:
     """SHA-256 (hex) of a file, under the name "", or of each file below a directory, by its path there."""
-    if os.path.isfile(path):
-        with open(path, "rb") as file:
-            return {"": hashlib.file_digest(file, "sha256").hexdigest()}
     hashes = {}
-    for directory, names, files in os.walk(path):
-        names.sort()
-        for name in sorted(files):
-            full = os.path.join(directory, name)
-            hashes[os.path.relpath(full, path)] = file_hashes(full)[""]
+    for name in names_below(path):
+        with open(os.path.join(path, name) if name else path, "rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
-
-
-def content_hash(hashes: dict[str, str]) -> str:
-    """One SHA-256 (hex) of `file_hashes`: a file's own, or that of a directory's names and contents."""
-    if "" in hashes:
-        return hashes[""]
-    return hashlib.sha256(
-        "".join(f"{name}\0{digest}\n" for name, digest in hashes.items()).encode()
-    ).hexdigest()
 
 
 def upload(key: str, name: str, path: str) -> dict:
     """What to bring to the hosts: `key` of the configuration and the name there, source, where it goes below the state
     directory, its files (source, path, bytes, sha256), and its mark (same_files.py).
     """
-    hashes = file_hashes(path)
+    try:
+        hashes = file_hashes(path)
+    except OSError as error:
+        raise BadInput(f"{key}: {name}: {error.filename}: {error.strerror}; expected to read it") from None
     digest = content_hash(hashes)
     below = "models" if key == "model" else "data"
     place = f"{below}/{digest}/{os.path.basename(path)}"

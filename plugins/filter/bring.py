@@ -14,8 +14,10 @@ def bring_order(nodes: list[str], files: list[Mapping], hostvars: Mapping) -> li
     """The hosts as a chain: the one that has the most bytes of the files comes first, else the order stays.
 
     `hostvars`: each host's answer of bring_host's step `have` is its `__trainer_here`. The first of the chain gets from
-    the controller what it lacks; what the controller has not, it must have.
+    the controller what it lacks; what the controller has not, it must have. What one host alone has names it (`host`).
     """
+    if named := [one["host"] for one in files if "host" in one]:
+        return [named[0]] + [node for node in nodes if node != named[0]]
 
     def bytes_of(node: str, only: list[Mapping]) -> int:
         here = (hostvars[node].get("__trainer_here") or {}).get("here") or {}
@@ -26,6 +28,12 @@ def bring_order(nodes: list[str], files: list[Mapping], hostvars: Mapping) -> li
     return [best] + [node for node in nodes if node != best]
 
 
+def offered(answer: Mapping, asked: Mapping, host: str) -> dict:
+    """What bring_host's step `offer` answered on `host`, as run_config's uploads are; asked: its key and name."""
+    found = answer["offered"]
+    return {**found, **asked, "files": [{**one, "host": host} for one in found["files"]]}
+
+
 class FilterModule:
     def filters(self):
-        return {"bring_files": bring_files, "bring_order": bring_order}
+        return {"bring_files": bring_files, "bring_order": bring_order, "offered": offered}

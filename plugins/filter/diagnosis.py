@@ -35,7 +35,7 @@ def diagnosis(results: dict[str, dict], run: str) -> str:
     found, ranks = _of_run(results, run)
     silent = [host for host in results if host not in found]
     # A host that is off, or left out, is not what ranks wait for of which none is missing.
-    whole = _world(found, ranks) == len(ranks) > 0
+    whole = bool(ranks) and [rank["rank"] for rank in ranks] == list(range(_world(found, ranks)))
     sentence = (
         _over(found, run, silent)
         or _stopped(ranks)
@@ -121,11 +121,16 @@ def _silent(silent: list[str], found: dict) -> str:
     if not found:
         return f"None of {names(silent)} answers: see whether this machine has a way to them, and whether they are on."
     goes_on = [host for host, one in found.items() if one["steps"][1] != one["steps"][0]]
-    rest = (
-        f"the run goes on on {', '.join(goes_on)}"
-        if goes_on
-        else f"the others go on without {'it' if len(silent) == 1 else 'them'} once its lease of 10 s has run out"
-    )
+    paused = [
+        f"{host} has paused ({str(one['status']['reason']).splitlines()[0]})"
+        for host, one in found.items()
+        if one["active"] and one["status"].get("state") == "stalled" and one["status"].get("reason")
+    ]
+    rest = f"the others go on without {'it' if len(silent) == 1 else 'them'} once a lease of 10 s has run out"
+    if goes_on:
+        rest = f"the run goes on on {', '.join(goes_on)}"
+    elif paused and not any(one["ranks"] for one in found.values()):
+        rest = paused[0]
     return (
         f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: "
         "see whether the machine is on, and its cable; when it is back, it takes part again by itself."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -19,6 +20,7 @@ from trainer.balance import given
 from trainer.data.read import names, placed
 from trainer.ways import EXACT
 
+BROUGHT = re.compile(r"/(models|data)/[0-9a-f]{64}/([^/]*)$")  # a place by content
 PLAIN = r"[A-Za-z0-9_./:=@%+,-]*"  # what needs no quotes in a shell's or systemd's file of variables
 
 
@@ -344,6 +346,7 @@ def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = 
 
     One that is asked of Slurm, which does not keep it, is another.
     Then whoever asks for it was interrupted after the start, and wants to go on watching it.
+    What the hub or a host alone has is known by its name: its place on the hosts is asked for later.
     """
     if not all(run in f["active"] for f in facts.values()):
         return False
@@ -353,11 +356,29 @@ def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = 
         return False
     try:
         stored = yaml.safe_load(next(iter(facts.values()))["run_config"] or "")
-        if isinstance(stored, dict) and "bucket_mb" not in config:
+        if not isinstance(stored, dict):
+            return False
+        if "bucket_mb" not in config:
             stored.pop("bucket_mb", None)  # run_by_link chose it
-        return stored == config
+        return stored == _as_stored(config, stored)
     except yaml.YAMLError:
         return False
+
+
+def _as_stored(config: dict, stored: dict) -> dict:
+    """`config` with the places of what the `stored` one has by its name; what has been brought by content stays."""
+    places = []
+    for key in ("model", "dataset", "validation"):
+        asked, had = (
+            [one.get(key) or ""] if key == "model" else names(one.get(key) or "") for one in (config, stored)
+        )
+        for name, place in zip(asked, had, strict=False):
+            brought = BROUGHT.search(place)
+            below = os.path.basename(name.rstrip("/"))
+            own = below if name.startswith("/") else re.split("[@:]", name)[0].replace("/", "--")
+            if brought and brought[2] == own and not BROUGHT.search(name):
+                places.append({"key": key, "name": name, "place": place})
+    return placed(config, places)
 
 
 def run_by_link(config: dict, hosts: list[str], results: str, rdma: list[str]) -> dict:

@@ -18,17 +18,27 @@ UNSEEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by a run's unit 
 SECONDS = 10.0  # that a server may take
 
 
+def names_below(path: str) -> list[str]:
+    """The files below a directory, or "" for a file's own; where a directory of them cannot be read, OSError."""
+    if not os.path.isdir(path):
+        return [""]
+    found = []
+    for folder, folders, files in os.walk(path, onerror=_raise):
+        folders.sort()
+        found += [os.path.relpath(os.path.join(folder, name), path) for name in sorted(files)]
+    return found
+
+
+def content_hash(hashes: dict[str, str]) -> str:
+    """One SHA-256 (hex) of those of `names_below`: a file's own, or that of a directory's names and contents."""
+    listing = "".join(f"{name}\0{digest}\n" for name, digest in hashes.items())
+    return hashes.get("") or hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()
+
+
 def mark(path: str) -> str:
     """A hash of the numbers, sizes and times of a file, or of all below a directory; raises OSError."""
-    names = [""]
-    if os.path.isdir(path):
-        names = sorted(
-            os.path.relpath(os.path.join(folder, name), path)
-            for folder, _, files in os.walk(path, onerror=_raise)
-            for name in files
-        )
     lines = []
-    for name in names:
+    for name in sorted(names_below(path)):
         found = os.stat(os.path.join(path, name) if name else path)
         lines.append(f"{name}\0{found.st_ino}\0{found.st_size}\0{found.st_mtime_ns}\n")
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()

@@ -10,19 +10,21 @@ description:
   - C(have) gives files their place that are here under another name, in another version of the same directory; so
     that of a directory only the files that differ travel. It says how much there is of each, which tells who shall
     be the first of the chain.
-  - C(offer) gives the file or directory O(source) of this host its place below O(below), which is named by its
-    content, and says what is there.
+  - C(offer) says what the file or directory O(source) of this host is, and which place below O(below) its content
+    gives it.
   - C(begin) says which files are not there yet, and how much of each has come before; what is there is laid out
     for the next host.
+  - C(fill) begins, copies what is missing from where O(files) say that it is on this host, and settles.
   - C(pull) begins, fetches from the host before what is missing, while it still grows there, over SSH as the service
     user, and settles.
   - C(settle) checks every file's SHA-256 and gives it its place, where root alone can change it.
   - C(tidy) removes what was laid out of these files, and what others' transfers have left a day ago. Another play may
     bring files meanwhile.
 options:
-  step: {type: str, choices: [have, offer, begin, pull, settle, tidy], required: true, description: See above.}
+  step: {type: str, choices: [have, offer, begin, fill, pull, settle, tidy], required: true, description: See above.}
   files:
-    description: "Each with C(path) (below O(state_dir)), C(bytes) and C(sha256); of all steps but C(offer)."
+    description:
+      - Each with C(path) (below O(state_dir)), C(bytes) and C(sha256), and C(here) with C(fill); of all but C(offer).
     type: list
     elements: dict
   state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
@@ -74,8 +76,9 @@ from collections.abc import Callable
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.how_far import BRINGING, Counted, Note
+from ansible.module_utils.same_files import content_hash, names_below
 
-STEPS = ("have", "offer", "begin", "pull", "settle", "tidy")
+STEPS = ("have", "offer", "begin", "fill", "pull", "settle", "tidy")
 KEPT = ("data", "models")  # below the state directory, where files have their place
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
 # Seconds for which what came of a transfer that broke off is kept, for the next one to go on.
@@ -191,73 +194,62 @@ def here(files: list[dict], state_dir: str) -> dict[str, int]:
     return found
 
 
-def offer(source: str, below: str, state_dir: str, user: str, group: int) -> dict:
-    """RETURN's `offered`, after which all of its files have their place. Raises Failure, OSError.
+def offer(source: str, below: str, user: str) -> dict:
+    """RETURN's `offered`. Raises Failure, OSError.
 
-    Copied, for whose file it is could change it while a run reads it.
+    Read with the rights of the service user: what that may not read, no link of somebody else's gets out.
     """
-    names = [""]
-    if os.path.isdir(source):
-        names = [
-            os.path.relpath(os.path.join(folder, name), source)
-            for folder, _, found in sorted(os.walk(source))
-            for name in sorted(found)
-        ]
-    owner, hashes, sizes = os.stat(source).st_uid, {}, {}
-    for name in names:
-        with opened(os.path.join(source, name) if name else source, owner) as file:
-            hashes[name], sizes[name] = sha256(file), os.fstat(file.fileno()).st_size
-    if not names or (below == "models" and "config.json" not in names):
+    source = os.path.normpath(source)
+    hashes, sizes = {}, {}
+    with acting_as(user):
+        for name in names_below(source):
+            with opened(os.path.join(source, name) if name else source) as file:
+                hashes[name], sizes[name] = sha256(file), os.fstat(file.fileno()).st_size
+    if not hashes or (below == "models" and "config.json" not in hashes):
         raise Failure(
-            f"{source}: found no {'config.json' if names else 'file'} in it; expected a model of transformers'"
+            f"{source}: found no {'config.json' if hashes else 'file'} in it; expected a "
+            f"{'directory' if below == 'models' else 'file or directory'} of a {below.rstrip('s')}"
         )
-    listing = "".join(f"{name}\0{digest}\n" for name, digest in hashes.items())
-    directory = f"{below}/{hashes.get('') or hashlib.sha256(listing.encode()).hexdigest()}"
+    directory = f"{below}/{content_hash(hashes)}"
     path = f"{directory}/{os.path.basename(source)}"
     files = [
-        {"path": os.path.join(path, name).rstrip("/"), "bytes": sizes[name], "sha256": digest}
+        {
+            "path": os.path.join(path, name) if name else path,
+            "bytes": sizes[name],
+            "sha256": digest,
+            "here": os.path.join(source, name) if name else source,
+        }
         for name, digest in hashes.items()
     ]
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(os.path.join(state_dir, directory), 0o750)
-    os.chown(os.path.join(state_dir, directory), -1, group)
-    have(files, state_dir, group)
-    wanted, room = missing(files, state_dir), os.statvfs(state_dir)
-    need = sum(one["bytes"] for one in wanted)
-    if need > room.f_bavail * room.f_frsize:
-        raise Failure(
-            f"{source}: {room.f_bavail * room.f_frsize / 1e9:.1f} GB free below {state_dir}, where a copy of it needs "
-            f"{need / 1e9:.1f} GB; free some space, or share it with all hosts (docs/operations.md)"
-        )
-    for one in wanted:
-        with opened(
-            os.path.normpath(os.path.join(source, os.path.relpath(one["path"], path))), owner
-        ) as file:
-            target = os.path.join(state_dir, INCOMING, one["path"])
-            with acting_as(user):
-                os.makedirs(os.path.dirname(target), mode=0o750, exist_ok=True)
-                copy = os.open(target, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
-            with open(copy, "wb") as grown:
-                shutil.copyfileobj(file, grown, AT_ONCE)
-    settle(files, state_dir, group)
     return {"path": path, "directory": directory, "bytes": sum(sizes.values()), "files": files}
 
 
-@contextlib.contextmanager
-def opened(path: str, owner: int):
-    """The file at `path`. Raises Failure where it is none, or another user than `owner` keeps it to themselves.
+def opened(path: str):
+    """The file at `path`, unless it is a pipe, a device or the like. Raises Failure, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Failure(f"{path}: found no plain file; expected one")
+    return os.fdopen(descriptor, "rb", buffering=0)
 
-    The owner of a directory may have put a link there, to what root alone may read.
+
+def fill(files: list[dict], state_dir: str, user: str) -> None:
+    """Write the rest of each file that is missing, of its path `here`, behind what has come before. Raises OSError.
+
+    Copied, for whose file it is could change it while a run reads it. In its place, so that another play which brings
+    the same writes the same.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise Failure(f"{path}: found no plain file; expected one")
-        if found.st_uid != owner and not found.st_mode & stat.S_IROTH:
-            raise Failure(
-                f"{path}: another user's than what it is named in, and not for all to read; correct either"
-            )
-        yield file
+    for one in missing(files, state_dir):
+        with acting_as(user), opened(one["here"]) as file:
+            try:
+                target = os.open(os.path.join(state_dir, INCOMING, one["path"]), os.O_WRONLY | os.O_NOFOLLOW)
+            except (FileNotFoundError, PermissionError):
+                continue  # another play has brought it, and gives it its place
+            with os.fdopen(target, "wb", buffering=0) as copy:
+                at = min(os.fstat(target).st_size, one["bytes"])
+                file.seek(at)
+                copy.seek(at)
+                shutil.copyfileobj(file, copy, AT_ONCE)
 
 
 def place(descriptor: int, final: str, group: int) -> None:
@@ -519,7 +511,7 @@ def main() -> None:
     )
     p = module.params
     files, state_dir, user = p["files"], p["state_dir"], p["user"]
-    if module.check_mode:
+    if module.check_mode and p["step"] != "offer":
         changed = p["step"] != "have" and bool(missing(files, state_dir))
         module.exit_json(changed=changed, missing={}, here=here(files, state_dir))
     os.umask(0o027)
@@ -530,12 +522,15 @@ def main() -> None:
             placed = have(files, state_dir, group)
             module.exit_json(changed=placed, here=here(files, state_dir))
         if p["step"] == "offer":
-            module.exit_json(changed=False, offered=offer(p["source"], p["below"], state_dir, user, group))
+            module.exit_json(changed=False, offered=offer(p["source"], p["below"], user))
         if p["step"] == "begin":
             module.exit_json(changed=False, missing=begin(files, state_dir, user))
         if p["step"] == "tidy":
             tidy(files, state_dir)
             module.exit_json(changed=False)
+        if p["step"] == "fill":
+            begin(files, state_dir, user)
+            fill(files, state_dir, user)
         if p["step"] == "pull":
             begin(files, state_dir, user)
             note = Note(BRINGING)
@@ -548,6 +543,9 @@ def main() -> None:
         module.fail_json(msg=f"There is no user {user} on this host; the role identity makes it.")
     except Failure as failure:
         module.fail_json(msg=str(failure))
+    except PermissionError as error:
+        cure = f"; {user} may not read it: let others do (chmod o+rX, of the directories above, too)"
+        module.fail_json(msg=f"{error.filename}: {error.strerror}{cure if p['step'] == 'offer' else ''}")
     except OSError as error:
         module.fail_json(msg=f"{error.filename or state_dir}: {error.strerror}")
 

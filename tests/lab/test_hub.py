@@ -120,3 +120,5 @@ def test_what_one_host_alone_has_comes_to_the_others_from_there(plays, model, tm
     )
     losses = [[row["loss"] for row in rows if row["kind"] == "train"] for rows in (mine, theirs)]
     assert len(losses[0]) == 4 and losses[0] == losses[1]
+    site = plays.book("site.yml", seconds=1500)  # whose directories data and models are is still right
+    assert site.returncode == 0 and not re.search(r"changed=[1-9]", site.stdout), site.stdout[-4000:]

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 
 from plugins.action.bring import writing
 from plugins.action.run_config import upload
-from plugins.filter.bring import bring_files, bring_order
+from plugins.filter.bring import bring_files, bring_order, offered
 
 USER = getpass.getuser()
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,67 +144,77 @@ def test_whoever_has_it_is_the_first_of_the_chain():
     assert bring_files([{**FILES[0], "source": "/secret/place"}]) == [FILES[0]]
 
 
-def test_what_one_host_has_gets_a_place_that_its_content_names(host, tmp_path, monkeypatch):
+def test_what_one_host_has_gets_a_place_that_its_content_names(host, tmp_path):
     """As the controller's would, so that each is known by the other."""
     module, node, source = host.module, host("node1"), tmp_path / "glm"
-    (source / "more").mkdir(parents=True)
-    (source / "config.json").write_bytes(MORE)
-    (source / "more/x.safetensors").write_bytes(DATA)
-    (node / "models").mkdir()
-    found = module.offer(str(source), "models", str(node), USER, os.getgid())
+    for below, data in (("config.json", MORE), ("a/b/x", b"x"), ("a-b/y", b"y"), ("a/z.safetensors", DATA)):
+        (source / below).parent.mkdir(parents=True, exist_ok=True)
+        (source / below).write_bytes(data)
+    found = module.offer(f"{source}/", "models", USER)
     expected = upload("model", str(source), str(source))
     for one in expected["files"]:
-        del one["source"]
+        one["here"] = one.pop("source")
     assert found == {key: expected[key] for key in ("path", "directory", "bytes", "files")}
-    assert state(node) == {f"{found['path']}/config.json": MORE, f"{found['path']}/more/x.safetensors": DATA}
-    monkeypatch.setattr(module.shutil, "copyfileobj", None)  # the second time nothing is copied
-    assert module.offer(str(source), "models", str(node), USER, os.getgid()) == found
-    assert module.missing(found["files"], str(node)) == []
+    assert state(node) == {}
+    files = found["files"]
+    begun = module.begin(files, str(node), USER)
+    assert set(begun.values()) == {0}
+    (node / "incoming" / found["path"] / "a/z.safetensors").write_bytes(DATA[:100_000])  # has come before
+    module.fill(files, str(node), USER)
+    assert module.settle(files, str(node), os.getgid())
+    assert state(node)[f"{found['path']}/a/z.safetensors"] == DATA and len(state(node)) == 4
+    assert module.missing(files, str(node)) == []
+    # It is the first of the chain, whoever has more of it by then.
+    answer = {"offered": found}
+    brought = offered(answer, {"key": "model", "name": f"{source}/"}, "node2")
+    assert bring_order(["node1", "node2"], brought["files"], {}) == ["node2", "node1"]
+    assert (brought["name"], brought["path"]) == (f"{source}/", found["path"])
 
 
 def test_one_file_of_a_host_is_offered_too(host, tmp_path):
-    module, node, source = host.module, host("node1"), tmp_path / "a.jsonl"
+    module, source = host.module, tmp_path / "a.jsonl"
     source.write_bytes(DATA)
-    (node / "data").mkdir()
-    found = module.offer(str(source), "data", str(node), USER, os.getgid())
-    digest = hashlib.sha256(DATA).hexdigest()
-    assert found["path"] == f"data/{digest}/a.jsonl" and state(node) == {found["path"]: DATA}
-    with pytest.raises(module.Failure, match=r"a\.jsonl: found no config\.json in it; expected a model"):
-        module.offer(str(source), "models", str(node), USER, os.getgid())
+    found = module.offer(str(source), "data", USER)
+    assert found["path"] == f"data/{hashlib.sha256(DATA).hexdigest()}/a.jsonl"
+    assert found["files"] == [{**entry(found["path"], DATA), "here": str(source)}]
+    with pytest.raises(
+        module.Failure, match=r"a\.jsonl: found no config\.json in it; expected a directory of a model"
+    ):
+        module.offer(str(source), "models", USER)
 
 
-def test_what_a_host_must_not_or_cannot_offer(host, tmp_path, monkeypatch):
-    module, node, source = host.module, host("node1"), tmp_path / "set"
+def test_what_a_host_cannot_offer(host, tmp_path, run_module):
+    module, source = host.module, tmp_path / "set"
     source.mkdir()
-    (node / "data").mkdir()
-
-    def offer():
-        return module.offer(str(source), "data", str(node), USER, os.getgid())
-
-    with pytest.raises(module.Failure, match=r"set: found no file in it"):
-        offer()
+    with pytest.raises(
+        module.Failure, match=r"set: found no file in it; expected a file or directory of a data"
+    ):
+        module.offer(str(source), "data", USER)
     os.mkfifo(source / "pipe")
     with pytest.raises(module.Failure, match=r"pipe: found no plain file"):
-        offer()
+        module.offer(str(source), "data", USER)
     (source / "pipe").unlink()
-    (tmp_path / "secret").write_text("of somebody else")
-    (tmp_path / "secret").chmod(0o640)
-    (source / "link").symlink_to(tmp_path / "secret")
-    offer()  # one's own
-    owner = os.getuid() + 1
-    another = pytest.raises(module.Failure, match=r"link: another user's than what it is named in")
-    with another, module.opened(str(source / "link"), owner):
-        pass
-    (tmp_path / "secret").chmod(0o644)
-    with module.opened(str(source / "link"), owner) as file:
-        assert file.read() == b"of somebody else"
-    (source / "more").write_bytes(DATA)
-    room = os.statvfs(node)
-    monkeypatch.setattr(module.os, "statvfs", lambda path: os.statvfs_result([*room[:4], 1, *room[5:]]))
-    with pytest.raises(
-        module.Failure, match=r"GB free below .*, where a copy of it needs 0\.0 GB; free some"
-    ):
-        offer()
+    (source / "gone").symlink_to(tmp_path / "nothing")
+    options = {"step": "offer", "source": str(source), "state_dir": str(tmp_path), "user": USER}
+    assert run_module("bring_host", **options)["msg"] == f"{source}/gone: No such file or directory"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's rights need root")
+def test_of_a_host_only_what_the_service_user_may_read_is_offered(run_module):
+    """Somebody who may write there leads root to what is nobody's business but root's."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        secret, source = Path(folder, "secret"), Path(folder, "set")
+        secret.write_text("of root alone")
+        secret.chmod(0o600)
+        source.symlink_to(secret)
+        options = {"step": "offer", "source": str(source), "state_dir": folder, "user": "nobody"}
+        said = run_module("bring_host", **options)["msg"]
+        assert said.startswith(
+            f"{source}: Permission denied; nobody may not read it: let others do (chmod o+rX"
+        )
+        secret.chmod(0o644)
+        assert run_module("bring_host", **options)["offered"]["bytes"] == 13
 
 
 def test_what_has_come_before_stays_and_a_file_that_is_too_long_begins_anew(host):

@@ -89,7 +89,7 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
         ),
         (
             {"a": host(rank(0)), "b": SILENT},
-            r"b does not answer, the others go on without it once its lease of 10 s",
+            r"b does not answer, the others go on without it once a lease of 10 s",
         ),
         (
             {"a": host(rank(0)), "b": SILENT, "c": host(rank(1, COMPUTES, cpu=0.99))},

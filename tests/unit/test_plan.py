@@ -297,6 +297,24 @@ def test_another_bucket_than_was_asked_for_is_another_run():
     assert not plan.run_is_same(stored, "first", {**CONFIG, "bucket_mb": 4})
 
 
+def test_what_the_hosts_have_by_content_is_known_by_its_name():
+    """As long as nobody has asked them for its place again."""
+    place = "/var/lib/trainyard/{}/" + "0a" * 32 + "/{}"
+    glm, mine = place.format("models", "glm"), place.format("data", "a.jsonl")
+    stored = facts({"active": ["first"], "run_config": f"model: {glm}\ndataset: austen,{mine}\n"})
+    for model, dataset, same in (
+        ("/mine/glm/", "austen,/mine/a.jsonl", True),
+        (glm, f"austen,{mine}", True),
+        ("/mine/gml", f"austen,{mine}", False),
+        ("/mine/glm", f"austen,{mine.replace('0a', '0b')}", False),  # the controller's has another content
+        ("/mine/glm", "/mine/a.jsonl,austen", False),
+    ):
+        assert plan.run_is_same(stored, "first", {"model": model, "dataset": dataset}) is same
+    hub = facts({"active": ["first"], "run_config": f"model: {place.format('models', 'org--name')}\n"})
+    assert plan.run_is_same(hub, "first", {"model": "org/name"})
+    assert not plan.run_is_same(hub, "first", {"model": "org/other"})
+
+
 # ---- what travels at once ----
 
 
