@@ -35,7 +35,7 @@ def yard(tmp_path):
         run_dir = yard.node(node) / "var/runs/first"
         run_dir.mkdir(parents=True)
         status = (
-            f'{{"state": "running", "step": 3, "steps": 9, "world_size": 8, "updated": {time.time() - 600}}}'
+            f'{{"state": "running", "step": 3, "steps": 9, "world_size": 12, "updated": {time.time() - 600}}}'
         )
         (run_dir / "status.json").write_text(status)
         for rank in range(4 * host, 4 * host + 4):
