@@ -122,9 +122,7 @@ def _silent(silent: list[str], found: dict) -> str:
         return f"None of {names(silent)} answers: see whether this machine has a way to them, and whether they are on."
     goes_on = [host for host, one in found.items() if one["steps"][1] != one["steps"][0]]
     paused = [
-        f"{host} has paused ({str(one['status']['reason']).splitlines()[0]})"
-        for host, one in found.items()
-        if one["active"] and one["status"].get("state") == "stalled" and one["status"].get("reason")
+        f"{host} has paused ({said})" for host, one in found.items() if (said := _waits_for(one, "stalled"))
     ]
     rest = f"the others go on without {'it' if len(silent) == 1 else 'them'} once a lease of 10 s has run out"
     if goes_on:
@@ -137,18 +135,18 @@ def _silent(silent: list[str], found: dict) -> str:
     )
 
 
+def _waits_for(one: dict, *states: str) -> str:
+    """What the launcher of a host without ranks says that it waits for, where it is in one of these states."""
+    state, reason = one["status"].get("state"), str(one["status"].get("reason") or "")
+    return reason.splitlines()[0] if one["active"] and not one["ranks"] and state in states and reason else ""
+
+
 def _launchers(found: dict) -> str:
     """Where the launchers themselves say what they wait for."""
     for host, one in found.items():
-        state, reason = one["status"].get("state"), str(one["status"].get("reason") or "")
-        if (
-            one["active"]
-            and not one["ranks"]
-            and state in ("queued", "stalled", "restarting", "starting")
-            and reason
-        ):
-            what = {"queued": "is queued", "stalled": "has paused"}.get(state, "is between two attempts")
-            return f"{host} {what}: {reason.splitlines()[0]}."
+        if said := _waits_for(one, "queued", "stalled", "restarting", "starting"):
+            what = {"queued": "is queued", "stalled": "has paused"}
+            return f"{host} {what.get(one['status']['state'], 'is between two attempts')}: {said}."
     return ""
 
 

@@ -219,13 +219,10 @@ def test_a_whole_cluster_goes_but_for_addresses_without_which_a_host_would_not_a
     reset = play("playbooks/reset.yml", reset="node1,node2,node3", sure="true")
     assert reset.rc == 0, reset.text
     stays = "node2: /etc/netplan/90-trainyard.yaml stays. The change was undone; the host answers at"
-    assert (
-        f"{stays} {address} as before." in reset.words
-        and "node1: /etc/netplan/90-trainyard.yaml stays" not in reset.words
-    )
+    assert f"{stays} {address} as before." in reset.words and "node1: /etc" not in reset.words, reset.text
     lab.exec("node2", "sed", "-i", f"s/192.0.2.7/{address}/", KEPT)
     other = play("playbooks/reset.yml", "-l", "node2", reset="node2", sure="true")
-    assert other.rc == 0 and "90-trainyard.yaml stays" not in other.words, other.text
+    assert other.rc == 0 and " stays. " not in other.words, other.text
     again = play("playbooks/reset.yml")
     assert again.rc == 0 and again.changed == dict.fromkeys(HOSTS, 0)
     assert not any(

@@ -99,6 +99,18 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             {"a": host(rank(0), state="starting", status={"world_size": None}), "b": SILENT},
             r"b does not answer",
         ),
+        (
+            {
+                "a": host(state="stalled", status={"reason": "paused: etcd at a:1 does not answer"}),
+                "b": SILENT,
+            },
+            r"^b does not answer, a has paused \(paused: etcd at a:1 does not answer\): see whether the machine is on",
+        ),
+        # An old rank that has yet to end is none of the attempt's.
+        (
+            {"a": host(rank(1), age=50.0), "b": SILENT, "c": host(rank(1))},
+            r"b does not answer, the others go on",
+        ),
         ({"a": host(rank(0)), "b": LEFT_OUT, "c": host(rank(1, COMPUTES))}, r"Rank 1 on c has not come"),
         (
             {"a": host(rank(0), steps=(7, 9), age=0.1, status={"world_size": 1}), "b": SILENT, "c": LEFT_OUT},
