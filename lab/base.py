@@ -24,13 +24,23 @@ PACKAGES = (
     "iproute2",
     "ca-certificates",
 )
+# What Ubuntu's server has besides. Its network is netplan's, its resolver systemd-resolved.
+SERVER = ("ubuntu-minimal", "cloud-init", "systemd-timesyncd", "ufw", "unattended-upgrades")
+UBUNTU_PACKAGES = {"jammy": SERVER, "noble": (*SERVER, "systemd-resolved")}
+# Of the archive's package of its own keys: the one thing that is trusted before they are known.
+UBUNTU_KEYS = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
+UBUNTU_KEYS_SHA256 = "0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f"
 
 # What an installer would have done. Host keys and the machine's id are each host's own.
 CUSTOMIZE = """
 set -eu
 cd "$1"
 chroot . useradd --create-home --shell /bin/bash --groups sudo ops
-chroot . systemctl enable --quiet systemd-networkd ssh
+if grep -q ^ID=ubuntu etc/os-release; then
+  ln -sf ../run/systemd/resolve/stub-resolv.conf etc/resolv.conf
+else
+  chroot . systemctl enable --quiet systemd-networkd ssh
+fi
 rm -f etc/ssh/ssh_host_* etc/apt/sources.list.d/* etc/apt/sources.list etc/apt/apt.conf.d/99mmdebstrap
 cp -- "$LAB_FILES/machine.sources" etc/apt/sources.list.d/
 test ! -s "$LAB_FILES/apt.conf" || cp -- "$LAB_FILES/apt.conf" etc/apt/apt.conf.d/90machine
@@ -49,7 +59,7 @@ def ready(suite: str, *more: str) -> Path:
     """The cached root for SUITE, with MORE packages; built now if it is not there, or if apt's sources or certificates
     have changed.
     """
-    packages = (*PACKAGES, *more)
+    packages = (*PACKAGES, *UBUNTU_PACKAGES.get(suite, ()), *more)
     stanzas = machine.distribution_sources(suite)
     files = {
         "machine.sources": machine.sources_text(stanzas),
@@ -88,6 +98,22 @@ def _certificates(file: Path) -> list[str]:
     ]
 
 
+def _keys_here(work: Path, stanzas: list[dict[str, str]], sources: str) -> str:
+    """SOURCES, with Ubuntu's keys where this machine lacks them: from the mirror, known by its package's hash."""
+    if machine.UBUNTU_KEYRING not in sources or Path(machine.UBUNTU_KEYRING).exists():
+        return sources
+    package, unpacked = work / "keys.deb", work / "keys"
+    uri = f"{stanzas[0]['URIs'].rstrip('/')}/{UBUNTU_KEYS}"
+    try:
+        run("/usr/lib/apt/apt-helper", "download-file", uri, package, f"SHA256:{UBUNTU_KEYS_SHA256}")
+    except LabError as error:
+        raise LabError(
+            f"{error}. Name another mirror of Ubuntu by the environment variable TRAINYARD_LAB_UBUNTU=URI"
+        ) from None
+    run("dpkg-deb", "--extract", package, unpacked)
+    return sources.replace(machine.UBUNTU_KEYRING, f"{unpacked}{machine.UBUNTU_KEYRING}")
+
+
 def _build(
     root: Path, suite: str, packages: tuple[str, ...], stanzas: list[dict[str, str]], files: dict[str, str]
 ) -> None:
@@ -98,6 +124,7 @@ def _build(
     for name, text in files.items():
         (work / name).write_text(text)
     (work / "customize").write_text(CUSTOMIZE)
+    (work / "build.sources").write_text(_keys_here(work, stanzas, files["machine.sources"]))
     options = [f"--aptopt={line}" for line in files["apt.conf"].splitlines()]
     own_namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
     try:
@@ -111,7 +138,7 @@ def _build(
                 f"--include={','.join(packages)}",
                 *options,
             ],
-            *[f'--customize-hook=sh {work}/customize "$1"', suite, work / "root", work / "machine.sources"],
+            *[f'--customize-hook=sh {work}/customize "$1"', suite, work / "root", work / "build.sources"],
         )
     except LabError as error:
         raise LabError(f"building the {suite} root failed. {error}") from None

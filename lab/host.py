@@ -1,6 +1,7 @@
 """One host of a lab: its files before the first boot, starting it, and getting into it."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -96,13 +97,7 @@ class Host:
         write("etc/hostname", f"{hostname}\n")
         write("etc/hosts", f"127.0.0.1\tlocalhost\n127.0.1.1\t{hostname}\n")
         write("etc/machine-id", f"{uuid.uuid4().hex}\n", 0o444)
-        write("etc/resolv.conf", "".join(f"nameserver {server}\n" for server in servers))
-        gateway = f"Gateway={self.network.gateway}\n" if online else ""
-        write(
-            f"etc/systemd/network/10-{self.interface}.network",
-            f"[Match]\nName={self.interface}\n\n[Network]\nAddress={self.network.with_prefix(self.address)}\n{gateway}"
-            "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
-        )
+        self._write_network(base, online, servers)
         if pip:
             write("etc/pip.conf", pip)
         shadow = (base / "etc/shadow").read_text().splitlines()
@@ -113,6 +108,25 @@ class Host:
         shadow_file = write("etc/shadow", "\n".join(shadow) + "\n", 0o640)
         os.chown(shadow_file, 0, (base / "etc/shadow").stat().st_gid)
         return self._host_keys(upper / "etc/ssh")
+
+    def _write_network(self, base: Path, online: bool, servers: list[str]) -> None:
+        """Its address, gateway and name servers, as the release's installer leaves them: by netplan or by networkd."""
+        address, gateway = self.network.with_prefix(self.address), self.network.gateway
+        if (base / "usr/sbin/netplan").exists():
+            mine = {"addresses": [address], "accept-ra": False, "link-local": []}
+            if online:
+                mine |= {"routes": [{"to": "default", "via": gateway}], "nameservers": {"addresses": servers}}
+            plan = {"network": {"version": 2, "ethernets": {self.interface: mine}}}
+            self._write(base, "etc/netplan/50-cloud-init.yaml", json.dumps(plan) + "\n", 0o600)
+            return
+        self._write(base, "etc/resolv.conf", "".join(f"nameserver {server}\n" for server in servers))
+        self._write(
+            base,
+            f"etc/systemd/network/10-{self.interface}.network",
+            f"[Match]\nName={self.interface}\n\n[Network]\nAddress={address}\n"
+            + (f"Gateway={gateway}\n" if online else "")
+            + "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+        )
 
     def _write(self, base: Path, path: str, text: str, mode: int = 0o644) -> Path:
         """Write PATH in its layer; directories get the mode and owner they have below, for the upper one's count."""

@@ -106,9 +106,15 @@ class Options:
         if len(self.hostnames) > self.hosts:
             raise LabError(f"--hostnames names {len(self.hostnames)} hosts, but --hosts is {self.hosts}")
         self._check_likeness()
-        self.suite = self.suite or machine.os_release().get("VERSION_CODENAME", "bookworm")
+        self.suite = (
+            self.suite
+            or os.environ.get("TRAINYARD_LAB_SUITE")
+            or machine.os_release().get("VERSION_CODENAME", "bookworm")
+        )
         if not re.fullmatch(r"[a-z]+", self.suite):
             raise LabError(f"--suite {self.suite}: the code name of a release, such as bookworm")
+        if self.vms and self.suite in machine.UBUNTU:
+            raise LabError(f"--suite {self.suite}: virtual machines boot Debian's kernel; leave --vms out")
 
     def host_names(self) -> list[str]:
         """node1, node2, … as the inventory has them; or those of the inventory that it is like."""
@@ -321,7 +327,15 @@ class Lab:
         shutil.copy(Path(__file__).with_name("relay.py"), self.state / "relay.py")
 
     def _hostname(self, options: Options, host: Host) -> str:
-        return options.hostnames[host.number - 1] if host.number <= len(options.hostnames) else "debian"
+        return (
+            options.hostnames[host.number - 1]
+            if host.number <= len(options.hostnames)
+            else self._distribution(options)
+        )
+
+    @staticmethod
+    def _distribution(options: Options) -> str:
+        return "ubuntu" if options.suite in machine.UBUNTU else "debian"
 
     def _wait_for(self, hosts: list[Host]) -> None:
         """Until each of HOSTS answers on its SSH port and systemd has finished starting."""

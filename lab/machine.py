@@ -24,6 +24,10 @@ CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 # address and port (its name server, its package proxy).
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
 
+# Ubuntu's releases that a Debian machine can have hosts of, and where these keep the archive's keys.
+UBUNTU = ("jammy", "noble")
+UBUNTU_KEYRING = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+
 ONE_LINE_OPTIONS = {
     "arch": "Architectures",
     "lang": "Languages",
@@ -88,9 +92,14 @@ def distribution_sources(suite: str) -> list[dict[str, str]]:
     """This machine's sources of its own distribution, for SUITE; other vendors' sources are no part of a stock host.
 
     Where SUITE is not the machine's own, its name takes the place of the machine's in every suite (bookworm-security
-    becomes trixie-security).
+    becomes trixie-security). Ubuntu's, on a Debian machine, come from the mirror's own Ubuntu.
     """
     own = os_release().get("VERSION_CODENAME", "")
+    if suite in UBUNTU and own not in UBUNTU:
+        suites = " ".join(suite + pocket for pocket in ("", "-updates", "-security"))
+        components = "main restricted universe multiverse"
+        stanza = {"Types": "deb", "URIs": ubuntu_mirror(), "Suites": suites, "Components": components}
+        return [stanza | {"Signed-By": UBUNTU_KEYRING}]
     stanzas = []
     files = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     for file in files:
@@ -112,6 +121,22 @@ def distribution_sources(suite: str) -> list[dict[str, str]]:
             "the lab builds its hosts from them. Add your distribution's sources and run it again"
         )
     return ours
+
+
+def ubuntu_mirror() -> str:
+    """Where a Debian machine has Ubuntu from: TRAINYARD_LAB_UBUNTU, or beside the Debian that its own apt asks."""
+    own = os_release().get("VERSION_CODENAME", "")
+    found = os.environ.get("TRAINYARD_LAB_UBUNTU")
+    for uri in (word for s in distribution_sources(own) for word in s["URIs"].split()):
+        beside, name = re.fullmatch(r"(.*?)([^/]*)/*", uri).groups()
+        if name == "debian" and not found:
+            found = f"{beside}ubuntu"
+    if not found:
+        raise LabError(
+            "this machine's apt names no mirror with a folder debian, beside which Ubuntu might be: name a mirror of "
+            "Ubuntu by the environment variable TRAINYARD_LAB_UBUNTU=URI"
+        )
+    return found
 
 
 def sources_text(stanzas: list[dict[str, str]]) -> str:

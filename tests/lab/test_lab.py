@@ -469,6 +469,7 @@ def test_without_root_it_says_what_to_type(monkeypatch, capsys):
         ({"interfaces": {"node1": "a-name-beyond-15"}}, "--interfaces node1=a-name-beyond-15: 1 to 15"),
         ({"hostnames": list("abcd")}, "--hostnames names 4 hosts, but --hosts is 3"),
         ({"suite": "../x"}, "--suite ../x"),
+        ({"suite": "noble", "vms": True}, "--suite noble: virtual machines boot Debian's kernel"),
     ],
 )
 def test_bad_options_are_refused(options, words):
@@ -517,6 +518,33 @@ def test_apt_sources_of_both_formats_are_read():
     assert machine.parse_sources(deb822, one_line=False) == [
         {"Types": "deb", "URIs": "http://m", "Suites": "trixie", "Signed-By": "\n -----BEGIN\n ."}
     ]
+
+
+@pytest.mark.parametrize(
+    ("sources", "named", "found"),
+    [
+        ("deb http://mirror/pub/debian/ bookworm main", None, "http://mirror/pub/ubuntu"),
+        ("deb http://security/debian-security bookworm-security main", "http://u/ubuntu", "http://u/ubuntu"),
+        ("deb http://mirror/packages bookworm main", None, None),
+    ],
+)
+def test_ubuntu_is_looked_for_beside_debian(sources, named, found, tmp_path, monkeypatch):
+    folder = tmp_path / "sources.list.d"
+    folder.mkdir()
+    (folder / "own.list").write_text(f"{sources}\n")
+    places = {"/etc/apt/sources.list": tmp_path / "none", "/etc/apt/sources.list.d": folder}
+    monkeypatch.setattr(machine, "Path", lambda path: places.get(path, Path(path)))
+    monkeypatch.setattr(machine, "os_release", lambda: {"ID": "debian", "VERSION_CODENAME": "bookworm"})
+    monkeypatch.setenv("TRAINYARD_LAB_UBUNTU", named or "")
+    if found is None:
+        with pytest.raises(LabError, match="TRAINYARD_LAB_UBUNTU"):
+            machine.distribution_sources("noble")
+        return
+    (stanza,) = machine.distribution_sources("noble")
+    assert (stanza["URIs"], stanza["Suites"]) == (found, "noble noble-updates noble-security")
+    assert stanza["Signed-By"] == machine.UBUNTU_KEYRING
+    (own,) = machine.distribution_sources("trixie")
+    assert own["Suites"].startswith("trixie")
 
 
 def test_pip_settings_become_one_file_and_its_folders(tmp_path, monkeypatch):
