@@ -1,9 +1,10 @@
-"""Have the locked environment on a host; where it reaches no index, the controller collects the wheels for it."""
+"""Have the locked environment on a host; where that lacks a fit Python or reaches no index, the controller helps."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -13,9 +14,10 @@ from ansible.utils.display import Display
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "plugins" / "module_utils"))
 
+from brought_python import archive
 from how_far import ENVIRONMENT
 from meanwhile import Said, file_on_host, told
-from offline_wheels import Failure, wheelhouse
+from offline_wheels import Failure, sha256, wheelhouse
 
 QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
 
@@ -23,7 +25,10 @@ display = Display()
 
 
 class ActionModule(ActionBase):
-    """Calls the module. Where that asks for wheels, `wheels` are these files, as the action bring takes them."""
+    """Calls the module. Where that asks for more, `files` are what it asks for, as the action bring takes them.
+
+    They are wheels, or, as `archive` says, the Python itself.
+    """
 
     def run(self, tmp=None, task_vars=None):
         """The module's result."""
@@ -43,26 +48,45 @@ class ActionModule(ActionBase):
                 result = self._execute_module(task_vars=task_vars)
         finally:
             notice.cancel()
-        if result.get("failed") or "target" not in result:
+        if result.get("failed") or not result.keys() & {"target", "bring_python"}:
             return result
-        key = result["key"]
-        directory = ROOT / ".trainyard" / "wheelhouse" / key
         try:
-            args = self._task.args
-            said = Said()
-            with told(host, said.read):
-                found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say, said.say)
+            if "bring_python" in result:
+                return self._with_python(result, say)
+            return self._with_wheels(result, host, say)
         except Failure as failure:
             raise AnsibleActionFail(str(failure)) from None
-        sizes = {name: (directory / name).stat().st_size for name in found}
-        say(f"reaches no package index; bringing {len(sizes)} wheels, {sum(sizes.values()) / 1e6:,.0f} MB")
-        wheels = [
-            {
-                "source": str(directory / name),
-                "path": f"wheels/{key}/{name}",
-                "bytes": size,
-                "sha256": found[name],
-            }
-            for name, size in sizes.items()
-        ]
-        return {**result, "wheels": wheels}
+
+    def _with_python(self, result: dict, say: Callable[[str], None]) -> dict:
+        """The result, with a Python for the host; fetched in check mode, too, for that is when the role asks first."""
+        wanted = result["bring_python"]
+        file = archive(wanted, ROOT / ".trainyard" / "pythons")
+        if self._task.check_mode:
+            return result
+        say(f"its own Python is none of the lock; bringing {file.name}, {file.stat().st_size / 1e6:,.0f} MB")
+        key = wanted["sha256"][:16]
+        return {**result, "key": key, "archive": f"{key}/{file.name}", "files": _files(key, [file])}
+
+    def _with_wheels(self, result: dict, host: str, say: Callable[[str], None]) -> dict:
+        """The result, with the wheels for the host."""
+        key, args, said = result["key"], self._task.args, Said()
+        directory = ROOT / ".trainyard" / "wheelhouse" / key
+        with told(host, said.read):
+            found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say, said.say)
+        files = _files(key, [directory / name for name in found])
+        size = sum(one["bytes"] for one in files)
+        say(f"reaches no package index; bringing {len(files)} wheels, {size / 1e6:,.0f} MB")
+        return {**result, "files": files}
+
+
+def _files(key: str, files: list[Path]) -> list[dict]:
+    """The files as the action bring takes them: each in the directory `key` of what has been brought."""
+    return [
+        {
+            "source": str(file),
+            "path": f"wheels/{key}/{file.name}",
+            "bytes": file.stat().st_size,
+            "sha256": sha256(file),
+        }
+        for file in files
+    ]

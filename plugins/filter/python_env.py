@@ -36,7 +36,7 @@ def python_env_differences(environments: dict[str, dict], lock: str) -> list[str
 
 
 def python_env_chain(hosts: list[str], answers: dict[str, dict], host: str, alone: bool) -> list[str]:
-    """Of `hosts`, those that want the same wheels as `host`, in their order: a chain for the action bring.
+    """Of `hosts`, those that want the same files as `host`, in their order: a chain for the action bring.
 
     answers: each host's result of the module python_env. alone: hosts that do not talk to each other, so that each has
     a chain of its own.
@@ -46,7 +46,7 @@ def python_env_chain(hosts: list[str], answers: dict[str, dict], host: str, alon
     return [
         one
         for one in hosts
-        if "target" in answers.get(one, {}) and answers[one]["key"] == answers[host]["key"]
+        if "files" in answers.get(one, {}) and answers[one]["key"] == answers[host]["key"]
     ]
 
 

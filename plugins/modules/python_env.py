@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ description:
   - Meanwhile the file C(.progress) in I(dir) says how far it is, which the action plugin of the same name tells.
   - Where the host reaches no index, that plugin collects the wheels on the controller, and says which they are; once
     they have been brought, it is called again.
+  - So it is where C(python3) is no Python of the lock, as Ubuntu 22.04's, and I(brought) names one for the machine.
 options:
   dir:
     description: Directory of all environments.
@@ -68,6 +70,14 @@ options:
   wheels:
     description: Directory on the host with wheels that were brought from the controller; removed once all is installed.
     type: path
+  brought:
+    description: For each machine (C(x86_64)) the C(name) of a Python's archive and its C(sha256), to take where
+      I(python) is C(python3) and that is none of the lock.
+    type: dict
+    default: {}
+  archive:
+    description: That archive on the host; removed, with its directory, once it is unpacked.
+    type: path
 """
 
 EXAMPLES = r"""
@@ -79,6 +89,7 @@ EXAMPLES = r"""
 """
 
 SUPPORTED = ((3, 11), (3, 13))
+PYTHONS = ".python"  # beside the environments: the Pythons that were brought
 
 # What pip must know about a machine to choose wheels for it (PEP 508's names), asked of the interpreter.
 PROBE = """
@@ -124,6 +135,10 @@ class Failure(Exception):
     """What the user is told: what failed, and the cure."""
 
 
+class Unfit(Failure):
+    """A Python that the lock is not for."""
+
+
 def interpreter(python: str) -> dict:
     """What the probe says about `python`; refuses a missing one and a version that is not in the lock."""
     path = python if os.sep in python else shutil.which(python)
@@ -136,14 +151,82 @@ def interpreter(python: str) -> dict:
     if asked.returncode:
         raise Failure(f"{path} does not run: {asked.stderr.strip()[-300:]}")
     about = json.loads(asked.stdout)
-    version = about["markers"]["python_version"]
-    if not SUPPORTED[0] <= tuple(map(int, version.split("."))) <= SUPPORTED[1]:
-        raise Failure(
-            f"{path} is Python {version}; the trainer's environment is locked for 3.11, 3.12 and 3.13. Debian 12 "
-            "and 13 and Ubuntu 24.04 have one. Or install one and name it in this host's python_env_python: on Ubuntu "
-            "22.04, sudo apt-get install python3.11-venv, and python_env_python: python3.11."
+    version = about["markers"]["python_full_version"]
+    minor = tuple(map(int, about["markers"]["python_version"].split(".")))
+    # Ubuntu 22.04's python3.11 is 3.11.0rc1, in which torch does not load.
+    if not SUPPORTED[0] <= minor <= SUPPORTED[1] or not re.fullmatch(r"[0-9.]+", version):
+        raise Unfit(
+            f"{path} is Python {version}; the trainer's environment is locked for 3.11, 3.12 and 3.13, none of them a "
+            "pre-release. Debian 12 and 13 and Ubuntu 24.04 have one, and python_env_python: python3, which is the "
+            "default, has one brought where the distribution's is too old. Or install one on this host and name it in "
+            "its python_env_python."
         )
     return about
+
+
+def chosen(options: dict) -> dict | None:
+    """What the probe says about the environment's Python; None where the controller must bring it first.
+
+    It is `python`, or, where that is the distribution's and not of the lock, the one in I(brought).
+    """
+    try:
+        return interpreter(options["python"])
+    except Unfit:
+        wanted = options["brought"].get(os.uname().machine)
+        if options["python"] != "python3" or not wanted:
+            raise
+    home = os.path.join(options["dir"], PYTHONS, wanted["sha256"][:16])
+    if not os.path.exists(home):
+        if not options["archive"]:
+            return None
+        os.makedirs(os.path.dirname(home), mode=0o755, exist_ok=True)
+        with locked(options["dir"], options["lock_timeout"]):
+            if not os.path.exists(home):
+                unpack(options["archive"], wanted["sha256"], home)
+    return interpreter(os.path.join(home, "bin", "python3"))
+
+
+def unpack(archive: str, sha256: str, home: str) -> None:
+    """Have what is in an archive's one directory at `home`, whole or not at all; then the archive goes."""
+    with open(archive, "rb") as stream:
+        found = hashlib.sha256(stream.read()).hexdigest()
+    if found != sha256:
+        raise Failure(
+            f"{archive} hashes to {found}, not to {sha256}: it was altered on its way. Run it again."
+        )
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(home), prefix="new-") as work:
+        inside = os.path.join(work, "python")
+        os.mkdir(inside, 0o755)
+        must(
+            "tar",
+            "--extract",
+            "--gzip",
+            "--no-same-owner",
+            "--strip-components=1",
+            "-C",
+            inside,
+            "-f",
+            archive,
+        )
+        # The service user may not write here, and would compile the standard library at every start.
+        must(
+            os.path.join(inside, "bin", "python3"),
+            "-I",
+            "-m",
+            "compileall",
+            "-q",
+            os.path.join(inside, "lib"),
+        )
+        must("sync", "-f", inside)
+        os.rename(inside, home)
+    shutil.rmtree(os.path.dirname(archive), ignore_errors=True)
+
+
+def must(*command: str) -> None:
+    """Run a command; raises Failure with its last words."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise Failure(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
 def environment_key(lock: str, torch: str, python_version: str, machine: str) -> str:
@@ -392,6 +475,20 @@ class Environment:
             if re.fullmatch(r"[0-9a-f]{16}", name) and name not in keep and not processes_using(path):
                 remove(path)
                 pruned.append(name)
+        pruned += self.clean_pythons()
+        return pruned
+
+    def clean_pythons(self) -> list[str]:
+        """Remove brought Pythons that no environment is made of, and what a killed run left; their names."""
+        homes = ""
+        for file in glob.glob(os.path.join(glob.escape(self.directory), "*", "pyvenv.cfg")):
+            with open(file, encoding="utf-8") as stream:
+                homes += stream.read()
+        pruned = []
+        for path in glob.glob(os.path.join(glob.escape(self.directory), PYTHONS, "*")):
+            if os.path.basename(path) not in homes and not processes_using(path):
+                remove(path)
+                pruned.append(os.path.join(PYTHONS, os.path.basename(path)))
         return pruned
 
 
@@ -460,6 +557,8 @@ def main() -> None:
             "lock_timeout": {"type": "int", "default": 3600},
             "venv_follows": {"type": "bool", "default": False},
             "wheels": {"type": "path"},
+            "brought": {"type": "dict", "default": {}},
+            "archive": {"type": "path"},
         },
         supports_check_mode=True,
     )
@@ -467,7 +566,11 @@ def main() -> None:
     # The service user reads what root installs, whatever umask root has.
     os.umask(0o022)
     try:
-        environment = Environment(options, interpreter(options["python"]))
+        about = chosen(options)
+        if about is None:
+            machine = os.uname().machine
+            module.exit_json(changed=module.check_mode, bring_python=options["brought"][machine])
+        environment = Environment(options, about)
         record = read_complete(environment.path)
         if record is None and options["venv_follows"] and not environment.about["venv"]:
             module.exit_json(changed=False, venv_missing=True)

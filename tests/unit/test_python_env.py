@@ -219,17 +219,87 @@ def test_a_wrong_hash_is_refused(case):
 
 def fake_python(path, version):
     """An interpreter that says it is of another version."""
-    markers = {"python_version": version, "platform_machine": "x86_64", "sys_platform": "linux"}
+    minor = ".".join(version.split(".")[:2])
+    markers = {"python_version": minor, "python_full_version": version, "platform_machine": "x86_64"}
+    markers["sys_platform"] = "linux"
     about = {"executable": str(path), "venv": version != "3.12", "glibc": "2.36", "markers": markers}
     path.write_text(f"#!/bin/sh\necho '{json.dumps(about)}'\n")
     path.chmod(0o755)
     return str(path)
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.14"])
+@pytest.mark.parametrize("version", ["3.9.2", "3.10.12", "3.11.0rc1", "3.14.0"])
 def test_a_python_outside_the_lock_is_refused_with_the_cure(tmp_path, version):
     with pytest.raises(python_env.Failure, match=rf"Python {version}.*python_env_python"):
         python_env.interpreter(fake_python(tmp_path / "python", version))
+
+
+def archived(root, version="3.12.16"):
+    """An archive as python-build-standalone's are, of a Python that says it is of that version."""
+    inside = root / "packed" / "python"
+    for folder in ("bin", "lib"):
+        (inside / folder).mkdir(parents=True)
+    real, asked = sys.executable, fake_python(root / "asked", version)
+    (inside / "bin/python3").write_text(
+        f'#!/bin/sh\ncase "$3" in compileall) exec {real} "$@";; *) exec {asked};; esac\n'
+    )
+    (inside / "bin/python3").chmod(0o755)
+    (inside / "lib/module.py").write_text("x = 1\n")
+    file = root / "brought" / "cpython.tar.gz"
+    file.parent.mkdir()
+    subprocess.run(["tar", "-czf", str(file), "-C", str(root / "packed"), "python"], check=True)
+    return file
+
+
+@pytest.fixture
+def old(case, tmp_path, monkeypatch):
+    """The options of a host whose python3 is 3.10, and the archive that is to be brought to it."""
+    (tmp_path / "bin").mkdir()
+    fake_python(tmp_path / "bin/python3", "3.10.12")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    file = archived(tmp_path)
+    brought = {os.uname().machine: {"name": file.name, "sha256": sha256(file)}}
+    return {**case.options, "python": "python3", "brought": brought, "archive": None}, file
+
+
+def test_where_the_distribution_s_python_is_too_old_one_is_brought(old):
+    options, file = old
+    assert python_env.chosen(options) is None
+    about = python_env.chosen({**options, "archive": str(file)})
+    assert about["markers"]["python_full_version"] == "3.12.16"
+    assert not file.parent.exists()
+    (home,) = Path(options["dir"], python_env.PYTHONS).iterdir()
+    assert list(home.glob("lib/__pycache__/module.*.pyc")) and home.stat().st_mode & 0o777 == 0o755
+    assert python_env.chosen(options) == about  # it stays
+
+
+@pytest.mark.parametrize("differs", [{"python": "/asked/for"}, {"brought": {}}, {"brought": {"riscv64": {}}}])
+def test_nothing_is_brought_in_place_of_what_was_asked_for_or_where_there_is_none(old, tmp_path, differs):
+    options = {**old[0], **differs}
+    if options["python"] != "python3":
+        options["python"] = fake_python(tmp_path / "asked-for", "3.10.12")
+    with pytest.raises(python_env.Unfit, match=r"3\.10\.12"):
+        python_env.chosen(options)
+
+
+def test_a_python_that_was_altered_on_its_way_is_refused(old):
+    options, file = old
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(python_env.Failure, match="altered on its way"):
+        python_env.chosen({**options, "archive": str(file)})
+    assert python_env.chosen(options) is None
+
+
+def test_brought_pythons_that_no_environment_is_made_of_are_removed(case):
+    path = Path(case.have()["path"])
+    pythons = Path(case.options["dir"], python_env.PYTHONS)
+    for name in ("of-use", "of-none", "new-left"):
+        (pythons / name / "bin").mkdir(parents=True)
+    with (path / "pyvenv.cfg").open("a") as config:
+        config.write(f"home = {pythons}/of-use/bin\n")
+    case.stage()
+    assert sorted(case.have()["pruned"]) == [".python/new-left", ".python/of-none"]
+    assert os.listdir(pythons) == ["of-use"]
 
 
 def test_a_missing_python_is_refused():
@@ -251,7 +321,7 @@ def test_the_key_depends_on_all_that_decides_what_is_installed():
 
 
 def test_wheels_go_along_a_chain_of_those_that_want_the_same():
-    wants, other = ({"target": {}, "key": key} for key in ("0a", "0b"))
+    wants, other = ({"files": [], "key": key} for key in ("0a", "0b"))
     answers = {"node1": wants, "node2": {"path": "/env"}, "node3": other, "node4": wants}
     hosts = [*answers, "node5"]
     assert python_env_chain(hosts, answers, "node4", False) == ["node1", "node4"]
