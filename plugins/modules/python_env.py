@@ -219,7 +219,14 @@ def unpack(archive: str, sha256: str, home: str) -> None:
         )
         must("sync", "-f", inside)
         os.rename(inside, home)
-    shutil.rmtree(os.path.dirname(archive), ignore_errors=True)
+    remove_brought(os.path.dirname(archive))
+
+
+def remove_brought(directory: str) -> None:
+    """Remove a directory of brought files, and the one that it is in, unless another's are in that."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(directory))
 
 
 def must(*command: str) -> None:
@@ -455,12 +462,11 @@ class Environment:
 
     def clean(self) -> list[str]:
         """Remove what only installing needed, and environments that nothing needs; the names of these."""
-        for rest in (self.options["wheels"], os.path.join(self.directory, ".tmp"), self.options["cache_dir"]):
+        for rest in (os.path.join(self.directory, ".tmp"), self.options["cache_dir"]):
             if rest:
                 shutil.rmtree(rest, ignore_errors=True)
         if self.options["wheels"]:
-            with contextlib.suppress(OSError):  # another's are in it
-                os.rmdir(os.path.dirname(self.options["wheels"]))
+            remove_brought(self.options["wheels"])
         keep = {self.key}
         for link in ("current", "previous"):
             with contextlib.suppress(OSError):

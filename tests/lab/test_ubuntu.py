@@ -1,0 +1,114 @@
+"""Stock servers with Ubuntu 22.04 and 24.04: the way there and back, and NVIDIA's driver out of Ubuntu's archive."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from plays import Plays, changed_tasks
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]  # an environment takes minutes
+
+SUITES = {"jammy": "22.04", "noble": "24.04"}
+OURS = "find / -xdev -name '*trainyard*' -not -path '/var/cache/*' -not -path '/var/log/*' -not -path '/proc/*' | sort"
+
+# --- the way there and back ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def plays(request, make_lab, tmp_path_factory):
+    lab = make_lab(f"t-{request.param}", hosts=2, suite=request.param)
+    yield Plays(lab, tmp_path_factory.mktemp(request.param))
+    lab.down()
+
+
+@pytest.fixture(scope="module")
+def variables(tmp_path_factory):
+    """What a stand-in for python-build-standalone's archive takes: the Python of these tests, packed as those are."""
+    folder = tmp_path_factory.mktemp("python")
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    binaries, library = folder / "python/bin", folder / "python/lib" / name
+    binaries.mkdir(parents=True)
+    shutil.copy2(os.path.realpath(sys.executable), binaries / name)
+    (binaries / "python3").symlink_to(name)
+    skipped = shutil.ignore_patterns("__pycache__", "test", "config-*", "sitecustomize.py")
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=skipped)
+    if (
+        wheels := Path(sysconfig.get_config_var("WHEEL_PKG_DIR") or "/none")
+    ).is_dir():  # Debian has pip's apart
+        shutil.copytree(wheels, library / "ensurepip/_bundled", dirs_exist_ok=True)
+        module = library / "ensurepip/__init__.py"
+        beside = "_WHEEL_PKG_DIR = os.path.join(os.path.dirname(__file__), '_bundled')"
+        module.write_text(
+            module.read_text().replace("_WHEEL_PKG_DIR = sysconfig.get_config_var('WHEEL_PKG_DIR')", beside)
+        )
+    file = folder / "cpython.tar.gz"
+    subprocess.run(["tar", "-czf", str(file), "-C", str(folder), "python"], check=True)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    brought = {os.uname().machine: {"name": file.name, "url": file.as_uri(), "sha256": digest}}
+    file = folder / "variables.json"
+    file.write_text(json.dumps({"_python_env_brought": brought}))
+    return file
+
+
+def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
+    """22.04's own Python is too old, its etcd speaks another dialect; 24.04's sshd is started by its socket."""
+    lab, before = plays.lab, {host: plays.sh(host, OURS) for host in plays.lab.hosts}
+    more = ("-e", f"@{variables}")
+    for second in (False, True):
+        done = plays.book("site.yml", *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        changed = changed_tasks(done.stdout)
+        assert {host: bool(changed[host]) for host in lab.hosts} == dict.fromkeys(lab.hosts, not second)
+    assert "Module remote_tmp" not in done.stdout + done.stderr
+    for host in lab.hosts:
+        assert f'VERSION_ID="{SUITES[lab.options.suite]}"' in plays.sh(host, "cat /etc/os-release")
+    results = {"trainer_results_dir": tmp_path}
+    checked = plays.book("playbooks/preflight.yml", **results)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    found = json.loads((tmp_path / "preflight/last.json").read_text())
+    assert {one["result"] for one in found["checks"]} == {"pass", "skip"}, found["checks"]
+    # While a run goes on, the memory that it lives by stays, whatever the release's etcd calls its interface.
+    begun = plays.book("train.yml", run="long", steps=100000, detach="true", **results)
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    done = plays.book("site.yml", *more, etcd_peer_port=2391)
+    assert done.returncode == 0 and "Active: long." in done.stdout, done.stdout + done.stderr
+    lab.power("node2", on=False)
+    told = plays.book("playbooks/stop.yml", run="long", **results)
+    assert told.returncode == 0 and "stopped on node1" in told.stdout, told.stdout + told.stderr
+    lab.power("node2", on=True)
+    gone = plays.book("playbooks/reset.yml", reset=",".join(lab.hosts), sure="true")
+    assert gone.returncode == 0, gone.stdout + gone.stderr
+    assert {host: plays.sh(host, OURS) for host in lab.hosts} == before
+
+
+# --- the driver ------------------------------------------------------------------------------------------------------
+
+FAKE = "/opt/fake"
+CARD = f"{FAKE}/sys/bus/pci/devices/0000:01:00.0"
+
+
+@pytest.mark.parametrize(("device", "terms"), [("2204", "NVIDIA"), ("2c05", "Dual MIT/GPL")])
+def test_the_driver_comes_built_and_signed_from_ubuntu_s_archive(plays, device, terms):
+    """A made-up Ampere or Blackwell card, the newest kernel of the release, which does not run here; real packages."""
+    plays.sh("node1", f"mkdir -p {CARD}; echo 0x10de > {CARD}/vendor; echo 0x030000 > {CARD}/class")
+    plays.sh("node1", f"echo 0x{device} > {CARD}/device; apt-get -q update >/dev/null")
+    listed = plays.sh(
+        "node1", "apt-cache depends linux-image-generic | sed -n 's/.*Depends: linux-image-//p'"
+    )
+    kernel = next(word for word in listed.split() if word[0].isdigit())
+    given = {"_nvidia_sys_root": FAKE, "_nvidia_kernel": kernel}
+    for second in (False, True):
+        play = plays.finish(plays.command("nvidia", "node1", given), seconds=850)
+        assert play.rc == 0, play.text
+        assert bool(play.changed["node1"]) is not second
+    find = f"find /lib/modules/{kernel} -name 'nvidia.ko*'"
+    (path,) = plays.sh("node1", find).split()
+    assert plays.sh("node1", f"/sbin/modinfo -F license {path}").strip() == terms
+    assert plays.sh("node1", f"/sbin/modinfo -F version {path}").startswith("580.")
+    assert "nvidia-dkms" not in plays.sh("node1", "dpkg-query --show --showformat='${Package}\\n'")
