@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import sys
 import time
@@ -45,6 +46,9 @@ extends_documentation_fragment:
   - default_callback
   - result_format_callback
 """
+
+# A warning of Ansible's on each new host: root's own directory for it was made, as it should be.
+EXPECTED = re.compile(r"Module remote_tmp \S+ did not exist and was created with a mode of 0700")
 
 
 def shielded(method):
@@ -154,9 +158,12 @@ class CallbackModule(Default):
 
     def warn(self, result) -> None:
         """Tell Ansible's warnings and the modules' at once, and keep them for the end."""
-        if result.result.get("warnings"):
-            for one in result.warnings:
-                self.found.warn(result.host.get_name(), one.event.msg)
+        warnings = result.warnings if result.result.get("warnings") else ()
+        warnings = [one for one in warnings if not EXPECTED.match(one.event.msg)]
+        for one in warnings:
+            self.found.warn(result.host.get_name(), one.event.msg)
+        if not warnings:
+            result.result.pop("warnings", None)
         self._handle_warnings(result.result)
 
     def verdict(self, result) -> bool:

@@ -10,7 +10,8 @@ systemctl daemon-reload
 REBOOTS = """echo 'Unattended-Upgrade::Automatic-Reboot "true";' > /etc/apt/apt.conf.d/99mine"""
 UNIT = "/etc/systemd/system/trainyard-awake.service"
 WANTS = "/etc/systemd/system/trainyard@.service.wants"
-OURS = f"ls -d {UNIT} {WANTS} /etc/apt/apt.conf.d/zz-trainyard-* 2>/dev/null || true"
+FILES = "/etc/apt/apt.conf.d/zz-trainyard-* /etc/needrestart/conf.d/zz-trainyard*"
+OURS = f"ls -d {UNIT} {WANTS} {FILES} 2>/dev/null || true"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,42 @@ def test_a_run_keeps_its_host_awake_until_a_while_after_its_end(plays):
     assert "sleep" in kept_from(plays)
     wait_for(lambda: not kept_from(plays), 10)
     assert plays.sh("node1", "systemctl is-active trainyard-awake || true").strip() == "inactive"
+
+
+# A service whose program was replaced under it, as an upgrade does, and needrestart as it runs after that.
+UPGRADED = """
+apt-get -qq update; apt-get -qq install -y --no-install-recommends needrestart >/dev/null 2>&1
+cp /bin/sleep /usr/bin/rank
+for name in trainyard@first other; do
+  mkdir -p /etc/systemd/system/$name.service.d
+  printf '[Service]\\nExecStart=\\nExecStart=/usr/bin/rank 900\\n' > /etc/systemd/system/$name.service.d/rank.conf
+done
+printf '[Service]\\n' > /etc/systemd/system/other.service
+systemctl daemon-reload; systemctl restart trainyard@first other
+rm /usr/bin/rank; cp /bin/sleep /usr/bin/rank
+"""
+
+
+@pytest.mark.full
+def test_an_upgrade_restarts_no_run(plays):
+    def processes():
+        plays.sh("node1", "needrestart -q -l -r a >/dev/null 2>&1")
+        return [
+            plays.sh("node1", f"systemctl show --value -p MainPID {name}")
+            for name in ("trainyard@first", "other")
+        ]
+
+    plays.sh("node1", UPGRADED)
+    before = [
+        plays.sh("node1", f"systemctl show --value -p MainPID {name}")
+        for name in ("trainyard@first", "other")
+    ]
+    assert plays.run("tuning").rc == 0
+    after = processes()
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    plays.sh("node1", "rm /etc/needrestart/conf.d/zz-trainyard.conf")
+    assert processes()[0] != before[0]  # but for ours it would have been
+    assert plays.run("tuning").changed["node1"] == 1
 
 
 def test_an_owner_may_have_it_otherwise(plays):

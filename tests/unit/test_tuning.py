@@ -137,7 +137,7 @@ def test_what_keeps_a_host_awake_goes_with_the_rest():
         f"{item['path']}/{name}" for item in values["_tuning_made_awake"] for name in item.get("inside", [])
     }
     gone |= {item["path"] for item in values["_tuning_made_awake"]}
-    made = {item["path"]: item for item in values["_tuning_awake"]}
+    made = {item["path"]: item for item in values["_tuning_awake"] + values["_tuning_needrestart"]}
     assert gone >= set(made)
     unit = (role / "files/trainyard-awake.service").read_text()
     wanted = next(line.split("=")[1] for line in unit.splitlines() if line.startswith("WantedBy="))
