@@ -218,6 +218,10 @@ def find_python(tmp_path, pythons, **environ):
         ({"python3": ("3.11.2", True)}, "python3"),
         ({"python3": ("3.13.5", True), "python3.12": ("3.12.1", True)}, "python3"),
         ({"python3": ("3.10.12", True), "python3.12": ("3.12.3", True)}, "python3.12"),
+        (
+            {"python3": ("3.10.12", True), "python3.11": ("3.11.0rc1", True), "python3.12": ("3.12.3", True)},
+            "python3.12",
+        ),
         ({"python3": ("3.14.0", True), "python3.11": ("3.11.9", True)}, "python3.11"),
         ({"python3": ("3.12.3", False), "python3.11": ("3.11.9", True)}, "python3.11"),
     ],
@@ -232,6 +236,7 @@ def test_a_fit_python_is_found(tmp_path, pythons, found):
     [
         ({}, {}, "python3: no such command"),
         ({"python3": ("3.10.12", True)}, {}, "python3 is 3.10.12"),
+        ({"python3.11": ("3.11.0rc1", True)}, {}, "python3.11 is 3.11.0rc1, a pre-release"),
         ({"python3": ("3.11.2", False)}, {}, "sudo apt install python3.11-venv"),
         ({"python3": ("3.11.2", True)}, {"PYTHON": "python3.9"}, "python3.9: no such command"),
     ],
