@@ -245,6 +245,7 @@ def archived(root, version="3.12.16"):
     )
     (inside / "bin/python3").chmod(0o755)
     (inside / "lib/module.py").write_text("x = 1\n")
+    (inside / "lib/bad.py").write_text("print 'as in Python 2'\n")  # a library's own tests have such
     file = root / "brought" / "cpython.tar.gz"
     file.parent.mkdir()
     subprocess.run(["tar", "-czf", str(file), "-C", str(root / "packed"), "python"], check=True)
