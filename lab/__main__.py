@@ -22,7 +22,9 @@ def parser() -> argparse.ArgumentParser:
     up = command("up", "build a lab and write its inventory")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="1 to 32 (default: 3)")
     up.add_argument(
-        "--suite", default="", help="release of the hosts, such as trixie (default: this machine's)"
+        "--suite",
+        default="",
+        help="release of the hosts, such as trixie or noble (default: TRAINYARD_LAB_SUITE, or this machine's)",
     )
     up.add_argument(
         "--quota", action="append", default=[], metavar="NODE=CPUS", help="share of CPU: node1=0.8"
@@ -32,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--offline", action="store_true", help="no internet, no package folders")
     up.add_argument(
-        "--hostnames", default="", metavar="A,B,C", help="first names of the hosts (default: debian)"
+        "--hostnames",
+        default="",
+        metavar="A,B,C",
+        help="first names of the hosts (default: debian or ubuntu)",
     )
     up.add_argument(
         "--interfaces",

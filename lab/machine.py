@@ -129,7 +129,7 @@ def ubuntu_mirror() -> str:
     found = os.environ.get("TRAINYARD_LAB_UBUNTU")
     for uri in (word for s in distribution_sources(own) for word in s["URIs"].split()):
         beside, name = re.fullmatch(r"(.*?)([^/]*)/*", uri).groups()
-        if name == "debian" and not found:
+        if name in ("debian", "ubuntu") and not found:
             found = f"{beside}ubuntu"
     if not found:
         raise LabError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -59,8 +60,11 @@ class ActionModule(ActionBase):
 
     def _with_python(self, result: dict, say: Callable[[str], None]) -> dict:
         """The result, with a Python for the host; fetched in check mode, too, for that is when the role asks first."""
-        wanted = result["bring_python"]
-        file = archive(wanted, ROOT / ".trainyard" / "pythons")
+        # Which one that is says the role, not the host.
+        wanted = self._task.args.get("brought", {}).get(str(result["bring_python"]))
+        if not wanted:
+            raise Failure(f"there is no Python to bring to a machine of the kind {result['bring_python']}")
+        file = archive(wanted, ROOT / ".trainyard" / "pythons", say)
         if self._task.check_mode:
             return result
         say(f"its own Python is none of the lock; bringing {file.name}, {file.stat().st_size / 1e6:,.0f} MB")
@@ -69,7 +73,9 @@ class ActionModule(ActionBase):
 
     def _with_wheels(self, result: dict, host: str, say: Callable[[str], None]) -> dict:
         """The result, with the wheels for the host."""
-        key, args, said = result["key"], self._task.args, Said()
+        key, args, said = str(result["key"]), self._task.args, Said()
+        if not re.fullmatch(r"[0-9a-f]{16}", key):
+            raise Failure(f"the host names its environment {key!r}: expected 16 hexadecimal digits")
         directory = ROOT / ".trainyard" / "wheelhouse" / key
         with told(host, said.read):
             found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say, said.say)

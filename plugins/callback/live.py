@@ -160,10 +160,10 @@ class CallbackModule(Default):
         """Tell Ansible's warnings and the modules' at once, and keep them for the end."""
         warnings = result.warnings if result.result.get("warnings") else ()
         warnings = [one for one in warnings if not EXPECTED.match(one.event.msg)]
+        result.result.pop("warnings", None)
         for one in warnings:
             self.found.warn(result.host.get_name(), one.event.msg)
-        if not warnings:
-            result.result.pop("warnings", None)
+            self._display._warning(one)
         self._handle_warnings(result.result)
 
     def verdict(self, result) -> bool:

@@ -22,6 +22,8 @@ from how_far import Pip, followed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+OLDEST_GLIBC = 35  # of the releases that roles serve: Ubuntu 22.04's is 2.35
+
 
 class Failure(Exception):
     """What the user is told: what failed, and the cure."""
@@ -70,7 +72,8 @@ def platform_options(target: dict) -> list[str]:
     if markers["sys_platform"] != "linux" or major != 2:
         raise Failure(f"wheels can be brought to Linux with glibc 2 only; this is {markers['sys_platform']}.")
     # Wheels name the oldest glibc that they run with; the names before 2.17 have years in them.
-    platforms = [f"manylinux_2_{number}_{machine}" for number in range(minor, 4, -1)]
+    # What is collected serves all hosts of one Python, whose distributions may differ.
+    platforms = [f"manylinux_2_{number}_{machine}" for number in range(min(minor, OLDEST_GLIBC), 4, -1)]
     platforms += [f"manylinux{year}_{machine}" for year in (2014, 2010, 1)] + [f"linux_{machine}"]
     version = markers["python_version"]
     options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", version]

@@ -176,21 +176,25 @@ def chosen(options: dict) -> dict | None:
         if options["python"] != "python3" or not wanted:
             raise
     home = os.path.join(options["dir"], PYTHONS, wanted["sha256"][:16])
-    if not os.path.exists(home):
-        if not options["archive"]:
-            return None
+    if not os.path.exists(home) and not options["archive"]:
+        return None
+    if options["archive"]:
         os.makedirs(os.path.dirname(home), mode=0o755, exist_ok=True)
         with locked(options["dir"], options["lock_timeout"]):
-            if not os.path.exists(home):
-                unpack(options["archive"], wanted["sha256"], home)
+            try:
+                if not os.path.exists(home):
+                    unpack(options["archive"], wanted["sha256"], home)
+            finally:  # where it was altered, it shall come anew
+                remove_brought(os.path.dirname(options["archive"]))
     return interpreter(os.path.join(home, "bin", "python3"))
 
 
 def unpack(archive: str, sha256: str, home: str) -> None:
-    """Have what is in an archive's one directory at `home`, whole or not at all; then the archive goes."""
+    """Have what is in an archive's one directory at `home`, whole or not at all."""
     with open(archive, "rb") as stream:
-        found = hashlib.sha256(stream.read()).hexdigest()
-    if found != sha256:
+        content = stream.read()
+    # What was looked at is what is unpacked: the file lies where the service user may change it.
+    if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise Failure(
             f"{archive} hashes to {found}, not to {sha256}: it was altered on its way. Run it again."
         )
@@ -198,7 +202,7 @@ def unpack(archive: str, sha256: str, home: str) -> None:
         inside = os.path.join(work, "python")
         os.mkdir(inside, 0o755)
         whole = ("--extract", "--gzip", "--no-same-owner", "--strip-components=1")
-        must("tar", *whole, "-C", inside, "-f", archive)
+        must("tar", *whole, "-C", inside, "-f", "-", content=content)
         python, library = os.path.join(inside, "bin", "python3"), os.path.join(inside, "lib")
         must(python, "-I", "-c", "import ensurepip, venv")
         # The service user may not write here, and would compile the standard library at every start. What does not
@@ -206,7 +210,14 @@ def unpack(archive: str, sha256: str, home: str) -> None:
         subprocess.run([python, "-I", "-m", "compileall", "-q", library], capture_output=True)
         must("sync", "-f", inside)
         os.rename(inside, home)
-    remove_brought(os.path.dirname(archive))
+
+
+def must(*command: str, content: bytes = b"") -> None:
+    """Run a command, with `content` as its input; raises Failure with its last words."""
+    done = subprocess.run(command, input=content, capture_output=True)
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise Failure(f"`{' '.join(command)}` failed: {said[-500:]}")
 
 
 def remove_brought(directory: str) -> None:
@@ -214,13 +225,6 @@ def remove_brought(directory: str) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(directory))
-
-
-def must(*command: str) -> None:
-    """Run a command; raises Failure with its last words."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise Failure(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
 def environment_key(lock: str, torch: str, python_version: str, machine: str) -> str:
@@ -240,6 +244,15 @@ def read_complete(path: str) -> dict | None:
         os.path.exists(os.path.join(path, "bin", "python")) and installed_versions(path) == record["versions"]
     )
     return record if intact else None
+
+
+def made_of(path: str) -> str:
+    """The words of an environment on the Python that it is made of; none where it is not there."""
+    try:
+        with open(os.path.join(path, "pyvenv.cfg"), encoding="utf-8") as stream:
+            return stream.read()
+    except OSError:
+        return ""
 
 
 def processes_using(path: str) -> list[int]:
@@ -308,6 +321,13 @@ class Environment:
         self.path = os.path.join(self.directory, self.key)
         self.lock_descriptor = -1
         self.note = Note(os.path.join(self.directory, ENVIRONMENT))
+
+    def record(self) -> dict | None:
+        """The record of the complete environment; None, too, where it is made of another Python than was brought."""
+        home = os.path.dirname(self.about["executable"])
+        if f"/{PYTHONS}/" in home and home not in made_of(self.path):
+            return None
+        return read_complete(self.path)
 
     def settings(self) -> dict:
         """How its commands run, as subprocess takes it."""
@@ -473,10 +493,8 @@ class Environment:
 
     def clean_pythons(self) -> list[str]:
         """Remove brought Pythons that no environment is made of, and what a killed run left; their names."""
-        homes = ""
-        for file in glob.glob(os.path.join(glob.escape(self.directory), "*", "pyvenv.cfg")):
-            with open(file, encoding="utf-8") as stream:
-                homes += stream.read()
+        environments = glob.glob(os.path.join(glob.escape(self.directory), "*", ""))
+        homes = self.about["executable"] + "".join(map(made_of, environments))
         pruned = []
         for path in glob.glob(os.path.join(glob.escape(self.directory), PYTHONS, "*")):
             if os.path.basename(path) not in homes and not processes_using(path):
@@ -514,7 +532,7 @@ def have(environment: Environment, options: dict) -> dict:
         locked(environment.directory, options["lock_timeout"]) as environment.lock_descriptor,
         contextlib.closing(environment.note) as note,
     ):
-        record = read_complete(environment.path)
+        record = environment.record()
         built = record is None
         if built:
             note.say("making an empty environment")
@@ -561,10 +579,9 @@ def main() -> None:
     try:
         about = chosen(options)
         if about is None:
-            machine = os.uname().machine
-            module.exit_json(changed=module.check_mode, bring_python=options["brought"][machine])
+            module.exit_json(changed=module.check_mode, bring_python=os.uname().machine)
         environment = Environment(options, about)
-        record = read_complete(environment.path)
+        record = environment.record()
         if record is None and options["venv_follows"] and not environment.about["venv"]:
             module.exit_json(changed=False, venv_missing=True)
         if module.check_mode:

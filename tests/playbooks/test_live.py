@@ -252,7 +252,9 @@ def test_the_others_of_a_play_that_was_cut_short_are_not_said_to_have_passed(pla
 TEMPORARY = """
 from ansible.module_utils.basic import AnsibleModule
 module = AnsibleModule({})
-module.exit_json(made=module.tmpdir)
+made = module.tmpdir
+module.warn("a second one")
+module.exit_json(made=made)
 """
 
 
@@ -260,7 +262,9 @@ def test_that_ansible_makes_a_directory_for_root_s_modules_is_no_news(place):
     (place / "library/warner.py").write_text(TEMPORARY)
     write(place, [{**TASKS[1], "when": "inventory_hostname == 'node1'"}])
     own = {"ANSIBLE_REMOTE_TMP": str(place / "made/anew"), "ANSIBLE_PIPELINING": "1"}
-    assert "WARN" not in (said := piped(place, **own)).stdout + said.stderr and (place / "made/anew").is_dir()
+    said = piped(place, **own)
+    assert said.stdout.count("WARN") == said.stderr.count("WARN") == 1, said
+    assert "did not exist" not in said.stdout + said.stderr and (place / "made/anew").is_dir()
     own |= {"ANSIBLE_REMOTE_TMP": str(place / "another"), "ANSIBLE_STDOUT_CALLBACK": "default"}
     assert "did not exist" in piped(place, **own).stderr
 

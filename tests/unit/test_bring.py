@@ -396,7 +396,7 @@ def test_what_another_play_brings_is_left_to_it(host, monkeypatch):
     assert not (node / "incoming").exists()
 
 
-@pytest.mark.parametrize("tasks", ["trainer/tasks/upload.yml", "python_env/tasks/wheels.yml"])
+@pytest.mark.parametrize("tasks", ["trainer/tasks/upload.yml", "python_env/tasks/bring.yml"])
 def test_a_role_tidies_up_what_it_has_brought_and_no_more(tasks):
     given = {}
     for task in yaml.safe_load((ROOT / "roles" / tasks).read_text()):

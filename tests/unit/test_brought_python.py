@@ -1,16 +1,19 @@
 """A Python for hosts whose own is too old, as the controller fetches it."""
 
+import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-import plugins.action.python_env  # noqa: F401 - it puts module_utils on the path
-from plugins.module_utils import brought_python
-from plugins.module_utils.offline_wheels import sha256
+import plugins.action.python_env  # which puts module_utils on the path
 
 ROOT = Path(__file__).resolve().parents[2]
+brought_python = sys.modules[plugins.action.python_env.archive.__module__]
+sha256 = brought_python.sha256
 
 
 @pytest.fixture
@@ -57,6 +60,63 @@ def test_another_content_is_refused(wanted, tmp_path):
 def test_one_that_cannot_be_had_is_named_with_both_cures(wanted, tmp_path, url):
     with pytest.raises(brought_python.Failure, match=r"python_env_python_url.*python_env_python\."):
         brought_python.archive({**wanted, "url": url}, tmp_path)
+
+
+def test_those_that_waited_for_one_that_failed_do_not_try_again(wanted, tmp_path, monkeypatch):
+    """Sixteen hosts' workers would else give up one minute after another."""
+    tried, refused = [], []
+
+    def download(url, file):
+        tried.append(url)
+        time.sleep(0.5)
+        raise brought_python.Failure("no way there")
+
+    def ask():
+        with pytest.raises(brought_python.Failure, match="no way there"):
+            brought_python.archive(wanted, tmp_path)
+        refused.append(True)
+
+    monkeypatch.setattr(brought_python, "_download", download)
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(tried), len(refused)) == (1, 4)
+    ask()
+    assert len(tried) == 2  # a later run does
+
+
+@pytest.fixture
+def action(wanted, tmp_path, monkeypatch):
+    """The action on the controller, without a host."""
+    monkeypatch.setattr(plugins.action.python_env, "ROOT", tmp_path)
+    task = SimpleNamespace(args={"brought": {"x86_64": wanted}}, check_mode=False)
+    module = object.__new__(plugins.action.python_env.ActionModule)
+    module._task = task
+    return module
+
+
+def test_the_action_has_it_brought_under_its_hash_and_in_check_mode_only_fetched(action, wanted, tmp_path):
+    said = []
+    action._task.check_mode = True
+    answer = {"bring_python": "x86_64", "changed": True}
+    assert action._with_python(answer, said.append) == answer
+    assert (tmp_path / ".trainyard/pythons" / wanted["name"]).exists() and len(said) == 1
+    action._task.check_mode = False
+    result, key = action._with_python(answer, said.append), wanted["sha256"][:16]
+    assert result["archive"] == f"{key}/{wanted['name']}"
+    (file,) = result["files"]
+    assert (file["path"], file["sha256"]) == (f"wheels/{result['archive']}", wanted["sha256"])
+
+
+def test_what_is_fetched_says_the_role_and_not_the_host(action):
+    for told in ("riscv64", {"name": "/etc/passwd", "url": "file:///x", "sha256": "0"}):
+        with pytest.raises(brought_python.Failure, match="no Python to bring"):
+            action._with_python({"bring_python": told}, print)
+    for key in ("../..", "/etc", ""):
+        with pytest.raises(brought_python.Failure, match="16 hexadecimal digits"):
+            action._with_wheels({"key": key, "target": {}}, "node1", print)
 
 
 def test_the_role_names_one_for_each_machine_with_its_hash():

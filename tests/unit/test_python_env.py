@@ -288,7 +288,7 @@ def test_a_python_that_was_altered_on_its_way_is_refused(old):
     file.write_bytes(file.read_bytes() + b"x")
     with pytest.raises(python_env.Failure, match="altered on its way"):
         python_env.chosen({**options, "archive": str(file)})
-    assert python_env.chosen(options) is None
+    assert python_env.chosen(options) is None and not file.exists()  # so that it comes anew
 
 
 def test_brought_pythons_that_no_environment_is_made_of_are_removed(case):
@@ -301,6 +301,20 @@ def test_brought_pythons_that_no_environment_is_made_of_are_removed(case):
     case.stage()
     assert sorted(case.have()["pruned"]) == [".python/new-left", ".python/of-none"]
     assert os.listdir(pythons) == ["of-use"]
+
+
+def test_an_environment_of_another_python_than_was_brought_does_not_count(case):
+    """As where a release's upgrade put another one below it: its packages are for none of that."""
+    case.have()
+    about = python_env.interpreter(sys.executable)
+    home = Path(case.options["dir"], python_env.PYTHONS, "0a1b", "bin")
+    environment = python_env.Environment(case.options, about)
+    assert environment.record()["key"] == environment.key
+    environment.about = {**about, "executable": str(home / "python3")}
+    assert environment.record() is None
+    config = Path(environment.path, "pyvenv.cfg")
+    config.write_text(f"home = {home}\n{config.read_text()}")
+    assert environment.record()["key"] == environment.key
 
 
 def test_a_missing_python_is_refused():
