@@ -5,10 +5,27 @@ import json
 import pytest
 from plays import include, playground, wait_for
 
+from lab import machine
+
 NETWORK_STATE = (
     "ip -brief address show dev eth0; ip route; "
     "cd /etc; find netplan systemd/network -type f 2>/dev/null | xargs sha256sum"
 )
+
+MADE = "ls -d /usr/local/lib/trainyard /etc/netplan /etc/netplan/* 2>/dev/null || true"
+
+
+def stock(plays):
+    """The file of the host's address, as its release's installer leaves it."""
+    return "50-cloud-init.yaml" if plays.lab.options.suite in machine.UBUNTU else "10-eth0.network"
+
+
+def theirs(plays, host):
+    """All files that say what the host's network is, but for the role's own."""
+    found = plays.sh(
+        host, "cd /etc; find systemd/network netplan -type f -printf '%f\\n' 2>/dev/null || true"
+    )
+    return sorted({*found.split()} - {"90-trainyard.yaml"})
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +49,13 @@ def static(address, name="eth0", **more):
 
 
 def test_check_mode_on_an_untouched_host_changes_nothing(plays, prefix):
-    before = plays.sh("node1", NETWORK_STATE)
+    before, made = plays.sh("node1", NETWORK_STATE), plays.sh("node1", MADE)
+    assert "trainyard" not in made and ("netplan" in made) is (plays.lab.options.suite in machine.UBUNTU)
     play = plays.role("network", "node1", interfaces(static(f"{prefix}.111/24")), "--check", "--diff")
     assert play.rc == 0, play.text
     assert play.changed["node1"] > 0
     assert plays.sh("node1", NETWORK_STATE) == before
-    assert plays.sh("node1", "ls -d /usr/local/lib/trainyard /etc/netplan 2>/dev/null || true") == ""
+    assert plays.sh("node1", MADE) == made
 
 
 def test_an_unknown_interface_is_refused_with_those_that_there_are(plays, prefix):
@@ -69,7 +87,7 @@ def test_the_address_in_use_changes_in_one_run_and_the_second_run_changes_nothin
     # netplan's check has the whole configuration as its argument; modules' arguments go to the journal.
     assert "netplan_check" in plays.sh("node1", "journalctl --no-pager")
     assert "dhcp4:" not in plays.sh("node1", "journalctl --no-pager")
-    assert plays.sh("node1", "ls /etc/systemd/network").split() == ["10-eth0.network.before-trainyard"]
+    assert theirs(plays, "node1") == [f"{stock(plays)}.before-trainyard"]
     assert plays.sh("node1", "stat -c %a /etc/netplan/90-trainyard.yaml").strip() == "600"
     assert plays.answers("node1", new) and not plays.answers("node1")
     assert plays.sh("node1", "/usr/local/lib/trainyard/guard status").startswith('{"armed": {}')
@@ -137,16 +155,16 @@ def test_one_host_is_told_its_new_address_though_another_one_fails(plays, prefix
 @pytest.mark.full
 def test_killed_before_it_was_confirmed_the_next_run_leaves_one_manager(plays, prefix):
     """The second run's plan must not come from a state that is about to be undone: the old file would come back."""
-    assert plays.sh("node2", "ls /etc/systemd/network").split() == ["10-eth0.network"]
+    assert theirs(plays, "node2") == [stock(plays)]
     wanted = interfaces(static(f"{prefix}.12/24", gateway=f"{prefix}.1"), guard_timeout=300)
     plays.kill_when(lambda: guard_state(plays, "node2"), "network", "node2", wanted)
     wait_for(lambda: guard_state(plays, "node2") == "applied", 30)
-    assert plays.sh("node2", "ls /etc/systemd/network").split() == ["10-eth0.network.before-trainyard"]
+    assert theirs(plays, "node2") == [f"{stock(plays)}.before-trainyard"]
 
     play = plays.run("network", "node2", wanted)
     assert play.rc == 0, play.text
     assert "this was put back first: eth0" in play.words
-    assert plays.sh("node2", "ls /etc/systemd/network").split() == ["10-eth0.network.before-trainyard"]
+    assert theirs(plays, "node2") == [f"{stock(plays)}.before-trainyard"]
     assert "10-netplan-eth0.network" in plays.sh("node2", "networkctl status eth0")
     assert guard_state(plays, "node2") == "" and plays.answers("node2")
     assert plays.run("network", "node2", wanted).changed["node2"] == 0
