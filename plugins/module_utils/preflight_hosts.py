@@ -243,7 +243,7 @@ def _version(cluster: Cluster, key: str, what: str, result: str, cure) -> Iterab
 
 @check(
     "All environments have the same Python",
-    "one version",
+    "one version; warn where only its last number differs",
     "compiled packages and pickled code objects differ by it",
 )
 def python(cluster: Cluster) -> Iterable[Said]:
