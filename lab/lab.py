@@ -327,14 +327,8 @@ class Lab:
         shutil.copy(Path(__file__).with_name("relay.py"), self.state / "relay.py")
 
     def _hostname(self, options: Options, host: Host) -> str:
-        return (
-            options.hostnames[host.number - 1]
-            if host.number <= len(options.hostnames)
-            else self._distribution(options)
-        )
-
-    @staticmethod
-    def _distribution(options: Options) -> str:
+        if host.number <= len(options.hostnames):
+            return options.hostnames[host.number - 1]
         return "ubuntu" if options.suite in machine.UBUNTU else "debian"
 
     def _wait_for(self, hosts: list[Host]) -> None:

@@ -125,18 +125,17 @@ def distribution_sources(suite: str) -> list[dict[str, str]]:
 
 def ubuntu_mirror() -> str:
     """Where a Debian machine has Ubuntu from: TRAINYARD_LAB_UBUNTU, or beside the Debian that its own apt asks."""
-    own = os_release().get("VERSION_CODENAME", "")
-    found = os.environ.get("TRAINYARD_LAB_UBUNTU")
-    for uri in (word for s in distribution_sources(own) for word in s["URIs"].split()):
+    if named := os.environ.get("TRAINYARD_LAB_UBUNTU"):
+        return named
+    stanzas = distribution_sources(os_release().get("VERSION_CODENAME", ""))
+    for uri in (word for stanza in stanzas for word in stanza["URIs"].split()):
         beside, name = re.fullmatch(r"(.*?)([^/]*)/*", uri).groups()
-        if name in ("debian", "ubuntu") and not found:
-            found = f"{beside}ubuntu"
-    if not found:
-        raise LabError(
-            "this machine's apt names no mirror with a folder debian, beside which Ubuntu might be: name a mirror of "
-            "Ubuntu by the environment variable TRAINYARD_LAB_UBUNTU=URI"
-        )
-    return found
+        if name in ("debian", "ubuntu"):
+            return f"{beside}ubuntu"
+    raise LabError(
+        "this machine's apt names no mirror with a folder debian, beside which Ubuntu might be: name a mirror of "
+        "Ubuntu by the environment variable TRAINYARD_LAB_UBUNTU=URI"
+    )
 
 
 def sources_text(stanzas: list[dict[str, str]]) -> str:

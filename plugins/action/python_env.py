@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "plugins" / "module_utils"))
 from brought_python import archive
 from how_far import ENVIRONMENT
 from meanwhile import Said, file_on_host, told
-from offline_wheels import Failure, sha256, wheelhouse
+from offline_wheels import Failure, wheelhouse
 
 QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
 
@@ -69,7 +69,12 @@ class ActionModule(ActionBase):
             return result
         say(f"its own Python is none of the lock; bringing {file.name}, {file.stat().st_size / 1e6:,.0f} MB")
         key = wanted["sha256"][:16]
-        return {**result, "key": key, "archive": f"{key}/{file.name}", "files": _files(key, [file])}
+        return {
+            **result,
+            "key": key,
+            "archive": f"{key}/{file.name}",
+            "files": _files(key, {file: wanted["sha256"]}),
+        }
 
     def _with_wheels(self, result: dict, host: str, say: Callable[[str], None]) -> dict:
         """The result, with the wheels for the host."""
@@ -79,20 +84,20 @@ class ActionModule(ActionBase):
         directory = ROOT / ".trainyard" / "wheelhouse" / key
         with told(host, said.read):
             found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say, said.say)
-        files = _files(key, [directory / name for name in found])
+        files = _files(key, {directory / name: digest for name, digest in found.items()})
         size = sum(one["bytes"] for one in files)
         say(f"reaches no package index; bringing {len(files)} wheels, {size / 1e6:,.0f} MB")
         return {**result, "files": files}
 
 
-def _files(key: str, files: list[Path]) -> list[dict]:
-    """The files as the action bring takes them: each in the directory `key` of what has been brought."""
+def _files(key: str, files: dict[Path, str]) -> list[dict]:
+    """The files, each with its SHA-256, as the action bring takes them: in the directory `key` of what was brought."""
     return [
         {
             "source": str(file),
             "path": f"wheels/{key}/{file.name}",
             "bytes": file.stat().st_size,
-            "sha256": sha256(file),
+            "sha256": digest,
         }
-        for file in files
+        for file, digest in files.items()
     ]

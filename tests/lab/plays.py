@@ -91,6 +91,17 @@ class Plays:
             [str(program), "-i", str(self.lab.inventory), playbook, *words, *arguments], seconds
         )
 
+    def site_twice(self, *arguments):
+        """site.yml, by which every host of the lab changes, and again, by which none does; what the second changed."""
+        for second in (False, True):
+            done = self.book("site.yml", *arguments)
+            assert done.returncode == 0, done.stdout + done.stderr
+            changed = changed_tasks(done.stdout)
+            assert {host: bool(changed[host]) for host in self.lab.hosts} == dict.fromkeys(
+                self.lab.hosts, not second
+            )
+        return changed
+
     def _done(self, command, seconds):
         return subprocess.run(
             command,

@@ -76,22 +76,20 @@ rm /usr/bin/rank; cp /bin/sleep /usr/bin/rank
 @pytest.mark.full
 def test_an_upgrade_restarts_no_run(plays):
     def processes():
+        asked = "systemctl show --value -p MainPID"
+        return [plays.sh("node1", f"{asked} {name}") for name in ("trainyard@first", "other")]
+
+    def upgrade_ends():
         plays.sh("node1", "needrestart -q -l -r a >/dev/null 2>&1")
-        return [
-            plays.sh("node1", f"systemctl show --value -p MainPID {name}")
-            for name in ("trainyard@first", "other")
-        ]
+        return processes()
 
     plays.sh("node1", UPGRADED)
-    before = [
-        plays.sh("node1", f"systemctl show --value -p MainPID {name}")
-        for name in ("trainyard@first", "other")
-    ]
+    before = processes()
     assert plays.run("tuning").rc == 0
-    after = processes()
+    after = upgrade_ends()
     assert (after[0] == before[0], after[1] == before[1]) == (True, False)
     plays.sh("node1", "rm /etc/needrestart/conf.d/zz-trainyard.conf")
-    assert processes()[0] != before[0]  # but for ours it would have been
+    assert upgrade_ends()[0] != before[0]  # but for ours it would have been
     assert plays.run("tuning").changed["node1"] == 1
 
 

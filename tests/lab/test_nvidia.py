@@ -19,10 +19,15 @@ STATE = (
 def plays(make_lab, tmp_path_factory):
     lab = make_lab("t-nvidia", hosts=1)
     plays = Plays(lab, tmp_path_factory.mktemp("nvidia"))
-    plays.sh("node1", f"mkdir -p {CARD}; echo 0x10de > {CARD}/vendor; echo 0x030000 > {CARD}/class")
-    plays.sh("node1", "apt-get -q update >/dev/null")
+    plug_in(plays)
     yield plays
     lab.down()
+
+
+def plug_in(plays):
+    """A made-up card of NVIDIA's, and apt's index for what it takes."""
+    plays.sh("node1", f"mkdir -p {CARD}; echo 0x10de > {CARD}/vendor; echo 0x030000 > {CARD}/class")
+    plays.sh("node1", "apt-get -q update >/dev/null")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plays import Plays, changed_tasks, wait_for
+from plays import Plays, wait_for
+from test_nvidia import FAKE, plug_in, run
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]  # an environment takes minutes
 
@@ -65,11 +66,7 @@ def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
     """22.04's own Python is too old, its etcd speaks another dialect; 24.04's sshd is started by its socket."""
     lab, before = plays.lab, {host: plays.sh(host, OURS) for host in plays.lab.hosts}
     more = ("-e", f"@{variables}")
-    for second in (False, True):
-        done = plays.book("site.yml", *more)
-        assert done.returncode == 0, done.stdout + done.stderr
-        changed = changed_tasks(done.stdout)
-        assert {host: bool(changed[host]) for host in lab.hosts} == dict.fromkeys(lab.hosts, not second)
+    plays.site_twice(*more)
     for host in lab.hosts:
         assert f'VERSION_ID="{SUITES[lab.options.suite]}"' in plays.sh(host, "cat /etc/os-release")
     results = {"trainer_results_dir": tmp_path}
@@ -94,10 +91,6 @@ def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
 
 # --- the driver ------------------------------------------------------------------------------------------------------
 
-FAKE = "/opt/fake"
-CARD = f"{FAKE}/sys/bus/pci/devices/0000:01:00.0"
-
-
 SECURE_BOOT = f"{FAKE}/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
@@ -107,8 +100,7 @@ def test_the_driver_comes_from_ubuntu_s_archive(plays, signed):
 
     They are built here, or, where the firmware asks for a signature, Ubuntu's own.
     """
-    plays.sh("node1", f"mkdir -p {CARD}; echo 0x10de > {CARD}/vendor; echo 0x030000 > {CARD}/class")
-    plays.sh("node1", f"echo 0x2204 > {CARD}/device; apt-get -q update >/dev/null")
+    plug_in(plays)
     if signed:
         plays.sh("node1", f"mkdir -p $(dirname {SECURE_BOOT}); printf '\\6\\0\\0\\0\\1' > {SECURE_BOOT}")
     depends = "apt-cache depends linux-image-generic | sed -n 's/.*Depends: linux-image-//p'"
@@ -119,9 +111,8 @@ def test_the_driver_comes_from_ubuntu_s_archive(plays, signed):
         )
         if "404" in (said := plays.sh("node1", asked)):
             pytest.skip(f"the mirror lists Ubuntu's signed modules, but has them not: {said.strip()[-200:]}")
-    given = {"_nvidia_sys_root": FAKE, "_nvidia_kernel": kernel}
     for second in (False, True):
-        play = plays.finish(plays.command("nvidia", "node1", given), seconds=850)
+        play = run(plays, kernel, "2204")
         assert play.rc == 0, play.text
         assert bool(play.changed["node1"]) is not second, play.text
     found = "find /lib/modules/{} -name 'nvidia.ko*' -path '*/{}/*'"
