@@ -1,9 +1,10 @@
-"""Whether all hosts have the same environment, and where not; who gets wheels from whom."""
+"""Whether all hosts have the same environment, and where not; which Python is brought, and who gets what from whom."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from urllib.parse import quote
 
 
 def python_env_differences(environments: dict[str, dict], lock: str) -> list[str]:
@@ -50,9 +51,25 @@ def python_env_chain(hosts: list[str], answers: dict[str, dict], host: str, alon
     ]
 
 
+def python_env_brought(lock: str, folder: str) -> dict[str, dict]:
+    """For each machine (`x86_64`) its Python: name, URL and SHA-256 of an archive.
+
+    lock: lines of `sha256sum`'s form, of archives named as python-build-standalone names them. folder: their URL.
+    """
+    found = re.findall(r"^([0-9a-f]{64})  (cpython-[\d.]+\+\d+-(\w+)-\S+)$", lock, re.MULTILINE)
+    return {
+        machine: {"name": name, "url": f"{folder}/{quote(name)}", "sha256": digest}
+        for digest, name, machine in found
+    }
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict:
         """Name -> function."""
-        return {"python_env_chain": python_env_chain, "python_env_differences": python_env_differences}
+        return {
+            "python_env_brought": python_env_brought,
+            "python_env_chain": python_env_chain,
+            "python_env_differences": python_env_differences,
+        }

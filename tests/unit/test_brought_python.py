@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import plugins.action.python_env  # which puts module_utils on the path
+from plugins.filter.python_env import python_env_brought
 
 ROOT = Path(__file__).resolve().parents[2]
 brought_python = sys.modules[plugins.action.python_env.archive.__module__]
@@ -120,8 +121,12 @@ def test_what_is_fetched_says_the_role_and_not_the_host(action):
 
 
 def test_the_role_names_one_for_each_machine_with_its_hash():
-    brought = yaml.safe_load((ROOT / "roles/python_env/vars/main.yml").read_text())["_python_env_brought"]
-    assert brought.keys() == {"x86_64", "aarch64"}
+    lock = (ROOT / "requirements/python.sha256").read_text()
+    folder = yaml.safe_load((ROOT / "roles/python_env/defaults/main.yml").read_text())[
+        "python_env_python_url"
+    ]
+    brought = python_env_brought(lock, folder)
+    assert brought.keys() == {"x86_64", "aarch64"} and len(brought) == len(lock.splitlines())
     for machine, one in brought.items():
-        assert machine in one["name"] and one["url"].endswith("/" + one["name"].replace("+", "%2B"))
-        assert len(one["sha256"]) == 64
+        assert f"-{machine}-" in one["name"] and one["url"] == f"{folder}/{one['name'].replace('+', '%2B')}"
+        assert f"+{folder.split('/')[-1]}-" in one["name"] and f"{one['sha256']}  {one['name']}\n" in lock

@@ -1,5 +1,6 @@
 """tests/run.py: a layer that fails is counted and does not hide the later ones; what is skipped is said."""
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -239,6 +240,7 @@ def test_a_fit_python_is_found(tmp_path, pythons, found):
         ({"python3.11": ("3.11.0rc1", True)}, {}, "python3.11 is 3.11.0rc1, a pre-release"),
         ({"python3": ("3.11.2", False)}, {}, "sudo apt install python3.11-venv"),
         ({"python3": ("3.11.2", True)}, {"PYTHON": "python3.9"}, "python3.9: no such command"),
+        ({"python3": ("3.10.12", True)}, {"PYTHON": "python3"}, "python3 is 3.10.12"),
     ],
 )
 def test_an_unfit_python_is_refused_with_the_cure(tmp_path, pythons, environ, message):
@@ -259,3 +261,84 @@ def test_only_root_that_asked_gets_a_python_installed(tmp_path, user, asked, ins
     result = find_python(tmp_path, {}, TRAINYARD_INSTALL=asked)
     assert (result.returncode == 0) == installs
     assert (tmp_path / "python3").exists() == installs
+
+
+@pytest.fixture
+def too_old(tmp_path):
+    """A checkout and a PATH whose python3 is 3.10; what the pinned archive holds says 3.12.16.
+
+    Returns a function that finds a Python there, with PYTHON_URL as the folder that holds the archive.
+    """
+    checkout, published, path = tmp_path / "a checkout", tmp_path / "published", tmp_path / "path"
+    for directory in (checkout / "scripts", checkout / "requirements", published / "python/bin", path):
+        directory.mkdir(parents=True)
+    shutil.copy2(ROOT / "scripts/find-python", checkout / "scripts")
+    new = published / "python/bin/python3"
+    new.write_text('#!/bin/bash\ncase "$2" in *ensurepip*) ;; *) echo 3.12.16;; esac\n')
+    old = path / "python3"
+    fetches = f'*urlopen*) echo >> {tmp_path}/fetched; exec {sys.executable} "$@";;'
+    old.write_text(f'#!/bin/bash\ncase "$2" in {fetches} *ensurepip*) exit 1;; *) echo 3.10.12;; esac\n')
+    # Those of this machine's that are fit.
+    hidden = [path / f"python3.{minor}" for minor in (11, 12, 13)]
+    for file in hidden:
+        file.write_text("#!/bin/bash\nexit 1\n")
+    for file in (new, old, *hidden):
+        file.chmod(0o755)
+    name = f"cpython-3.12.16+20261110-{os.uname().machine}-unknown-linux-gnu-install_only.tar.gz"
+    subprocess.run(["tar", "-czf", str(published / name), "-C", str(published), "python"], check=True)
+    digest = hashlib.sha256((published / name).read_bytes()).hexdigest()
+    other = f"{'0' * 64}  cpython-3.12.16+20261110-riscv64-unknown-linux-gnu-install_only.tar.gz"
+    (checkout / "requirements/python.sha256").write_text(f"{other}\n{digest}  {name}\n")
+
+    def find(**environ):
+        return subprocess.run(
+            [str(checkout / "scripts/find-python")],
+            env={"PATH": f"{path}:/usr/bin:/bin", "PYTHON_URL": published.as_uri(), **environ},
+            capture_output=True,
+            text=True,
+        )
+
+    find.archive, find.fetched = published / name, tmp_path / "fetched"
+    find.kept = checkout / ".trainyard/pythons"
+    find.home = find.kept / digest[:16]
+    return find
+
+
+def test_where_none_is_fit_the_pinned_one_is_fetched_once(too_old):
+    for _ in range(2):
+        result = too_old()
+        assert (result.returncode, result.stdout.strip()) == (0, f"{too_old.home}/bin/python3"), result.stderr
+    assert too_old.fetched.read_text() == "\n"
+    # The file that the controller brings to hosts is the same.
+    assert (too_old.kept / too_old.archive.name).exists()
+    shutil.rmtree(too_old.home)
+    too_old.archive.unlink()
+    assert too_old().returncode == 0 and too_old.fetched.read_text() == "\n"
+
+
+def test_a_python_that_was_altered_on_its_way_is_not_taken(too_old):
+    with too_old.archive.open("ab") as file:
+        file.write(b"more")
+    result = too_old()
+    assert result.returncode == 2 and "does not hash to" in result.stderr, result.stderr
+    assert not too_old.home.exists() and not (too_old.kept / too_old.archive.name).exists()
+
+
+def test_one_that_cannot_be_fetched_is_named_with_the_cures(too_old):
+    too_old.archive.unlink()
+    result = too_old()
+    assert result.returncode == 2
+    for word in (
+        too_old.archive.name.replace("+", "%2B"),
+        "No such file",
+        "PYTHON_URL=",
+        "apt install",
+        "PYTHON=/",
+    ):
+        assert word in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_whoever_names_a_python_gets_no_other(too_old):
+    result = too_old(PYTHON="python3")
+    assert result.returncode == 2 and "python3 is 3.10.12" in result.stderr and not too_old.fetched.exists()
