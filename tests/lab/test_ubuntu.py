@@ -8,8 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plays import Plays, wait_for
+from plays import ROOT, Plays, wait_for
 from test_nvidia import FAKE, plug_in, run
+
+from plugins.filter.python_env import python_env_brought
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]  # an environment takes minutes
 
@@ -34,8 +36,8 @@ print(json.dumps([os.path.realpath(sys.executable), *about]))
 
 
 @pytest.fixture(scope="module")
-def variables(tmp_path_factory):
-    """A file for -e that names a stand-in for python-build-standalone's archive: this machine's Python, packed so."""
+def archive(tmp_path_factory):
+    """A stand-in for python-build-standalone's archive: this machine's Python, packed so; and its line of the lock."""
     asked = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", ABOUT], capture_output=True, text=True, check=True
     )
@@ -53,13 +55,18 @@ def variables(tmp_path_factory):
             "os.path.join(os.path.dirname(__file__), '_bundled')",
         )
         module.write_text(module.read_text().replace("sysconfig.get_config_var('WHEEL_PKG_DIR')", beside))
-    file = folder / "cpython.tar.gz"
+    file = folder / f"cpython-3.13.0+20261110-{os.uname().machine}-unknown-linux-gnu-install_only.tar.gz"
     subprocess.run(["tar", "-czf", str(file), "-C", str(folder), "python"], check=True)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    brought = {os.uname().machine: {"name": file.name, "url": file.as_uri(), "sha256": digest}}
-    file = folder / "variables.json"
-    file.write_text(json.dumps({"_python_env_brought": brought}))
-    return file
+    return file, f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+
+
+@pytest.fixture(scope="module")
+def variables(archive):
+    """A file for -e that names the stand-in."""
+    file, lock = archive
+    variables = file.with_name("variables.json")
+    variables.write_text(json.dumps({"_python_env_brought": python_env_brought(lock, file.parent.as_uri())}))
+    return variables
 
 
 def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
@@ -87,6 +94,39 @@ def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
     gone = plays.book("playbooks/reset.yml", reset=",".join(lab.hosts), sure="true")
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert {host: plays.sh(host, OURS) for host in lab.hosts} == before
+
+
+def test_a_server_of_it_is_a_controller(plays, archive):
+    """As its user, with make alone installed: 22.04's own Python is too old for Ansible's lock, too."""
+    host, (file, lock) = plays.lab.host("node1"), archive
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    packed = ["tar", "-c", "--null", "-T", "-", "--transform", "s,^,checkout/,"]
+    tar = subprocess.run(packed, cwd=ROOT, input=names, capture_output=True, check=True).stdout
+    plays.sh(
+        "node1",
+        "apt-get -qq update; apt-get -qq install -y make >/dev/null; useradd -m -s /bin/bash somebody",
+    )
+    unpack = host.enter("tar", "-x", "--no-same-owner", "-C", "/home/somebody")
+    subprocess.run(unpack, input=tar, capture_output=True, check=True)
+    subprocess.run(host.enter("dd", f"of=/home/somebody/{file.name}"), input=file.read_bytes(), check=True)
+    subprocess.run(
+        host.enter("dd", "of=/home/somebody/checkout/requirements/python.sha256"),
+        input=lock.encode(),
+        check=True,
+    )
+    plays.sh("node1", "chown -R somebody: /home/somebody")
+
+    def somebody(command):
+        return plays.sh("node1", f"runuser -l somebody -c 'cd checkout; {command}'")
+
+    small = "-e dataset=austen -e max_samples=100 -e vocab_size=300 -e sequence_length=32 -e batch_size=4 -e steps=3"
+    somebody("make venv PYTHON_URL=file:///home/somebody")
+    somebody(".venv/bin/ansible-playbook -i inventory/local site.yml")
+    somebody(f".venv/bin/ansible-playbook -i inventory/local train.yml -e model=tiny {small} -e run=first")
+    assert '"step": 3' in somebody("cat runs/first/metrics.jsonl")
+    ours = somebody("ls .trainyard/pythons | wc -l")
+    assert int(ours) == (2 if plays.lab.options.suite == "jammy" else 0)
 
 
 # --- the driver ------------------------------------------------------------------------------------------------------
