@@ -43,11 +43,15 @@ def _run(options: argparse.Namespace) -> int:
         from trainer.commands import generate
 
         sampling = generate.Sampling(options.max_new_tokens, options.temperature, options.top_k, options.seed)
-        return generate.main(options.directory, options.prompt, options.chat, options.base, sampling)
+        return generate.main(
+            options.directory, options.prompt, options.chat, options.base, options.code, sampling
+        )
     if options.command == "export":
         from trainer.commands import export
 
-        return export.main(options.directory, options.out, options.merge, options.base, options.dtype)
+        return export.main(
+            options.directory, options.out, options.merge, options.base, options.dtype, options.code
+        )
 
     if options.command == "fetch":
         from trainer.commands import fetch
@@ -167,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=_from_zero, default=0.8, help="0: always the likeliest token")
     generate.add_argument("--top-k", type=_positive, default=50, help="choose among so many likeliest tokens")
     generate.add_argument("--seed", type=_seed, default=0)
+    generate.add_argument("--code", action="store_true", help="run the model's own Python code")
 
     text = "write a run's adapter or model in the format of peft or transformers"
     export = commands.add_parser("export", help=text, description=text)
@@ -184,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="number format of a whole model's weights; auto: as they are on disk",
     )
+    export.add_argument("--code", action="store_true", help="run the model's own Python code")
 
     text = "fetch a model or a data set from the Hugging Face hub, for all hosts of a cluster"
     fetch = commands.add_parser("fetch", help=text, description=text)

@@ -51,10 +51,8 @@ class Snapshot:
             if writes:
                 self.files[OPTIMIZER][key] = value.cpu().contiguous()
         if writes and weights == "model.safetensors":
-            persistent = strategy.model.state_dict().keys()
-            for name, buffer in strategy.model.named_buffers():
-                if name in persistent:
-                    self.files[weights][name] = _kept(buffer, copy=apart)
+            for name, buffer in buffers(strategy.model).items():
+                self.files[weights][name] = _kept(buffer, copy=apart)
 
     def __iter__(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(file, key, tensor) of each, on the writers; all ranks must go through them, once."""
@@ -78,6 +76,12 @@ class Snapshot:
 def _kept(tensor: torch.Tensor, copy: bool = False) -> torch.Tensor:
     """It, in the CPU's memory; copy: in memory of its own."""
     return tensor.detach().to("cpu", copy=copy).contiguous()
+
+
+def buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a model's file has beside its parameters, by name: a mixture's routing may be part of it."""
+    persistent = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in persistent}
 
 
 def weights_file(model: torch.nn.Module) -> tuple[str, dict[str, str]]:

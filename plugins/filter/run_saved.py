@@ -71,7 +71,14 @@ def generate_arguments(words: dict, choice: dict) -> list[str]:
     given = [f"--{option}={words[word]}" for option, word in options.items() if words.get(word) is not None]
     prompt = words.get("prompt") if words.get("prompt") is not None else words.get("prompt_file")
     asked = [f"--prompt={prompt}"] if prompt is not None else []
-    return ["generate", choice["path"], *asked, *given, *(["--chat"] if words.get("chat") else [])]
+    flags = {"chat": "--chat", "trust_remote_code": "--code"}
+    return [
+        "generate",
+        choice["path"],
+        *asked,
+        *given,
+        *(flag for word, flag in flags.items() if words.get(word)),
+    ]
 
 
 def export_about(words: dict, choice: dict, run: str) -> dict:
@@ -89,8 +96,9 @@ def export_place(words: dict, choice: dict) -> str:
 def export_arguments(words: dict, choice: dict) -> list[str]:
     """The words of `trainer export`."""
     base = [f"--base={words['base']}"] if words.get("base") else []
-    merge = ["--merge"] if words.get("merge") else []
-    return ["export", choice["path"], export_place(words, choice), *merge, *base]
+    flags = {"merge": "--merge", "trust_remote_code": "--code"}
+    asked = [flag for word, flag in flags.items() if words.get(word)]
+    return ["export", choice["path"], export_place(words, choice), *asked, *base]
 
 
 def export_said(choice: dict, run: str, to: str, stands: bool, check: bool) -> str:

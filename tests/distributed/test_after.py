@@ -139,6 +139,32 @@ def test_a_whole_model_goes_out_with_its_makers_dropout(exported, runs, logits):
     assert "All weights trained" in (runs["full"] / "model/README.md").read_text()
 
 
+@pytest.mark.parametrize(("size", "strategy"), [(1, "ddp"), (2, "fsdp")])
+def test_what_is_no_parameter_goes_out_too(base, tmp_path, size, strategy):
+    """GLM's routers choose by a bias that no gradient moves, and that a model without it would choose otherwise by."""
+    from transformers import AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = Glm4MoeForCausalLM(
+        Glm4MoeConfig(
+            **sizes, **experts, num_key_value_heads=1, head_dim=16, first_k_dense_replace=1, vocab_size=300
+        )
+    )
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_buffer(name).copy_(torch.tensor([3.0, -3.0, 2.0, -2.0]))
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "model")
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"model: {tmp_path}/model\nsequence_length: 32\nbatch_size: 2\nsteps: 1\nmax_samples: 40\nthreads: 1\n"
+    )
+    run(tmp_path / "run", size, config, f"strategy={strategy}")
+    for node in range(size):
+        weights = load_file(tmp_path / f"run/node{node}/model/model.safetensors")
+        assert weights[name].tolist() == [3, -3, 2, -2]
+
+
 def test_an_adapter_beside_four_bits_is_merged_into_whole_weights(exported, base):
     out = exported["4bit"]
     before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
@@ -175,8 +201,8 @@ def test_text_is_printed_as_it_comes(runs, capsys, monkeypatch):
 
     really, before = saved.open_model, []
 
-    def opened(*args):
-        model, tokenizer = really(*args)
+    def opened(*args, **options):
+        model, tokenizer = really(*args, **options)
         model.register_forward_pre_hook(
             lambda *_: before.append("".join(before[-1:]) + capsys.readouterr().out)
         )
@@ -246,11 +272,16 @@ def test_a_model_with_its_own_code(base, tmp_path, capsys):
     run(tmp_path / "asked", 1, config, "trust_remote_code=true", patch=modules)
     model = tmp_path / "asked/node0/model"
     assert (model / "modeling_own.py").read_text() == OWN_CODE
-    assert (
-        cli.main(["generate", str(tmp_path / "asked/node0"), "--prompt", "Captain", "--max-new-tokens", "2"])
-        == 0
-    )
-    assert capsys.readouterr().out.startswith("Captain")
+    # That the run trusted it is what its directory says, which may have come from anywhere.
+    speak = ["generate", tmp_path / "asked/node0", "--prompt", "Captain", "--max-new-tokens", "2"]
+    write = ["export", tmp_path / "asked/node0", tmp_path / "out"]
+    told = []
+    for command in (speak, write):
+        assert "brings its own Python code: if you trust it, add --code" in refused(capsys, *command)
+        assert cli.main([str(one) for one in (*command, "--code")]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0].startswith("Captain")
+    assert (tmp_path / "out/modeling_own.py").read_text() == OWN_CODE
 
 
 def refused(capsys, *arguments) -> str:

@@ -11,7 +11,14 @@ import yaml
 from plugins.action import run_export
 from plugins.action.run_config import role_variables
 from plugins.action.run_words import as_typed, read_words
-from plugins.filter.run_saved import export_about, export_place, generate_arguments, saved_choice, saved_fault
+from plugins.filter.run_saved import (
+    export_about,
+    export_arguments,
+    export_place,
+    generate_arguments,
+    saved_choice,
+    saved_fault,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKES = {
@@ -169,7 +176,7 @@ def test_a_host_without_an_answer_hides_nothing_and_is_named_where_nothing_is_fo
 
 
 def test_the_trainers_words():
-    words = {"prompt": "-x $HOME", "tokens": 3, "temperature": 0.0, "chat": True}
+    words = {"prompt": "-x $HOME", "tokens": 3, "temperature": 0.0, "chat": True, "trust_remote_code": True}
     assert generate_arguments(words, model(4)) == [
         *(
             "generate",
@@ -178,8 +185,13 @@ def test_the_trainers_words():
             "--max-new-tokens=3",
             "--temperature=0.0",
             "--chat",
+            "--code",
         )
     ]
+    asked = export_arguments(
+        {"merge": True, "base": "x", "trust_remote_code": True}, {**model(4), "kind": "model"}
+    )
+    assert asked[3:] == ["--merge", "--code", "--base=x"]
     choice = {**checkpoint(4), "kind": "checkpoint"}
     assert export_place({"merge": True}, choice) == f"/v/runs/a/export-{'e' * 12}-merged"
     assert export_place({}, {**model(4), "kind": "model"}) == f"/v/runs/a/export-{'d' * 12}"

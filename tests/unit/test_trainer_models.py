@@ -91,7 +91,9 @@ def test_an_architecture(kind, world):
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5 * found[0][1].abs().max().item())
 
-    packing.check(from_mapping({}), TokenLoss(model), world)
+    checked = TokenLoss(model, 16)
+    packing.check(from_mapping({}), checked, world)
+    assert (checked.headless, checked.chunk) == (True, 16)
     wrapped = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 2}))
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 4 and all("lora_" in name for name in trained)
@@ -350,6 +352,32 @@ def test_a_head_whose_logits_are_changed_in_an_unknown_way_takes_the_whole_way()
             model.config.logits_scaling = 2.0
         assert TokenLoss(model, 16).chunk == 0
     assert TokenLoss(make("granite", logits_scaling=1.0), 16).chunk == 16
+
+
+@pytest.mark.parametrize("kernel", ["torch", "liger"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_with_layers_of_its_own_takes_the_whole_way(kernel, dtype, world, monkeypatch):
+    """ModernBERT's decoder has a layer and a norm before the matrix, which would get no gradient in chunks."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    monkeypatch.setitem(
+        ARCHITECTURES, "modernbert-decoder", {**sizes, "intermediate_size": 48, "pad_token_id": 0}
+    )
+    module = TokenLoss(make("modernbert-decoder"), 16)
+    assert module.headless
+    if kernel == "liger":
+        module.fused = lambda weight, hidden, labels, bias: torch.nn.functional.cross_entropy(
+            torch.nn.functional.linear(hidden, weight, bias), labels, reduction="sum"
+        )
+        with pytest.raises(
+            BadInput, match=r"that of ModernBertDecoderForCausalLM is not; set loss_kernel to torch"
+        ):
+            packing.check(from_mapping({"dtype": dtype}), module, world)
+        return
+    packing.check(from_mapping({"dtype": dtype}), module, world)
+    assert (module.headless, module.chunk) == (False, 0)
+    inputs, labels = torch.randint(2, 96, (2, 2, 24))
+    module(inputs, labels, torch.arange(24).expand(2, 24)).backward()
+    assert all(one.grad is not None for one in module.model.lm_head.parameters())
 
 
 def test_liger_computes_the_loss_where_that_is_asked_for(monkeypatch):

@@ -10,10 +10,10 @@ from trainer.errors import BadInput, TrainerError
 from trainer.model import card, saved
 
 
-def main(directory: Path, out: Path, merge: bool, base: str | None, dtype: str) -> int:
+def main(directory: Path, out: Path, merge: bool, base: str | None, dtype: str, trust: bool) -> int:
     """Write the adapter or the model in `directory` to `out`, which appears complete.
 
-    merge: an adapter goes into its base, so that a transformers model comes out.
+    merge: an adapter goes into its base, so that a transformers model comes out. trust: a model's own code may run.
     Raises BadInput for what cannot be opened, and where `out` is there already.
     """
     found = saved.find(directory)
@@ -33,7 +33,7 @@ def main(directory: Path, out: Path, merge: bool, base: str | None, dtype: str) 
         if found.adapter and not merge:
             _copy_adapter(found, base, temporary)
         else:
-            _write_model(found, base, dtype, temporary)
+            _write_model(found, base, dtype, trust, temporary)
         card.write(
             temporary,
             found.facts,
@@ -64,9 +64,9 @@ def _copy_adapter(found: saved.Saved, base: str | None, directory: Path) -> None
         print("note: its base has random weights, which no other tool can make: --merge writes a whole model")
 
 
-def _write_model(found: saved.Saved, base: str | None, dtype: str, directory: Path) -> None:
+def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, directory: Path) -> None:
     """All weights, in transformers' format, with the tokenizer."""
-    model, tokenizer = saved.open_model(found, base, dtype)
+    model, tokenizer = saved.open_model(found, base, dtype, trust)
     if found.adapter:
         model = model.merge_and_unload(safe_merge=True)
     model.save_pretrained(directory)

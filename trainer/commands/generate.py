@@ -18,11 +18,16 @@ class Sampling:
     seed: int
 
 
-def main(directory: Path, prompt: str | None, chat: bool, base: str | None, sampling: Sampling) -> int:
-    """Print the prompt and how it goes on; with `chat`, the answer to it, or without a prompt a conversation."""
+def main(
+    directory: Path, prompt: str | None, chat: bool, base: str | None, trust: bool, sampling: Sampling
+) -> int:
+    """Print the prompt and how it goes on; with `chat`, the answer to it, or without a prompt a conversation.
+
+    base, trust: as saved.open_model has them.
+    """
     import torch
 
-    model, tokenizer = saved.open_model(saved.find(directory), base)
+    model, tokenizer = saved.open_model(saved.find(directory), base, trust=trust)
     if torch.cuda.is_available():
         model = model.to("cuda")
     if chat and not tokenizer.chat_template:

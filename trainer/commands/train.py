@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ from trainer.loop import Progress, Run, train
 from trainer.model import card, flops, loss, packing, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
+from trainer.snapshot import buffers
 from trainer.strategies import split
 from trainer.strategies.base import Strategy
 from trainer.tensor_file import TensorFile
@@ -376,11 +378,13 @@ def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     world = strategy.world
     writers = sorted(set(world.keepers))
     frozen = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
+    beside = buffers(strategy.model) if frozen else {}
     if not strategy.in_parts:
-        weights = {name: one.detach().cpu() for name, one in strategy.weights(writers, frozen)}
+        every = itertools.chain(strategy.weights(writers, frozen), beside.items())
+        weights = {name: one.detach().cpu() for name, one in every}
     else:
         file = directory.with_name(".weights.tmp")
-        world.together(lambda: _stage(strategy, writers, frozen, file))
+        world.together(lambda: _stage(strategy, writers, frozen, beside, file))
         weights = {}
         if world.keeps:
             weights = load_file(file)  # mapped: no host need have memory for the whole model
@@ -388,16 +392,21 @@ def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     world.together(lambda: _write(strategy.model, weights, tokenizer, directory) if world.keeps else None)
 
 
-def _stage(strategy: Strategy, writers: list[int], frozen: bool, file: Path) -> None:
-    """Write the weights to `file` on the ranks that write, one after the other as they come; all ranks must call."""
+def _stage(
+    strategy: Strategy, writers: list[int], frozen: bool, beside: dict[str, torch.Tensor], file: Path
+) -> None:
+    """Write the weights, and what goes `beside` them, to `file` on the ranks that write; all ranks must call.
+
+    One after the other, as they come.
+    """
     weights = strategy.weights(writers, frozen)
     try:
         if strategy.world.keeps:
             with (
                 _explained(file, "the model's weights", OSError),
-                TensorFile(file, strategy.parameters(frozen)) as out,
+                TensorFile(file, strategy.parameters(frozen) | beside) as out,
             ):
-                for name, one in weights:
+                for name, one in itertools.chain(weights, beside.items()):
                     out.write(name, one.cpu())
     finally:
         for _ in weights:  # made of this rank's parts, too, whatever its own disk says

@@ -80,10 +80,17 @@ class TokenLoss(nn.Module):
         self.flash = "flash" in (base.config.get_text_config()._attn_implementation or "")
         self.masked = False  # whether masks tell the documents' borders: packing.check finds out
         self.transform = _transform(base)
-        self.headless = self.transform is not None and _plain_head(base)  # it can be asked without its head
+        # It can be asked without its head, as far as its making tells; packing.check finds out whether that is all.
+        self.headless = self.transform is not None and _plain_head(base)
         if not self.headless:
             self.chunk = 0
         self.fused = _fused(base, self.transform) if kernel == "liger" else None
+
+    def whole(self) -> None:
+        """From now on the model's own logits count, all at once; raises BadInput with a kernel that has none."""
+        if self.fused is not None:
+            raise _not_for_liger(without_adapter(self.model))
+        self.headless, self.chunk = False, 0
 
     def forward(
         self,
@@ -252,13 +259,17 @@ def check(config: Config, device: torch.device) -> None:
 def _fused(base: nn.Module, transform: Transform | None) -> Callable:
     """Liger's head and cross-entropy in one: (weight (V, D), hidden (T, D), labels (T,), bias) to their sum."""
     if transform != UNCHANGED or not _plain_head(base):
-        raise BadInput(
-            f"loss_kernel: liger takes a head whose output is the logits, which that of {type(base).__name__} is not; "
-            "set loss_kernel to torch"
-        )
+        raise _not_for_liger(base)
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     return LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum")
+
+
+def _not_for_liger(base: nn.Module) -> BadInput:
+    return BadInput(
+        f"loss_kernel: liger takes a head whose output is the logits, which that of {type(base).__name__} is not; "
+        "set loss_kernel to torch"
+    )
 
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:

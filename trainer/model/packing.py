@@ -1,10 +1,14 @@
-"""Whether a model keeps the documents of a packed sequence apart: measured, and masks given to one that needs them."""
+"""Whether a model keeps the documents of a packed sequence apart: measured, and masks given to one that needs them.
+
+And whether its logits are its head's product with what its layers give, and nothing else: measured, too.
+"""
 
 import contextlib
 import dataclasses
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from trainer.config import Config
 from trainer.errors import BadInput
@@ -21,6 +25,45 @@ def check(config: Config, module: TokenLoss, world: World) -> None:
     """
     if any(world.gather(world.together(lambda: _mixes(config, module, world.device)))):
         world.together(lambda: _mask(config, module, world.device))
+    if module.headless and any(
+        world.gather(world.together(lambda: _head_is_not_all(config, module, world.device)))
+    ):
+        module.whole()
+
+
+def _head_is_not_all(config: Config, module: TokenLoss, device: torch.device) -> bool:
+    """Whether the loss of a few tokens in chunks, which asks the model without its head, is not that of its logits.
+
+    As of models with a layer or a norm between the two. The likeliest tokens are asked for, whose loss tells most.
+    """
+    length = 8
+    vocabulary = module.model.config.get_text_config().vocab_size
+    inputs = torch.arange(length, device=device).remainder(vocabulary)[None]
+    positions = torch.arange(length, device=device)[None]
+    with torch.no_grad(), autocast(device, config.dtype), _eager(config):
+        logits = module(inputs, None, positions).float()
+        labels = logits.argmax(-1)
+        chunk, module.chunk = module.chunk, length - 1
+        try:
+            found = module(inputs, labels, positions).float()
+        finally:
+            module.chunk = chunk
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return bool((found - expected).abs() > length * _near(config, logits))
+
+
+def _near(config: Config, logits: torch.Tensor) -> torch.Tensor:
+    """How far logits may be from others that are meant to be the same.
+
+    A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
+    """
+    return (1e-4 if config.dtype == "float32" else 2e-2) * logits.abs().max()
+
+
+def _eager(config: Config) -> contextlib.AbstractContextManager:
+    """Nothing is compiled for the shape of a trial."""
+    compiled = config.compile or config.attention == "flex_attention"
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 def _mask(config: Config, module: TokenLoss, device: torch.device) -> None:
@@ -55,11 +98,8 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
     other = one.clone()
     other[0, :half] += 1
     other[2, -1] += 1
-    # Nothing is compiled for the shape of a trial.
-    compiled = config.compile or config.attention == "flex_attention"
-    eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
     try:
-        with torch.no_grad(), autocast(device, config.dtype), eager:
+        with torch.no_grad(), autocast(device, config.dtype), _eager(config):
             before, after = (module(inputs, None, positions).float() for inputs in (one, other))
     except TypeError as error:
         raise BadInput(
@@ -75,8 +115,7 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
             f"model: {config.model}: it cannot compute packed sequences here: {' '.join(str(error).split())[:300]}; "
             "choose another model or attention"
         ) from None
-    # A mixture-of-experts layer groups tokens by expert, so that sums may differ in the last bits.
-    near = (1e-4 if config.dtype == "float32" else 2e-2) * before.abs().max()
+    near = _near(config, before)
 
     def differ(some: torch.Tensor, others: torch.Tensor) -> bool:
         return bool((some - others).abs().max() > near)

@@ -57,17 +57,17 @@ def find(directory: Path) -> Saved:
     raise BadInput(f"{directory}: {kind if directory.is_dir() else 'no such directory'}")
 
 
-def open_model(saved: Saved, base: str | None = None, dtype: str = "auto"):
+def open_model(saved: Saved, base: str | None = None, dtype: str = "auto", trust: bool = False):
     """(model, tokenizer), the model in evaluation mode on the CPU; an adapter as a peft model around its base.
 
     base: where an adapter's base lies, if not where it lay in training. dtype: auto (as on disk) or a torch type.
+    trust: whether a model's own Python code is run, whatever the directory says of its training.
     Raises BadInput with the cure.
     """
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    trust = bool(saved.settings.get("trust_remote_code"))
     with _explained(saved.path, "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(saved.path, local_files_only=True, trust_remote_code=trust)
     if saved.adapter is None:
@@ -100,7 +100,8 @@ def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
                 "give the run's directory, or one of its checkpoints"
             )
         return model_load.remake(
-            configuration.from_mapping({**_known(saved.settings), "model": name}), tokenizer
+            configuration.from_mapping({**_known(saved.settings), "model": name, "trust_remote_code": trust}),
+            tokenizer,
         )
     with _explained(Path(name), "the adapter's base"):
         return _weights(name, dtype, trust)
@@ -132,6 +133,11 @@ class _explained:
     def __exit__(self, kind, error, trace) -> None:
         if isinstance(error, Exception) and not isinstance(error, BadInput | MemoryError):
             text = " ".join(str(error).split())[:300]
+            if "trust_remote_code" in str(error):
+                raise BadInput(
+                    f"{self.path}: {self.what} brings its own Python code: if you trust it, add --code (of the "
+                    "playbooks: -e trust_remote_code=true)"
+                ) from None
             raise BadInput(
                 f"{self.path}: {self.what} cannot be loaded: {type(error).__name__}: {text}"
             ) from None
