@@ -14,6 +14,7 @@ import base64
 import contextlib
 import copy
 import json
+import os
 import re
 import shutil
 import threading
@@ -541,13 +542,24 @@ def _write(temporary: Path | None, snapshot: Snapshot, model, tokenizer) -> dict
         else:
             model.config.save_pretrained(temporary)
             model_load.restore_dropout(temporary, model.original_dropout)
-        tokenizer.save_pretrained(temporary)
+        _save_tokenizer(tokenizer, temporary)
         return {file.name: _settled(file) for file in sorted(temporary.iterdir()) if file.is_file()}
     except OSError as error:
         raise TrainerError(_disk_message(temporary.parent, error)) from None
     finally:
         for _ in tensors:  # other ranks' copies are made of this one's parts, whatever its own disk says
             pass
+
+
+def _save_tokenizer(tokenizer, folder: Path) -> None:
+    """Raises OSError where a disk does, of which tokenizers has only the words, in an exception without a type."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(*([int(number[1]), os.strerror(int(number[1]))] if number else [str(error)])) from None
 
 
 def _write_tensors(folder: Path, told: dict[str, dict[str, torch.Tensor]], tensors) -> None:

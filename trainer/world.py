@@ -243,6 +243,12 @@ class World:
                 result = action()
         except errors.TrainerError as error:
             failure = error
+        except Exception as error:
+            if group is None:
+                raise  # which ends this process, and so is noticed by the others
+            failure = errors.TrainerError(
+                f"a fault of the trainer itself, please report it: {type(error).__name__}: {error}"
+            )
         self.agree(failure, group)
         return result
 

@@ -100,17 +100,27 @@ def _deadly(path, tensors):
     return file
 
 
-def test_saves_that_fail_three_times_in_a_row_end_the_run(material, tmp_path):
-    """The disk of one host refuses the files: all ranks end with the reason, long before the last step."""
-    patch = {("trainer.checkpoint", "TensorFile"): _refused}
-    long = (material / "run.yaml", "steps=5000", "checkpoint_every=4")
-    ranks.run(tmp_path, 3, *long, "strategy=zero1", codes=[1] * 3, patch=patch)
-    for node in ("node0", "node1", "node2"):
-        reason = ranks.status(tmp_path / node)["reason"]
-        assert "node1: " in reason and "Input/output error" in reason and "node0: " not in reason
-        assert "start the run again. It goes on from its last checkpoint" in reason
-    assert 16 <= len(ranks.losses(tmp_path / "node2")) < 5000
-    assert names(tmp_path / "node0") == names(tmp_path / "node1") == ["step-00000004"]
+def _full_for_the_tokenizer(path, tensors):
+    """As a disk that has room for the tensors alone; what tokenizers raises then is no OSError."""
+    import os
+
+    from trainer import checkpoint
+
+    if os.environ["RANK"] == "1" and "step-00000004" not in str(path):
+        (path.parent / "tokenizer.json").unlink(missing_ok=True)
+        (path.parent / "tokenizer.json").symlink_to("/dev/full")
+    return checkpoint.TensorFile_really(path, tensors)
+
+
+def _faulty(path, tensors):
+    """As a mistake in the trainer's own code, which every rank's thread waits for."""
+    import os
+
+    from trainer import checkpoint
+
+    if os.environ["RANK"] == "1" and "step-00000004" not in str(path):
+        raise KeyError("nobody foresaw this")
+    return checkpoint.TensorFile_really(path, tensors)
 
 
 def _refused(path, tensors):
@@ -122,6 +132,27 @@ def _refused(path, tensors):
     if os.environ["RANK"] == "1" and "step-00000004" not in str(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     return checkpoint.TensorFile_really(path, tensors)
+
+
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [
+        (_refused, "Input/output error"),
+        (_full_for_the_tokenizer, "no space left ("),
+        (_faulty, "a fault of the trainer itself, please report it: KeyError"),
+    ],
+)
+def test_saves_that_fail_three_times_in_a_row_end_the_run(material, tmp_path, disk, words):
+    """The disk of one host refuses the files: all ranks end with the reason, long before the last step."""
+    patch = {("trainer.checkpoint", "TensorFile"): disk}
+    long = (material / "run.yaml", "steps=5000", "checkpoint_every=4")
+    ranks.run(tmp_path, 3, *long, "strategy=zero1", codes=[1] * 3, patch=patch)
+    for node in ("node0", "node1", "node2"):
+        reason = ranks.status(tmp_path / node)["reason"]
+        assert "node1: " in reason and words in reason and "node0: " not in reason
+        assert "start the run again. It goes on from its last checkpoint" in reason
+    assert 16 <= len(ranks.losses(tmp_path / "node2")) < 5000
+    assert names(tmp_path / "node0") == names(tmp_path / "node1") == ["step-00000004"]
 
 
 def test_no_space_for_the_moments(material, tmp_path):
