@@ -606,12 +606,17 @@ def sources_text(
 
 def more_components(needed: list[str], family: str, suite: str, sources: Iterable[Mapping[str, Any]]) -> str:
     """The stanzas that add the components `needed` to the distribution's own sources; empty if they are there."""
+    # These may stand beside the release in one stanza; the driver is taken from the release.
+    aside = re.compile(rf"{suite}-(backports|proposed)")
+    sources = [
+        {**item, "suites": [one for one in item["suites"] if not aside.match(one)]} for item in sources
+    ]
     own = [item for item in sources if belongs(item, family, suite)]
     lacking = [part for part in needed if not any(part in item["components"] for item in own)]
     if not lacking:
         return ""
     main = [item for item in own if "main" in item["components"]]
-    if not main:
+    if not any(suite in item["suites"] for item in main):  # updates alone lack most packages
         raise Refused(
             f"none of this host's apt sources is {family}'s own {suite}, so its component {lacking[0]} cannot be "
             f"added. Add a source of it with the components {' '.join(needed)}, and run again."
@@ -647,10 +652,11 @@ def repository_key(
 
 def preferences(branch: int) -> str:
     """apt's preferences that keep the driver on its branch; of other packages with such names, no version matches."""
+    # Without :any, apt would not pin the 32-bit libraries of games.
     return (
         f"# Written by Trainyard's role nvidia: the driver stays on branch {branch}. nvidia_branch chooses "
-        "another.\nPackage: *nvidia* libcuda1 libcudadebugger1 libnvcuvid1 libnvoptix1 libxnvctrl0 "
-        f"cuda-drivers*\nPin: version {branch}.*\nPin-Priority: 1001\n"
+        "another.\nPackage: *nvidia*:any libcuda1:any libcudadebugger1:any libnvcuvid1:any libnvoptix1:any "
+        f"libxnvctrl0:any cuda-drivers*:any\nPin: version {branch}.*\nPin-Priority: 1001\n"
     )
 
 

@@ -128,12 +128,21 @@ def secure_boot(root: str) -> bool | None:
 def packages() -> tuple[list[dict], list[str]]:
     """NVIDIA's packages, {name, version, source, held, whole}, and the kernel packages that follow the newest.
 
+    Names are as apt has them: a 32-bit library of games is libcuda1:i386, held by that name and taken for no other.
     A package is not whole where its installation broke off, such as at a module that does not compile.
     """
-    form = "${Package}\t${Version}\t${source:Package}\t${db:Status-Want}\t${db:Status-Status}\n"
+    form = (
+        "${Package}:${Architecture}\t${Version}\t${source:Package}\t${db:Status-Want}\t${db:Status-Status}\n"
+    )
     done = subprocess.run(["dpkg-query", "--show", f"--showformat={form}"], capture_output=True, text=True)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
-    rows = [row for row in rows if len(row) == 5 and row[4] in THERE]
+    # Not by ${binary:Package}, which has a library's own architecture, too.
+    native = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True).stdout.strip()
+    rows = [
+        [row[0].removesuffix(f":{native}").removesuffix(":all"), *row[1:]]
+        for row in rows
+        if len(row) == 5 and row[4] in THERE
+    ]
     ours = [
         {
             **{"name": row[0], "version": row[1], "source": row[2]},

@@ -186,7 +186,7 @@ def test_a_class_of_service_for_roce(plays, card):
 
     play = plays.finish(plays.command("rdma", "node2", lossless, *beside, "--check", "--diff"))
     assert play.rc == 0, play.text
-    assert plays.sh("node2", "ls /etc/trainyard/roce-qos.json 2>/dev/null || true") == ""
+    assert plays.sh("node2", "ls /etc/trainyard-roce-qos.json 2>/dev/null || true") == ""
     play = site()
     assert play.rc == 0, play.text
     assert classes() == {"26": "3", "48": "6"}

@@ -105,23 +105,23 @@ def test_a_server_of_it_is_a_controller(plays, archive):
     tar = subprocess.run(packed, cwd=ROOT, input=names, capture_output=True, check=True).stdout
     plays.sh(
         "node1",
-        "apt-get -qq update; apt-get -qq install -y make >/dev/null; useradd -m -s /bin/bash somebody",
+        "apt-get -qq update; apt-get -qq install -y make >/dev/null; useradd -m -d /srv/somebody -s /bin/bash somebody",
     )
-    unpack = host.enter("tar", "-x", "--no-same-owner", "-C", "/home/somebody")
+    unpack = host.enter("tar", "-x", "--no-same-owner", "-C", "/srv/somebody")
     subprocess.run(unpack, input=tar, capture_output=True, check=True)
-    subprocess.run(host.enter("dd", f"of=/home/somebody/{file.name}"), input=file.read_bytes(), check=True)
+    subprocess.run(host.enter("dd", f"of=/srv/somebody/{file.name}"), input=file.read_bytes(), check=True)
     subprocess.run(
-        host.enter("dd", "of=/home/somebody/checkout/requirements/python.sha256"),
+        host.enter("dd", "of=/srv/somebody/checkout/requirements/python.sha256"),
         input=lock.encode(),
         check=True,
     )
-    plays.sh("node1", "chown -R somebody: /home/somebody")
+    plays.sh("node1", "chown -R somebody: /srv/somebody")
 
     def somebody(command):
         return plays.sh("node1", f"runuser -l somebody -c 'cd checkout; {command}'")
 
     small = "-e dataset=austen -e max_samples=100 -e vocab_size=300 -e sequence_length=32 -e batch_size=4 -e steps=3"
-    somebody("make venv PYTHON_URL=file:///home/somebody")
+    somebody("make venv PYTHON_URL=file:///srv/somebody")
     somebody(".venv/bin/ansible-playbook -i inventory/local site.yml")
     somebody(f".venv/bin/ansible-playbook -i inventory/local train.yml -e model=tiny {small} -e run=first")
     assert '"step": 3' in somebody("cat runs/first/metrics.jsonl")

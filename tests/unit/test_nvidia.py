@@ -4,7 +4,10 @@ import base64
 import copy
 import hashlib
 import itertools
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import jinja2
@@ -446,6 +449,34 @@ def test_a_component_on_a_line_of_its_own_counts():
     assert plan_for(DEBIAN_12, "2204", survey={"sources": lines})["sources"] == ""
 
 
+CLOUD = {"uris": ["mirror+file:///etc/apt/mirrors/debian.list"], "components": ["main"], "options": {}}
+BACKPORTS = {**CLOUD, "suites": ["bookworm-backports"]}
+SECURITY = {**CLOUD, "uris": ["http://mirror.example/debian-security"], "suites": ["bookworm-security"]}
+
+
+def test_backports_beside_the_release_in_one_stanza_are_passed_over():
+    """As Debian's cloud images have them, and many an Ubuntu."""
+    debian = {**CLOUD, "suites": ["bookworm", "bookworm-updates", *BACKPORTS["suites"]]}
+    assert plan_for(DEBIAN_12, "2204", survey={"sources": [debian, SECURITY]})["sources"] == (
+        "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: bookworm bookworm-updates\n"
+        "Components: contrib non-free non-free-firmware\n\n"
+        "Types: deb\nURIs: http://mirror.example/debian-security\nSuites: bookworm-security\n"
+        "Components: contrib non-free non-free-firmware\n"
+    )
+    suites = ["noble", "noble-updates", "noble-security", "noble-backports", "noble-proposed"]
+    ubuntu = {**look(UBUNTU_24)["sources"][0], "suites": suites}
+    assert plan_for(UBUNTU_24, "2204", survey={"sources": [ubuntu]})["sources"] == ""
+    bare = {**ubuntu, "components": ["main", "universe"]}
+    added = plan_for(UBUNTU_24, "2204", survey={"sources": [bare]})["sources"]
+    assert "Suites: noble noble-updates noble-security\nComponents: restricted multiverse\n" in added
+
+
+@pytest.mark.parametrize("sources", [[BACKPORTS], [SECURITY], [BACKPORTS, SECURITY]])
+def test_what_comes_after_the_release_is_no_place_for_components_without_it(sources):
+    problem = refused(DEBIAN_12, "2204", survey={"sources": sources})
+    assert "none of this host's apt sources is Debian's own bookworm" in problem
+
+
 def test_nvidias_repository_comes_with_its_key_unless_the_host_has_it():
     plan = plan_for(DEBIAN_13, "2c05")
     assert (
@@ -468,7 +499,10 @@ def test_nvidias_repository_comes_with_its_key_unless_the_host_has_it():
 
 
 def test_the_pin_names_the_branch():
-    assert "Pin: version 580.*\nPin-Priority: 1001\n" in plan_for(UBUNTU_24, "2204")["preferences"]
+    written = plan_for(UBUNTU_24, "2204")["preferences"]
+    assert "Pin: version 580.*\nPin-Priority: 1001\n" in written
+    (names,) = re.findall("^Package: (.*)$", written, re.MULTILINE)
+    assert all(name.endswith(":any") for name in names.split())  # 32-bit ones, too
 
 
 # ---- a driver that is there already ----
@@ -650,6 +684,21 @@ def test_a_kernel_without_signed_modules_has_its_cure_in_the_message():
     assert "no signed modules of branch 580 for the kernel 6.8.0-49-generic, which runs" in message
     assert "Upgrade to the newest (sudo apt update && sudo apt full-upgrade), reboot" in message
     assert message.endswith(f"apt said: E: Unable to locate package {name}")
+
+
+def test_the_compilers_words_are_of_this_installation(tmp_path):
+    *_, block = tasks = yaml.safe_load((ROOT / "roles/nvidia/tasks/install.yml").read_text())
+    (clock,) = [task["ansible.builtin.command"] for task in tasks if task.get("register") == "__nvidia_begun"]
+    begun = subprocess.run(clock.split(), capture_output=True, text=True, check=True).stdout.strip()
+    for name, age in (("nvidia/580.82.07", 5), ("iwlwifi/9", -1), ("nvidia-current/580.95.05", -1)):
+        log = tmp_path / name / "build/make.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"CC nv.o\n{name}: error: too few arguments\n{name}: error: another\n")
+        os.utime(log, (int(begun) - age,) * 2)
+    argv = jinja2.Template("\n".join(block["rescue"][0]["ansible.builtin.command"]["argv"]))
+    command = argv.render(__nvidia_begun={"stdout": begun}).replace("/var/lib/dkms", str(tmp_path))
+    found = subprocess.run(command.splitlines(), capture_output=True, text=True)
+    assert found.stdout == "nvidia-current/580.95.05: error: too few arguments\n", found.stderr
 
 
 # ---- unattended upgrades ----
@@ -985,6 +1034,32 @@ def test_nvidia_smi_answers_for_every_card_with_the_installed_version():
     assert "says that driver 580.82.07 runs the card at 00000000:02:00.0" in fault and "580.95.05" in fault
 
 
+def test_cuda_has_its_device_at_boot_and_no_run_is_promised_a_card_without_it():
+    """A run can neither load nvidia-uvm nor make its device (roles/trainer)."""
+    written = (ROOT / "roles/nvidia/templates/persistenced.conf.j2").read_text()
+    steps = re.findall("^ExecStartPost=(.*)$", written, re.MULTILINE)
+    assert steps[-2:] == ["-/sbin/modprobe nvidia-uvm", "-/usr/bin/nvidia-modprobe -u -c 0"]
+    look_at = yaml.safe_load((ROOT / "roles/nvidia/tasks/verify.yml").read_text())[-1]
+    wait = look_at["ansible.builtin.wait_for"]
+    assert jinja2.Template(wait["path"]).render(_nvidia_sys_root="") == "/dev/nvidia-uvm"
+    assert look_at["when"] == "not __nvidia_now.survey.container"
+    said = jinja2.Template(wait["msg"]).render(inventory_hostname="node1")
+    assert said.startswith("node1: found no /dev/nvidia-uvm; expected it")
+    assert "sudo systemctl restart nvidia-persistenced" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "running", "state"), [(True, True, "restarted"), (False, True, "started"), (True, False, "")]
+)
+def test_a_daemon_that_runs_already_heeds_new_settings(changed, running, state):
+    daemon = yaml.safe_load((ROOT / "roles/nvidia/tasks/services.yml").read_text())[0]
+    environment = jinja2.Environment()
+    environment.tests["changed"] = lambda task: task["changed"]
+    written = environment.from_string(daemon["ansible.builtin.systemd_service"]["state"])
+    given = {"__nvidia_daemon": {"changed": changed}, "__nvidia_outcome": {"running": running}, "omit": ""}
+    assert written.render(given) == state
+
+
 # ---- the survey ----
 
 
@@ -1094,6 +1169,37 @@ def test_apts_sources_of_both_forms_are_read(survey, tmp_path):
     assert (flat["suites"], flat["components"]) == (["/"], [])
     assert stanza["suites"] == ["bookworm", "bookworm-updates"]
     assert stanza["options"]["Signed-By"].startswith("\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==")
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs dpkg")
+def test_a_32_bit_library_is_held_by_its_own_name_once(survey, tmp_path, monkeypatch):
+    """As Steam and Wine bring it: `apt-mark hold libcuda1` would hold the other one alone, at each run anew."""
+    native = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True).stdout.strip()
+    installed = {
+        ("libcuda1", native, "same"): "install",
+        ("libcuda1", "i386", "same"): "install",
+        ("nvidia-kernel-dkms", native, "no"): "hold",
+        ("nvidia-driver-libs-i386", "i386", "no"): "hold",
+        ("nvidia-alternative", "all", "no"): "install",
+        ("linux-image-amd64", native, "no"): "install",
+    }
+    monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
+    (tmp_path / "arch").write_text(f"{native}\ni386\n")
+
+    def names_to_hold():
+        stanzas = (
+            f"Package: {name}\nStatus: {want} ok installed\nArchitecture: {architecture}\nMulti-Arch: {kind}\n"
+            "Maintainer: x <x@localhost>\nVersion: 535.261.03-1\nDescription: x\n"
+            for (name, architecture, kind), want in installed.items()
+        )
+        (tmp_path / "status").write_text("\n".join(stanzas))
+        found, kernels = survey.packages()
+        assert kernels == ["linux-image-amd64"]
+        return outcome(packages=found)["hold"]
+
+    assert names_to_hold() == ["libcuda1", "libcuda1:i386", "nvidia-alternative"]
+    installed.update(dict.fromkeys(installed, "hold"))
+    assert names_to_hold() == []
 
 
 def test_kernel_packages_are_those_that_follow_the_newest(survey):
