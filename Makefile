@@ -21,7 +21,7 @@ help: ## what there is
 # ---- the environments; the stamps make each step run once per change of its lock ----
 
 $(VENV)/.controller: requirements/controller.txt
-	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	@python=$$(PYTHON="$(PYTHON)" PYTHON_URL="$(PYTHON_URL)" scripts/find-python); \
 	  echo "Making .venv for Ansible with $$python (once; about half a minute)"; \
 	  "$$python" -m venv $(VENV)
 	@$(PIP) --no-deps --require-hashes -r requirements/controller.txt
@@ -39,7 +39,7 @@ dev: $(VENV)/.dev ## with what the tests need
 
 # Apart from .venv: what the trainer is compared with must not come near its tests.
 $(BENCH_VENV)/.complete: requirements/bench.txt requirements/torch.txt
-	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	@python=$$(PYTHON="$(PYTHON)" PYTHON_URL="$(PYTHON_URL)" scripts/find-python); \
 	  echo "Making $(BENCH_VENV) for the benchmarks with $$python (once; some minutes)"; \
 	  "$$python" -m venv $(BENCH_VENV)
 	@$(BENCH_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/bench.txt
@@ -48,7 +48,7 @@ $(BENCH_VENV)/.complete: requirements/bench.txt requirements/torch.txt
 
 # Apart, too: who trains needs none of it.
 $(DOCS_VENV)/.complete: requirements/docs.txt
-	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	@python=$$(PYTHON="$(PYTHON)" PYTHON_URL="$(PYTHON_URL)" scripts/find-python); \
 	  echo "Making $(DOCS_VENV) for the site with $$python (once; less than a minute)"; \
 	  "$$python" -m venv $(DOCS_VENV)
 	@$(DOCS_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/docs.txt

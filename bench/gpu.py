@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.measure import Case, Options, launch, markdown, prepared, speed_of, tell
 
-# A billion weights, as Llama shapes them; on a GPU they compute in bfloat16.
+# A billion weights, as Llama shapes them.
 CASE = Case("text", 32768, 8, 2048, steps=14, untimed=6, width=2048, layers=20, lr=1e-5, device="auto")
 QUICK = Case("text", 2048, 2, 64, steps=3, untimed=1, threads=1, device="auto")
 LORA = ("adapter=lora", "lora_targets=all-linear")
@@ -33,7 +33,7 @@ def table(options: Options) -> str:
 ### GPU
 
 {found or "no GPU: on the CPU"}; {case.layers} layers, {case.width} wide, vocabulary {case.vocabulary:,}; \
-{case.batch_size} sequences of {case.sequence_length:,} tokens a step.
+{case.batch_size} sequences of {case.sequence_length:,} tokens a step; bfloat16.
 
 {markdown(("way", "tokens/s", "MFU", "peak MiB"), rows)}
 
@@ -54,7 +54,7 @@ def devices() -> str:
 
 def _row(name: str, words: tuple[str, ...], case: Case, folder: Path) -> list[str]:
     try:
-        steps = launch(folder, name.replace(" ", "-"), 1, *words, "checkpoint_async=false")
+        steps = launch(folder, name.replace(" ", "-"), 1, *words, "dtype=bfloat16", "checkpoint_async=false")
     except RuntimeError as error:  # one that does not fit leaves the others their figures
         said = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
         tell(f"{name}: {said[-1]}")

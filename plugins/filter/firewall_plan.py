@@ -58,6 +58,7 @@ SERVED = ("udp dport { 53, 67, 547 }", "tcp dport 53")
 # Questions for names in .local, which the host itself answers: where the controller knows it by such a name alone, it
 # would lose the host as soon as it had forgotten the last answer.
 MDNS = ("ip daddr 224.0.0.251 udp dport 5353 accept", "ip6 daddr ff02::fb udp dport 5353 accept")
+IPSEC = (500, 4500)  # IKE's, and that of IPsec through gateways that translate addresses
 # Docker names a network's bridge by its id. nft knows no pattern for that, so other bridges that there are, such as
 # br-lan, are taken out by name; to name Docker's instead would change the rules with each network that it makes.
 DOCKER = re.compile(r"br-[0-9a-f]{12}")
@@ -123,15 +124,13 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         if not isinstance(ssh_from, list):
             raise Refused(f"firewall_ssh_from is {ssh_from!r}: write a list such as [192.168.1.0/24]")
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
-        if survey["tunnels"] is None and not any(item["proto"] == "udp" for item in allowed):
-            raise Refused(
-                "the controller comes by a WireGuard interface of this host, whose port it does not tell, and which "
-                "would be shut: install wireguard-tools there, or name it in firewall_allow: {port: …, proto: udp}"
-            )
-        # It answers nobody who has none of its keys.
-        allowed += [allowance(0, {"port": port, "proto": "udp"}) for port in survey["tunnels"] or []]
-        sources = [network(f"firewall_ssh_from[{number}]", text) for number, text in enumerate(ssh_from)]
+        check_tunnels(survey["tunnels"], allowed)
         ports = ssh_ports(survey)
+        # Whoever has none of their keys gets no further there.
+        tunnels = [port for tunnel in survey["tunnels"] for port in tunnel["ports"] or []]
+        tunnels += [{"proto": "udp", "port": port} for port in IPSEC if survey["ipsec"]]
+        allowed += [allowance(0, port) for port in tunnels if not is_ssh(port, ports)]
+        sources = [network(f"firewall_ssh_from[{number}]", text) for number, text in enumerate(ssh_from)]
         check_clients(survey["clients"], sources)
     except Refused as refusal:
         return {"errors": [str(refusal)]}
@@ -142,6 +141,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
             # Any port: NCCL and gloo take random ones. fib: it came by an interface that leads back to the peer.
             rules.append(f"\t\t{family} saddr @peers_{kind} fib saddr . iif oif exists accept")
     rules += [f"\t\t{rule}" for item in allowed for rule in allow_rules(item)]
+    if survey["ipsec"]:  # what it carries comes out of it here, and is asked after once more by itself
+        rules.append("\t\tmeta l4proto esp accept")
     if str(reached).lower().endswith(".local"):
         rules += [f"\t\t{rule}" for rule in MDNS]
     sets = "".join(
@@ -153,7 +154,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
     closes = [
         f"{item['proto']} port {item['port']} ({item['process']})"
         for item in survey["listening"] + survey["published"]
-        if not (item["proto"] == "tcp" and item["port"] in ports)
+        if not is_ssh(item, ports)
         and not kept(item, allowed)
         and (not live or kept(item, survey["loaded"]["opened"]))
     ]
@@ -218,6 +219,22 @@ def ssh_ports(survey):
             "nobody seems to listen for SSH on this host, so its port cannot be kept open; is sshd running?"
         )
     return sorted(ports)
+
+
+def is_ssh(socket, ports):
+    return socket["proto"] == "tcp" and socket["port"] in ports
+
+
+def check_tunnels(tunnels, allowed):
+    """Refuse rules that would shut the tunnel by which SSH comes, where nobody tells its port."""
+    for tunnel in tunnels:
+        wireguard = tunnel["kind"] == "wireguard"  # of UDP alone
+        if tunnel["ports"] is None and not any(item["proto"] == "udp" or not wireguard for item in allowed):
+            raise Refused(
+                f"SSH comes by {tunnel['link']}, a tunnel to this host ({tunnel['kind']}) whose port was not found and "
+                f"would be shut: {'install wireguard-tools there, or ' if wireguard else ''}name it in "
+                f"firewall_allow: {{port: …, proto: udp{'' if wireguard else ' or tcp'}}}"
+            )
 
 
 def check_clients(clients, sources):

@@ -39,6 +39,8 @@ from network_files import (
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
 )
+# ifupdown's words for what a device takes in. What a VLAN lies on (vlan-raw-device) keeps its addresses, and is not.
+TAKEN_IN = {"bridge-ports": "bridges", "bond-slaves": "bonds", "slaves": "bonds"}
 
 
 def network_plan(survey, wanted, renderer="auto"):
@@ -195,6 +197,15 @@ def keeping_name(item, given):
     return {**given.get(item["name"], {}), **definition}
 
 
+def check_taken_in(path, name, kind, ours):
+    """Refuse a bond or a bridge that stays and has some of ours in."""
+    if ours:
+        raise Refused(
+            f"{path}: '{name}' takes in {', '.join(ours)}: put {name} into network_interfaces too (kind: {kind}), or "
+            f"take {', '.join(ours)} out there"
+        )
+
+
 def netplan_claims(files, ours, links, taken):
     """Changes to other netplan files so that none of them speaks for a name in `ours`."""
     changes = []
@@ -220,11 +231,7 @@ def netplan_claims(files, ours, links, taken):
                     taken_in = [
                         name for name in below(kind, definition or {}) if name in ours and kind != "vlans"
                     ]
-                    if taken_in:
-                        raise Refused(
-                            f"{path}: '{identifier}' takes in {', '.join(taken_in)}: put {identifier} into "
-                            f"network_interfaces too (kind: {kind}), or take {', '.join(taken_in)} out there"
-                        )
+                    check_taken_in(path, identifier, kind, taken_in)
                     continue
                 rest = others(meant, ours, links)
                 if rest:
@@ -290,6 +297,18 @@ def networkd_claims(files, ours, links, taken):
     return changes
 
 
+def ifupdown_members(text):
+    """[(device, netplan's kind of it, members)] of the bonds and bridges among ifupdown's stanzas."""
+    found, device = [], None
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.split()
+        if STANZA.match(line):
+            device = words[1] if words[0] == "iface" and len(words) > 1 else None
+        elif device and words and (kind := TAKEN_IN.get(words[0].replace("_", "-"))):  # in either spelling
+            found.append((device, kind, words[1:]))
+    return found
+
+
 def ifupdown_claims(files, ours):
     """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
 
@@ -297,6 +316,9 @@ def ifupdown_claims(files, ours):
     """
     changes, record, names = [], [], []
     for path, file in files.items():
+        for device, kind, members in ifupdown_members(file["text"]):
+            if device not in ours:
+                check_taken_in(path, device, kind, [name for name in members if name in ours])
         lines, kept, drop = file["text"].splitlines(), [], False
         for line in lines:
             words = line.split()

@@ -1,6 +1,8 @@
 """What listens on a host, and which firewall it has: the input of the filter firewall_plan."""
 
+import contextlib
 import glob
+import json
 import os
 import re
 
@@ -76,34 +78,108 @@ def loaded(module):
     return {"table": rc == 0 and "policy drop" in out, "unit": unit, "opened": opened}
 
 
-def tunnels(module, session, found):
-    """The UDP port of the WireGuard interface by which the controller came, in a list; an empty one where it came
-    another way, and None where the port is not known.
+def ways(module, session, clients):
+    """Those of the host's interfaces() by which SSH's clients come, with what is in them where they are bridges.
 
-    The way to it would be shut with that port: at first unnoticed, as long as what was said before is remembered.
+    The way back to a client leads there, or it has the session's address.
     """
-    if not session:
-        return []
-    link = next(
-        (
-            one["name"]
-            for one in interfaces(module.run_command)
-            if one["kind"] == "wireguard"
-            and session["address"] in [address.partition("/")[0] for address in one["addresses"]]
-        ),
-        None,
-    )
-    if link and module.get_bin_path("wg"):
+    back = set()
+    for client in clients:
+        rc, out, _ = module.run_command(["ip", "-json", "route", "get", client])
+        back |= {one.get("dev") for one in json.loads(out)} if rc == 0 else set()
+    links = interfaces(module.run_command)
+    back |= {link["name"] for link in links if session and session["address"] in own_addresses(link)}
+    return [link for link in links if back & {link["name"], link["master"]}]
+
+
+def own_addresses(link):
+    return [address.partition("/")[0] for address in link["addresses"]]
+
+
+def tunnels(module, session, clients, found):
+    """[{link, kind, ports: [{proto, port}]}] of the tunnels to this host by which SSH's clients come; `ports`: where
+    it takes in who comes by it, None where that is not known.
+
+    The way to them would be shut with those ports: at first unnoticed, as long as what was said before is remembered.
+    """
+    come = []
+    for link in ways(module, session, clients):
+        if link["kind"] == "wireguard":
+            ports = wireguard_ports(module, link["name"], found)
+        elif link["kind"] == "tun" or str(link["kind"]).startswith("ovpn"):  # ovpn: OpenVPN's, in the kernel
+            ports = served_ports(link, found)
+        else:
+            continue
+        if ports is not None or not link["master"]:  # what tells none in a bridge is a virtual machine's
+            come.append({"link": link["name"], "kind": link["kind"], "ports": ports})
+    return come
+
+
+def wireguard_ports(module, link, found):
+    if module.get_bin_path("wg"):
         rc, out, _ = module.run_command(["wg", "show", link, "listen-port"])
         if rc == 0 and out.strip().isdigit():
-            return [int(out)]
+            return [{"proto": "udp", "port": int(out)}]
     # networkd and NetworkManager do without that program: the kernel's own sockets belong to no process.
     kernels = {
         one["port"] for one in found if one["proto"] == "udp" and not one["owners"]
     } - OTHERS_OF_THE_KERNEL
-    if not link:
-        return []
-    return list(kernels) if len(kernels) == 1 else None
+    return [{"proto": "udp", "port": port} for port in kernels] if len(kernels) == 1 else None
+
+
+def served_ports(link, found, proc="/proc"):
+    """The ports at which the program behind a tun or tap device is spoken to; None where it has no socket.
+
+    Of TCP only where somebody is in: it may listen elsewhere for those who manage it. A program that goes to a VPN's
+    server elsewhere needs no port: it speaks first, and answers are let in. (If it uses UDP, its own shows, and stays.)
+    """
+    holders = device_holders(link["name"], proc)
+    outside = [one for one in found if not own_to_host(one["address"], link)]
+    mine = [
+        one
+        for one in outside
+        if any(
+            pid in holders if link["kind"] == "tun" else name == "openvpn"
+            for name, pid in one["owners"]
+            if not name.startswith("qemu")
+        )
+    ]
+    listened = {(one["proto"], one["port"]) for one in outside if one["state"] in ("LISTEN", "UNCONN")}
+    ports = {
+        (one["proto"], one["port"])
+        for one in mine
+        if one["state"] == "UNCONN" or (one["state"] == "ESTAB" and (one["proto"], one["port"]) in listened)
+    }
+    return [{"proto": proto, "port": port} for proto, port in sorted(ports)] if mine else None
+
+
+def own_to_host(address, link):
+    """Whether nobody from outside speaks to that address but by the tunnel itself."""
+    return address.startswith("127.") or address == "::1" or address in own_addresses(link)
+
+
+def device_holders(link, proc):
+    """The ids of the processes that have a tun or tap device open, as the kernel tells of their files."""
+    pids = set()
+    for path in glob.glob(f"{proc}/[0-9]*/fd/*"):
+        pid, number = path.split("/")[-3], path.split("/")[-1]
+        with contextlib.suppress(OSError):  # it ends, or closes it, meanwhile
+            if os.readlink(path) == "/dev/net/tun":
+                with open(f"{proc}/{pid}/fdinfo/{number}") as source:
+                    if f"iff:\t{link}" in source.read().splitlines():
+                        pids.add(int(pid))
+    return pids
+
+
+def ipsec(module, found):
+    """Whether the host has IPsec: keys in the kernel, or somebody who listens to agree on some.
+
+    Which addresses it carries does not show from these; a port above 1023 (4500) anybody could take.
+    """
+    _, out, _ = module.run_command(["ip", "xfrm", "state", "count"])
+    return bool(re.search(r"SAD count [1-9]", out)) or any(
+        (one["proto"], one["state"], one["port"]) == ("udp", "UNCONN", 500) for one in found
+    )
 
 
 def ufw_enabled():
@@ -123,13 +199,15 @@ def main():
         session = ssh_session()
         # Who must not be shut out: the controller; where that is this machine itself, whoever is logged in to it.
         outside = session and from_elsewhere(session["client"], session["address"])
+        clients = [session["client"]] if outside else ssh_logins(found, ports)
         survey = {
             "listening": listening(found),
             "published": published(module),
             "ssh_ports": ports,
             "session": session,
-            "tunnels": tunnels(module, session, found),
-            "clients": [session["client"]] if outside else ssh_logins(found, ports),
+            "tunnels": tunnels(module, session, clients, found),
+            "ipsec": ipsec(module, found),
+            "clients": clients,
             "ufw": ufw_enabled(),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
             "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),

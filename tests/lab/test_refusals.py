@@ -5,6 +5,10 @@ import yaml
 from plays import RIVAL, playground
 
 CARD = "/opt/fake/sys/bus/pci/devices/0000:01:00.0"
+# A host that is no container, and whose kernel has no modules, as Ansible's PATH finds them.
+VIRT, NO_CONTAINER = "/usr/local/bin/systemd-detect-virt", "#!/bin/sh\\nexit 1\\n"
+MODPROBE = "/usr/local/sbin/modprobe"
+NO_MODULES = "#!/bin/sh\\necho modprobe: Module ib_core not found >&2\\nexit 1\\n"
 PORT = "/opt/roce/sys/class/infiniband/rocep1s0/ports/1"
 
 
@@ -36,6 +40,20 @@ REFUSED = {
         (),
         {"_nvidia_sys_root": "/opt/fake", "_nvidia_kernel": "6.1.0-1-amd64"},
         "10de:3f01) is none that Trainyard knows",
+    ),
+    "no room": (
+        "mkdir -p /opt/trainyard/env; mount -t tmpfs -o size=64m full /opt/trainyard/env",
+        "umount /opt/trainyard/env; rm -r /opt/trainyard",
+        (),
+        {},
+        "/opt/trainyard/env: found 0.07 GB free; expected 3.00 GB",
+    ),
+    "a kernel without RDMA": (
+        f"printf '{NO_CONTAINER}' > {VIRT}; printf '{NO_MODULES}' > {MODPROBE}; chmod +x {VIRT} {MODPROBE}",
+        f"rm {VIRT} {MODPROBE}",
+        ("rdma",),
+        {"_rdma_sys_root": "/opt/none", "_nvidia_sys_root": "/opt/none"},
+        "node2: found a kernel without RDMA (modprobe: Module ib_core not found); expected one with",
     ),
     "OpenSM on RoCE": (
         f"mkdir -p {PORT}/gids; cd {PORT}; echo '4: ACTIVE' > state; echo Ethernet > link_layer",

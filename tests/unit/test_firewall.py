@@ -22,6 +22,7 @@ def survey(**more):
         "session": SESSION,
         "clients": [SESSION["client"]],
         "tunnels": [],
+        "ipsec": False,
         "ufw": False,
         "firewalld": False,
         "bridges": [],
@@ -344,45 +345,145 @@ def test_who_is_logged_in_from_elsewhere(host):
     assert host_survey.ssh_logins(found, [22]) == ["192.168.1.9"]
 
 
+def tunnel(link, kind, *ports):
+    """One of those that the survey tells; without ports, they are not known."""
+    told = [{"proto": proto, "port": port} for proto, port in ports]
+    return {"link": link, "kind": kind, "ports": told or None}
+
+
 def test_the_tunnel_by_which_the_controller_came_stays_open():
-    tunnel = {"proto": "udp", "port": 51820, "address": "0.0.0.0", "process": "an unknown process"}
-    plan = planned(tunnels=[51820], listening=[SSHD, tunnel], loaded=UNLOADED)
-    assert "udp dport 51820 accept" in rules(plan) and plan["closes"] == []
-    refused = firewall_plan(survey(tunnels=None), ["192.168.1.101"], [], [], 1)
-    assert "install wireguard-tools" in refused["errors"][0]
-    assert planned(tunnels=None, allow=[{"port": 51820, "proto": "udp"}])
-    other = planned(listening=[SSHD, tunnel], loaded=UNLOADED)
+    listens = {"proto": "udp", "port": 51820, "address": "0.0.0.0", "process": "an unknown process"}
+    known = [tunnel("wg0", "wireguard", ("udp", 51820)), tunnel("tun0", "tun", ("tcp", 443), ("tcp", 22))]
+    plan = planned(tunnels=known, listening=[SSHD, listens], loaded=UNLOADED, ssh_from=["192.168.1.0/24"])
+    assert {"udp dport 51820 accept", "tcp dport 443 accept"} < set(rules(plan)) and plan["closes"] == []
+    assert "tcp dport 22 accept" not in rules(plan)  # ssh -w: where SSH comes from, firewall_ssh_from says
+    other = planned(listening=[SSHD, listens], loaded=UNLOADED)
     assert "51820" not in other["rules"] and other["closes"] == ["udp port 51820 (an unknown process)"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "proto", "said"),
+    [("wireguard", "udp", "install wireguard-tools"), ("tun", "tcp", "proto: udp or tcp}")],
+)
+def test_a_tunnel_whose_port_is_not_known_is_refused_until_it_is_named(kind, proto, said):
+    unknown = [tunnel("vpn0", kind)]
+    (refused,) = firewall_plan(survey(tunnels=unknown), ["192.168.1.101"], [], [], 1)["errors"]
+    assert f"SSH comes by vpn0, a tunnel to this host ({kind})" in refused and said in refused
+    assert planned(tunnels=unknown, allow=[{"port": 1194, "proto": proto}])
+
+
+def test_ipsec_stays_open():
+    listens = {"proto": "udp", "port": 4500, "address": "0.0.0.0", "process": "charon"}
+    opened = {"udp dport 500 accept", "udp dport 4500 accept", "meta l4proto esp accept"}
+    plan = planned(ipsec=True, listening=[SSHD, listens], loaded=UNLOADED)
+    assert opened < set(rules(plan)) and plan["closes"] == []
+    assert not opened & set(rules(planned(listening=[SSHD, listens])))
+
+
+WG0 = {"name": "wg0", "kind": "wireguard", "master": None, "addresses": ["10.9.0.1/24"]}
+TUN0 = {"name": "tun0", "kind": "tun", "master": None, "addresses": ["10.8.0.1/24"]}
+OVPN0 = {**TUN0, "name": "ovpn0", "kind": "ovpn-dco"}
+LINKS = [{"name": "eth0", "kind": None, "master": None, "addresses": ["192.168.1.50/24"]}, WG0]
+
+
+class Tunnelled:
+    """A host with the program wg, or without; `back`: the interface that leads to every client."""
+
+    def __init__(self, wg=True, back="eth0"):
+        self.wg, self.back = wg, back
+
+    def get_bin_path(self, name):
+        return "/usr/bin/wg" if self.wg else None
+
+    def run_command(self, words):
+        if words[:4] == ["ip", "-json", "route", "get"]:
+            return 0, f'[{{"dst": "{words[4]}", "dev": "{self.back}"}}]', ""
+        assert words == ["wg", "show", "wg0", "listen-port"]
+        return 0, "51820\n", ""
+
+
+def udp(port, *owners, address="0.0.0.0", state="UNCONN"):
+    return {"proto": "udp", "state": state, "address": address, "port": port, "owners": list(owners)}
+
+
+def tcp(port, *owners, address="0.0.0.0", state="LISTEN"):
+    return {**udp(port, *owners, address=address, state=state), "proto": "tcp"}
+
+
 @pytest.mark.parametrize("program", [True, False])
-def test_which_tunnel_the_controller_came_by(load_module, monkeypatch, program):
+def test_which_wireguard_the_controller_came_by(load_module, monkeypatch, program):
     module = load_module("firewall_survey")
-    links = [
-        {"name": "eth0", "kind": None, "addresses": ["192.168.1.50/24"]},
-        {"name": "wg0", "kind": "wireguard", "addresses": ["10.9.0.1/24"]},
-    ]
-    monkeypatch.setattr(module, "interfaces", lambda _: links)
+    monkeypatch.setattr(module, "interfaces", lambda _: LINKS)
+    sockets = [udp(4791), udp(51820), udp(5353, ("avahi-daemon", 7)), tcp(2049)]
+    by_tunnel, host = {**SESSION, "address": "10.9.0.1"}, Tunnelled(program)
+    known = [tunnel("wg0", "wireguard", ("udp", 51820))]
+    assert module.tunnels(host, by_tunnel, ["10.9.0.2"], sockets) == known
+    assert module.tunnels(host, SESSION, ["192.168.1.9"], sockets) == []
+    assert module.tunnels(host, None, [], sockets) == []
+    # The LAN's address, or one who types on the host itself and is in from elsewhere: the way back tells.
+    assert module.tunnels(Tunnelled(program, "wg0"), SESSION, ["10.9.0.2"], sockets) == known
+    assert module.tunnels(Tunnelled(program, "wg0"), None, ["10.9.0.2"], sockets) == known
+    more = [*sockets, udp(40000)]  # NFS' lockd, say
+    assert module.tunnels(host, by_tunnel, [], more) == (known if program else [tunnel("wg0", "wireguard")])
 
-    class Host:
-        def get_bin_path(self, name):
-            return "/usr/bin/wg" if program else None
 
+VPN, OTHER, ADMIN = ("openvpn", 20), ("openvpn", 21), "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("sockets", "ports"),
+    [
+        ([udp(1194, VPN), udp(1195, OTHER), tcp(7505, VPN), tcp(22, ("sshd", 9))], [("udp", 1194)]),
+        # Of TCP, where somebody is in; not where it is managed, nor the guests' own end.
+        ([tcp(443, VPN), tcp(443, VPN, state="ESTAB"), tcp(7505, VPN, address=ADMIN)], [("tcp", 443)]),
+        ([udp(1194, VPN), udp(53, VPN, address="10.8.0.1")], [("udp", 1194)]),
+        # The listener is another process of the same program's, or sshd's (ssh -w).
+        ([tcp(22, ("sshd", 9)), tcp(22, ("sshd", 20), state="ESTAB")], [("tcp", 22)]),
+        # It goes to a server elsewhere.
+        ([tcp(40000, VPN, state="ESTAB"), udp(40001, VPN, state="ESTAB")], []),
+        # Somebody else takes them in for it, or it is in another's name.
+        ([tcp(1194, VPN, address=ADMIN), tcp(1194, VPN, address=ADMIN, state="ESTAB")], None),
+        ([udp(1195, OTHER)], None),
+    ],
+)
+def test_where_the_program_behind_a_tun_device_is_spoken_to(load_module, tmp_path, sockets, ports):
+    for pid, device in ((20, "tun0"), (21, "tun1")):
+        for folder in ("fd", "fdinfo"):
+            (tmp_path / f"{pid}/{folder}").mkdir(parents=True)
+        (tmp_path / f"{pid}/fd/4").symlink_to("/dev/net/tun")
+        (tmp_path / f"{pid}/fdinfo/4").write_text(f"pos:\t0\nflags:\t0100002\niff:\t{device}\n")
+    found = load_module("firewall_survey").served_ports(TUN0, sockets, str(tmp_path))
+    assert found == (ports if ports is None else [{"proto": proto, "port": port} for proto, port in ports])
+
+
+def test_which_openvpn_the_controller_came_by(load_module, monkeypatch):
+    """In a bridge, too, where a virtual machine's device counts for nothing; and the kernel's own, held by nobody."""
+    module = load_module("firewall_survey")
+    bridge = {"name": "br0", "kind": "bridge", "master": None, "addresses": ["192.168.1.50/24"]}
+    tap0, guest = ({**TUN0, "name": name, "master": "br0", "addresses": []} for name in ("tap0", "vnet0"))
+    monkeypatch.setattr(module, "device_holders", lambda link, proc: {"tap0": {20}, "vnet0": {30}}.get(link))
+    screen = [tcp(5900, ("qemu-system-x86", 30), state=state) for state in ("LISTEN", "ESTAB")]
+    sockets = [udp(1194, VPN), *screen]
+    for links, back, known in (
+        ([bridge, tap0, guest], "br0", [tunnel("tap0", "tun", ("udp", 1194))]),
+        ([*LINKS, OVPN0], "ovpn0", [tunnel("ovpn0", "ovpn-dco", ("udp", 1194))]),
+        ([*LINKS, OVPN0], "eth0", []),
+    ):
+        monkeypatch.setattr(module, "interfaces", lambda _, links=links: links)
+        assert module.tunnels(Tunnelled(back=back), SESSION, [SESSION["client"]], sockets) == known
+
+
+@pytest.mark.parametrize(
+    ("count", "sockets", "there"),
+    [("0", [udp(4500)], False), ("2", [], True), ("0", [udp(500, ("charon", 7))], True)],
+)
+def test_whether_the_host_has_ipsec(load_module, count, sockets, there):
+    class Module:
         def run_command(self, words):
-            assert words == ["wg", "show", "wg0", "listen-port"]
-            return 0, "51820\n", ""
+            assert words == ["ip", "xfrm", "state", "count"]  # more would show keys
+            return 0, f"\t SAD count {count}\n", ""
 
-    sockets = [
-        {"proto": "udp", "port": 4791, "owners": []},
-        {"proto": "udp", "port": 51820, "owners": []},
-        {"proto": "udp", "port": 5353, "owners": [("avahi-daemon", 7)]},
-        {"proto": "tcp", "port": 2049, "owners": []},
-    ]
-    by_tunnel = {**SESSION, "address": "10.9.0.1"}
-    assert module.tunnels(Host(), by_tunnel, sockets) == [51820]
-    assert module.tunnels(Host(), SESSION, sockets) == module.tunnels(Host(), None, sockets) == []
-    more = [*sockets, {"proto": "udp", "port": 40000, "owners": []}]  # NFS' lockd, say
-    assert module.tunnels(Host(), by_tunnel, more) == ([51820] if program else None)
+    assert load_module("firewall_survey").ipsec(Module(), sockets) is there
 
 
 def test_what_others_could_reach(host, load_module):
@@ -433,6 +534,7 @@ def test_nft_accepts_the_rules(tmp_path):
         allow=allow,
         ssh_from=["192.168.1.0/24"],
         bridges=["br-lan", "br-x"],
+        ipsec=True,
     )
     file = tmp_path / "rules.nft"
     file.write_text(plan["rules"])

@@ -640,6 +640,37 @@ def test_ifupdown_stanzas_are_commented_out_and_taken_down_from_a_record():
     assert written(again, "/etc/network/interfaces") is None
 
 
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ("bridge_ports eth1 eth0", "bridges"),
+        ("bridge-ports \\\n        eth0", "bridges"),
+        ("bond-slaves eth0 eth1", "bonds"),
+        ("slaves eth0", "bonds"),
+    ],
+)
+def test_what_takes_ours_in_by_ifupdown_is_refused(option, kind):
+    """Else ifupdown puts the port back into it at the next boot, and networkd has it, too."""
+    path = "/etc/network/interfaces"
+    files = {"ifupdown": {path: f"auto joined\niface joined inet dhcp\n    {option}\n"}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused == (
+        f"{path}: 'joined' takes in eth0: put joined into network_interfaces too (kind: {kind}), or take eth0 out there"
+    )
+    bond = {**BOND, "name": "joined"}
+    plan = planned([BARE, {"name": "eth1"}, bond], files=files)
+    assert f"    {option}" not in written(plan, path)["content"].splitlines()
+    other = [{"name": "eth2", "addresses": ["10.1.0.1/24"]}]
+    assert written(planned(other, interfaces=[ETH0, ETH1, card("eth2")], files=files), path) is None
+
+
+@pytest.mark.parametrize("option", ["vlan-raw-device eth0", "vlan_raw_device eth0", "bridge_ports none"])
+def test_what_lies_on_ours_by_ifupdown_stays(option):
+    path = "/etc/network/interfaces"
+    files = {"ifupdown": {path: f"iface v7 inet dhcp\n    {option}\n\nauto eth0\niface eth0 inet dhcp\n"}}
+    assert f"iface v7 inet dhcp\n    {option}\n" in written(planned([STATIC], files=files), path)["content"]
+
+
 DESKTOP = {
     "systemd-networkd": False,
     "NetworkManager": True,

@@ -1,0 +1,105 @@
+#!/usr/bin/python
+"""Refuse a host whose disks have no room for what is to be installed on it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: disk_room
+short_description: Hold the free space of a host's disks against what an installation needs
+description: Reads only.
+options:
+  first:
+    description: >-
+      What a first installation needs, as a list of C(path), C(bytes) and C(what) it is for. A path need not be there
+      yet; of paths on one disk, the sum must be free.
+    type: list
+    elements: dict
+    required: true
+    options: &need
+      path: {description: A directory, type: path, required: true}
+      bytes: {description: What must be free there, type: int, required: true}
+      what: {description: "What for, in words", type: str, required: true}
+  later:
+    description: What any other needs.
+    type: list
+    elements: dict
+    required: true
+    options: *need
+  environment:
+    description: Directory of the Python environments. With one in use there, this installation is not the first.
+    type: path
+    required: true
+author: [Trainyard]
+"""
+
+EXAMPLES = r"""
+- name: Refuse a full disk
+  disk_room:
+    first: [{path: /var, bytes: 400000000, what: apt's lists and archives}]
+    later: []
+    environment: /opt/trainyard/env
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+NEED = {
+    "path": {"type": "path", "required": True},
+    "bytes": {"type": "int", "required": True},
+    "what": {"type": "str", "required": True},
+}
+
+
+def nearest(path: str) -> str:
+    """The directory, of `path` and those above it, that is there."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def faults(needs: list[dict]) -> list[str]:
+    """A sentence for each disk that has less room than what lies there needs together."""
+    disks: dict[int, list[dict]] = {}
+    for need in needs:
+        disks.setdefault(os.stat(nearest(need["path"])).st_dev, []).append(need)
+    said = []
+    for together in disks.values():
+        disk = os.statvfs(nearest(together[0]["path"]))
+        free, needed = disk.f_bavail * disk.f_frsize, sum(need["bytes"] for need in together)
+        if free < needed:
+            paths = ", ".join(need["path"] for need in together)
+            what = ", ".join(f"{need['what']} ({need['bytes'] / 1e9:.2f})" for need in together)
+            said.append(
+                f"{paths}: found {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB, for {what}."
+            )
+    return said
+
+
+def installed(environments: str) -> bool:
+    """Whether an environment is in use there."""
+    return os.path.exists(os.path.join(environments, "current", ".complete"))
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "first": {"type": "list", "elements": "dict", "options": NEED, "required": True},
+            "later": {"type": "list", "elements": "dict", "options": NEED, "required": True},
+            "environment": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    p = module.params
+    there = installed(p["environment"])
+    if said := faults(p["later" if there else "first"]):
+        cure = "Make room there (`df -h`, `apt-get clean`, `journalctl --vacuum-size=200M`), and run again."
+        if not there:
+            cure += " python_env_dir places the environment on another disk."
+        module.fail_json(msg=" ".join([*said, cure]))
+    module.exit_json(changed=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What site.yml asks before it changes any host: that it comes first, and changes nothing itself; room on the disks."""
+
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = (ROOT / "playbooks/site.yml").read_text()
+
+
+def tasks(items):
+    return [task for item in items for task in (tasks(item["block"]) if "block" in item else [item])]
+
+
+@pytest.mark.parametrize("role", sorted(path.parts[-3] for path in ROOT.glob("roles/*/tasks/precheck.yml")))
+def test_a_roles_precheck_comes_before_any_host_is_changed(role):
+    plays = yaml.safe_load(SITE)
+    called = [
+        {"tasks_from": "main", **task[module]}
+        for task in tasks([task for play in plays for task in play["tasks"]])
+        for module in ("ansible.builtin.import_role", "ansible.builtin.include_role")
+        if module in task
+    ]
+    asked = [(one["name"], one["tasks_from"]) for one in called]
+    assert (role, "precheck") in asked[: asked.index(("identity", "main"))]
+
+
+def test_the_kernel_is_asked_for_rdma_without_loading_it():
+    (command,) = [
+        task
+        for task in tasks(yaml.safe_load((ROOT / "roles/rdma/tasks/precheck.yml").read_text()))
+        if "ansible.builtin.command" in task
+    ]
+    assert "'--dry-run'" in command["ansible.builtin.command"]["argv"]
+    assert command["check_mode"] is False  # check mode refuses it, too
+    assert "not __rdma_asked.survey.container" in command["when"]
+
+
+# ---- room ----
+
+FIRST = [
+    {"path": "/", "bytes": 300, "what": "programs"},
+    {"path": "/var", "bytes": 400, "what": "lists"},
+    {"path": "/opt/trainyard/env", "bytes": 3000, "what": "the environment"},
+]
+
+
+@pytest.fixture
+def disks(load_module, monkeypatch):
+    """`disks({directory: (number of its disk, megabytes free)})`: the module on such a host, which has no others."""
+
+    def made(there):
+        module = load_module("disk_room")
+        status = namedtuple("Status", "st_dev")
+        space = namedtuple("Space", "f_bavail f_frsize")
+        monkeypatch.setattr(module.os.path, "exists", lambda path: path in there)
+        monkeypatch.setattr(module.os, "stat", lambda path: status(there[path][0]))
+        monkeypatch.setattr(module.os, "statvfs", lambda path: space(there[path][1] * 1000, 1000))
+        return module.faults([{**need, "bytes": need["bytes"] * 10**6} for need in FIRST])
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({"/": (1, 3700), "/var": (1, 3700)}, []),
+        # What lies on one disk must fit together, although each alone would.
+        (
+            {"/": (1, 3600), "/var": (1, 3600)},
+            [
+                "/, /var, /opt/trainyard/env: found 3.60 GB free; expected 3.70 GB, for programs (0.30), lists (0.40), "
+                "the environment (3.00)."
+            ],
+        ),
+        (
+            {"/": (1, 3400), "/var": (2, 100)},
+            ["/var: found 0.10 GB free; expected 0.40 GB, for lists (0.40)."],
+        ),
+        (
+            {"/": (1, 300), "/var": (2, 400), "/opt/trainyard": (3, 2900)},
+            ["/opt/trainyard/env: found 2.90 GB free; expected 3.00 GB, for the environment (3.00)."],
+        ),
+    ],
+)
+def test_a_disk_without_room_is_named_with_what_it_is_for(disks, there, said):
+    assert disks(there) == said
+
+
+def test_what_a_first_installation_needs_is_asked_of_no_other(load_module, run_module, tmp_path):
+    installed = load_module("disk_room").installed
+    (tmp_path / "key").mkdir()
+    (tmp_path / "current").symlink_to("key")
+    assert not installed(str(tmp_path))  # its installation broke off
+    (tmp_path / "key/.complete").touch()
+    assert installed(str(tmp_path))
+    full = [{"path": "/", "bytes": 10**18, "what": "programs"}]
+    assert run_module("disk_room", first=full, later=[], environment=str(tmp_path))["changed"] is False
+    told = run_module("disk_room", first=full, later=[], environment=f"{tmp_path}/env")["msg"]
+    assert told.startswith("/: found ") and "Make room there (`df -h`" in told and "python_env_dir" in told
+
+
+@pytest.mark.parametrize(
+    ("known", "path", "gigabytes"),
+    [
+        ({}, "/opt/trainyard/env", 3),
+        ({"python_env_dir": "/data/env", "__nvidia_survey": {"survey": {"cards": []}}}, "/data/env", 3),
+        ({"__nvidia_survey": {"survey": {"cards": [{}]}}}, "/opt/trainyard/env", 10),
+        (
+            {"__nvidia_survey": {"survey": {"cards": [{}]}}, "python_env_torch": "torch==2.13.0+cpu"},
+            "/opt/trainyard/env",
+            3,
+        ),
+    ],
+)
+def test_an_environment_with_cuda_needs_more(known, path, gigabytes):
+    # Not at the top: Ansible changes what is interned, and torch does not load after it.
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    def trusted(value):
+        if isinstance(value, dict):
+            return {key: trusted(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [trusted(item) for item in value]
+        return trust_as_template(value) if isinstance(value, str) else value
+
+    variables = trusted(yaml.safe_load((ROOT / "roles/packages/vars/main.yml").read_text()))
+    room = Templar(loader=DataLoader(), variables={**variables, **known}).template(
+        trust_as_template("{{ _packages_room }}")
+    )
+    assert [need["path"] for need in room["first"]] == ["/", "/var", path]
+    assert room["first"][2]["bytes"] == gigabytes * 10**9
+    assert all(need["bytes"] <= 10**8 for need in room["later"])  # a host that is nearly full trains on
