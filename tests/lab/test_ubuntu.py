@@ -100,7 +100,8 @@ def test_a_server_of_it_is_a_controller(plays, archive):
     """As its user, with make alone installed: 22.04's own Python is too old for Ansible's lock, too."""
     host, (file, lock) = plays.lab.host("node1"), archive
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    found = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    names = b"\0".join(name for name in found if os.path.isfile(os.path.join(os.fsencode(ROOT), name)))
     packed = ["tar", "-c", "--null", "-T", "-", "--transform", "s,^,checkout/,"]
     tar = subprocess.run(packed, cwd=ROOT, input=names, capture_output=True, check=True).stdout
     plays.sh(
