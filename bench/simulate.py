@@ -25,13 +25,9 @@ from pathlib import Path
 from bench.measure import WAYS, markdown
 from trainer import balance, ways
 from trainer import config as configuration
-from trainer.ways import BUCKET_BYTES, USED
+from trainer.ways import ADAMW, BACKWARD, BUCKET_BYTES, PASSES, USED
 
-BACKWARD = 2 / 3  # of a micro-batch's time
-# How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
-PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
 DECODED = 3  # how often a rank decodes what it has coded once: others' parts, its own for what is left over, the sums
-ADAMW = 7  # as often, for each trained weight's 4 bytes: two moments and the weight both ways, the gradient
 WITHIN = 0.10  # of the measured speed
 
 
@@ -94,13 +90,17 @@ class Step:
 
 
 @functools.lru_cache
-def split(seconds: tuple[float, ...], batch_size: int, shares: str) -> tuple[int, ...]:
-    """Each host's sequences, as the trainer's balance ends up with them; `seconds`: of a token, in any unit."""
+def split(
+    seconds: tuple[float, ...], batch_size: int, shares: str, fixed: tuple[float, ...] = ()
+) -> tuple[int, ...]:
+    """Each host's sequences, as the trainer's balance ends up with them; `seconds`: of a sequence, in any unit; fixed:
+    of what no share makes shorter, in the same one.
+    """
     if listed := balance.given(shares):
         return tuple(listed)
     if shares == "even":
         return tuple(balance.shares(batch_size, len(seconds)))
-    return tuple(balance.solve(batch_size, list(seconds)))
+    return tuple(balance.solve(batch_size, list(seconds), fixed=fixed))
 
 
 def latest(means: Sequence[float], deviations: Sequence[float]) -> float:
@@ -128,8 +128,15 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
     """What a step of `work` takes on `hosts`."""
     ranks = len(hosts)
     fastest = max(host.speed for host in hosts)
-    # Rounded, so that the same cards with another model are found again.
-    shares = split(tuple(round(fastest / host.speed, 9) for host in hosts), work.batch_size, work.shares)
+    each = [host.coding.get(work.comm, 0.0) * work.gradients for host in hosts]
+    # Meetings are too rare for the balance to see what they cost. Rounded, so that ways alike are found again.
+    fixed = [host.rest + (own if work.comm != "diloco" else 0) for host, own in zip(hosts, each, strict=True)]
+    shares = split(
+        tuple(round(fastest / host.speed, 9) for host in hosts),
+        work.batch_size,
+        work.shares,
+        tuple(round(own * fastest / work.sequence_length, 9) for own in fixed),
+    )
     compute = [share * work.sequence_length / host.speed for share, host in zip(shares, hosts, strict=True)]
     busy = [host.rest + own for host, own in zip(hosts, compute, strict=True)]
     sent = ways.sent(work.gradients, work.factors, ranks, work.sync_every)[work.comm]
@@ -137,7 +144,8 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
         seconds = busy[0]
     else:
         buckets = max(1, math.ceil(work.gradients / BUCKET_BYTES))
-        coding = max(host.coding.get(work.comm, 0.0) for host in hosts) * work.gradients
+        coding = max(each)
+        done = max(own + more for own, more in zip(busy, each, strict=True))
         link = min(host.link for host in hosts)
         at_once = sent * (work.sync_every if work.comm == "diloco" else 1)
         # What the pauses before have left room for; powersgd's two sums have a third of its coding between them.
@@ -162,14 +170,14 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
                 ready = max(done - own * left / buckets for done, own in zip(busy, last, strict=True))
                 end = max(end, ready) + wire / buckets + sums * network.latency
         elif work.comm == "powersgd":
-            end = max(busy) + coding + wire + 2 * sums * network.latency
+            end = done + wire + 2 * sums * network.latency
         elif work.comm == "diloco":
             meeting = wire * work.sync_every + coded + small
             if work.overlap:
                 meeting = max(0.0, meeting - (work.sync_every - 1) * (max(busy) + small))
             end = max(busy) + (meeting + coding) / work.sync_every
         else:
-            end = max(busy) + coding + wire + coded
+            end = done + wire + coded
         saves = ways.saved(work.gradients, ranks, work.checkpoint_every)[work.comm]
         sent += saves
         seconds = end + late + small  # the loop's own exchange of losses and times

@@ -173,10 +173,23 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
         "seed": seed,
         "loss": [row["loss"] for row in rows if row["kind"] == "eval"][-1],
         "tokens": sum(row["tokens"] for row in steps),
-        "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps),
+        "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps) + RANKS * uncounted(rows),
         "seconds": sum(row["step_seconds"] for row in steps),
         "parameters": json.loads((run_dir / "summary.json").read_text())["parameters"],
     }
+
+
+def uncounted(rows: list[dict]) -> int:
+    """Bytes that a rank sent for the last checkpoint of each attempt, if no step after it has counted them."""
+    total = pending = step = 0
+    for row in rows:
+        if row["kind"] == "train":
+            step, pending = row["step"], 0
+        elif row.get("event") == "checkpoint" and row["step"] >= step:  # told later, it may be counted
+            pending = row.get("wire_bytes", 0)
+        elif row.get("event") in ("start", "resume", "restart"):
+            total, pending = total + pending, 0
+    return total + pending
 
 
 def _hosts(run_dir: Path) -> list[Path]:

@@ -61,15 +61,20 @@ def miscounted(balance: str, ranks: int) -> BadInput | None:
 
 
 def solve(
-    batch_size: int, seconds: list[float], grain: int = 1, most: Sequence[int] | None = None
+    batch_size: int,
+    seconds: list[float],
+    grain: int = 1,
+    most: Sequence[int] | None = None,
+    fixed: Sequence[float] | None = None,
 ) -> list[int]:
     """The shares, of at least one sequence, with which the last rank is done as early as can be.
 
     seconds: of each rank for a sequence. grain: sequences that are given out at once; what is left over goes, in ones,
     to whoever is done with them first. most: each rank's share at most; together they are to be enough for the batch.
+    fixed: seconds that each rank needs besides, whatever its share; none unless given.
     Greedy, which is exact for times that grow with the share: a sequence more always goes where it ends earliest.
     """
-    most = most or [batch_size] * len(seconds)
+    most, fixed = most or [batch_size] * len(seconds), fixed or [0.0] * len(seconds)
     split = [1] * len(seconds)
     if grain > 1 and batch_size >= grain * len(seconds) and min(most) >= grain:
         split = [grain] * len(seconds)
@@ -77,7 +82,7 @@ def solve(
     for more in (grain, 1):  # in ones, too, where nobody has room for as many as the grain
         # (when a rank would be done with so many more, rank): of several that would be at once, the first has them.
         ends = [
-            (seconds[rank] * (share + more), rank)
+            (fixed[rank] + seconds[rank] * (share + more), rank)
             for rank, share in enumerate(split)
             if share + more <= most[rank]
         ]
@@ -87,7 +92,7 @@ def solve(
             split[rank] += more
             left -= more
             if split[rank] + more <= most[rank]:
-                heapq.heappush(ends, (seconds[rank] * (split[rank] + more), rank))
+                heapq.heappush(ends, (fixed[rank] + seconds[rank] * (split[rank] + more), rank))
     return split
 
 
@@ -138,7 +143,9 @@ class Balance:
         )
         self._skip = SETTLE
         self._seconds: list[float] = []  # a sequence's, by rank, smoothed
+        self._fixed = [0.0] * world_size  # seconds of a step that no share makes shorter, by rank
         self._times: deque[list[float]] = deque(maxlen=WINDOW)  # seconds a sequence, by rank
+        self._besides: deque[list[float]] = deque(maxlen=WINDOW)  # what is fixed, by rank
         self._steps: list[float] = []  # the slowest rank's seconds, where no rank's own are known
         self._usual: float | None = None
         self._since = 0.0  # seconds of steps since the last trial
@@ -185,17 +192,17 @@ class Balance:
         """Seconds of computing that a step of these shares takes; seconds: a sequence's, by rank, if not as known."""
         seconds = seconds or self._seconds
         if not self.lockstep:
-            return _last(seconds, split)
+            return _last(seconds, split, self._fixed)
         count = max(self._passes(), passes(split, self.at_once))
         by_pass = zip(*(sizes(share, count) for share in split), strict=True)
         return sum(_last(seconds, own) for own in by_pass)
 
     def _solve(self) -> list[int]:
         """The best shares by what is known of all."""
-        found = solve(self.batch_size, self._seconds, self.grain)
         self.wants = None
         if not self.lockstep:
-            return found
+            return solve(self.batch_size, self._seconds, self.grain, fixed=self._fixed)
+        found = solve(self.batch_size, self._seconds, self.grain)
         count = self._passes()
         if passes(found, self.at_once) <= count:
             return found
@@ -248,8 +255,11 @@ class Balance:
         if self.learns:
             self.split = self._solve()
 
-    def learn(self, rank_seconds: list[float]) -> bool:
-        """Take in each rank's own seconds of a step of these shares; whether the shares are others now."""
+    def learn(self, rank_seconds: list[float], fixed: Sequence[float] = ()) -> bool:
+        """Take in each rank's own seconds of a step of these shares; whether the shares are others now.
+
+        fixed: what each needs in a step besides, whatever its share: the optimizer, compression.
+        """
         if not self.learns:
             return False
         if self._skip:
@@ -259,10 +269,12 @@ class Balance:
             self._watch(max(rank_seconds))
             return False
         self._times.append([own / share for own, share in zip(rank_seconds, self.split, strict=True)])
+        self._besides.append(fixed or self._fixed)
         if len(self._times) < WINDOW:
             return False
         seconds = [statistics.median(times) for times in zip(*self._times, strict=True)]
         self._times.clear()
+        self._fixed = [statistics.median(own) for own in zip(*self._besides, strict=True)]
         if self._seconds:
             seconds = list(map(_known, self._seconds, seconds))
         self._seconds = seconds
@@ -286,6 +298,7 @@ def _known(old: float, new: float) -> float:
     return new if abs(new - old) > JUMP * old else INERTIA * old + (1 - INERTIA) * new
 
 
-def _last(seconds: list[float], split: Sequence[int]) -> float:
-    """When the last rank is done with its part of `split`, in seconds."""
-    return max(own * share for own, share in zip(seconds, split, strict=True))
+def _last(seconds: list[float], split: Sequence[int], fixed: Sequence[float] | None = None) -> float:
+    """When the last rank is done with its part of `split`, and what is fixed, in seconds."""
+    fixed = fixed or [0.0] * len(seconds)
+    return max(own * share + more for own, share, more in zip(seconds, split, fixed, strict=True))

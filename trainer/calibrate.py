@@ -25,26 +25,32 @@ PASSES = 20
 
 
 def begin(run: Run) -> list[dict[int, float]]:
-    """Give `run.balance` the shares of ranks that are as fast as they are now; all ranks must call.
+    """Give `run.balance` the shares of ranks that are as fast as they are now, unless these are set; all ranks must
+    call.
 
-    Returns the seconds of a micro-batch on each rank, by the sizes that were tried. Where a GPU has memory for fewer
-    sequences than its rank was to compute at once, it computes fewer from now on.
+    Returns the seconds of a micro-batch on each rank, by the sizes that were tried; empty where shares are set. Where a
+    GPU has memory for fewer sequences than its rank was to compute at once, it computes fewer from now on.
     """
     world, balance = run.world, run.balance
     memory, start = tries_memory(world.device), time.perf_counter()
+    if not (memory or balance.learns):
+        return []
+    found = []
     with _leaving_nothing(run):
         if memory:
             _limit(run, _most(run))
-        told = world.gather(list(_by_size(run, _size(run)).items()))
-        found = [{int(size): seconds for size, seconds in one} for one in told]
-        each = [one[max(one)] / max(one) for one in found]
-        balance.begin(each)
+        if balance.learns:
+            told = world.gather(list(_by_size(run, _size(run)).items()))
+            found = [{int(size): seconds for size, seconds in one} for one in told]
+            each = [one[max(one)] / max(one) for one in found]
+            balance.begin(each)
         # Where ranks keep step, a fast one's micro-batches are larger than what was tried; and what one has no memory
         # for goes to others, beyond what these have tried. It ends: each turn, some rank's most becomes less.
         known = _size(run)
         while memory and run.strategy.lockstep and _limit(run, asked := balance.largest(world.rank), known):
             known = max(known, min(asked, balance.at_once[world.rank]))
-            balance.begin(each)
+            if balance.learns:
+                balance.begin(each)
     balance.tried(max(world.gather(time.perf_counter() - start)))  # of all, who are to come to the same
     return found
 
@@ -66,6 +72,8 @@ def _most(run: Run) -> int:
     """
     if run.strategy.lockstep:
         return _size(run)
+    if not run.balance.learns:
+        return min(run.micro_batch_size, run.balance.split[run.world.rank])
     return min(run.micro_batch_size, run.config.batch_size - run.world.size + 1)
 
 

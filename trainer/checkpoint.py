@@ -13,6 +13,7 @@ A step waits only until the tensors are copied to the CPU's memory (snapshot.py)
 import base64
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import re
@@ -421,6 +422,12 @@ def validate(path: Path) -> dict:
         files = manifest["files"].items()
         if manifest["format"] != FORMAT:
             raise BadInput(f"{path}: format {manifest['format']}; this trainer reads format {FORMAT}")
+        named = re.fullmatch(r"step-(\d+)", path.resolve().name)  # or as whoever has brought it here calls it
+        whole = OPTIMIZER in manifest["files"] and manifest["step"] == int(
+            named[1] if named else manifest["step"]
+        )
+        if not whole or manifest.get("sha256", _digest(manifest)) != _digest(manifest):
+            raise BadInput(f"{path}/manifest.json: its content has changed since it was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}/manifest.json: missing or damaged ({type(error).__name__})") from None
     for name, facts in files:
@@ -438,6 +445,12 @@ def validate(path: Path) -> dict:
                 f"{file}: cannot be checked: {getattr(error, 'strerror', None) or error!r}"
             ) from None
     return manifest
+
+
+def _digest(manifest: dict) -> str:
+    """The SHA-256 of all that a manifest says, as it comes from the disk, but for this; those of before have none."""
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
@@ -578,6 +591,7 @@ def _tensors(copy: dict) -> list:
 def _commit(temporary: Path, final: Path, manifest: dict) -> None:
     """Give a written checkpoint its manifest and its name."""
     try:
+        manifest["sha256"] = _digest(json.loads(json.dumps(manifest)))
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         if final.exists():  # left by an attempt that was damaged
             shutil.rmtree(final)

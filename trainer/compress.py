@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from trainer.clock import Clock
 from trainer.sums import Sum, exchange
 from trainer.ways import BLOCK
 from trainer.world import Circle, World, translated
@@ -95,6 +96,7 @@ class CodedSum:
         self.error = torch.zeros(count, device=self.between.device)
         self._next: torch.Tensor | None = None  # the error once the last sum is used
         self.sent = 0  # bytes to other hosts in the last sum; of a host alone, between its ranks
+        self.clock = Clock(self.between.device)  # of all that does not send
 
     def __call__(self, flat: torch.Tensor) -> None:
         """`flat` plus what has not travelled becomes the sum of all ranks' such, in place; all ranks must call.
@@ -110,7 +112,8 @@ class CodedSum:
         if self.between.rank is not None and self.between.size > 1:
             self._sum_between(flat)
         elif self.between.rank is not None:
-            self._add_error(flat)
+            with self.clock:
+                self._add_error(flat)
         if len(mates) > 1:
             with translated(self.world):
                 dist.broadcast(flat, mates[0], group=group)
@@ -134,26 +137,29 @@ class CodedSum:
     def _sum_between(self, flat: torch.Tensor) -> None:
         """`flat` plus the error becomes the sum over hosts."""
         size, part, rank, group = self.between.size, self.part, self.between.rank, self.between.group
-        padded = torch.zeros(size * part, device=flat.device)
-        padded[: self.count] = flat
-        padded[: self.count] += self.error
         with translated(self.world):
-            codes = torch.stack([self.code.encode(one) for one in padded.view(size, part)])
-            came = torch.empty_like(codes)
+            with self.clock:
+                padded = torch.zeros(size * part, device=flat.device)
+                padded[: self.count] = flat
+                padded[: self.count] += self.error
+                codes = torch.stack([self.code.encode(one) for one in padded.view(size, part)])
+                came = torch.empty_like(codes)
             exchange(came, codes, group)
-            total = torch.zeros(part, device=flat.device)
-            for one in came:
-                total += self.code.decode(one)
-            mine = self.code.encode(total)
-            everyone = torch.empty(size * len(mine), dtype=torch.uint8, device=flat.device)
+            with self.clock:
+                total = torch.zeros(part, device=flat.device)
+                for one in came:
+                    total += self.code.decode(one)
+                mine = self.code.encode(total)
+                everyone = torch.empty(size * len(mine), dtype=torch.uint8, device=flat.device)
             dist.all_gather_into_tensor(everyone, mine, group=group)
         self.sent = 2 * (size - 1) * codes.shape[1]
-        for number, one in enumerate(codes):
-            padded[number * part : (number + 1) * part] -= self.code.decode(one)
-        padded[rank * part : (rank + 1) * part] += total - self.code.decode(mine)
-        flat.copy_(torch.cat([self.code.decode(one) for one in everyone.view(size, -1)])[: self.count])
-        if torch.isfinite(flat).all():
-            self._next = padded[: self.count].clone()
+        with self.clock:
+            for number, one in enumerate(codes):
+                padded[number * part : (number + 1) * part] -= self.code.decode(one)
+            padded[rank * part : (rank + 1) * part] += total - self.code.decode(mine)
+            flat.copy_(torch.cat([self.code.decode(one) for one in everyone.view(size, -1)])[: self.count])
+            if torch.isfinite(flat).all():
+                self._next = padded[: self.count].clone()
 
 
 def columns(shape: torch.Size | tuple[int, ...], rank: int) -> int:
@@ -272,6 +278,7 @@ class Factors:
             for side in (0, 1)
         ]
         self.sent = 0
+        self._clock = Clock(world.device)
 
     def __call__(self, gradients: list[torch.Tensor]) -> None:
         """Each gradient, with what has not travelled, becomes all ranks' sum, in place; all ranks must call.
@@ -280,25 +287,34 @@ class Factors:
         """
         split = [one for one, is_split in zip(gradients, self.split, strict=True) if is_split]
         rest = [one for one, is_split in zip(gradients, self.split, strict=True) if not is_split]
-        matrices = [
-            one.reshape(shape) + error
-            for one, shape, error in zip(split, self.shapes, self.errors, strict=True)
-        ]
         first, second = self._coded
-        came = _summed(first, [m @ q for m, q in zip(matrices, self.right, strict=True)])
-        left = orthonormal(came)
-        own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
+        with self._clock:
+            matrices = [
+                one.reshape(shape) + error
+                for one, shape, error in zip(split, self.shapes, self.errors, strict=True)
+            ]
+            starts = [m @ q for m, q in zip(matrices, self.right, strict=True)]
+        came = _summed(first, starts)
+        with self._clock:
+            left = orthonormal(came)
+            own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
         right = _summed(second, own)
-        lost = _like(own, second.left_out)
         whole = _summed(self._exactly, rest)
-        finite = all(bool(torch.isfinite(one).all()) for one in (*right, *whole))
-        for one, shape, p, q in zip(split, self.shapes, left, right, strict=True):
-            one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
-        for one, total in zip(rest, whole, strict=True):
-            one.copy_(total)
-        errors = [m - p @ (q - e).T for m, p, q, e in zip(matrices, left, own, lost, strict=True)]
-        self._next = (errors, right) if finite else None
+        with self._clock:
+            lost = _like(own, second.left_out)
+            finite = all(bool(torch.isfinite(one).all()) for one in (*right, *whole))
+            for one, shape, p, q in zip(split, self.shapes, left, right, strict=True):
+                one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
+            for one, total in zip(rest, whole, strict=True):
+                one.copy_(total)
+            for m, p, q, e in zip(matrices, left, own, lost, strict=True):
+                m -= p @ (q - e).T  # what is left over; in place, where there may be no room for another copy
+        self._next = (matrices, right) if finite else None
         self.sent = first.sent + second.sent + self._total.sent(4 * sum(one.numel() for one in rest))
+
+    def seconds(self) -> float:
+        """As Clock.take, of all that does not send."""
+        return sum(clock.take() for clock in (self._clock, *(one.clock for one in self._coded)))
 
     def commit(self) -> None:
         """The last sum is used: the next one is to have what this one left out, and to go on from its columns."""

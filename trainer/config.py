@@ -204,6 +204,13 @@ class Config:
         "let a sharded strategy send an adapter's frozen weights over interfaces of 2.5 Gbit/s and less, where ddp has "
         "room, too",
     )
+    link_gbit: float | None = key(
+        None,
+        "Gbit/s of the slowest link between the run's hosts, where frozen weights would go over it (force_strategy): "
+        "an interface that says more, or like those of virtual machines and tunnels nothing, is not believed; default: "
+        "what preflight.yml or bench.yml has measured between them",
+        above=0,
+    )
     bucket_mb: int | None = key(
         None,
         "MB of gradients that travel together under ddp: with fewer the first leave earlier, in more messages; a model "

@@ -56,6 +56,11 @@ class Environment:
         """As the stop file, but the run goes on in another attempt; the launcher's own."""
         return self.run_dir / "yield"
 
+    def asked_to_stop(self, by: "StopSignal") -> bool:
+        """Whether this rank was asked to end: by a signal, or, its host's first, by a file there."""
+        files = (self.stop_file, self.yield_file)
+        return by.received or (self.first_on_host and any(file.exists() for file in files))
+
     @property
     def turn_file(self) -> Path:
         """Has the start of the run (TRAINYARD_LAUNCH) that it is of, for which runs that waits, and if it has begun."""

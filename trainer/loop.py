@@ -45,6 +45,7 @@ class Progress:
     best_loss: float | None = None  # of the evaluations so far
     best_step: int = 0
     no_better: int = 0  # evaluations in a row since the best
+    evaluated_step: int = 0  # of the last one
     passed_over: int = 0  # batches that did harm, in a row
     loss_scale: float = field(default_factory=lambda: SCALE)  # of gradients in float16, else too small for it
     scaled_steps: int = 0  # since it was last changed
@@ -70,6 +71,8 @@ class Run:
         int  # sequences that this rank computes at once; where ranks keep step, all have room for them
     )
     router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
+    # Seconds of this rank's last step: compression, and the optimizer.
+    last_own: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,14 @@ class StepReport:
     save: bool  # the first rank finds that it is time for a checkpoint
     save_failed: bool  # the checkpoint that some rank was writing did not come to be
     rank_seconds: list[float]  # compute, by rank
+    # By rank, of the step before: coding what travels and diloco's outer step; the optimizer and the loop's rest.
+    rank_compression_seconds: list[float]
+    rank_optimizer_seconds: list[float]
     rank_memory_peak_bytes: list[int]  # the most so far, by rank, before the optimizer's step
     rank_held_bytes: list[int]  # of metrics and log, that its disk has no room for, by rank
     step_seconds: float
     compute_seconds: float  # own
-    comm_seconds: float  # own
+    comm_seconds: float  # own, with compression and waiting for others
 
 
 def train(run: Run, observer) -> None:
@@ -100,35 +106,50 @@ def train(run: Run, observer) -> None:
     `observer` is told of every step, decides about stopping, evaluates and saves (recorder.py).
     """
     config, progress = run.config, run.progress
+    if evaluation_is_due(run):  # the run was stopped before it
+        observer.evaluate()
     # A run that ended for want of patience, and was interrupted before its model was written, has ended.
     while progress.step < run.steps and not (config.patience and progress.no_better >= config.patience):
+        report = None
         try:
             report = train_step(run, observer)
         except Harmful as harm:
             observer.after_harm(harm)
-            continue
         except Overflow:
             progress.loss_scale, progress.scaled_steps = progress.loss_scale / 2, 0
             continue
-        observer.after_step(report)
-        if report.save_failed:
-            observer.settle()
-        last = progress.step == run.steps
-        end_of_epoch = last or progress.cursor // run.index.sequences > report.epoch
-        if report.stop and not last:
-            observer.save_last()
-            raise Stopped(
-                f"stopped on request after step {progress.step} of {run.steps}; start it again to go on"
-            )
-        if run.held_out is not None and (
-            last or (progress.step % config.eval_every == 0 if config.eval_every else end_of_epoch)
-        ):
+        else:
+            observer.after_step(report)
+            if report.save_failed:
+                observer.settle()
+            if report.stop and progress.step < run.steps:
+                observer.save_last()
+                raise Stopped(
+                    f"stopped on request after step {progress.step} of {run.steps}; start it again to go on"
+                )
+        if evaluation_is_due(run):
             observer.evaluate()
             if config.patience and progress.no_better >= config.patience:
                 break
-        due = config.checkpoint_every and progress.step % config.checkpoint_every == 0
-        if due or report.save or (config.checkpoint_epochs and end_of_epoch):
+        every = config.checkpoint_every
+        due = report and (report.save or (every and progress.step % every == 0))
+        if due or (config.checkpoint_epochs and epoch_has_ended(run)):
             observer.save()
+
+
+def epoch_has_ended(run: Run) -> bool:
+    """Whether the last batch, be it trained on or passed over, was the last of its epoch, or of the run."""
+    cursor, sequences = run.progress.cursor, run.index.sequences
+    begun = (cursor - run.config.batch_size) // sequences
+    return run.progress.step == run.steps or cursor // sequences > begun
+
+
+def evaluation_is_due(run: Run) -> bool:
+    """Whether the weights as they are now are to be evaluated, and were not yet."""
+    step, every = run.progress.step, run.config.eval_every
+    if run.held_out is None or run.progress.evaluated_step == step:
+        return False
+    return step == run.steps or (step % every == 0 if every else epoch_has_ended(run))
 
 
 def train_step(run: Run, observer) -> StepReport:
@@ -166,6 +187,7 @@ def train_step(run: Run, observer) -> StepReport:
         losses[0] += part.detach() * (divisor / tokens)
     compute_seconds = now(world) - begin - waited - run.strategy.waited_seconds
 
+    run.strategy.compression_seconds()  # what a checkpoint has taken since the last step is not this one's
     run.strategy.finish()
     grad_norm = run.strategy.clip(config.grad_clip, scale)
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
@@ -174,13 +196,15 @@ def train_step(run: Run, observer) -> StepReport:
         losses,
         grad_norm,
         flags,
-        [compute_seconds, machine.peak_bytes(world.devices), observer.held_bytes()],
+        [compute_seconds, *run.last_own, machine.peak_bytes(world.devices), observer.held_bytes()],
     )
-    rank_seconds, peaks, held = (by_rank[n * world.size :][: world.size] for n in range(3))
+    rank_seconds, compression, optimizer, peaks, held = (
+        by_rank[n * world.size :][: world.size] for n in range(5)
+    )
     if run.strategy.independent:
         grad_norm = math.sqrt(squares / world.size) if math.isfinite(squares) else math.inf
     comm_seconds = now(world) - begin - compute_seconds
-    run.balance.learn(rank_seconds)
+    run.balance.learn(rank_seconds, list(map(sum, zip(compression, optimizer, strict=True))))
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
     refuse_harm(run, loss, grad_norm)
@@ -192,6 +216,8 @@ def train_step(run: Run, observer) -> StepReport:
     stepped = now(world)
     run.strategy.stepped(own, last=progress.step + 1 == run.steps)
     comm_seconds += now(world) - stepped
+    step_seconds = now(world) - begin
+    run.last_own = (run.strategy.compression_seconds(), step_seconds - compute_seconds - comm_seconds)
 
     epoch = progress.cursor // run.index.sequences
     progress.step += 1
@@ -210,9 +236,11 @@ def train_step(run: Run, observer) -> StepReport:
         save=save > 0,
         save_failed=save_failed > 0,
         rank_seconds=rank_seconds,
+        rank_compression_seconds=compression,
+        rank_optimizer_seconds=optimizer,
         rank_memory_peak_bytes=[int(peak) for peak in peaks],
         rank_held_bytes=[int(one) for one in held],
-        step_seconds=now(world) - begin,
+        step_seconds=step_seconds,
         compute_seconds=compute_seconds,
         comm_seconds=comm_seconds,
     )

@@ -4,9 +4,11 @@ By the first rank of every host; where hosts share the directory, of the first o
 
 metrics.jsonl, one object a line, by `kind`:
   train  step epoch loss router_loss lr grad_norm tokens tokens_total tokens_per_second mfu step_seconds
-         compute_seconds comm_seconds rank_seconds rank_memory_peak_bytes wire_bytes world_size shares
-         memory_allocated_bytes memory_reserved_bytes memory_peak_bytes time
-         (compute, comm and memory are the writing rank's own; rank_…: by rank, the seconds being those of computing and
+         compute_seconds comm_seconds rank_seconds rank_compression_seconds rank_optimizer_seconds
+         rank_memory_peak_bytes wire_bytes world_size shares memory_allocated_bytes memory_reserved_bytes
+         memory_peak_bytes time
+         (compute, comm and memory are the writing rank's own, comm with its compression and its waiting for others;
+         rank_…: by rank, rank_seconds being those of computing, compression and optimizer those of the step before, and
          the memory the most so far; on a CPU, reserved and mfu are null; mfu: model/flops.py; router_loss:
          model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
@@ -14,8 +16,9 @@ metrics.jsonl, one object a line, by `kind`:
   event  event step time, and what the event needs; each attempt begins with start, resume or restart, launch (the start
          of the run by train.yml that it is of), its ranks' hosts, machines: what these are (machine.py), those that are
          alike as one, and watched: whether a rank's seconds of computing are its own, or hold its waiting for others
-         (balance.py). checkpoint has hosts: those with a copy. calibration has micro_batch_seconds: of each rank, by
-         the size of the micro-batch
+         (balance.py). checkpoint has hosts: those with a copy; wire_bytes: sent for it and an evaluation before it,
+         which the next step's count, if there is one in the attempt. calibration has micro_batch_seconds: of each rank,
+         by the size of the micro-batch
 After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
 are kept in memory, and written when there is room.
 
@@ -36,8 +39,11 @@ What is not known yet is null.
 import contextlib
 import io
 import json
+import operator
 import os
 import time
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer import disk
@@ -115,9 +121,9 @@ class Metrics:
             self._file.truncate(end)
             self._file.write(b"".join(after))
 
-    def lines(self) -> list[bytes]:
-        """All of them."""
-        return list(self._file.lines())
+    def lines(self) -> Iterator[bytes]:
+        """All of them, one after the other: of a long run they may be gigabytes."""
+        return self._file.lines()
 
     def replace(self, content: bytes) -> None:
         """Have other lines instead."""
@@ -219,22 +225,59 @@ def write_json(path: Path, content: dict, settle: bool = True) -> None:
 def parts(steps: list[dict]) -> dict | None:
     """Where the time of some steps went, in mean seconds a step; `steps`: lines of kind train, of as many ranks each.
 
-    compute, waiting: by rank; its own work, and until the slowest rank had done its. wire: what the network then took
-    that no work hid. rest: the optimizer, and what the loop itself needs. Their sum is a step. None without steps.
+    By rank compute; compression: to code and decode what travels, and diloco's outer step; optimizer, with what the
+    loop itself needs; waiting: until the slowest rank had done all that. wire: what the network then took that no work
+    hid. A rank's sum with it is a step. None without steps.
     """
-    if not steps:
-        return None
-    count = len(steps)
-    compute = [sum(times) / count for times in zip(*(one["rank_seconds"] for one in steps), strict=True)]
-    slowest = sum(max(one["rank_seconds"]) for one in steps) / count
-    step = sum(one["step_seconds"] for one in steps) / count
-    rest = sum(one["step_seconds"] - one["compute_seconds"] - one["comm_seconds"] for one in steps) / count
-    return {
-        "compute": compute,
-        "waiting": [slowest - own for own in compute],
-        "wire": max(0.0, step - slowest - rest),
-        "rest": rest,
-    }
+    went = Went()
+    for one in steps:
+        went.add(one)
+    return went.means()
+
+
+class Went:
+    """Where the time of steps of as many ranks went, summed as they come."""
+
+    def __init__(self):
+        self.steps = self.ranks = 0
+        self._own: list[list[float]] = []  # seconds of computing, compression, optimizer, by rank
+        self._slowest = self._seconds = 0.0
+
+    def add(self, step: dict) -> None:
+        own = list(map(list, _own(step)))
+        if self.steps:
+            self._own = [list(map(operator.add, *both)) for both in zip(self._own, own, strict=True)]
+        else:
+            self._own = own
+        self._slowest += max(map(sum, zip(*own, strict=True)))
+        self._seconds += step["step_seconds"]
+        self.steps, self.ranks = self.steps + 1, len(own[0])
+
+    def means(self) -> dict | None:
+        """As `parts`."""
+        if not self.steps:
+            return None
+        compute, compression, optimizer = ([one / self.steps for one in ranks] for ranks in self._own)
+        work = list(map(sum, zip(compute, compression, optimizer, strict=True)))
+        slowest = self._slowest / self.steps
+        return {
+            "compute": compute,
+            "compression": compression,
+            "optimizer": optimizer,
+            "waiting": [max(0.0, slowest - one) for one in work],
+            "wire": max(0.0, self._seconds / self.steps - slowest),
+        }
+
+
+def _own(step: dict) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each rank's own work in a step: computing, compression, optimizer."""
+    compute = step["rank_seconds"]
+    if "rank_optimizer_seconds" in step:
+        return compute, step["rank_compression_seconds"], step["rank_optimizer_seconds"]
+    rest = (
+        step["step_seconds"] - step["compute_seconds"] - step["comm_seconds"]
+    )  # a release before told one rank's
+    return compute, [0.0] * len(compute), [rest] * len(compute)
 
 
 def curve(run_dir: Path, last: int | None = None) -> dict:
@@ -243,24 +286,44 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
     losses: [step, loss], thinned to POINTS; epochs, evals: [epoch or step, loss]; best: the lowest step's; parts: of
     the steps of the last attempt's ranks.
     """
-    records = [one for one in read(run_dir / "metrics.jsonl") if last is None or one["step"] <= last]
-    train = [record for record in records if record["kind"] == "train"]
-    seconds = sum(record["step_seconds"] for record in train)
-    tokens = sum(record["tokens"] for record in train)
-    best = min(train, key=lambda record: record["loss"], default=None)
+    steps, losses, epochs, evals = array("q"), array("d"), [], []
+    seconds = tokens = 0
+    best = peak = newest = None
+    went = Went()
+    for one in read(run_dir / "metrics.jsonl"):  # of a long run they are gigabytes
+        if last is not None and one["step"] > last:
+            continue
+        if one["kind"] == "epoch":
+            epochs.append([one["epoch"], one["loss"]])
+        elif one["kind"] == "eval":
+            evals.append([one["step"], one["loss"]])
+        elif one["kind"] == "train":
+            newest = one
+            steps.append(one["step"])
+            losses.append(one["loss"])
+            seconds += one["step_seconds"]
+            tokens += one["tokens"]
+            peak = max(peak or 0, most_memory(one))
+            if best is None or one["loss"] < best["loss"]:
+                best = {"step": one["step"], "loss": one["loss"]}
+            ranks = len(one.get("rank_seconds") or [])
+            if ranks != went.ranks:
+                went = Went()
+            if ranks:
+                went.add(one)
     return {
-        "steps": train[-1]["step"] if train else 0,
-        "losses": thinned([[one["step"], one["loss"]] for one in train], POINTS),
-        "epochs": [[record["epoch"], record["loss"]] for record in records if record["kind"] == "epoch"],
-        "evals": [[record["step"], record["loss"]] for record in records if record["kind"] == "eval"],
-        "first_loss": train[0]["loss"] if train else None,
-        "last_loss": train[-1]["loss"] if train else None,
-        "best": {"step": best["step"], "loss": best["loss"]} if best else None,
+        "steps": newest["step"] if newest else 0,
+        "losses": [[steps[n], losses[n]] for n in thinned(range(len(steps)), POINTS)],
+        "epochs": epochs,
+        "evals": evals,
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "best": best,
         "train_seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds if seconds else None,
-        "memory_peak_bytes": max(map(most_memory, train), default=None),
-        "parts": parts(last_ranks(train)),
+        "memory_peak_bytes": peak,
+        "parts": went.means() if newest and went.ranks == newest["world_size"] else None,
     }
 
 
@@ -269,7 +332,7 @@ def most_memory(record: dict) -> int:
     return max([record.get("memory_peak_bytes") or 0, *(record.get("rank_memory_peak_bytes") or [])])
 
 
-def thinned(rows: list, count: int) -> list:
+def thinned(rows: Sequence, count: int) -> list:
     """At most about `count` of some rows, evenly spread, the last one among them."""
     every = -(-len(rows) // count) or 1
     return [row for n, row in enumerate(rows) if n % every == 0 or n == len(rows) - 1]

@@ -19,7 +19,7 @@ from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
 from trainer.evaluate import evaluate
-from trainer.loop import Harmful, Progress, Run, StepReport
+from trainer.loop import Harmful, Progress, Run, StepReport, epoch_has_ended
 from trainer.metrics import Metrics, Status
 from trainer.model import flops
 from trainer.profiler import Profiler
@@ -32,7 +32,10 @@ UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends
 SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
-PASSED_OVER = 10  # batches in a row that are passed over before a run is called diverged
+# Of the progress in a manifest: a release from before they were there reads the rest.
+APART = ("launch", "evaluated_step")
+PASSED_OVER = 10  # batches in a row, and ways back to one checkpoint, before a run is called diverged
+CURE = "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
 
 
 class Recorder:
@@ -61,7 +64,10 @@ class Recorder:
         self.saved_step = run.progress.step
         self.best_saved = run.progress.best_step  # the newest of the best that has a checkpoint
         self.saved_at = time.monotonic()
+        self._saving_bytes = 0  # sent for the checkpoint that was begun last
         self._unsaved = 0  # checkpoints in a row that could not be saved
+        self._returned_to = None  # the step of the checkpoint last gone back to
+        self._returns = 0  # how often to that one
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
         self._seconds = 0.0  # a step's, smoothed
@@ -108,10 +114,7 @@ class Recorder:
 
     def asked_to_stop(self) -> bool:
         """Whether this rank was asked: by a signal, or by a file on its host."""
-        files = (self.environment.stop_file, self.environment.yield_file)
-        return self.stop_signal.received or (
-            self.run.world.first_on_host and any(file.exists() for file in files)
-        )
+        return self.environment.asked_to_stop(self.stop_signal)
 
     def save_is_due(self) -> bool:
         """Whether the minutes between checkpoints are over, by the first rank's clock."""
@@ -124,25 +127,24 @@ class Recorder:
         what = run.config.on_nan
         progress.passed_over += 1
         if what == "stop" or progress.passed_over > PASSED_OVER:
-            cure = (
-                "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
-            )
             times = f" ({PASSED_OVER} batches before it, too)" if what != "stop" else ""
-            raise Diverged(f"diverged at {harm}{times}; this step was not taken. {cure}")
+            raise Diverged(f"diverged at {harm}{times}; this step was not taken. {CURE}")
         behind = progress.cursor + run.config.batch_size
         count = progress.passed_over
         if what == "rollback":
-            self.roll_back()
+            self.roll_back(harm)
         progress.cursor, progress.passed_over = behind, count
         run.steps = last_step(run.config, len(run.packed), progress.step, progress.cursor)
+        if epoch_has_ended(run):
+            self._end_epoch((behind - run.config.batch_size) // run.index.sequences)
         self._tell("event", event="passed over", reason=str(harm), action=what)
         if run.world.first:
             self._say(
                 f"{harm}: passed over" + (f", back to step {progress.step}" if what == "rollback" else "")
             )
 
-    def roll_back(self) -> None:
-        """Take weights, optimizer and progress from the newest checkpoint."""
+    def roll_back(self, harm: Harmful) -> None:
+        """Take weights, optimizer and progress from the newest checkpoint; not from the same one for ever."""
         run = self.run
         self.settle()
         found = checkpoint.find(self.environment.run_dir, run.world)
@@ -150,9 +152,17 @@ class Recorder:
             raise Diverged(
                 "diverged, and there is no checkpoint to go back to; set checkpoint_every to fewer steps, or a lower lr"
             )
+        step = found.manifest["step"]
+        self._returns = self._returns + 1 if self._returned_to == step else 1
+        self._returned_to = step
+        if self._returns > PASSED_OVER:
+            raise Diverged(
+                f"diverged at {harm}: the run went back to step {step} {PASSED_OVER} times and came to no newer "
+                f"checkpoint. {CURE}"
+            )
         checkpoint.load(found, run.strategy, run.optimizer)
-        for name, value in found.manifest["progress"].items():
-            setattr(run.progress, name, value)
+        back = dataclasses.replace(progress_in(found.manifest), launch=run.progress.launch)
+        vars(run.progress).update(vars(back))
         if self.metrics:
             self.metrics.cut(run.progress.step)
         self.tell_damaged(found)
@@ -166,6 +176,7 @@ class Recorder:
         # The launcher of a rank that trains alone takes a long silence for a hang.
         loss = evaluate(run, run.held_out, lambda: self.show(state="evaluating"))
         better = progress.best_loss is None or loss < progress.best_loss
+        progress.evaluated_step = progress.step
         if better:
             progress.best_loss, progress.best_step, progress.no_better = loss, progress.step, 0
         else:
@@ -217,6 +228,8 @@ class Recorder:
             compute_seconds=report.compute_seconds,
             comm_seconds=report.comm_seconds,
             rank_seconds=report.rank_seconds,
+            rank_compression_seconds=report.rank_compression_seconds,
+            rank_optimizer_seconds=report.rank_optimizer_seconds,
             rank_memory_peak_bytes=report.rank_memory_peak_bytes,
             wire_bytes=run.strategy.wire_bytes,
             world_size=run.world.size,
@@ -245,7 +258,7 @@ class Recorder:
                 "seconds": report.rank_seconds[slowest],
             },
         )
-        if progress.cursor // run.index.sequences > report.epoch or progress.step == run.steps:
+        if epoch_has_ended(run):
             self._end_epoch(report.epoch)
         now = time.monotonic()
         if self.bar is not None:
@@ -278,15 +291,15 @@ class Recorder:
         return {"expected": balance.gain, "got": got, "speeds": balance.speeds}
 
     def calibrate(self) -> None:
-        """Try the ranks' speeds, and have the next step's shares follow them, unless these are set.
+        """Try the ranks' memory, and their speeds, which the next step's shares follow, unless these are set.
 
         All ranks must call.
         """
         balance, before = self.run.balance, self.run.balance.split
-        if not balance.learns:
-            return
         start = time.perf_counter()
         seconds = calibrate.begin(self.run)
+        if not seconds:
+            return
         took = time.perf_counter() - start
         shown = ", ".join(f"{one:.2f}" for one in balance.speeds[:16])
         more = ", …" if len(balance.speeds) > 16 else ""
@@ -337,11 +350,17 @@ class Recorder:
         factors = factor_bytes(trained, run.config.powersgd_rank)
         size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
         row = run.world.layers() is None
+        parts = metrics.parts(list(self._recent))
+        slowest = max(range(size), key=parts["compute"].__getitem__)
+        passes = -(-run.balance.split[slowest] // run.config.micro_batch_size)
         text = ways.proposal(
-            metrics.parts(list(self._recent)),
+            parts,
             ways.sent(gradients, factors, size, every, hosts, row),
             every,
             ways.saved(gradients, size, run.config.checkpoint_every, hosts, row),
+            ways.open_to(run.config.dtype, bool(run.router_coef)),
+            ways.behind_backward(parts["compute"][slowest] / passes, len(run.strategy.buckets)),
+            run.world.device.type,
         )
         self.show(advice=text)
         if text:
@@ -385,6 +404,7 @@ class Recorder:
         run.strategy.settle()
         self.saved_step, self.saved_at = step, time.monotonic()
         self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved)
+        self._saving_bytes = run.strategy.uncounted_bytes
         self._tell_passed_over()
         self.show(state="running")
 
@@ -482,6 +502,7 @@ class Recorder:
             hosts=saved.hosts,
             copy_seconds=saved.copy_seconds,
             seconds=saved.seconds,
+            wire_bytes=self._saving_bytes,
         )
         if self.run.world.first:
             self._say(
@@ -541,12 +562,9 @@ def share_history(world: World, own: Metrics | None) -> None:
     So the loss of any host, the first one too, loses none of the run's history. Of two starts of the run that went on
     apart, the later one's counts.
     """
-    lines = own.lines() if own else []
-    records = list(map(json.loads, lines))
-    known = [  # as a message brings it
-        max((one.get("launch") or "" for one in records), default=""),
-        sum(one["kind"] == "train" for one in records),
-    ]
+    known = ["", 0]  # as a message brings it
+    for one in map(json.loads, own.lines() if own else ()):
+        known = [max(known[0], one.get("launch") or ""), known[1] + (one["kind"] == "train")]
     counts = world.gather(known)
     most = max(counts)
     if all(counts[rank] == most for rank in world.keepers):
@@ -554,7 +572,7 @@ def share_history(world: World, own: Metrics | None) -> None:
     source = counts.index(most)
     data = torch.empty(0, dtype=torch.uint8)
     if world.rank == source:
-        data = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(b"".join(own.lines())), dtype=torch.uint8)
     size = world.share(len(data), source)
     if world.rank != source:
         data = torch.empty(size, dtype=torch.uint8)
@@ -577,11 +595,18 @@ def facts(config: Config, progress: Progress, identity: dict) -> dict:
     known = dataclasses.asdict(progress)
     return {
         "step": progress.step,
-        "launch": known.pop("launch"),  # apart: a release from before it was there reads the rest
+        **{name: known.pop(name) for name in APART},
         "progress": known,
         "identity": identity,
         "settings": dataclasses.asdict(config),
     }
+
+
+def progress_in(manifest: dict) -> Progress:
+    """How far the run was, by a checkpoint's manifest."""
+    # What was due before its step was noted had been done before a checkpoint was begun.
+    apart = {"launch": "", "evaluated_step": manifest["step"]}
+    return Progress(**manifest["progress"], **{name: manifest.get(name, apart[name]) for name in APART})
 
 
 def memory(devices: list[torch.device]) -> dict:

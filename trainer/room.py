@@ -12,6 +12,7 @@ from trainer.environment import rdma
 from trainer.errors import BadInput
 from trainer.model import footprint
 from trainer.strategies import chosen
+from trainer.ways import EXACT
 from trainer.world import World, log
 
 DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
@@ -50,15 +51,16 @@ def _most(config: Config, world: World) -> int:
 def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World) -> None:
     """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
 
-    That is where hosts are joined by slow interfaces, and ddp has room on each rank. All ranks must call. A run that
-    goes on, with other hosts than it began with, is warned.
+    That is where hosts are joined by slow interfaces, or what was measured between them is slow, and ddp has room on
+    each rank. All ranks must call. A run that goes on, with other hosts than it began with, is warned.
     """
     shared = config.adapter != "none" and getattr(chosen(config, world), "shares_weights", False)
     if not shared or config.force_strategy or len(world.firsts) == 1:
         return
     fast = world.device.type == "cuda" and rdma()  # NCCL then goes by that
-    speeds = world.gather(None if fast else plan.interface_speed())
-    slowest = min((speed for speed in speeds if speed), default=None)
+    said = plan.interface_speed(), config.link_gbit and config.link_gbit * 1e9
+    speeds = world.gather(None if fast else min(filter(None, said), default=None))
+    slowest = min(filter(None, speeds), default=None)
     if slowest is None or slowest > SLOW_LINK:
         return
     place = dataclasses.replace(_place(config, world), link=slowest)
@@ -169,7 +171,8 @@ def at_most(config: Config, model_config, rows: int) -> int | None:
     inner = max(4 * width, getattr(text, "intermediate_size", None) or 0)
     length = config.sequence_length
     weights = layers * (4 * width**2 + 3 * width * inner) + 2 * vocabulary * width + length * width
-    # Of a weight: itself, its gradient, two moments, and their copies in a checkpoint or in a lossy way. Of a token:
+    # Of a weight: itself, its gradient, two moments, copies in a checkpoint, and as many in a lossy way. Of a token:
     # each layer's values of both widths, some of them twice; its attention to all others; its logits, four times.
     kept = layers * (24 * width + 8 * inner + 4 * heads * length) + 4 * vocabulary
-    return 40 * weights + 4 * rows * length * kept
+    each = 40 if config.comm in EXACT else 72
+    return each * weights + 4 * rows * length * kept

@@ -4,6 +4,7 @@ No torch here.
 """
 
 import math
+from collections.abc import Sequence
 
 from trainer.errors import BadInput
 
@@ -12,6 +13,16 @@ BUCKET_MB = 25  # of gradients that travel together at most, and where nothing i
 BUCKET_BYTES = BUCKET_MB << 20
 SLOW = 0.5  # of the time to compute, which sending may take before another way is worth its price
 FRAGMENTS = 4  # of diloco, in a proposal
+BACKWARD = 2 / 3  # of a micro-batch's time
+# How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
+PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
+ADAMW = 7  # as often, for each trained weight's 4 bytes: two moments and the weight both ways, the gradient
+# Times as long as AdamW's step takes: on a GPU, by those counts; on a CPU, where powersgd's products and reflections
+# take longer than memory does, about what one core was measured to.
+CODING = {
+    "cuda": {way: passes / ADAMW for way, passes in PASSES.items()},
+    "cpu": {"16bit": 2.0, "8bit": 5.0, "powersgd": 16.0, "diloco": 8.0},
+}
 BLOCK = 1024  # values of `8bit` that share a scale of 4 bytes
 PRICE = {
     "16bit": "next to none",
@@ -105,29 +116,65 @@ def hidden(seconds: float, compute: float, sync_every: int) -> tuple[int, int] |
     return (FRAGMENTS, overlap) if FRAGMENTS * overlap < sync_every else None
 
 
+def open_to(dtype: str, routers: bool) -> tuple[str, ...]:
+    """The lossy ways that a run may take; routers: their loss is part of its own. trainer/config.py has the reasons."""
+    if dtype == "float16":
+        return ()
+    return tuple(way for way in PRICE if way != "diloco" or not routers)
+
+
+def behind_backward(micro_batch: float, buckets: int) -> float:
+    """Seconds in which exact gradients travel while backward still runs, where the network is what a step waits for.
+
+    micro_batch: seconds of the last one on the slowest rank, whose buckets, about alike, become ready one by one.
+    """
+    return BACKWARD * micro_batch * (1 - 1 / buckets)
+
+
 def proposal(
-    parts: dict, by_way: dict[str, int], sync_every: int, saves: dict[str, int] | None = None
+    parts: dict,
+    by_way: dict[str, int],
+    sync_every: int,
+    saves: dict[str, int] | None = None,
+    allowed: Sequence[str] = tuple(PRICE),
+    behind: float = 0.0,
+    device: str = "cpu",
 ) -> str | None:
     """What to say of exact steps whose time went as `parts` tells (trainer/metrics.py); None where they are as they
-    should be. by_way: as `sent` gives it. saves: as `saved` does.
+    should be. by_way: as `sent` gives it. saves: as `saved` does. allowed: as `open_to` does. behind: as
+    `behind_backward` does: the ways that wait for the end of backward hide nothing. device: the kind that codes.
     """
-    compute = parts["compute"][0] + parts["waiting"][0] + parts["rest"]
     wire = parts["wire"]
+    compute = sum(parts[name][0] for name in ("compute", "compression", "optimizer", "waiting"))
     if wire <= SLOW * compute:
         return None
-    saves = saves or dict.fromkeys(by_way, 0)
-    takes = {way: wire * (by_way[way] + saves[way]) / by_way["exact"] for way in PRICE}
-    way = next((way for way, seconds in takes.items() if seconds <= SLOW * compute), "diloco")
     step = compute + wire
-    meeting = wire * by_way["diloco"] / by_way["exact"] * sync_every
-    found = hidden(meeting, compute, sync_every) if way == "diloco" else None
+    larger = (
+        f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s). A larger batch_size makes that "
+        "less at no price"
+    )
+    saves = saves or dict.fromkeys(by_way, 0)
+    share = {way: (by_way[way] + saves[way]) / by_way["exact"] for way in allowed}
+    full = wire + behind
+    coding = {way: max(parts["optimizer"]) * CODING[device][way] for way in allowed}
+    if "diloco" in coding:
+        coding["diloco"] /= sync_every
+    takes = {way: full * share[way] + coding[way] for way in allowed}
+    takes = {way: seconds for way, seconds in takes.items() if seconds < wire}
+    if not takes:
+        return larger
+    enough = [way for way, seconds in takes.items() if seconds <= SLOW * compute]
+    way = enough[0] if enough else min(takes, key=takes.get)
+    found = None
+    if way == "diloco":
+        meeting = sync_every * (full * by_way[way] / by_way["exact"] + coding[way])
+        found = hidden(meeting, compute, sync_every)
     hides = found and (
         f". Each of its meetings takes {meeting:.2g} s; with -e diloco_fragments={found[0]} "
         f"-e diloco_overlap={found[1]}, too, a part at a time travels while the next steps are computed"
     )
     return (
-        f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s). A larger batch_size makes that "
-        f"less at no price; comm: {way} sends {takes[way] / wire:.1%} of the bytes, for steps "
+        f"{larger}; comm: {way} sends {share[way]:.1%} of the bytes, for steps "
         f"{step / (compute + takes[way]):.1f} times as fast. Its price: {PRICE[way]}. "
         f"A run goes on with it after stop.yml, by -e resume=true -e comm={way} (docs/slow-networks.md){hides or ''}"
     )

@@ -208,7 +208,9 @@ def _times(view: dict) -> str:
     compute, waiting, hosts = went.get("compute") or [], went.get("waiting") or [], went.get("ranks") or []
     if len(compute) < 2 or not len(compute) == len(waiting) == len(hosts):
         return ""
-    step = compute[0] + waiting[0] + went["wire"] + went["rest"]
+    others = {name: went.get(name) or [0.0] for name in ("compression", "optimizer")}
+    step = compute[0] + waiting[0] + went["wire"] + sum(own[0] for own in others.values())
+    step += went.get("rest", 0.0)  # as releases before told of the optimizer
     order = sorted(range(len(compute)), key=lambda rank: -compute[rank])
     shown = order if len(order) <= SHOWN_RANKS else [*order[: SHOWN_RANKS // 2], *order[-SHOWN_RANKS // 2 :]]
     ranks = [
@@ -219,7 +221,13 @@ def _times(view: dict) -> str:
     left = f" ({len(order) - len(shown)} between them)" if len(shown) < len(order) else ""
     # A sharded strategy's ranks on GPUs wait within what counts as computing.
     what, least = ("computing", "") if went.get("watched", True) else ("computing or waiting", "at least ")
-    return f"of a step's {step:.2g} s, {what}: {', '.join(ranks)}{left}; the network: {least}{went['wire'] / step:.0%}"
+    more = "".join(
+        f"; {name}: up to {max(own) / step:.0%}" for name, own in others.items() if max(own) / step >= 0.05
+    )
+    return (
+        f"of a step's {step:.2g} s, {what}: {', '.join(ranks)}{left}{more}; the network: "
+        f"{least}{went['wire'] / step:.0%}"
+    )
 
 
 def _shares(view: dict) -> str:

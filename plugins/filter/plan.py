@@ -21,6 +21,7 @@ from trainer.data.read import names, placed
 from trainer.ways import EXACT
 
 BROUGHT = re.compile(r"/(models|data)/[0-9a-f]{64}/([^/]*)$")  # a place by content
+FROZEN_TRAVEL = ("fsdp", "zero3", "offload", "infinity")  # strategies that send an adapter's frozen weights
 PLAIN = r"[A-Za-z0-9_./:=@%+,-]*"  # what needs no quotes in a shell's or systemd's file of variables
 
 
@@ -358,8 +359,8 @@ def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = 
         stored = yaml.safe_load(next(iter(facts.values()))["run_config"] or "")
         if not isinstance(stored, dict):
             return False
-        if "bucket_mb" not in config:
-            stored.pop("bucket_mb", None)  # run_by_link chose it
+        for key in {"bucket_mb", "link_gbit"} - set(config):
+            stored.pop(key, None)  # run_by_link chose it
         return stored == _as_stored(config, stored)
     except yaml.YAMLError:
         return False
@@ -382,16 +383,20 @@ def _as_stored(config: dict, stored: dict) -> dict:
 
 
 def run_by_link(config: dict, hosts: list[str], results: str, rdma: list[str]) -> dict:
-    """`config` with the bucket_mb of the link that was measured between just these hosts, unless it says one.
+    """`config` with the bucket_mb of the link that was measured between just these hosts, unless it says one; or with
+    its link_gbit, where an adapter's frozen weights would go over it.
 
     results: where the playbooks keep what they have measured, by TCP. rdma: the hosts that have more than that.
-    The run keeps it when it is resumed: another one would change the last bits of its curve. What goes another way than
-    by exact sums has nothing of small buckets.
+    The run keeps its bucket_mb when it is resumed: another one would change the last bits of its curve. What goes
+    another way than by exact sums has nothing of small buckets.
     """
-    wanted = config.get("comm", "auto") in EXACT and config.get("strategy", "ddp") in ("ddp", "split")
+    strategy, measured = config.get("strategy", "ddp"), link.between(Path(results), hosts, rdma)
+    if strategy in FROZEN_TRAVEL and config.get("adapter", "none") != "none" and measured:
+        return {"link_gbit": round(measured[0].bits / 1e9, 3), **config}
+    wanted = config.get("comm", "auto") in EXACT and strategy in ("ddp", "split")
     if "bucket_mb" in config or not wanted:
         return config
-    for found in link.between(Path(results), hosts, rdma):
+    for found in measured:
         if found.hop is not None:
             return {**config, "bucket_mb": link.bucket_mb(found.stream, found.hop, len(hosts))}
     return config

@@ -186,16 +186,17 @@ def watched(events: list[dict]) -> bool:
 def parts(train: list[dict], names: list[str], own: bool = True) -> dict | None:
     """Where a step's time went, in mean seconds, of the steps of the last attempt's ranks; what to do about it.
 
-    ranks: [{name, compute, waiting, wire, rest}], as trainer/metrics.py says. None for metrics that do not say.
+    ranks: [{name, compute, compression, waiting, wire, optimizer}], as trainer/metrics.py says. None for metrics that
+    do not say.
     own: as `watched` says.
     """
     steps = metrics.last_ranks(train)
     went = metrics.parts(steps)
     if went is None or len(went["compute"]) != len(names):
         return None
-    compute, wire, rest = went["compute"], went["wire"], went["rest"]
-    slowest = compute[0] + went["waiting"][0]
-    step = slowest + wire + rest
+    compute, waiting, wire = went["compute"], went["waiting"], went["wire"]
+    by_rank = ("compute", "compression", "waiting", "optimizer")
+    step = wire + sum(went[name][0] for name in by_rank)
     order = sorted(range(len(names)), key=lambda rank: -compute[rank])
     shown = sorted(
         order if len(order) <= SHOWN_RANKS else order[: SHOWN_RANKS // 2] + order[-SHOWN_RANKS // 2 :]
@@ -208,26 +209,22 @@ def parts(train: list[dict], names: list[str], own: bool = True) -> dict | None:
         "ranks": [
             {
                 "name": names[rank],
-                "compute": compute[rank],
-                "waiting": went["waiting"][rank],
                 "wire": wire,
-                "rest": rest,
+                **{name: went[name][rank] for name in by_rank},
             }
             for rank in shown
         ],
         "computing": "computing" if own else "computing or waiting",
         "note": note,
-        "advice": _advice(step, compute, slowest, wire, names, own),
+        "advice": _advice(step, waiting, wire, names, own),
     }
 
 
-def _advice(
-    step: float, compute: list[float], slowest: float, wire: float, names: list[str], own: bool
-) -> str:
+def _advice(step: float, waiting: list[float], wire: float, names: list[str], own: bool) -> str:
     if wire > NETWORK * step:
         return "Most of what could be gained is on the network: docs/slow-networks.md says what sends less."
-    if len(compute) > 1 and slowest - min(compute) > UNEVEN * step:
-        last = names[compute.index(max(compute))]
+    if max(waiting) > UNEVEN * step:
+        last = names[waiting.index(min(waiting))]
         return f"The others wait for {last}: balance: auto gives each rank what it can do in the same time."
     if not own:
         return (

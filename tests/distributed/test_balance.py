@@ -179,9 +179,9 @@ def test_shares_that_are_set(material, tmp_path):
     went = ranks.status(tmp_path / "both/node0")["parts"]
     assert min(went["waiting"]) >= 0 and min(went["compute"]) > 0 and len(went["ranks"]) == 2
     mean = sum(one["step_seconds"] for one in ranks.records(tmp_path / "both/node0")) / 6
-    assert went["compute"][1] + went["waiting"][1] + went["wire"] + went["rest"] == pytest.approx(
-        mean, rel=0.2
-    )
+    by_rank = ("compute", "compression", "optimizer", "waiting")
+    assert went["wire"] + sum(went[name][1] for name in by_rank) == pytest.approx(mean, rel=0.2)
+    assert went["compression"] == [0, 0] and min(went["optimizer"]) > 0
     (start,) = ranks.records(tmp_path / "both/node0", "event")[:1]
     assert start["event"] == "start" and start["ranks"] == went["ranks"]
     assert start["watched"] and went["watched"]

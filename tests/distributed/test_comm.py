@@ -175,6 +175,11 @@ def test_the_curve_stays_near_all_ranks_stay_alike_and_less_is_sent(
     for one in weights[1:]:
         assert all(torch.equal(one[name], weights[0][name]) for name in one)
     assert wire(folder / "node0") > less * wire(tmp_path / "node0")
+    exactly, coded = (
+        zip(*(one["rank_compression_seconds"] for one in ranks.records(where / "node0")), strict=True)
+        for where in (folder, tmp_path)
+    )
+    assert not any(map(any, exactly)) and all(map(any, coded))
 
 
 @pytest.mark.parametrize(
@@ -291,6 +296,9 @@ def test_what_a_checkpoint_makes_all_send_is_counted_with_the_step_after_it(mate
     kept = load_file(tmp_path / "three/node0/checkpoints/step-00000008/optimizer.safetensors")
     each = sum(one.nbytes for name, one in kept.items() if name.startswith(("exp_avg", "unsent.")))
     assert sum(thrice) == 3 * once[11] + 2 * each
+    # Each checkpoint's event tells of it, too; of the last one nothing else does.
+    events = [one for one in ranks.records(tmp_path / "three/node0", "event") if one["event"] == "checkpoint"]
+    assert [one["wire_bytes"] for one in events] == [once[11] + each, once[11] + each, each]
 
 
 @pytest.mark.full

@@ -32,6 +32,8 @@ KEYS = {
         "compute_seconds",
         "comm_seconds",
         "rank_seconds",
+        "rank_compression_seconds",
+        "rank_optimizer_seconds",
         "wire_bytes",
         "world_size",
         "shares",
@@ -48,6 +50,49 @@ def ended(tmp_path, size, material, *overrides, code, node=0, **options):
     for path in tmp_path.rglob("rank-*.log"):
         assert "Traceback" not in path.read_text()
     return state["reason"]
+
+
+def _asked(module: str, name: str):
+    """A function in whose stead one sends this rank a SIGTERM first, on one rank of two."""
+    import importlib
+
+    def sent(*arguments):
+        import signal
+
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return getattr(importlib.import_module(module), f"{name}_really")(*arguments)
+
+    return sent
+
+
+def _asked_with_the_data(config, world):
+    return _asked("trainer.commands.train", "_data_digests")(config, world)
+
+
+def _asked_with_the_model(config, source, world, in_parts):
+    return _asked("trainer.model.load", "build")(config, source, world, in_parts)
+
+
+def _no_step(run, observer):
+    raise AssertionError("a step was begun")
+
+
+@pytest.mark.parametrize(
+    ("place", "asked"),
+    [
+        (("trainer.commands.train", "_data_digests"), _asked_with_the_data),
+        (("trainer.model.load", "build"), _asked_with_the_model),
+    ],
+)
+def test_who_is_asked_to_stop_before_the_first_step_does_not_come_to_it(material, tmp_path, place, asked):
+    """A large set takes half an hour to tokenise: Ctrl-C, systemd and a launcher do not wait for that."""
+    patch = {place: asked, ("trainer.loop", "train_step"): _no_step}
+    ranks.run(tmp_path, 2, material / "run.yaml", codes=[75, 75], patch=patch)
+    for node in ("node0", "node1"):
+        status = ranks.status(tmp_path / node)
+        assert (status["state"], status["step"]) == ("stopped", None)
+        assert status["reason"].endswith("stopped on request before the first step; start it again to go on")
 
 
 def test_diverged(material, tmp_path):

@@ -15,6 +15,7 @@ from trainer.commands import plan
 from trainer.config import from_mapping
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
+from trainer.model import router
 from trainer.model.footprint import Footprint
 
 BASE = """
@@ -258,6 +259,14 @@ def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monk
     assert "comm: exact" in out and "the curve as it is (as configured)" in out and "comm: diloco" in out
     assert cli.main(["plan", str(small), "--link=400gbit"]) == 0
     assert "comm: diloco" not in capsys.readouterr().out
+    # What the run would be refused for is not listed.
+    assert cli.main(["plan", str(small), "dtype=float16", "--link=1mbit"]) == 0
+    out = capsys.readouterr().out
+    assert "comm:" not in out and "a larger batch_size makes that less" in out
+    monkeypatch.setattr(router, "coefficient", lambda *_: 0.01)
+    assert cli.main(["plan", str(small), "--link=1mbit"]) == 0
+    out = capsys.readouterr().out
+    assert "comm: powersgd" in out and "comm: diloco" not in out
 
 
 def place(memory: int, nodes: int = 2) -> plan.Place:

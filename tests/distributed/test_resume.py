@@ -122,7 +122,7 @@ def test_a_killed_rank_ends_all_and_a_restart_has_the_same_curve(material, whole
     assert curves[0] == curves[1]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "no manifest", "half written"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "no manifest", "half written", "another cursor", "empty"])
 def test_a_damaged_newest_checkpoint_is_passed_over(material, whole, tmp_path, damage):
     ranks.run(tmp_path, 1, material / "run.yaml", codes=[75], stop_in=9)
     newest = tmp_path / "node0" / "checkpoints" / "step-00000009"
@@ -134,6 +134,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over(material, whole, tmp_path, d
         weights.write_bytes(content[:-100])
     elif damage == "no manifest":
         (newest / "manifest.json").unlink()
+    elif damage == "another cursor":
+        text = (newest / "manifest.json").read_text()
+        assert text.count('"cursor": 63') == 1
+        (newest / "manifest.json").write_text(text.replace('"cursor": 63', '"cursor": 62'))
+    elif damage == "empty":
+        (newest / "manifest.json").write_text('{"format": 1, "files": {}}')
     else:
         (newest / "manifest.json").write_text('{"step": 9, "fi')
 
@@ -240,6 +246,7 @@ def test_a_model_that_computes_otherwise_with_equal_shapes_is_refused(material, 
     facts = json.loads(manifest.read_text())
     kept = {what: one for what, one in facts["identity"].items() if not what.startswith("config.")}
     assert len(kept) < len(facts["identity"])
+    del facts["sha256"]  # nor had an earlier version that
     manifest.write_text(json.dumps({**facts, "identity": kept}))
     assert len(ranks.run(tmp_path, 1, *run, "steps=3")) == 3
 

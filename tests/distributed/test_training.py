@@ -237,6 +237,63 @@ def test_a_batch_that_does_harm_is_passed_over(material, tmp_path, action):
     assert event["step"] == {"skip": 6, "rollback": 4}[action] and "step 7: loss nan" in event["reason"]
 
 
+def test_harm_after_each_way_back_ends_the_run(material, tmp_path):
+    """It would come back to the same checkpoint for ever: good steps in between are no way out."""
+    patch = {("trainer.loop", "token_loss"): _harmful_after_step_6}
+    ranks.run(tmp_path, 1, material / "run.yaml", "on_nan=rollback", patch=patch, codes=[3])
+    reason = ranks.status(tmp_path / "node0")["reason"]
+    assert "went back to step 4 10 times and came to no newer checkpoint. Cure: a lower lr" in reason
+
+
+def _harmful_after_step_6(run, sequences):
+    from trainer import loop
+
+    return loop.token_loss_really(run, sequences) * (float("nan") if run.progress.step == 6 else 1)
+
+
+@pytest.mark.parametrize("batch", ["_last_of_the_first_epoch", "_last"])
+def test_an_epoch_whose_last_batch_is_passed_over_ends_all_the_same(material, tmp_path, batch):
+    patch = {("trainer.loop", "token_loss"): globals()[batch]}
+    extra = ("steps=null", "epochs=2", "on_nan=skip", "validation_split=0.2", "checkpoint_epochs=true")
+    ranks.run(tmp_path, 1, material / "run.yaml", *extra, "checkpoint_every=0", patch=patch)
+    node = tmp_path / "node0"
+    (harm,) = [one for one in ranks.records(node, "event") if one["event"] == "passed over"]
+    ends = [one["step"] for one in ranks.records(node, "epoch")]
+    assert [one["epoch"] for one in ranks.records(node, "epoch")] == [0, 1]
+    assert harm["step"] == ends[batch == "_last"] and ends[1] == len(ranks.losses(node))
+    assert [one["step"] for one in ranks.records(node, "eval")] == ends
+    saved = [one["step"] for one in ranks.records(node, "event") if one["event"] == "checkpoint"]
+    assert saved == ends
+
+
+def _last_of_the_first_epoch(run, sequences):
+    from trainer import loop
+
+    cursor, all_of_them = run.progress.cursor, run.index.sequences
+    last = cursor < all_of_them <= cursor + run.config.batch_size
+    return loop.token_loss_really(run, sequences) * (float("nan") if last else 1)
+
+
+def _last(run, sequences):
+    from trainer import loop
+
+    last = run.progress.step + 1 == run.steps and not run.progress.passed_over
+    return loop.token_loss_really(run, sequences) * (float("nan") if last else 1)
+
+
+def test_an_evaluation_that_a_stop_came_before_is_made_by_whoever_goes_on(material, tmp_path):
+    extra = (material / "run.yaml", "validation_split=0.2", "eval_every=4")
+    for name, stop in (("whole", None), ("cut", 8)):
+        ranks.run(tmp_path / name, 1, *extra, stop_in=stop, codes=[75 if stop else 0])
+    assert [one["step"] for one in ranks.records(tmp_path / "cut/node0", "eval")] == [4]
+    ranks.run(tmp_path / "cut", 1, *extra)
+    evals = [
+        [(one["step"], one["loss"]) for one in ranks.records(tmp_path / name / "node0", "eval")]
+        for name in ("whole", "cut")
+    ]
+    assert evals[0] == evals[1] and [step for step, _ in evals[0]] == [4, 8, 12]
+
+
 def _harmful(run, sequences):
     from trainer import loop
 

@@ -66,6 +66,34 @@ def test_no_other_shares_are_done_earlier(seed):
     assert slowest(found, seconds) == pytest.approx(min(slowest(split, seconds) for split in every))
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_what_no_share_makes_shorter_counts_and_where_it_is_nothing_changes_nothing(seed):
+    chance = random.Random(seed)
+    ranks, batch = chance.randint(1, 4), chance.randint(4, 12)
+    seconds, fixed = ([chance.uniform(0.1, 5) for _ in range(ranks)] for _ in range(2))
+    found = solve(batch, seconds, fixed=fixed)
+    every = (split for split in itertools.product(range(1, batch + 1), repeat=ranks) if sum(split) == batch)
+
+    def last(split):
+        return max(own + share * each for own, share, each in zip(fixed, split, seconds, strict=True))
+
+    assert sum(found) == batch and last(found) == pytest.approx(min(map(last, every)))
+    assert solve(batch, seconds, fixed=[0.0] * ranks) == solve(batch, seconds)
+
+
+def test_a_rank_whose_optimizer_takes_longer_computes_less():
+    """Both take 1 s a sequence, and the second 4 s for its optimizer: 10 and 10 s instead of 8 and 12."""
+    balance = Balance(16, 2)
+    for _ in range(SETTLE + WINDOW):
+        balance.learn([float(share) for share in balance.split], [0.0, 4.0])
+    assert balance.split == [10, 6] and balance.gain == balance.expected == pytest.approx(12 / 10)
+    assert balance.saved([10.0, 6.0], [10, 6]) == pytest.approx(2.0)
+    alike = Balance(16, 2)
+    for _ in range(SETTLE + WINDOW):
+        alike.learn([float(share) for share in alike.split], [4.0, 4.0])
+    assert alike.split == [8, 8]
+
+
 def test_speeds_of_two_to_one_to_one():
     assert solve(16, [1.0, 2.0, 2.0]) == [8, 4, 4]
     assert solve(28, [1.0, 2.0, 4.0]) == [16, 8, 4]

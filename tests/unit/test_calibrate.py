@@ -212,6 +212,31 @@ def test_a_gpu_without_memory_for_a_micro_batch_computes_fewer_at_once(monkeypat
     assert ("At once computes: rank 0 on desktop" in said) == (room < 4)
 
 
+@pytest.mark.parametrize(
+    ("balance", "size", "split"), [("even", 2, [8, 8]), ("3,13", 2, [3, 13]), ("auto", 1, [16])]
+)
+def test_memory_is_tried_where_shares_are_set_or_a_gpu_is_alone(monkeypatch, balance, size, split):
+    """And nothing else is; on a CPU nothing at all."""
+    made = passes(monkeypatch, 0.001)
+    one = run(lambda own: own)
+    one.world.size, one.balance = size, Balance(16, size, balance)
+    if size == 1:
+        one.world.gather = lambda own: [own]
+    assert calibrate.begin(one) == [] and made == []
+    monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
+    memory_for(monkeypatch, 2)
+    assert calibrate.begin(one) == [] and one.balance.split == split
+    assert one.micro_batch_size == 2 and made == [2]
+    # Where ranks keep step, all go through more micro-batches then.
+    one = run(lambda own: own, strategy="zero2")
+    one.strategy.lockstep, one.world.size = True, size
+    one.balance = Balance(16, size, balance, lockstep=4, at_once=[16] * size)
+    if size == 1:
+        one.world.gather = lambda own: [own]
+    assert calibrate.begin(one) == [] and one.balance.split == split
+    assert one.balance.passes == -(-max(split) // 2)
+
+
 def test_a_gpu_without_memory_for_one_sequence_is_told(monkeypatch):
     monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
 

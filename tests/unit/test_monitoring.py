@@ -83,6 +83,8 @@ def step(number):
         "compute_seconds": 0.5,
         "comm_seconds": 1.2,
         "rank_seconds": [0.5, 1.0],
+        "rank_compression_seconds": [0.0, 0.1],
+        "rank_optimizer_seconds": [0.3, 0.2],
         "loss": 2.0,
     }
 
@@ -120,7 +122,9 @@ def test_what_the_trainer_writes_is_told(tmp_path, look):
     assert found[of("first", "step_seconds")] == pytest.approx(2.0)
     assert found[of("first", "network_seconds")] == pytest.approx(0.7)
     assert found[of("first", "rank_compute_seconds", rank="1", host="node2")] == 1.0
-    assert found[of("first", "rank_waiting_seconds", rank="0", host="node1")] == 0.5
+    assert found[of("first", "rank_waiting_seconds", rank="0", host="node1")] == pytest.approx(0.5)
+    assert found[of("first", "rank_compression_seconds", rank="1", host="node2")] == 0.1
+    assert found[of("first", "rank_optimizer_seconds", rank="0", host="node1")] == 0.3
     assert not [key for key in found if key[0] in ("run_reason", "run_eval_loss")]
 
 

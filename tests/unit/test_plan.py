@@ -348,6 +348,22 @@ def test_a_run_has_the_buckets_of_the_link_between_its_hosts(tmp_path):
     assert chosen() == 8
 
 
+def test_a_run_whose_frozen_weights_would_travel_is_told_what_was_measured(tmp_path):
+    lora = {**CONFIG, "adapter": "lora", "strategy": "fsdp"}
+
+    def told(config=lora, hosts="ab", rdma=""):
+        return plan.run_by_link(config, list(hosts), str(tmp_path), list(rdma)).get("link_gbit")
+
+    assert told() is None
+    baseline(tmp_path, ["a", "b"], gbit={}, rtt_ms={})
+    assert told() == pytest.approx(1.0, abs=0.01)  # 941 Mbit/s of a stream
+    assert told(hosts="abc") is told(rdma="a") is None
+    assert told({**lora, "adapter": "none"}) is told({**lora, "strategy": "zero2"}) is None
+    assert told({**lora, "link_gbit": 7.0}) == 7.0
+    stored = facts({"active": ["first"], "run_config": "strategy: fsdp\nlink_gbit: 1.001\n"})
+    assert plan.run_is_same(stored, "first", {"strategy": "fsdp"})
+
+
 @pytest.mark.parametrize(
     ("megabits", "hop", "hosts", "mb"),
     [

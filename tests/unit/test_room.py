@@ -115,6 +115,10 @@ LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
         ({}, 1, 1 << 40, True),
         ({}, 10, 1 << 40, False),
         ({}, None, 1 << 40, False),
+        ({"link_gbit": 1.0}, None, 1 << 40, True),  # the interface says nothing
+        ({"link_gbit": 1.0}, 10, 1 << 40, True),  # or more than was measured
+        ({"link_gbit": 20.0}, 1, 1 << 40, True),
+        ({"link_gbit": 9.4}, None, 1 << 40, False),
         ({}, 1, 1 << 10, False),  # ddp has no room
         ({"force_strategy": True}, 1, 1 << 40, False),
         ({"adapter": "none"}, 1, 1 << 40, False),

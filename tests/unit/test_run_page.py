@@ -76,18 +76,32 @@ def test_no_spike_is_thinned_away():
 
 
 def test_where_the_time_goes():
-    """Rank 1 computes for 3 s of 5, rank 0 for 1; the loop needs half a second, so the network took the rest."""
+    """Rank 1 computes for 3 s of 5, rank 0 for 1; the loop needs half a second, so the network took the rest.
+
+    By a release from before ranks told of their optimizers: all count as rank 0's.
+    """
     one = {"rank_seconds": [1.0, 3.0], "step_seconds": 5.0, "compute_seconds": 1.0, "comm_seconds": 3.5}
     steps = [step(n, world_size=2, **one) for n in (1, 2)]
     found = run_page.parts(steps, ["a", "b"])
     assert found["step"] == 5.0
-    assert [(r["compute"], r["waiting"], r["wire"], r["rest"]) for r in found["ranks"]] == [
+    assert [(r["compute"], r["waiting"], r["wire"], r["optimizer"]) for r in found["ranks"]] == [
         (1, 2, 1.5, 0.5),
         (3, 0, 1.5, 0.5),
     ]
+    assert all(r["compression"] == 0 for r in found["ranks"])
     assert "wait for b" in found["advice"]
     slow = run_page.parts([{**one, "step_seconds": 15.0, "comm_seconds": 13.5} for one in steps], ["a", "b"])
     assert "slow-networks" in slow["advice"]
+
+
+def test_what_a_rank_codes_and_its_optimizer_are_not_the_networks():
+    """Of 10 s both compute 1; rank 0 codes for 2 s, and its optimizer takes 0.5 s, rank 1's 6 s: the network took 1."""
+    one = {"rank_seconds": [1.0, 1.0], "step_seconds": 10.0, "compute_seconds": 1.0, "comm_seconds": 8.5}
+    one |= {"rank_compression_seconds": [2.0, 2.0], "rank_optimizer_seconds": [0.5, 6.0]}
+    found = run_page.parts([step(n, world_size=2, **one) for n in (1, 2)], ["a", "b"])
+    names = ("compute", "compression", "optimizer", "waiting", "wire")
+    assert [[r[name] for name in names] for r in found["ranks"]] == [[1, 2, 0.5, 5.5, 1], [1, 2, 6, 0, 1]]
+    assert found["step"] == 10 and "wait for b" in found["advice"]
 
 
 def test_what_steps_do_not_tell_of_is_not_called_computing(tmp_path):

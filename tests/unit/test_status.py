@@ -198,6 +198,21 @@ def test_what_steps_do_not_tell_of_is_not_called_computing():
     assert "of a step's 0.5 s, computing or waiting: a 80%, b 80%; the network: at least 16%" in told
 
 
+def test_what_is_coded_is_told_where_it_is_much():
+    parts = {
+        "compute": [0.4, 0.4],
+        "compression": [0.1, 0.2],
+        "optimizer": [0.01, 0.01],
+        "waiting": [0.1, 0.0],
+    }
+    parts |= {"wire": 0.39, "ranks": ["a", "b"]}
+    told = cluster_status({"node1": host(["a"], a={"age": 1, "parts": parts})}, "a")
+    assert (
+        "of a step's 1 s, computing: a 40% and waits 10%, b 40%; compression: up to 20%; the network: 39%"
+        in told
+    )
+
+
 def test_even_shares_are_not_worth_a_word():
     even = {"shares": [16, 16, 15], "speed_up": None, "age": 1}
     assert "shares" not in cluster_status({"node1": host(["a"], a=even)}, "a")

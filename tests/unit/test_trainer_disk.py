@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import tracemalloc
 
 import pytest
 
@@ -138,3 +139,40 @@ def test_a_file_without_room_for_it_leaves_no_half_of_itself(tmp_path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         metrics.write_json(tmp_path / "status.json", {})
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_long_run_tells_is_summed_up_without_being_in_memory(tmp_path):
+    """A million steps of eight ranks would be gigabytes; hosts that joined later are no part of the times."""
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(1, 3001):
+            ranks = 3 if step <= 1000 else 8
+            train = {
+                "kind": "train",
+                "step": step,
+                "loss": abs(1500 - step),
+                "tokens": 7,
+                "world_size": ranks,
+            }
+            times = {
+                "step_seconds": 2.0,
+                "compute_seconds": 1.0,
+                "comm_seconds": 0.5,
+                "memory_peak_bytes": step,
+            }
+            file.write(json.dumps({**train, **times, "rank_seconds": [1.0] * ranks}) + "\n")
+            if step % 1000 == 0:
+                file.write(
+                    json.dumps({"kind": "epoch", "epoch": step // 1000, "step": step, "loss": 1.0}) + "\n"
+                )
+                file.write(json.dumps({"kind": "eval", "step": step, "loss": 2.0}) + "\n")
+    metrics.curve(tmp_path, 10)  # what is imported at first use
+    tracemalloc.start()
+    found = metrics.curve(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (tmp_path / "metrics.jsonl").stat().st_size / 2
+    assert (found["steps"], found["best"], found["tokens"]) == (3000, {"step": 1500, "loss": 0}, 21000)
+    assert found["losses"][:2] == [[1, 1499], [4, 1496]] and found["losses"][-1] == [3000, 1500]
+    assert found["epochs"] == [[1, 1.0], [2, 1.0], [3, 1.0]] and found["evals"][0] == [1000, 2.0]
+    assert found["memory_peak_bytes"] == 3000 and len(found["parts"]["compute"]) == 8
+    assert metrics.curve(tmp_path, 1000)["parts"]["wire"] == pytest.approx(0.5)

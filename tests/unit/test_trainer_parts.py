@@ -82,8 +82,10 @@ def stored(folder: Path, step: int, launch: str = "") -> Path:
     """A checkpoint of a few bytes, valid by its manifest. launch: the start of the run that saved it."""
     path = folder / f"step-{step:08d}"
     path.mkdir(parents=True)
-    (path / "model.safetensors").write_bytes(b"weights")
-    files = {"model.safetensors": checkpoint._settled(path / "model.safetensors")}
+    files = {}
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        (path / name).write_bytes(b"weights")
+        files[name] = checkpoint._settled(path / name)
     progress = {"launch": launch} if launch else {}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "files": files, **progress}))
     return path

@@ -310,8 +310,10 @@ def test_the_convention_of_flops():
 def stored(folder: Path, step: int) -> Path:
     path = folder / f"step-{step:08d}"
     path.mkdir(parents=True)
-    (path / "model.safetensors").write_bytes(b"weights")
-    files = {"model.safetensors": checkpoint._settled(path / "model.safetensors")}
+    files = {}
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        (path / name).write_bytes(b"weights")
+        files[name] = checkpoint._settled(path / name)
     (path / "manifest.json").write_text(
         json.dumps({"format": 1, "step": step, "files": files, "copies": [{"host": "node1", "files": files}]})
     )
@@ -327,6 +329,11 @@ def test_checkpoints_are_checked_one_by_one(tmp_path, capsys):
     told = capsys.readouterr()
     assert "step-00000003: good; step 3" in told.out and "sha256 differs" in told.err
     assert cli.main(["check", str(good)]) == 0
+    good.rename(tmp_path / "kept")  # whatever its name
+    assert cli.main(["check", str(tmp_path / "kept")]) == 0
+    (tmp_path / "kept").rename(good.with_name("step-00000004"))
+    assert cli.main(["check", str(good.with_name("step-00000004"))]) == 2
+    good.with_name("step-00000004").rename(good)
     (bad / "manifest.json").unlink()
     assert cli.main(["check", str(bad)]) == 2
     (tmp_path / "empty").mkdir()

@@ -86,7 +86,7 @@ def main(
     """Print the plan, as text or JSON."""
     from trainer.commands import check, train  # noqa: F401 - what a run has loaded, its overhead counts
     from trainer.data import read
-    from trainer.model import footprint, load
+    from trainer.model import footprint, load, router
     from trainer.world import World
 
     world = World(dataclasses.replace(config, strategy="ddp"), environment)
@@ -102,13 +102,15 @@ def main(
         raise BadInput("\n".join(problems))
     with _countable(config):
         found = footprint.measure(config, source.config, world.device.type)
+    model = load.rehearse(config, source)
+    lossy = ways.open_to(config.dtype, bool(model and router.coefficient(config, model)))
     budgets = every(config, found, place, overhead)
     if config.strategy == "split" and "split" not in budgets:
         if place.ranks == 1:
             raise BadInput(split.ALONE)
         budgets["split"] = dataclasses.replace(budgets["ddp"], strategy="split")  # of a host with one GPU
     estimate = _estimate(config, found, place, letters, found_shares)
-    answer = _answer(config, found, place, budgets, estimate) | {"shares": found_shares}
+    answer = _answer(config, found, place, budgets, estimate, lossy) | {"shares": found_shares}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
 
@@ -248,13 +250,31 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     )
     if lossy:
         sent = by_way(config, found, place)[config.comm]
-        lines["left over"] = {"diloco": 3}.get(config.comm, 1) * trained
+        lines["left over"], codes = _lossy_bytes(config, found)
+        # Coding begins when what backward needs is gone.
+        lines["compression"] = max(0, codes - lines["activations"] - lines["loss and backward"])
         if config.diloco_overlap:  # what travels meanwhile does so from the CPU's memory
             lines["left over"] -= trained
             where = lines if on_cpu else host
             where["left over"] = where.get("left over", 0) + trained
             where["under way"] = found.fragment
     return Budget(kind, lines, host, sent, _seconds(sent, place))
+
+
+def _lossy_bytes(config: Config, found: Footprint) -> tuple[int, int]:
+    """(what config.comm holds from step to step beside gradients, what it needs on top while it codes).
+
+    All that is left over is held twice until the optimizer has gone by its sum; the rest is as measured
+    (tests/unit/test_compress.py): copies of a bucket, or of powersgd's factors in float32.
+    """
+    trained, factors = found.gradients, 4 * found.factors
+    bucket = min(ways.BUCKET_BYTES, (config.bucket_mb or ways.BUCKET_MB) << 20)
+    bucket = min(trained, bucket + max(0, trained - found.blocks))  # an embedding goes whole
+    if config.comm == "powersgd":
+        return trained + 5 * factors // 2, trained + 4 * factors
+    if config.comm == "diloco":
+        return 3 * trained, 5 * bucket
+    return trained, trained + 3 * bucket
 
 
 def split_budget(config: Config, found: Footprint, place: Place, overhead: int) -> Budget:
@@ -515,8 +535,10 @@ def propose(budgets: dict[str, Budget], place: Place) -> str | None:
     return min(plain, key=lambda name: budgets[name].wire_seconds, default=fitting[0] if fitting else None)
 
 
-def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estimate: dict) -> dict:
-    """The plan as `--json` prints it; bytes and seconds."""
+def _answer(
+    config: Config, found: Footprint, place: Place, budgets: dict, estimate: dict, lossy: tuple[str, ...]
+) -> dict:
+    """The plan as `--json` prints it; bytes and seconds. lossy: as ways.open_to gives them."""
     mine = budgets[known(config.strategy)]
     most = at_once(config, found, place)
     waiting = _waiting(config, found, place, estimate["compute_seconds"])
@@ -558,6 +580,7 @@ def _answer(config: Config, found: Footprint, place: Place, budgets: dict, estim
                 "waiting_seconds": waiting[name],
             }
             for name, sent in by_way(config, found, place).items()
+            if name == "exact" or name in lossy
         },
         "comm": config.comm,
         "strategy": known(config.strategy),
@@ -716,6 +739,8 @@ def _less(answer: dict) -> list[str]:
     compute = answer["estimate"]["compute_seconds"]
     if answer["strategy"] != "ddp" or answer["ways"]["exact"]["wire_seconds"] <= ways.SLOW * compute:
         return []
+    if list(answer["ways"]) == ["exact"]:
+        return ["", "sending takes long: a larger batch_size makes that less of a step, at no price"]
     lines = [
         "",
         "sending takes long; less can travel, and the loss curve is then another one (invariant 1 of the design):",

@@ -109,7 +109,12 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     digests = _data_digests(config, world)
     source = model_load.source(config, world)
 
+    def go_on() -> None:
+        if environment.asked_to_stop(stop_signal):
+            raise Stopped("stopped on request before the first step; start it again to go on")
+
     def tell(words: str, at_once: bool = False) -> None:
+        go_on()
         if status:
             status.update(at_once, state="starting", reason=words)
 
@@ -119,7 +124,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell)
 
     packed, held_out = world.together(prepared)
-    tell("loading the model", at_once=True)
+    world.together(lambda: tell("loading the model", at_once=True))
     both = [packed, held_out] if held_out else [packed]
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
@@ -128,6 +133,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world)
     in_parts = strategies.reads_weights(config, world)
     model = model_load.build(config, source, world, in_parts)
+    world.together(go_on)
     router_coef = world.together(lambda: router.coefficient(config, model))
     if router_coef and config.comm == "diloco":
         raise BadInput(
@@ -152,7 +158,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     if found:
         checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
         checkpoint.load(found, strategy, optimizer)
-        progress = Progress(**found.manifest["progress"], launch=found.manifest.get("launch", ""))
+        progress = recorder.progress_in(found.manifest)
     progress.launch = max(progress.launch, environment.launch)
     run = Run(
         config=config,
@@ -274,7 +280,6 @@ def _wait_for_a_copy(
         log(f"waiting: {absent}")
     if status:
         status.update(state="stalled", reason=str(absent))
-    files = (environment.stop_file, environment.yield_file)
     run = store.connect(os.environ["TRAINYARD_STORE"], f"{config.run}.{os.environ['TRAINYARD_LAUNCH']}")
 
     def come() -> list[str]:
@@ -285,7 +290,7 @@ def _wait_for_a_copy(
         return []
 
     while True:
-        asked = stop_signal.received or any(file.exists() for file in files)
+        asked = environment.asked_to_stop(stop_signal)
         told = world.gather({"asked": asked, "come": come() if world.first else []})
         if any(one["asked"] for one in told):
             raise Stopped(f"asked to end while it waited: {absent}")

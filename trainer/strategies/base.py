@@ -101,8 +101,20 @@ class Strategy(ABC):
         """
 
     @property
+    def uncounted_bytes(self) -> int:
+        """Those of them that were sent since the last step, for a checkpoint or an evaluation."""
+        return 0
+
+    @property
     def waited_seconds(self) -> float:
         """Seconds of the last step's micro-batches that went to the other ranks, where that can be told."""
+        return 0.0
+
+    def compression_seconds(self) -> float:
+        """Seconds since the last call in which this rank coded what travels, or took an outer step.
+
+        Those of sending are not among them. What its devices were given must be done.
+        """
         return 0.0
 
     def shape(self, name: str) -> torch.Size:

@@ -129,10 +129,17 @@ class Compressed(AfterBackward):
             one.commit()
         self._counted, self._saved = self._saved, 0
 
+    def compression_seconds(self) -> float:
+        return self._factors.seconds() if self._factors else sum(one.clock.take() for one in self._sums)
+
     @property
     def wire_bytes(self) -> int:
         sent = self._factors.sent if self._factors else sum(one.sent for one in self._sums)
         return sent + self._counted
+
+    @property
+    def uncounted_bytes(self) -> int:
+        return self._saved
 
     # ---- in a checkpoint ----
 

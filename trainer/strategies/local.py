@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer import ways
+from trainer.clock import Clock
 from trainer.compress import Bits8, CodedSum
 from trainer.config import Config
 from trainer.model.loss import TokenLoss
@@ -115,6 +116,7 @@ class DiLoCo(AfterBackward):
         # Bytes: so far, when the last step began, and when it ended.
         self._sent = self._since = self._until = 0
         self._groups_of_rates = [{"lr": 1.0}]
+        self._clock = Clock(world.device)
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups_of_rates = optimizer.param_groups
@@ -164,12 +166,15 @@ class DiLoCo(AfterBackward):
         pace = fragment.arrive()
         if self._thread is None:
             for part in fragment.parts:
-                gone = (part.outer - part.weights()) * share
+                with self._clock:
+                    gone = (part.outer - part.weights()) * share
                 part.sum(gone)
-                part.take(gone, pace, self.momentum, self.rate, own=0)
+                with self._clock:
+                    part.take(gone, pace, self.momentum, self.rate, own=0)
                 self._sent += part.sum.sent
             return
-        gone = [((part.outer - part.weights()) * share).cpu() for part in fragment.parts]
+        with self._clock:
+            gone = [((part.outer - part.weights()) * share).cpu() for part in fragment.parts]
         done = self._thread.submit(_sum, fragment.parts, gone)
         self._under_way = Message(fragment, gone, pace, self._step + self.overlap, done)
 
@@ -182,12 +187,23 @@ class DiLoCo(AfterBackward):
         message.sum.result()
         own = OWN if message.fragment.steps else 0
         for part, gone in zip(message.fragment.parts, message.ways, strict=True):
-            part.take(gone.to(self.world.device), message.pace, self.momentum, self.rate, own)
+            with self._clock:
+                part.take(gone.to(self.world.device), message.pace, self.momentum, self.rate, own)
             self._sent += part.sum.sent
+
+    def compression_seconds(self) -> float:
+        coded = sum(part.sum.clock.take() for part in self._parts)
+        if self._thread:  # for which steps do not wait
+            coded = 0.0
+        return coded + self._clock.take()
 
     @property
     def wire_bytes(self) -> int:
         return self._sent - self._since
+
+    @property
+    def uncounted_bytes(self) -> int:
+        return self._sent + self._saved - self._until
 
     # ---- in a checkpoint ----
 

@@ -51,6 +51,8 @@ HELP = {
     "run_step_seconds": "A step's time, the mean of the last ones",
     "run_network_seconds": "What the network takes of a step",
     "run_rank_compute_seconds": "What a rank computes in a step, the mean of the last ones",
+    "run_rank_compression_seconds": "What a rank codes in a step of what travels, the mean of the last ones",
+    "run_rank_optimizer_seconds": "What a rank's optimizer and loop need in a step, the mean of the last ones",
     "run_rank_waiting_seconds": "What a rank waits for slower ones in a step, the mean of the last ones",
     "nvidia_smi_up": "Whether nvidia-smi answers",
     "gpu_info": "1, and what the card is",
@@ -214,10 +216,12 @@ def tell_run(page: Page, status: dict) -> None:
         return
     hosts = parts.get("ranks") or []
     with contextlib.suppress(LookupError, TypeError):  # another version's, or not the trainer's
-        step = parts["compute"][0] + parts["waiting"][0] + parts["wire"] + parts["rest"]
+        by_rank = [name for name in ("compute", "compression", "optimizer", "waiting") if name in parts]
+        # rest: as releases before told of the optimizer
+        step = parts["wire"] + parts.get("rest", 0.0) + sum(parts[name][0] for name in by_rank)
         page.add("run_step_seconds", step, run=run)
         page.add("run_network_seconds", parts["wire"], run=run)
-        for name in ("compute", "waiting"):
+        for name in by_rank:
             for rank, seconds in enumerate(parts[name][:RANKS]):
                 host = hosts[rank] if rank < len(hosts) else ""
                 page.add(f"run_rank_{name}_seconds", seconds, run=run, rank=rank, host=host)
