@@ -117,3 +117,25 @@ def test_without_it_other_weights_come_out(experts, reference, tmp_path):
 def test_a_model_without_experts_is_refused(material, tmp_path):
     one = ranks.Ranks(tmp_path, 1, material / "run.yaml", "router_aux_loss_coef=0.01")
     assert one.codes() == [2] and "has no experts whose routers" in one.log()
+
+
+def test_diloco_is_refused_to_a_model_that_asks_for_it_by_check_and_plan_too(experts, tmp_path, capsys):
+    """By its own config.json alone."""
+    import json
+    import shutil
+
+    from trainer import cli, config
+
+    shutil.copytree(config.load(experts).model, tmp_path / "model")
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "output_router_logits": True}))
+    words = [f"model={tmp_path}/model", "router_aux_loss_coef=null"]
+    for command in ("check", "plan"):
+        assert cli.main([command, str(experts), *words]) == 0
+        assert cli.main([command, str(experts), *words, "comm=diloco"]) == 2
+        assert (
+            "and the model's config.json asks for that; set router_aux_loss_coef to 0"
+            in capsys.readouterr().err
+        )
+    one = ranks.Ranks(tmp_path, 1, experts, *words, "comm=diloco")
+    assert one.codes() == [2] and "and the model's config.json asks for that" in one.log()

@@ -135,11 +135,6 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     model = model_load.build(config, source, world, in_parts)
     world.together(go_on)
     router_coef = world.together(lambda: router.coefficient(config, model))
-    if router_coef and config.comm == "diloco":
-        raise BadInput(
-            "comm: diloco has no global batch to balance routers over, and the model's config.json asks for that; set "
-            "router_aux_loss_coef to 0, or comm to exact"
-        )
     identity = {
         "model": model_load.architecture(model),
         **model_load.behaviour(source),

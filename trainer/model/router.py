@@ -50,7 +50,7 @@ def weights(counts: torch.Tensor, chosen: int) -> torch.Tensor:
 def coefficient(config: Config, model: torch.nn.Module) -> float:
     """The weight of the auxiliary loss beside the tokens' mean loss; 0: there is none.
 
-    Raises BadInput where one is wanted of a model whose routers cannot be asked.
+    Raises BadInput where one is wanted of a model whose routers cannot be asked, or with diloco.
     """
     base = without_adapter(model)
     text = base.config.get_text_config()
@@ -58,8 +58,14 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
     records = "router_logits" in (getattr(decoder, "_can_record_outputs", None) or {}) and chosen(model)
     wanted = config.router_aux_loss_coef
     if wanted is None:
-        asked = getattr(text, "output_router_logits", False)
-        return float(getattr(text, "router_aux_loss_coef", None) or 0.0) if asked and records else 0.0
+        asked = getattr(text, "output_router_logits", False) and records
+        own = float(getattr(text, "router_aux_loss_coef", None) or 0.0) if asked else 0.0
+        if own and config.comm == "diloco":
+            raise BadInput(
+                "comm: diloco has no global batch to balance routers over, and the model's config.json asks for that; "
+                "set router_aux_loss_coef to 0, or comm to exact"
+            )
+        return own
     if wanted and not records:
         raise BadInput(
             f"router_aux_loss_coef: model {config.model} has no experts whose routers transformers can tell of; set it "
