@@ -137,6 +137,11 @@ class Saver:
         """Whether the save under way is known, on this rank, to have failed; `settle` then tells all why."""
         return self._failure is not None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the last one begun has yet to be waited for; `news` then has it."""
+        return self._thread is not None
+
     def news(self) -> Saved | None:
         """The checkpoint that has come to be since this was last asked."""
         if self._told or self._saved.seconds is None:
@@ -572,7 +577,9 @@ def _save_tokenizer(tokenizer, folder: Path) -> None:
         raise
     except Exception as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
-        raise OSError(*([int(number[1]), os.strerror(int(number[1]))] if number else [str(error)])) from None
+        if not number:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
 
 
 def _write_tensors(folder: Path, told: dict[str, dict[str, torch.Tensor]], tensors) -> None:

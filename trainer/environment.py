@@ -57,9 +57,8 @@ class Environment:
         return self.run_dir / "yield"
 
     def asked_to_stop(self, by: "StopSignal") -> bool:
-        """Whether this rank was asked to end: by a signal, or, its host's first, by a file there."""
-        files = (self.stop_file, self.yield_file)
-        return by.received or (self.first_on_host and any(file.exists() for file in files))
+        """Whether this rank was asked to end: by a signal, or its host by a file."""
+        return by.received or any(file.exists() for file in (self.stop_file, self.yield_file))
 
     @property
     def turn_file(self) -> Path:

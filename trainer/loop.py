@@ -204,7 +204,10 @@ def train_step(run: Run, observer) -> StepReport:
     if run.strategy.independent:
         grad_norm = math.sqrt(squares / world.size) if math.isfinite(squares) else math.inf
     comm_seconds = now(world) - begin - compute_seconds
-    run.balance.learn(rank_seconds, list(map(sum, zip(compression, optimizer, strict=True))))
+    # Where a host has several ranks, one codes for all of them while they wait for it.
+    alone = world.size == len(world.firsts)
+    besides = [*map(sum, zip(compression, optimizer, strict=True))] if alone else optimizer
+    run.balance.learn(rank_seconds, besides)
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
     refuse_harm(run, loss, grad_norm)

@@ -95,23 +95,27 @@ class Status:
 
 
 class Metrics:
-    """A run's metrics.jsonl, cut back to `step` and appended to; a disk that is full for a while costs no line."""
+    """A run's metrics.jsonl, cut back (`cut`) and appended to; a disk that is full for a while costs no line."""
 
-    def __init__(self, run_dir: Path, step: int):
+    def __init__(self, run_dir: Path, step: int, evaluated: int | None = None):
         self.path = run_dir / "metrics.jsonl"
         self._file = disk.Growing(io.FileIO(self.path, "a"))
-        self.cut(step)
+        self.cut(step, evaluated)
 
     @property
     def held(self) -> int:
         """Bytes of lines that the disk has not taken yet."""
         return self._file.held
 
-    def cut(self, step: int) -> None:
-        """Forget what was written of later steps, and what a crash has cut short. Needs no room on the disk."""
+    def cut(self, step: int, evaluated: int | None = None) -> None:
+        """Forget what was written of later steps, and what a crash has cut short. Needs no room on the disk.
+
+        evaluated: the last step whose evaluation counts, if not `step`; one after it is made again.
+        """
+        last = {"eval": step if evaluated is None else min(step, evaluated)}
         end, gap, after = 0, False, []
         for line in self._file.lines():
-            if not _is_until(line, step):
+            if not _is_until(line, step, last):
                 gap = True
             elif gap:  # a checkpoint is told of some steps later
                 after.append(line)
@@ -193,10 +197,11 @@ def last_saved(run_dir: Path) -> dict:
     return found
 
 
-def _is_until(line: bytes, step: int) -> bool:
-    """Whether a line is whole, and of a step up to `step`."""
+def _is_until(line: bytes, step: int, last: dict[str, int]) -> bool:
+    """Whether a line is whole, and of a step up to `step`, or up to its kind's `last`."""
     try:
-        return line.endswith(b"\n") and json.loads(line)["step"] <= step
+        record = json.loads(line) if line.endswith(b"\n") else None
+        return record is not None and record["step"] <= last.get(record.get("kind"), step)
     except ValueError:
         return False
 

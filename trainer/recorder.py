@@ -45,7 +45,8 @@ class Recorder:
         self.run, self.identity, self.status = run, identity, status
         self.environment = run.world.environment
         self.stop_signal = stop_signal
-        self.metrics = Metrics(self.environment.run_dir, run.progress.step) if run.world.keeps else None
+        at = run.progress.step, run.progress.evaluated_step
+        self.metrics = Metrics(self.environment.run_dir, *at) if run.world.keeps else None
         share_history(run.world, self.metrics)
         self.bar = _bar(run)
         goes_on = run.progress.step > 0 or self.environment.attempt > 1
@@ -164,7 +165,7 @@ class Recorder:
         back = dataclasses.replace(progress_in(found.manifest), launch=run.progress.launch)
         vars(run.progress).update(vars(back))
         if self.metrics:
-            self.metrics.cut(run.progress.step)
+            self.metrics.cut(run.progress.step, run.progress.evaluated_step)
         self.tell_damaged(found)
 
     def evaluate(self) -> None:
@@ -196,6 +197,10 @@ class Recorder:
         )
         if better:
             self.save()
+            if self.saved_step == progress.step and not self.saver.under_way:
+                self.best_saved = (
+                    progress.step
+                )  # it was there before, as after a stop that the evaluation was left out for
 
     def after_step(self, report: StepReport) -> None:
         """Write down one step."""

@@ -48,11 +48,12 @@ def _most(config: Config, world: World) -> int:
     return max(wanted, -(-(config.batch_size - world.size + 1) // count))
 
 
-def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World) -> None:
+def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World, goes_on: bool) -> None:
     """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
 
     That is where hosts are joined by slow interfaces, or what was measured between them is slow, and ddp has room on
-    each rank. All ranks must call. A run that goes on, with other hosts than it began with, is warned.
+    each rank. All ranks must call. A run that goes on, with other hosts than it began with or once its link has been
+    measured, is warned.
     """
     shared = config.adapter != "none" and getattr(chosen(config, world), "shares_weights", False)
     if not shared or config.force_strategy or len(world.firsts) == 1:
@@ -80,7 +81,7 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
     except Exception:  # as in _size
         words, fits = "", False
     if all(world.gather(fits)):
-        if world.environment.attempt == 1:
+        if world.environment.attempt == 1 and not goes_on:
             raise BadInput(words)
         if world.first:
             log(f"warning: {words}")

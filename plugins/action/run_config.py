@@ -236,12 +236,17 @@ def size(path: str) -> int:
     return sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(path) for f in files)
 
 
-def commands(run: str, launcher: str) -> dict[str, str]:
-    """The commands that go on with the run, by the same launcher, as the operator can paste them into this shell."""
+def commands(run: str, launcher: str, code: bool) -> dict[str, str]:
+    """The commands that go on with the run, by the same launcher, as the operator can paste them into this shell.
+
+    code: the model has Python code of its own, which the operator trusts.
+    """
+    trusted = " -e trust_remote_code=true" if code else ""
     train = os.path.relpath(os.path.join(CHECKOUT, "train.yml"))
     playbooks = os.path.relpath(os.path.join(CHECKOUT, "playbooks"))
     results = os.path.relpath(os.path.join(CHECKOUT, "runs", run))
     ansible = shlex.join(["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST)])
+    generate = shlex.quote(os.path.join(playbooks, "generate.yml"))
     anywhere = shlex.join(
         ["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)]
     )
@@ -252,8 +257,8 @@ def commands(run: str, launcher: str) -> dict[str, str]:
         "limit": context.CLIARGS.get("subset") or "",  # and the command that can have another one
         "resume_on": f"{anywhere} {shlex.quote(train)} {resume}",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
-        "generate": f"{ansible} {shlex.quote(os.path.join(playbooks, 'generate.yml'))} -e run={run} -e prompt=She",
-        "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}",
+        "generate": f"{ansible} {generate} -e run={run} -e prompt=She{trusted}",
+        "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}{trusted}",
         "results": results,
         "logs": os.path.join(results, "logs"),
     }
@@ -307,7 +312,11 @@ def build(
             "and removed without a question; give the run another name"
         )
     sources = [
-        ("the stored configuration of the run", base or {}),
+        # Of the link, train.yml says anew what was measured since.
+        (
+            "the stored configuration of the run",
+            {key: value for key, value in (base or {}).items() if key != "link_gbit"},
+        ),
         ("trainer_config in the inventory", inventory_keys),
     ]
     if base:
@@ -355,7 +364,7 @@ def build(
         "config": config,
         "uploads": [upload(*one) for one in uploads],
         "elsewhere": elsewhere,
-        "commands": commands(run, launcher),
+        "commands": commands(run, launcher, bool(config.get("trust_remote_code"))),
         "launcher": launcher,
         **flags,
     }

@@ -229,11 +229,14 @@ def check_tunnels(tunnels, allowed):
     """Refuse rules that would shut the tunnel by which SSH comes, where nobody tells its port."""
     for tunnel in tunnels:
         wireguard = tunnel["kind"] == "wireguard"  # of UDP alone
-        if tunnel["ports"] is None and not any(item["proto"] == "udp" or not wireguard for item in allowed):
+        named = [
+            item for item in allowed if not item["sources"] and (item["proto"] == "udp" or not wireguard)
+        ]
+        if tunnel["ports"] is None and not named:
             raise Refused(
                 f"SSH comes by {tunnel['link']}, a tunnel to this host ({tunnel['kind']}) whose port was not found and "
                 f"would be shut: {'install wireguard-tools there, or ' if wireguard else ''}name it in "
-                f"firewall_allow: {{port: …, proto: udp{'' if wireguard else ' or tcp'}}}"
+                f"firewall_allow, without from: {{port: …, proto: udp{'' if wireguard else ' or tcp'}}}"
             )
 
 

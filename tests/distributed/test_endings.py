@@ -92,7 +92,7 @@ def test_who_is_asked_to_stop_before_the_first_step_does_not_come_to_it(material
     for node in ("node0", "node1"):
         status = ranks.status(tmp_path / node)
         assert (status["state"], status["step"]) == ("stopped", None)
-        assert status["reason"].endswith("stopped on request before the first step; start it again to go on")
+        assert status["reason"].endswith("asked to end before the first step; start it again to go on")
 
 
 def test_diverged(material, tmp_path):

@@ -294,6 +294,34 @@ def test_an_evaluation_that_a_stop_came_before_is_made_by_whoever_goes_on(materi
     assert evals[0] == evals[1] and [step for step, _ in evals[0]] == [4, 8, 12]
 
 
+def test_the_best_one_may_be_an_evaluation_that_a_stop_came_before(material, tmp_path):
+    """Its checkpoint was there before it was known to be the best; and a second start finds no line twice."""
+    extra = ("validation_split=0.2", "eval_every=4", "patience=9", "checkpoint_keep=1")
+    patch = {("trainer.recorder", "evaluate"): _best_at_step_8}
+    ranks.run(tmp_path, 1, material / "run.yaml", *extra, stop_in=8, codes=[75], patch=patch)
+    dies = {**patch, ("trainer.recorder", "evaluate"): _dies_after_step_8}
+    ranks.run(tmp_path, 1, material / "run.yaml", *extra, codes=[1], patch=dies)
+    ranks.run(tmp_path, 1, material / "run.yaml", *extra, patch=patch)
+    node = tmp_path / "node0"
+    evals = [(one["step"], one["loss"]) for one in ranks.records(node, "eval")]
+    assert evals == [(4, 3.0), (8, 1.0), (12, 2.0)]
+    assert json.loads((node / "summary.json").read_text())["model_step"] == 8
+    model, best = (
+        load_file(node / at / "model.safetensors") for at in ("model", "checkpoints/step-00000008")
+    )
+    assert all(model[name].equal(best[name]) for name in best)
+
+
+def _best_at_step_8(run, packed, tell):
+    return {4: 3.0, 8: 1.0, 12: 2.0}[run.progress.step]
+
+
+def _dies_after_step_8(run, packed, tell):
+    if run.progress.step == 12:
+        raise OSError("the power is gone")
+    return _best_at_step_8(run, packed, tell)
+
+
 def _harmful(run, sequences):
     from trainer import loop
 

@@ -370,6 +370,9 @@ def test_a_tunnel_whose_port_is_not_known_is_refused_until_it_is_named(kind, pro
     (refused,) = firewall_plan(survey(tunnels=unknown), ["192.168.1.101"], [], [], 1)["errors"]
     assert f"SSH comes by vpn0, a tunnel to this host ({kind})" in refused and said in refused
     assert planned(tunnels=unknown, allow=[{"port": 1194, "proto": proto}])
+    # What is open to some alone is no VPN's.
+    some = [{"port": 9100, "proto": proto, "from": ["192.168.1.5"]}]
+    assert firewall_plan(survey(tunnels=unknown), ["192.168.1.101"], some, [], 1)["errors"] == [refused]
 
 
 def test_ipsec_stays_open():

@@ -131,9 +131,9 @@ def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, g
     world = World(gather=lambda own: [own, own])
     config = asked(**{**LORA, **keys})
     if not refused:
-        return room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world)
+        return room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
     with pytest.raises(BadInput, match=r"strategy: fsdp sends the frozen weights, too: about .* at 1 Gbit/s"):
-        room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world)
+        room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
 
 
 def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_path):
@@ -152,10 +152,11 @@ def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_
 def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
-    later = SimpleNamespace(local_world_size=1, attempt=2)
-    world = World(gather=lambda own: [own, own], environment=later)
-    room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world)
-    assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
+    for attempt, goes_on in ((2, False), (1, True)):
+        later = SimpleNamespace(local_world_size=1, attempt=attempt)
+        world = World(gather=lambda own: [own, own], environment=later)
+        room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on)
+        assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
 
 
 def test_a_rank_with_room_for_some_computes_so_many_at_once(monkeypatch, capsys):

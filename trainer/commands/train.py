@@ -111,7 +111,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
 
     def go_on() -> None:
         if environment.asked_to_stop(stop_signal):
-            raise Stopped("stopped on request before the first step; start it again to go on")
+            again = "" if _launched() else "; start it again to go on"
+            raise Stopped(f"asked to end before the first step{again}")
 
     def tell(words: str, at_once: bool = False) -> None:
         go_on()
@@ -130,7 +131,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
     model_load.check_vocabulary(source, max(one.largest_id for one in both))
     at_once = room.at_once(config, source.config, world)
-    room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world)
+    room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world, goes_on=found is not None)
     in_parts = strategies.reads_weights(config, world)
     model = model_load.build(config, source, world, in_parts)
     world.together(go_on)

@@ -21,7 +21,7 @@ from trainer import ways
 from trainer.compress import factor_bytes
 from trainer.config import Config
 from trainer.errors import BadInput
-from trainer.model import flops, load, lora
+from trainer.model import flops, load, lora, packing
 from trainer.model.loss import HALF, TokenLoss
 
 # Bytes a weight: bitsandbytes' NF4 with its scales quantised again, a float32 scale to 64 x 256 of them; 8 bits with a
@@ -66,12 +66,15 @@ def measure(config: Config, model_config, device: str = "cpu") -> Footprint:
     try:
         with torch.device("meta"):
             model = _model(config, model_config)
+        whole = packing.head_is_not_all(config, model_config)
         try:
-            activations, working = _step(config, model, device)
+            activations, working = _step(config, model, device, whole)
         except Exception as first:
             # Some kernels know no float32 without data (grouped matrix products): half of it then, twice.
             try:
-                activations, working = (2 * one for one in _step(config, model.to(torch.bfloat16), device))
+                activations, working = (
+                    2 * one for one in _step(config, model.to(torch.bfloat16), device, whole)
+                )
             except Exception:
                 raise first from None
     except BadInput:
@@ -102,11 +105,13 @@ def _model(config: Config, model_config) -> nn.Module:
     return load.in_training(model)
 
 
-def _step(config: Config, model: nn.Module, device: str) -> tuple[int, int]:
+def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[int, int]:
     """(bytes that a micro-batch's forward pass leaves, bytes on top at the peak), beside weights and gradients."""
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         stack.callback(_swap(model, mode))
         module = TokenLoss(model, config.loss_chunk, device=device)
+        if whole:
+            module.whole()
         hooks = [
             parameter.register_post_accumulate_grad_hook(_forget)
             for parameter in model.parameters()

@@ -89,7 +89,7 @@ class TokenLoss(nn.Module):
     def whole(self) -> None:
         """From now on the model's own logits count, all at once; raises BadInput with a kernel that has none."""
         if self.fused is not None:
-            raise _not_for_liger(without_adapter(self.model))
+            raise not_for_liger(without_adapter(self.model))
         self.headless, self.chunk = False, 0
 
     def forward(
@@ -259,13 +259,14 @@ def check(config: Config, device: torch.device) -> None:
 def _fused(base: nn.Module, transform: Transform | None) -> Callable:
     """Liger's head and cross-entropy in one: (weight (V, D), hidden (T, D), labels (T,), bias) to their sum."""
     if transform != UNCHANGED or not _plain_head(base):
-        raise _not_for_liger(base)
+        raise not_for_liger(base)
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     return LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum")
 
 
-def _not_for_liger(base: nn.Module) -> BadInput:
+def not_for_liger(base: nn.Module) -> BadInput:
+    """What is said of a model whose head Liger's kernel does not know."""
     return BadInput(
         f"loss_kernel: liger takes a head whose output is the logits, which that of {type(base).__name__} is not; "
         "set loss_kernel to torch"

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import load, stored
-from trainer.model.loss import TokenLoss, autocast
-from trainer.world import World
+from trainer.model.loss import TokenLoss, autocast, not_for_liger
+from trainer.world import World, log
 
 
 def check(config: Config, module: TokenLoss, world: World) -> None:
@@ -25,10 +25,12 @@ def check(config: Config, module: TokenLoss, world: World) -> None:
     """
     if any(world.gather(world.together(lambda: _mixes(config, module, world.device)))):
         world.together(lambda: _mask(config, module, world.device))
-    if module.headless and any(
-        world.gather(world.together(lambda: _head_is_not_all(config, module, world.device)))
-    ):
+    if not module.headless:
+        return
+    if any(world.gather(world.together(lambda: _head_is_not_all(config, module, world.device)))):
         module.whole()
+        if world.first:
+            log("the model has more for a head than a matrix: all logits of a micro-batch are there at once")
 
 
 def _head_is_not_all(config: Config, module: TokenLoss, device: torch.device) -> bool:
@@ -46,6 +48,8 @@ def _head_is_not_all(config: Config, module: TokenLoss, device: torch.device) ->
         chunk, module.chunk = module.chunk, length - 1
         try:
             found = module(inputs, labels, positions).float()
+        except (AttributeError, TypeError):  # a model's own code may have its layers answer otherwise
+            return True
         finally:
             module.chunk = chunk
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
@@ -130,6 +134,24 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
     return rows or differ(second, after[0, half:]) or differ(second, before[1, :half])
 
 
+def _foreseen(config: Config, model_config) -> tuple[Config, TokenLoss | None]:
+    """How a model can be tried without its weights, on the CPU; None where it cannot be made (load.rehearse)."""
+    plain = dataclasses.replace(config, dtype="float32", compile=False)
+    try:
+        return plain, TokenLoss(_stand_in(plain, model_config))
+    except Exception:  # whatever a model's own code raises
+        return plain, None
+
+
+def head_is_not_all(config: Config, model_config) -> bool:
+    """As `check` finds out before the first step, without the model's weights; for the room that all logits take."""
+    plain, module = _foreseen(config, model_config)
+    try:
+        return bool(module and module.headless) and _head_is_not_all(plain, module, torch.device("cpu"))
+    except Exception:  # as above
+        return False
+
+
 def foresee(config: Config, model_config) -> None:
     """As `check`, without the model's weights and before any rank has them: quick, and of the CPU.
 
@@ -137,11 +159,11 @@ def foresee(config: Config, model_config) -> None:
     """
     if config.attention not in ("auto", "eager", "sdpa"):
         return
-    plain = dataclasses.replace(config, dtype="float32", compile=False)
-    try:
-        module = TokenLoss(_stand_in(plain, model_config))
-    except Exception:  # whether it can be made is looked at elsewhere (load.rehearse)
+    plain, module = _foreseen(config, model_config)
+    if module is None:
         return
+    if config.loss_kernel == "liger" and head_is_not_all(config, model_config):
+        raise not_for_liger(module.model)
     try:
         mixes = _mixes(plain, module, torch.device("cpu"))
     except BadInput:

@@ -99,10 +99,9 @@ def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
                 f"{saved.path}: its base, {name}, had random weights, made by its run's settings, which are not here; "
                 "give the run's directory, or one of its checkpoints"
             )
-        return model_load.remake(
-            configuration.from_mapping({**_known(saved.settings), "model": name, "trust_remote_code": trust}),
-            tokenizer,
-        )
+        known = {**_known(saved.settings), "model": name, "trust_remote_code": trust}
+        with _explained(Path(name), "the adapter's base"):
+            return model_load.remake(configuration.from_mapping(known), tokenizer)
     with _explained(Path(name), "the adapter's base"):
         return _weights(name, dtype, trust)
 
@@ -131,13 +130,13 @@ class _explained:
         pass
 
     def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, Exception) and "trust_remote_code" in str(error):
+            raise BadInput(
+                f"{self.path}: {self.what} brings its own Python code: if you trust it, add --code (of the playbooks: "
+                "-e trust_remote_code=true)"
+            ) from None
         if isinstance(error, Exception) and not isinstance(error, BadInput | MemoryError):
             text = " ".join(str(error).split())[:300]
-            if "trust_remote_code" in str(error):
-                raise BadInput(
-                    f"{self.path}: {self.what} brings its own Python code: if you trust it, add --code (of the "
-                    "playbooks: -e trust_remote_code=true)"
-                ) from None
             raise BadInput(
                 f"{self.path}: {self.what} cannot be loaded: {type(error).__name__}: {text}"
             ) from None
