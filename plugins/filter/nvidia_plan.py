@@ -674,8 +674,9 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
     """What is left to do once packages are installed, from a second look (`survey`).
 
     Returns {hold: packages to hold; build: whether DKMS must build; load: whether the module can be loaded now;
-    running: whether the installed one is; pending: why a reboot is needed, or ""; reboot: whether it comes now;
-    version: of the installed module, or ""; initramfs: whether it must be made anew; problems: [str]; says: [str]}.
+    running: whether the installed one is; container: whether the host is one; pending: why a reboot is needed, or "";
+    reboot: whether it comes now; version: of the installed module, or ""; initramfs: whether it must be made anew;
+    problems: [str]; says: [str]}.
     """
     branch, problems, told = plan["branch"], [], []
     ours = [item for item in survey["packages"] if branch_of(item["version"]) == branch]
@@ -729,6 +730,7 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
         "pending": why,
         "reboot": bool(why and reboot and not runs),
         "running": bool(loaded and not why),
+        "container": container,
         "version": wanted[-1]["version"] if wanted else "",
         "initramfs": survey["initramfs_stale"],
         "problems": problems,

@@ -150,7 +150,8 @@ def test_an_answer_of_another_driver_is_refused(play, tmp_path, monkeypatch):
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for version, fits in (("580.95.05", False), ("580.82.07", True)):
-        host = {"__nvidia_plan": {"cards": [{}]}, "__nvidia_outcome": {"version": version}}
+        outcome = {"version": version, "container": True}
+        host = {"__nvidia_plan": {"cards": [{}]}, "__nvidia_outcome": outcome}
         status, said = play("verify", {"node1": host})
         assert (status == 0) == fits, said
     assert play("verify", {"node1": {**host, "__nvidia_plan": {"cards": [{}, {}]}}})[0] != 0

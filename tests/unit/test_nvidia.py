@@ -1042,7 +1042,7 @@ def test_cuda_has_its_device_at_boot_and_no_run_is_promised_a_card_without_it():
     look_at = yaml.safe_load((ROOT / "roles/nvidia/tasks/verify.yml").read_text())[-1]
     wait = look_at["ansible.builtin.wait_for"]
     assert jinja2.Template(wait["path"]).render(_nvidia_sys_root="") == "/dev/nvidia-uvm"
-    assert look_at["when"] == "not __nvidia_now.survey.container"
+    assert look_at["when"] == "not __nvidia_outcome.container"
     said = jinja2.Template(wait["msg"]).render(inventory_hostname="node1")
     assert said.startswith("node1: found no /dev/nvidia-uvm; expected it")
     assert "sudo systemctl restart nvidia-persistenced" in said
