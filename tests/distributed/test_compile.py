@@ -22,6 +22,7 @@ def able():
     return compiler and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
+@pytest.mark.full
 def test_losses_are_equal(material, whole, tmp_path):
     left = tmp_path / "node0" / "compiled" / "node0" / "half.so"  # of a compiler that was killed
     left.parent.mkdir(parents=True)

@@ -137,6 +137,7 @@ def test_an_address_that_is_not_this_host_s(material, tmp_path):
     assert "CLUSTER_ADDRESS 127.0.0.999 is no address of this host" in said and "Traceback" not in said
 
 
+@pytest.mark.full
 def test_hosts_that_do_not_come(material, tmp_path):
     """The head waits for a second host that never comes: a reason, not a hang."""
     attempt = ranks.Launch(tmp_path, [1, 1], material / "run.yaml", "timeout_seconds=3", "min_nodes=2")

@@ -335,6 +335,7 @@ def test_all_at_once_as_in_a_power_cut(launch, curve):
     same(run, 1, curve)
 
 
+@pytest.mark.full
 def test_both_hosts_with_the_newest_checkpoint_are_gone(launch, curve):
     """The third one does not begin anew: it waits, says for whom, and goes on where they were."""
     run = launch(3)

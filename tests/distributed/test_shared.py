@@ -96,6 +96,7 @@ def test_the_copy_is_damaged(material, whole, tmp_path):
     assert "passed over a damaged checkpoint" in log and "resuming after step 4" in log
 
 
+@pytest.mark.full
 def test_under_the_launcher(material, tmp_path, monkeypatch):
     """One host shuts down and comes back; the other goes on by itself until it does."""
     words = ("steps=100000", "lr_schedule=constant", "lr=0.001", "checkpoint_every=5")
