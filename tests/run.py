@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, not the system's
 
 # Layer -> minutes after which it is stopped, for hangs; three times as many where the whole is run (FULL=1).
-LIMITS = {"lint": 4, "unit": 14, "distributed": 34, "playbooks": 44, "lab": 36, "guards": 36}
+LIMITS = {"lint": 4, "unit": 14, "distributed": 30, "playbooks": 44, "lab": 32, "guards": 32}
 STAGES = (
     ("lint", "unit", "distributed", "playbooks"),
     ("lab", "guards"),
