@@ -428,10 +428,9 @@ def validate(path: Path) -> dict:
         if manifest["format"] != FORMAT:
             raise BadInput(f"{path}: format {manifest['format']}; this trainer reads format {FORMAT}")
         named = re.fullmatch(r"step-(\d+)", path.resolve().name)  # or as whoever has brought it here calls it
-        whole = OPTIMIZER in manifest["files"] and manifest["step"] == int(
-            named[1] if named else manifest["step"]
-        )
-        if not whole or manifest.get("sha256", _digest(manifest)) != _digest(manifest):
+        step, digest = manifest["step"], _digest(manifest)
+        misplaced = named is not None and int(named[1]) != step
+        if misplaced or OPTIMIZER not in manifest["files"] or manifest.get("sha256", digest) != digest:
             raise BadInput(f"{path}/manifest.json: its content has changed since it was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}/manifest.json: missing or damaged ({type(error).__name__})") from None

@@ -145,10 +145,14 @@ def _foreseen(config: Config, model_config) -> tuple[Config, TokenLoss | None]:
 
 def head_is_not_all(config: Config, model_config) -> bool:
     """As `check` finds out before the first step, without the model's weights; for the room that all logits take."""
-    plain, module = _foreseen(config, model_config)
+    return _foreseen_head(*_foreseen(config, model_config))
+
+
+def _foreseen_head(plain: Config, module: TokenLoss | None) -> bool:
+    """As `head_is_not_all`, of what `_foreseen` has made."""
     try:
         return bool(module and module.headless) and _head_is_not_all(plain, module, torch.device("cpu"))
-    except Exception:  # as above
+    except Exception:  # as there
         return False
 
 
@@ -162,7 +166,7 @@ def foresee(config: Config, model_config) -> None:
     plain, module = _foreseen(config, model_config)
     if module is None:
         return
-    if config.loss_kernel == "liger" and head_is_not_all(config, model_config):
+    if config.loss_kernel == "liger" and _foreseen_head(plain, module):
         raise not_for_liger(module.model)
     try:
         mixes = _mixes(plain, module, torch.device("cpu"))
