@@ -115,6 +115,7 @@ class Saver:
             "rng": base64.b64encode(bytes(torch.get_rng_state().numpy())).decode(),
             "versions": versions(),
             "world_size": self.world.size,
+            "device": self.world.device.type,
         }
         path = self.folder / f"step-{facts['step']:08d}"
         world = self.world
@@ -482,6 +483,19 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         raise BadInput(
             f"the run's checkpoint of step {manifest['step']} was made from something else: {'; '.join(differences)}. "
             "Cure: choose another run name, or set these back"
+        )
+
+
+def check_device(manifest: dict, device: str, wanted: str) -> None:
+    """Refuse to go on, a hundred times slower and without a word, on the CPU where the run was on GPUs.
+
+    device: torch's type of it now; wanted: the key `device`. A driver that does not load after a boot looks like none.
+    """
+    before = manifest.get("device", device)  # an earlier version did not note it
+    if wanted == "auto" and before != device == "cpu":
+        raise BadInput(
+            f"the run's checkpoint of step {manifest['step']} was made on GPUs, and torch sees none now: see "
+            "`nvidia-smi` on its hosts, and `dkms status` after a new kernel. Cure: get them back, or set device to cpu"
         )
 
 

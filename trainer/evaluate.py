@@ -36,5 +36,7 @@ def evaluate(run: Run, held_out: Packed, beat: Callable[[], None]) -> float:
                 loss = summed_loss(run, held_out, sequences)
                 total[0] += loss
     total[1] = float(held_out.valid[mine.start : mine.stop : mine.step].sum())
+    # Each has gone through its part alone, some far faster than others: that is a wait, and nobody has hung.
+    world.gather(None)
     loss, tokens = run.strategy.sum(total).tolist()
     return loss / max(1.0, tokens)

@@ -42,6 +42,8 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import VARIABLE, run_processes, run_variables
 
+LAST_CALL = 15.0  # seconds for a launcher that is asked a second time
+
 # The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
 # keep it.
 KEEPER = r"""
@@ -78,9 +80,12 @@ def stop(run_dir: str, patience: float) -> None:
             launcher = int(file.read())
     except (OSError, ValueError):
         launcher = -1
-    if launcher in run_processes(run_dir):
+    # Asked twice, it ends its ranks and says so: what SIGKILL ends has no last word.
+    for seconds in (patience, LAST_CALL):
+        if launcher not in run_processes(run_dir):
+            break
         os.kill(launcher, signal.SIGTERM)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + seconds
         while run_processes(run_dir) and time.monotonic() < deadline:
             time.sleep(0.2)
     while left := run_processes(run_dir):

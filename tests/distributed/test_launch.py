@@ -104,6 +104,20 @@ def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     assert ranks.status(tmp_path / "node0")["state"] == "failed"
 
 
+def test_a_rank_that_hears_no_signal_is_not_waited_for_when_another_has_failed(material, tmp_path):
+    """As on a GPU, where it waits for the one that is gone; torchrun's agent would wait half a minute for it."""
+    long = ("steps=100000", "checkpoint_every=0", "restarts=0")
+    run = ranks.Launch(tmp_path, [2], material / "run.yaml", *long)
+    wait_for_step(tmp_path, 2)
+    pids = rank_pids(run.nodes[0].pid)
+    os.kill(pids["1"], signal.SIGSTOP)
+    os.kill(pids["0"], signal.SIGKILL)
+    begin = time.monotonic()
+    ((code, said),) = run.ended(60)
+    assert code == 1 and "rank 0 on node0 was killed by SIGKILL" in said
+    assert time.monotonic() - begin < 20
+
+
 def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path):
     attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", "steps=100000", "checkpoint_every=0")
     wait_for_step(tmp_path, 2)

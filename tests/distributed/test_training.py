@@ -8,6 +8,7 @@ import select
 import shutil
 import sys
 import termios
+import time
 
 import pytest
 import ranks
@@ -161,6 +162,23 @@ def _counted(run, packed, sequences):
     with (run.world.environment.run_dir / "evaluated").open("a") as file:
         file.write(f"{len(sequences)}\n")
     return evaluate.summed_loss_really(run, packed, sequences)
+
+
+def _slow_on_one_rank(run, packed, sequences):
+    from trainer import evaluate
+
+    if run.world.rank == 1 and not hasattr(run, "slept"):
+        run.slept = True
+        time.sleep(6)
+    return evaluate.summed_loss_really(run, packed, sequences)
+
+
+def test_whose_part_of_an_evaluation_takes_longer_than_a_step_may_has_not_hung(material, tmp_path):
+    """Shares that cannot follow the hosts' speeds, or a busy host: the others wait for it, as long as that takes."""
+    extra = ("validation_split=0.2", "eval_every=4", "steps=4", "timeout_seconds=3")
+    patch = {("trainer.evaluate", "summed_loss"): _slow_on_one_rank}
+    ranks.run(tmp_path, 2, material / "run.yaml", *extra, patch=patch)
+    assert len(ranks.records(tmp_path / "node0", "eval")) == 1
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

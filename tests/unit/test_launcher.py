@@ -20,6 +20,7 @@ from trainer import config, environment
 from trainer.cluster import attempt, membership, store
 from trainer.cluster.membership import LOST, STOPPED
 from trainer.commands import launch, tell
+from trainer.errors import TrainerError
 
 ADDRESS = "192.0.2.7"  # documentation's, and nobody's
 
@@ -31,6 +32,7 @@ class Ranks:
         self.plan, self.begin, self.outcome, self.killed = plan, launch.time.monotonic(), None, False
         self.has_started = True
         self.used, self.disk, self.signs, self.waiting, self.stands = 0.0, False, 0, False, False
+        self.held = ""
 
     def work(self):
         return attempt.Work(self.used, self.disk, self.signs, self.waiting)
@@ -43,6 +45,7 @@ class Ranks:
 
     def kill(self):
         self.killed = True
+        return self.held
 
 
 @pytest.fixture
@@ -837,6 +840,96 @@ def test_memory_that_the_launcher_lacks_is_waited_for(start, monkeypatch):
     running(launcher)
 
 
+# ---- torch that cannot be loaded ----
+
+
+def fails_to_load(launcher, monkeypatch):
+    """Runs `launch.main` with this launcher and a torch that is not whole; what it becomes then, or returns."""
+
+    def become(program, words):
+        raise InterruptedError(program, *words)
+
+    def prepare():
+        raise ImportError("libtorch_cpu.so: cannot allocate memory")
+
+    monkeypatch.setattr(launch, "Launcher", lambda *_: launcher)
+    monkeypatch.setattr(launch, "prepare", prepare)
+    monkeypatch.setattr(launch.os, "execv", become)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    return launch.main(launcher.config, launcher.environment, [])
+
+
+def test_torch_that_cannot_be_loaded_is_tried_again_where_the_run_has_begun(start, monkeypatch, clock):
+    running(start(TRAINYARD_LAUNCH="now"))
+    again = start(TRAINYARD_LAUNCH="now")
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    with pytest.raises(InterruptedError) as became:
+        fails_to_load(again, monkeypatch)
+    assert became.value.args == (sys.executable, *sys.orig_argv)
+    assert clock[0] >= launch.ANEW
+    assert status(again)["state"] == "stalled"
+    assert "node0: torch cannot be loaded: ImportError: libtorch_cpu.so" in status(again)["reason"]
+
+
+def test_torch_that_cannot_be_loaded_is_not_tried_again_after_a_stop(start, monkeypatch):
+    running(start(TRAINYARD_LAUNCH="now"))
+    again = start(TRAINYARD_LAUNCH="now")
+    again.environment.stop_file.touch()
+    assert fails_to_load(again, monkeypatch) == STOPPED and status(again)["state"] == "stopped"
+
+
+def test_a_run_does_not_begin_with_torch_that_cannot_be_loaded(start, monkeypatch):
+    with pytest.raises(TrainerError, match="node0: torch cannot be loaded: ImportError"):
+        fails_to_load(start(TRAINYARD_LAUNCH="now"), monkeypatch)
+
+
+# ---- a host alone, whose launcher is killed again and again ----
+
+
+def test_a_host_alone_whose_launchers_do_not_live_is_given_up(start):
+    """Its store is its memory's, and goes with it."""
+    for number in range(11):
+        launcher = running(start(["restarts=1"], TRAINYARD_LAUNCH="now"))
+        assert launcher.starts == number + 1
+    last = start(["restarts=1"], TRAINYARD_LAUNCH="now")
+    assert [last.turn(), last.turn()] == [None, 1]
+    assert "11 times in a row without a new checkpoint" in status(last)["reason"]
+
+
+def test_a_new_checkpoint_begins_that_count_anew(start):
+    for _ in range(5):
+        running(start(TRAINYARD_LAUNCH="now"))
+    known = {"state": "running", "last_checkpoint": 5}
+    assert running(start(known=known, TRAINYARD_LAUNCH="now")).starts == 1
+    assert running(start(TRAINYARD_LAUNCH="now")).starts == 2
+    assert running(start(TRAINYARD_LAUNCH="later")).starts == 1
+
+
+# ---- processes that do not end ----
+
+
+def test_a_process_that_does_not_end_keeps_no_launcher(monkeypatch):
+    """As one in a driver that does not answer: what kills it does nothing."""
+    monkeypatch.setattr(attempt, "ENDS", 0.3)
+    with subprocess.Popen(["sleep", "60"]) as hung:
+        others = {*attempt._children(os.getpid())} - {hung.pid}
+        monkeypatch.setattr(attempt, "_held", others)
+        really = os.kill
+        monkeypatch.setattr(attempt.os, "kill", lambda *_: None)
+        begin = time.monotonic()
+        said = attempt._kill_children()
+        assert f"process {hung.pid} was killed and does not end" in said
+        assert attempt._kill_children() == "" and 0.3 <= time.monotonic() - begin < 5
+        really(hung.pid, signal.SIGKILL)
+
+
+def test_what_does_not_end_is_told_with_the_reason(start, monkeypatch):
+    launcher = running(start())
+    launcher.attempt.held = "; process 7 does not end"
+    launcher._kill("node0: a rank hung")
+    assert launcher.me.reason == "node0: a rank hung; process 7 does not end"
+
+
 # ---- a stop that comes when all is done ----
 
 
@@ -856,6 +949,39 @@ def test_a_run_that_has_finished_is_not_stopped_any_more(trains, asked):
                 launcher.attempt.outcome = attempt.Outcome(0, "finished")
     assert codes == [0, 0]
     assert [status(launcher)["state"] for launcher in trains] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_a_stop_between_two_attempts_is_no_failure(trains, asked_first):
+    """The ranks failed before it; where they had been asked to save and end, that is what failed."""
+    first, second = trains
+    if asked_first:
+        first.ask_to_stop()
+    over(first, -9, "rank 0 was killed")
+    first.ask_to_stop()
+    for _ in range(3):
+        second.attempt and over(second, LOST)
+        codes = [first.turn(), second.turn()]
+    assert codes == ([1, LOST] if asked_first else [STOPPED, STOPPED])
+
+
+@pytest.mark.parametrize(("leaves", "word"), [(False, "stopped"), (True, "restarting")])
+def test_who_is_asked_again_ends_its_ranks_and_has_the_last_word(start, clock, leaves, word):
+    """What comes next is SIGKILL, which leaves `running` behind; a queued run would wait for its end for ever."""
+    launcher = running(start())
+    (launcher.environment.leave_file if leaves else launcher.environment.stop_file).touch()
+    launcher.turn()
+    ranks = launcher.attempt
+    clock[0] += 600
+    launcher.turn()
+    launcher.ask_to_stop()
+    clock[0] += launch.GRACE
+    assert launcher.turn() is None and not ranks.killed
+    clock[0] += 1
+    codes = [launcher.turn() for _ in range(3)]
+    assert ranks.killed and STOPPED in codes and status(launcher)["state"] == word
+    assert leaves or "did not save in time" in status(launcher)["reason"]
+    assert launcher.asked != leaves
 
 
 @pytest.mark.parametrize("how", ["store", "disk"])

@@ -149,6 +149,22 @@ def test_failures_without_progress_are_given_up_with_the_reason():
     )
 
 
+def test_a_step_that_a_host_remembers_and_the_run_has_given_up_is_no_progress_made():
+    """Two hosts begin at step 300, one of which knows of step 900 of a line that is left."""
+    current = word(None, [host(0, saved=300), host(1, saved=900)], expected=2)
+    for attempt in range(1, 30):
+        step = 300 + 20 * attempt
+        ended = [host(0, attempt, -9, "killed", saved=step), host(1, attempt, LOST, saved=step)]
+        current = word(current, ended, expected=2, restarts=1, now=NOW + 4000 * attempt)
+        assert isinstance(current, Plan) and not current.left_out
+
+
+def test_a_fault_of_a_clock_that_was_ahead_is_not_held_for_hours():
+    ended = [host(0, 1, LOST), host(1, 1, -9, "killed")]
+    found = word(plan(0, 1, blamed={"node1": [NOW + 7200, NOW - 60]}), ended)
+    assert found.blamed["node1"] == [NOW - 60, NOW]
+
+
 def test_progress_forgives():
     current = plan(0, attempt=1)
     for attempt in range(1, 30):

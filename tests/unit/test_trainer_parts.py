@@ -1,5 +1,6 @@
 """Shares, learning rates, checkpoints on disk, and the commands' answers to bad input."""
 
+import contextlib
 import errno
 import itertools
 import json
@@ -277,6 +278,22 @@ def test_another_model_or_dataset_is_named():
     message = str(refused.value)
     assert "dataset: austen then, austen now (the same name, another content)" in message
     assert "seed: 0 then, 1 now" in message and "model" not in message
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "wanted", "refused"),
+    [
+        ("cuda", "cpu", "auto", True),
+        ("cuda", "cpu", "cpu", False),
+        ("cuda", "cuda", "auto", False),
+        ("cpu", "cuda", "auto", False),
+        (None, "cpu", "auto", False),  # of a release that did not note it
+    ],
+)
+def test_a_run_of_gpus_does_not_go_on_slowly_without_a_word(before, now, wanted, refused):
+    manifest = {"step": 4} | ({"device": before} if before else {})
+    with pytest.raises(BadInput, match="step 4 was made on GPUs") if refused else contextlib.nullcontext():
+        checkpoint.check_device(manifest, now, wanted)
 
 
 def test_what_made_it_another_model_is_named():

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,12 @@ MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises 
 # What NCCL's watchdog says in a rank that it then aborts for another one's fault.
 NCCL_LOST = re.compile(r"Watchdog caught collective operation timeout|ncclRemoteError[^\n]*")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+GRACE = 5.0  # seconds for ranks to end by themselves once another one has failed
+ENDS = 30.0  # seconds that the kernel may take to end a killed process: it may have much memory to give back
+HELD = "; process {} was killed and does not end (a driver or a disk holds it): see `journalctl -k`; a reboot helps"
 
+
+_held: set[int] = set()  # processes that were killed and do not end
 
 # torch's flight recorder: which collectives each rank on NCCL has begun and ended, written when one takes too long.
 FLIGHT_RECORDER = {
@@ -192,15 +197,16 @@ class Attempt:
             return None
         with os.fdopen(self._answer) as answer:
             text = answer.read()
-        _kill_children()
-        return self._outcome(json.loads(text) if text else {}, os.waitstatus_to_exitcode(status))
+        held = _kill_children()
+        outcome = self._outcome(json.loads(text) if text else {}, os.waitstatus_to_exitcode(status))
+        return replace(outcome, reason=outcome.reason + held)
 
-    def kill(self) -> None:
-        """End all of its processes at once; what they were saving stays invisible."""
+    def kill(self) -> str:
+        """End all of its processes at once; what they were saving stays invisible. Says which do not end."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        _kill_children()
         os.close(self._answer)
+        return _kill_children()
 
     def _outcome(self, told: dict, status: int) -> Outcome:
         """status: the agent's exit code, or minus the signal that ended it."""
@@ -231,11 +237,13 @@ def _signal(code: int) -> str:
 def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
     """Run torchrun's agent to its end, in the forked process: {code, reason} or {failures: [[rank, code], …]}."""
     try:
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        # A rank that waits on a GPU for one that has failed hears no signal; the agent would give it half a minute.
+        PContext.close.__defaults__ = (None, GRACE)
         rendezvous_handler_registry.register(MEETING_PLACE, _meeting_place)
         place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         launch = LaunchConfig(
@@ -318,15 +326,29 @@ def _last_words(attempt: str) -> str:
     return "\n".join(attempt.splitlines()[-5:])
 
 
-def _kill_children() -> None:
-    """Kill this process's children, and those that become its own by that, until none is left."""
-    while pids := _children(os.getpid()):
+def _kill_children() -> str:
+    """Kill this process's children, and those that become its own by that, until none is left.
+
+    Says which do not end; they are not waited for again.
+    """
+    until = time.monotonic() + ENDS
+    while pids := [pid for pid in _children(os.getpid()) if pid not in _held]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        if not any([_has_ended(pid) for pid in pids]):
+            if time.monotonic() > until:
+                _held.update(pids)
+                return HELD.format(", ".join(map(str, pids)))
+            time.sleep(0.05)
+    return ""
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _children(parent: int) -> list[int]:

@@ -134,7 +134,8 @@ def next_word(
             if host.code == code and host.done == plan.attempt:
                 return End(code, host.reason)
     planned = not gone and all(host.code == STOPPED for host in members)
-    saved = max([plan.saved, *(host.saved for host in hosts)])
+    # At first a host may remember a later step than the run goes on from: it was given up, or of another line.
+    saved = max([plan.saved if plan.attempt > plan.first else 0, *(host.saved for host in members)])
     if saved > plan.saved:
         proven = [member.name for member in plan.members]
         plan = dataclasses.replace(plan, failures=0, outages=0, suspect="", dropped=0, proven=proven)
@@ -178,7 +179,7 @@ def _after_failure(
     network is no failure of the run.
     """
     culprit = _culprit(members, gone)
-    blamed = {one: [at for at in times if now - at < FORGOTTEN] for one, times in plan.blamed.items()}
+    blamed = {one: [at for at in times if 0 <= now - at < FORGOTTEN] for one, times in plan.blamed.items()}
     suspect, out, own = "", [], False
     if culprit:
         name = culprit.name

@@ -20,15 +20,14 @@ from pathlib import Path
 
 from trainer import disk, metrics
 from trainer.cluster import membership, reach, store
-from trainer.cluster.attempt import MEMORY, Attempt, Outcome, prepare
+from trainer.cluster.attempt import GRACE, MEMORY, Attempt, Outcome, prepare
 from trainer.cluster.hang import Pulse
-from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
+from trainer.cluster.membership import LOST, OUTAGES, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
 from trainer.environment import Environment, number
-from trainer.errors import BadInput
+from trainer.errors import BadInput, TrainerError
 
 LOOK = 0.25  # seconds between two looks
-GRACE = 5.0  # seconds for ranks to end by themselves once another host's have failed
 ALL_HERE = 30.0  # seconds at least that the first attempt waits for the hosts that it was started on
 COME_BACK = 30.0  # seconds that hosts which were started anew give the others, before they go on without them
 JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
@@ -36,6 +35,7 @@ QUEUED = "queued/"  # keys in the store of hosts that wait for the runs before
 PORTS = 100  # that are tried, from MASTER_PORT on
 LEFT_OUT = "{} is left out of the run: it failed again and again, or not all of the others reach it"
 FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
+ANEW = 10.0  # seconds before a launcher that could not load torch is another process
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
@@ -46,7 +46,10 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
         return code
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, launcher.ask_to_stop)
-    prepare()
+    try:
+        prepare()
+    except Exception as error:
+        return launcher.begin_anew(error)
     launcher.begin = launcher.touched = time.monotonic()  # on a busy machine torch takes its time to load
     try:
         while (code := launcher.turn()) is None:
@@ -103,14 +106,21 @@ class Launcher:
         # The runs that it waits for on this host; once: by a reboot one of them may have been resumed to wait for this.
         self.after = [name for name in os.environ.get("TRAINYARD_AFTER", "").split(",") if name]
         self.begun = False  # this start of the run has had an attempt here
+        self.starts = (
+            0  # launchers of this start of the run, in a row, that had attempts and made no checkpoint
+        )
+        self.counted = False  # this launcher is one of them
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             turn = json.loads(environment.turn_file.read_text())
             if self.launch and turn["launch"] == self.launch:
                 self.after = [name for name in self.after if name in turn["after"]]
                 self.begun = turn["begun"]
+                self.starts = turn["starts"] if turn["saved"] == self.me.saved else 0
         self.queued = bool(self.after)  # also once all of them have ended, until the store knows
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
+        self.pressed: float | None = None  # when it was asked to end once more
+        self.failed_over_stop = False  # its ranks were asked to save and end, and failed
         self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
         self.pulse = Pulse(config)  # of that attempt's ranks
@@ -129,8 +139,28 @@ class Launcher:
         return None
 
     def ask_to_stop(self, *_) -> None:
-        """A signal: note it, as the stop file is noted."""
-        self.asked = True
+        """A signal: note it, as the stop file is noted. After that, or in a shutdown, SIGKILL is what comes next."""
+        if self.asked or self.leaving:
+            self.pressed = self.pressed or time.monotonic()
+        else:
+            self.asked = True
+
+    def begin_anew(self, error: Exception) -> int:
+        """What torch is made of could not be loaded, for want of memory maybe: try it in a new process, after a while.
+
+        Half loaded, torch is of no use to this one. Raises TrainerError where this start of the run has not begun.
+        """
+        cure = "look at its memory and its disk; site.yml tests its environment"
+        why = f"{self.me.name}: torch cannot be loaded: {type(error).__name__}: {error}; {cure}"
+        if not self.begun:
+            raise TrainerError(why)
+        self._say("stalled", f"{why}; it is tried again")
+        until = time.monotonic() + ANEW
+        while time.monotonic() < until:
+            if self.asked or self.environment.stop_file.exists():
+                return self._conclude(self._stopped(f"stopped on request; {why}"))
+            time.sleep(LOOK)
+        os.execv(sys.executable, sys.orig_argv)
 
     def turn(self) -> int | None:
         """One look; what the store or the machine refuses (memory for a process, a disk) ends no launcher.
@@ -227,7 +257,8 @@ class Launcher:
 
     def _note_turn(self) -> None:
         with contextlib.suppress(OSError):  # a full disk
-            turn = {"launch": self.launch, "after": self.after, "begun": self.begun}
+            turn = {"launch": self.launch, "after": self.after, "begun": self.begun, "starts": self.starts}
+            turn["saved"] = self.me.saved
             metrics.write_json(self.environment.turn_file, turn)
 
     def _wait_for(self, queued: list[dict]) -> None:
@@ -249,7 +280,7 @@ class Launcher:
         reason = self._refusal(error)
         if self.attempt:
             with contextlib.suppress(OSError):
-                self.attempt.kill()
+                reason += self.attempt.kill()
             self._over(Outcome(1, reason))
         elif self.asked:
             return self._conclude(self._stopped(f"stopped on request; {reason}"))
@@ -377,13 +408,18 @@ class Launcher:
         ]
         if plan and any(host.code == 0 and host.done == plan.value["attempt"] for host in hosts):
             return End(0)
-        if self.me.code not in (None, 0, LOST, STOPPED):
+        if self.failed_over_stop and self.me.code not in (None, 0, LOST, STOPPED):
             return End(max(self.me.code, 1), self.me.reason)
         when = "" if self.me.code is not None else " before the hosts had met"
         return End(STOPPED, f"stopped on request on {self.me.name}{when}")
 
     def _decide(self, plan: Plan | None, hosts: list[Host]) -> None:
         """Speak for all: the next attempt, or the end."""
+        if plan is None and self.expected == 1 and self.starts > OUTAGES * max(1, self.config.restarts):
+            how = "was killed, or its host was booted anew,"
+            cure = f"see `journalctl -k` and `journalctl -u trainyard@{self.config.run}`"
+            reason = f"{self.me.name}: its launcher {how} {self.starts} times in a row without a new checkpoint; {cure}"
+            return self._end(End(1, reason))
         patience = COME_BACK if plan else max(ALL_HERE, self.config.timeout_seconds)
         late = time.monotonic() - self.begin > patience
         word = membership.next_word(
@@ -430,8 +466,9 @@ class Launcher:
         self._say("starting", plan.reason or None)
         if plan.reason:
             _print(f"attempt {plan.attempt}: {plan.reason}")
-        if not self.begun:
-            self.begun = True
+        if not self.counted:
+            self.begun = self.counted = True
+            self.starts += 1
             self._note_turn()
         self.troubled, self.pulse = None, Pulse(self.config)
         try:
@@ -459,6 +496,8 @@ class Launcher:
         ended = [host for host in others if host.done >= mine.attempt]
         if self.asked and not attempt.has_started:
             return self._kill("stopped on request before the hosts had met", STOPPED)
+        if self.pressed and now - self.pressed > GRACE:
+            return self._kill("its ranks did not save in time; they go on from the last checkpoint", STOPPED)
         if self.asked or self.leaving or (end and end.code == STOPPED):
             self._ask_to_yield()
         if ended or end:
@@ -494,8 +533,7 @@ class Launcher:
         )
 
     def _kill(self, why: str, code: int = 1) -> None:
-        self.attempt.kill()
-        self._over(Outcome(code, why))
+        self._over(Outcome(code, why + self.attempt.kill()))
 
     def _over(self, outcome: Outcome, unreached: list[int] | None = None) -> None:
         attempt, self.attempt = self.attempt.plan.attempt, None
@@ -521,6 +559,7 @@ class Launcher:
         with contextlib.suppress(BadInput, OSError):
             self.me = dataclasses.replace(self.me, port=self.port.choose())
         if self.asked and outcome.code:
+            self.failed_over_stop = True
             # Before the others see that it is over here, and plan the next one.
             with contextlib.suppress(store.Unreachable):
                 self._end(self._own_end())
