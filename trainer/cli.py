@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "fetch":
         from trainer.commands import fetch
 
-        return fetch.main(options.kind, options.name, options.state_dir, options.code)
+        return fetch.main(options.kind, options.name, options.state_dir, options.code, options.cached)
 
     if options.command == "bench":
         environment.follow_launcher()
@@ -197,6 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("name", metavar="NAME", help="on the hub: org/name")
     fetch.add_argument("state_dir", metavar="DIR", type=Path, help="where the host keeps models and data")
     fetch.add_argument("--code", action="store_true", help="the model's own Python code, too")
+    text = "what this host fetched before, where the hub does not answer"
+    fetch.add_argument("--cached", action="store_true", help=text)
 
     text = "what collectives carry between the ranks that the environment names; all hosts at once"
     bench = commands.add_parser("bench", help=text, description=text)

@@ -14,7 +14,7 @@ from ansible.utils.display import Display
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from bench_report import figures_of, picture, text
-from preflight_report import baseline_name, read_result, renewed, worse_than, write_result
+from preflight_report import baseline_name, read_result, renewed, steady_hosts, worse_than, write_result
 
 display = Display()
 
@@ -57,8 +57,7 @@ class ActionModule(ActionBase):
         }
         path = os.path.join(args["results"], baseline_name(hosts))
         before = read_result(path)
-        real = {name for name, link in links.items() if link.get("physical")}
-        found["worse"] = worse_than(found["figures"], before, real) if before else []
+        found["worse"] = worse_than(found["figures"], before, steady_hosts(links)) if before else []
         display.display("\n" + text({**found, "before": before}) + "\n")
         if self._task.check_mode:
             return {**result, "changed": False}

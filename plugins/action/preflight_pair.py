@@ -1,7 +1,7 @@
 """Has one host measure the ways to its peers, and tries meanwhile whether its ports are open to the controller.
 
 While the module of this name listens on the host, whoever gets its greeting has come through; the controller, unless
-it is a peer or the cluster's network is none that it reaches, must not. It goes the way that its SSH goes, through a
+it is a peer or does not reach the host by its cluster address, must not. It goes the way that its SSH goes, through a
 ProxyCommand, too, and to no address that SSH does not go to.
 """
 
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ansible.plugins.action import ActionBase
 
@@ -49,13 +49,22 @@ def way_of(settings: str) -> Way | str:
     return Way(found.get("hostname", ""), found.get("user", ""), "" if proxy == "none" else proxy)
 
 
+def to_cluster(way: Way, address: str) -> Way:
+    """`way`, by the cluster address where its name leads there; a name behind a proxy is the proxy's to look up."""
+    with contextlib.suppress(OSError, ValueError):
+        if not way.proxy and any(place[0] == address for *_, place in socket.getaddrinfo(way.address, None)):
+            return replace(way, address=address)
+    return way
+
+
 def note_for(way: Way, address: str, client: str, peers: list[str]) -> str:
     """Why the controller's view of a host says nothing; "" where it does.
 
     client: where the host's SSH session comes from. peers: the addresses of all hosts.
     """
+    # The module listens on the cluster address alone. From here that may be another machine's: it is not tried.
     if way.address != address:
-        return "the controller reaches the hosts by another network than the cluster's"
+        return f"the controller reaches the hosts by {way.address}, not by the cluster's address {address}"
     if client in peers:
         return "the controller, or its jump host, is a peer"
     if not client:
@@ -134,6 +143,8 @@ class ActionModule(ActionBase):
         own = places[str(args["host"])]
         way = self._way()
         peers = [str(host["address"]) for host in places.values()]
+        if isinstance(way, Way):
+            way = to_cluster(way, str(own["address"]))
         note = way if isinstance(way, str) else note_for(way, str(own["address"]), client, peers)
         watches = [] if note else [Watch(way, int(port)) for port in (args["port"], own["port"])]
         for watch in watches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -37,9 +38,10 @@ if str(CHECKOUT) not in sys.path:
 
 from trainer.data.read import SHIPPED as TEXTS
 from trainer.data.read import names
+from trainer.errors import BadInput
 from trainer.model.files import SHIPPED
 
-RUN = ("run", "model", "dataset", "validation")  # what preflight.yml takes of a run to come
+RUN = ("run", "model", "dataset", "validation", "adapter")  # what preflight.yml takes of a run to come
 
 COLOURS = {MARKS[FAIL]: C.COLOR_ERROR, MARKS[WARN]: C.COLOR_WARN, MARKS[PASS]: C.COLOR_OK}
 
@@ -59,30 +61,40 @@ def plain(value):
 
 
 def size(path: str) -> int:
-    """Bytes of a file, or of all files below a directory; 0 where nothing is."""
-    if os.path.isfile(path):
-        return os.path.getsize(path)
-    return sum(
-        os.path.getsize(os.path.join(folder, name)) for folder, _, files in os.walk(path) for name in files
-    )
+    """Bytes of a file, or of all files below a directory; 0 where nothing is, of a link that leads nowhere, too."""
+    found = 0
+    below = [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
+    for one in [path] if os.path.isfile(path) else below:
+        with contextlib.suppress(OSError):
+            found += os.path.getsize(one)
+    return found
 
 
-def run_room(model: str, dataset: str, validation: str = "") -> tuple[float, str]:
-    """Disk that a full fine-tune takes, GB: data, model and three checkpoints; and of what of it the size is unknown.
+def sets(given: str) -> list[str]:
+    """The names that a dataset is given by; what no name can be read from is one, of unknown size."""
+    try:
+        return list(names(given))
+    except BadInput:
+        return [given]
 
-    model, dataset, validation: as train.yml takes them, "" for none. What is not on this controller, on the hub or on
-    the hosts, has a size that nobody here knows.
+
+def run_room(model: str, dataset: str, validation: str = "", adapter: str = "") -> tuple[float, str]:
+    """Disk that a run takes, GB: data, model and three checkpoints; and of what of it the size is unknown.
+
+    model, dataset, validation, adapter: as train.yml takes them, "" for none. What is not on this controller, on the
+    hub or on the hosts, has a size that nobody here knows. Checkpoints of an adapter are small, of all weights large.
     """
+    times = MODEL_TIMES if adapter in ("", "none") else 1
     weights, data, unknown = 0, 0, []
     if model and model not in SHIPPED:
         weights = size(os.path.expanduser(model))
         unknown += [] if os.path.exists(os.path.expanduser(model)) else [model]
-    for name in [*(names(dataset) if dataset else []), *([validation] if validation else [])]:
+    for name in [*(sets(dataset) if dataset else []), *([validation] if validation else [])]:
         if os.path.exists(os.path.expanduser(name)):
             data += size(os.path.expanduser(name))
         elif not (TEXTS / f"{name}.txt").exists():
             unknown.append(name)
-    return (data + weights * MODEL_TIMES) / 1e9, ", ".join(unknown)
+    return (data + weights * times) / 1e9, ", ".join(unknown)
 
 
 def reason(result: dict) -> str:
@@ -153,8 +165,9 @@ def asked(extra: Mapping) -> str:
 
 
 class ActionModule(ActionBase):
-    """Arguments: hosts (as cluster_hosts has them, in node order), limits (fields of Limits), steps, local, model,
-    dataset and validation (of the run to come, or ""), results (directory), began (s since the epoch), quiet.
+    """Arguments: hosts (as cluster_hosts has them, in node order), members (the same of the whole inventory), limits
+    (fields of Limits), steps, local, model, dataset, validation and adapter (of the run to come, or ""), results
+    (directory), began (s since the epoch), quiet.
 
     quiet: nothing is told or written; returns failed_checks (names) and active (names of runs) alone.
 
@@ -173,10 +186,11 @@ class ActionModule(ActionBase):
             host["name"]: fact_of(task_vars["hostvars"][host["name"]], host, host["name"] in rdma)
             for host in args["hosts"]
         }
-        needed, unknown = run_room(*(str(args.get(key) or "") for key in ("model", "dataset", "validation")))
+        needed, unknown = run_room(*(str(args.get(key) or "") for key in RUN[1:]))
         limits = Limits.of({**args["limits"], **commands(), "run_gb": needed, "run_unknown": unknown})
         steps = args.get("steps") or {"result": SKIP, "message": "they were not asked for"}
-        cluster = Cluster(facts, limits, steps, bool(args.get("local")))
+        members = {host["address"]: host["name"] for host in args["members"]}
+        cluster = Cluster(facts, limits, steps, bool(args.get("local")), members)
         if args.get("quiet"):
             failed = dict.fromkeys(one.check for one in findings(cluster) if one.result == FAIL)
             active = sorted({run for host in cluster.alive for run in facts[host]["run"]["active"]})

@@ -67,7 +67,8 @@ class ActionModule(ActionBase):
         file = archive(wanted, ROOT / ".trainyard" / "pythons", say)
         if self._task.check_mode:
             return result
-        say(f"its own Python is none of the lock; bringing {file.name}, {file.stat().st_size / 1e6:,.0f} MB")
+        size = file.stat().st_size
+        say(f"its own Python is not for the environment; bringing {file.name}, {size / 1e6:,.0f} MB")
         key = wanted["sha256"][:16]
         return {
             **result,

@@ -46,6 +46,7 @@ ON_A_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll
 RECENT_STEPS = 20  # steps over which hosts are compared
 LOG_LINES = 15  # of a failed rank
+BOOT = 180.0  # seconds that a host which shuts down, or has booted, has until systemd is to start its unit
 WORD = 15.0  # seconds that a host has to say how a job ended that Slurm holds no more; who stops it tells each host
 DENIED = 4  # exit code of a poll
 FINAL = ("finished", "stopped", "failed")
@@ -78,8 +79,9 @@ class View:
 
     `state` is that of the keeper (systemd, or the process group): active, ended, or unknown before the first
     answer. `code` is the launcher's exit code, `cause` systemd's word for its end (oom-kill, signal, …);
-    `seen` is controller time, and so is `moved`: when it last had something new to tell. `denied`: its user may not
-    read the run directory, and will not be the next time.
+    `seen` is controller time, and so is `moved`: when it last had something new to tell. `due`: its unit is still to
+    start, for the host boots, or is about to. `denied`: its user may not read the run directory, and will not be the
+    next time.
     """
 
     host: str
@@ -94,16 +96,13 @@ class View:
     seen: float = 0.0
     moved: float = 0.0
     silent_since: float | None = None
+    due: bool = False
     denied: bool = False
     error: str = ""
 
     @property
     def result(self) -> str:
-        """running, finished, stopped or failed: by the launcher's exit, or by its word where systemd forgot
-        that.
-
-        systemd unloads a unit that ended well, and then shows 0 for a stop (75), too.
-        """
+        """running, finished, stopped or failed: by the launcher's exit, or by its word where systemd forgot that."""
         if self.state != "ended":
             return "running"
         if self.code:
@@ -180,10 +179,9 @@ def read_poll(view: View, output: str, now: float) -> None:
     keeper = read_state(head)
     view.seen, view.silent_since, view.denied, view.error = now, None, False, ""
     view.state = keeper["state"]
-    if view.state == "ended":
-        code = keeper.get("ExecMainStatus", "")
-        view.code = int(code) if code.isdigit() else None
-        view.cause = keeper.get("Result", "")
+    code = keeper.get("ExecMainStatus", "") if view.state == "ended" else ""
+    view.code = int(code) if code.isdigit() else None
+    view.cause = keeper.get("Result", "")
     with_status = _json_object(status)
     if with_status and with_status != view.status:
         view.moved = now
@@ -193,6 +191,10 @@ def read_poll(view: View, output: str, now: float) -> None:
         view.status = {**view.status, "state": "queued", "reason": keeper["queued"]}
     elif view.status.get("state") == "queued" and not with_status:
         view.status = {**view.status, "state": "starting", "reason": None}
+    said = view.status.get("state")
+    # A launcher that leaves because its host shuts down ends with 75, too.
+    left = view.code == 75 and said == "restarting"
+    view.due = keeper["waits"] or left or (keeper["forgotten"] and said not in FINAL)
     start, _, lines = metrics.partition("\n")
     whole = lines[: lines.rfind("\n") + 1]
     view.offset = int(start or view.offset) + len(whole.encode("utf-8", "surrogateescape"))
@@ -342,6 +344,8 @@ def progress_line(run: str, views: list[View], now: float) -> str:
             parts.append(f"{view.host} unreachable for {span(now - view.silent_since)}")
         elif view.state == "unknown":
             parts.append(f"{view.host} has not answered yet")
+        elif view.due and view.state != "ended":
+            parts.append(f"{view.host} waits to start again")
         elif view.state == "ended" and view.result != "finished":
             parts.append(f"{view.host} {view.result}")
     return "  ".join(parts)
@@ -355,6 +359,8 @@ def host_line(view: View, now: float) -> str:
         return f"unreachable for {span(now - view.silent_since)}"
     if view.state == "unknown":
         return "has not answered yet"
+    if view.due:
+        return "waits to start again"
     state = str(view.status.get("state") or "starting")
     if state != "running":
         reason = str(view.status.get("reason") or "").splitlines()
@@ -403,6 +409,12 @@ def without(run: str, view: View, keeper: str) -> str:
 def meaning(view: View) -> tuple[str, str]:
     """(what happened, what to do) for a host that failed."""
     code = view.code
+    if view.due and code is None:
+        unit = f"{UNIT}{view.status.get('run', 'RUN')}"
+        return (
+            "its unit does not run, and nothing says that the run has ended: it has not started since the host booted",
+            f"See there, as root, what keeps it from starting: systemctl status {unit}; journalctl -b -u {unit}.",
+        )
     if view.cause == "oom-kill":
         return (
             "the kernel killed it: the host ran out of memory",
@@ -525,7 +537,7 @@ class ActionModule(ActionBase):
         self.spool = Spool(self._task._uuid)
         self.view = View(host)
         self.wordless: float | None = (
-            None  # since when Slurm holds no job, and the host has not said how it ended
+            None  # since when nothing keeps it, and the host has not said how it ended
         )
         self.over = threading.Event()
         # Signals belong to the main thread, which knows when one would do harm (Screen.draw).
@@ -556,8 +568,9 @@ class ActionModule(ActionBase):
             answer = self._ask(poll_command(self.keeper, self.run_name, self.run_dir, self.view.offset))
             read_poll(self.view, answer, time.time())
             wordless = self.keeper == "systemd" and self.view.code is None and self.view.result == "failed"
+            wordless |= self.view.due and self.view.state == "ended"
             self.wordless = (self.wordless or now) if wordless else None
-            if wordless and now - self.wordless < WORD:
+            if wordless and now - self.wordless < (BOOT if self.view.due else WORD):
                 self.view.state = "active"
             if self.view.result == "failed":
                 self.view.logs = read_logs(self._ask(log_command(self.keeper, self.run_name, self.run_dir)))

@@ -6,12 +6,13 @@ import math
 import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from host_runs import chosen_run
-from telling import names, silence, table
+from telling import names, not_asked, silence, table, unasked
 
 from trainer.words import span
 
@@ -54,28 +55,29 @@ def run_chosen(results: dict[str, dict], asked: str) -> str:
     return chosen_run(asked, [run for run, view in views.items() if view["active"]], list(views))
 
 
-def run_choice_fault(results: dict[str, dict], asked: str) -> str:
-    """Why `run_chosen` chooses none; "" where it does."""
+def run_choice_fault(results: dict[str, dict], asked: str, cluster: Iterable[str] = ()) -> str:
+    """Why `run_chosen` chooses none; "" where it does. cluster: all its hosts, of which -l may leave some out."""
     if run_chosen(results, asked):
         return ""
     views = run_views(results)
     if not asked and views:
         active = ", ".join(run for run, view in views.items() if view["active"])
         return f"run: several are active; expected the name of one of {active}. Name it: -e run=NAME"
-    answered, mute = _answered(results), _mute(results)
+    answered, mute, left_out = _answered(results), _mute(results), not_asked(cluster, results)
     if not answered:
         text = "No host has answered, so that nothing is known of their runs."
     elif not views:
         text = f"None of {names(answered)} knows a run{f' {asked}' if asked else ''}"
         # One that a silent host has may be under way there.
-        text += ", and not every host has answered." if mute else "; train.yml starts one."
+        more = "; train.yml starts one." if not left_out else ", and not every host was asked."
+        text += ", and not every host has answered." if mute else more
     else:
         text = (
             f"run: found {asked}, which none of {names(answered)} knows; "
             f"expected one of {', '.join(list(views)[:10])}. "
             f"Correct the name after -e run={', or see to the hosts that are silent.' if mute else ''}"
         )
-    return "\n".join([text, *mute])
+    return "\n".join([text, *mute, *([unasked(left_out)] if left_out else [])])
 
 
 def _answered(results: dict[str, dict]) -> list[str]:
@@ -127,24 +129,28 @@ def retired_text(results: dict[str, dict], run: str) -> str:
     )
 
 
-def cluster_status(results: dict[str, dict], run: str = "") -> str:
+def cluster_status(results: dict[str, dict], run: str = "", cluster: Iterable[str] = ()) -> str:
     """The text: a table of runs (of `run` alone if it is given), what they say of themselves, a table of hosts.
 
-    `results`: as above.
+    `results`, cluster: as above.
     """
     views = run_views(results)
     older = [name for name, view in views.items() if not view["active"]][ENDED_RUNS:]
     shown = {name: view for name, view in views.items() if (name == run if run else name not in older)}
-    answered, mute = _answered(results), _mute(results)
-    none = f"No run is known on {names(answered) if mute else 'these hosts; train.yml starts one'}."
+    answered, mute, left_out = _answered(results), _mute(results), not_asked(cluster, results)
+    where = names(answered) if mute or left_out else "these hosts; train.yml starts one"
+    none = f"No run is known on {where}."
     parts = [_run_table(shown) if shown else none if answered else "No host has answered."]
     if not run and older:
         parts[0] += f"\n… and {len(older)} older ones"
-    if notes := [line for name, view in shown.items() for line in _notes(name, view, bool(mute))]:
+    elsewhere = "is silent" if mute else "was not asked" if left_out else ""
+    if notes := [line for name, view in shown.items() for line in _notes(name, view, elsewhere)]:
         parts.append("\n".join(notes))
     parts.append(_host_table(results))
     if mute:
         parts.append("\n".join(mute))
+    if left_out:
+        parts.append(unasked(left_out))
     releases: dict[str, list[str]] = {}
     for host in answered:
         releases.setdefault(results[host]["host_status"]["release"] or "none", []).append(host)
@@ -178,10 +184,10 @@ def _run_table(views: dict[str, dict]) -> str:
     return table(rows)
 
 
-def _notes(run: str, view: dict, some_silent: bool) -> list[str]:
-    """What a run says of itself, and what to do about it."""
-    if view["state"] == "interrupted" and some_silent:
-        return [f"{run} was cut short on {names(view['hosts'])}; it may go on on a host that is silent"]
+def _notes(run: str, view: dict, elsewhere: str) -> list[str]:
+    """What a run says of itself, and what to do about it. elsewhere: why what other hosts have is unknown, or ""."""
+    if view["state"] == "interrupted" and elsewhere:
+        return [f"{run} was cut short on {names(view['hosts'])}; it may go on on a host that {elsewhere}"]
     if view["state"] == "interrupted":
         return [f"{run} was cut short and runs nowhere; go on with it: train.yml -e run={run} -e resume=true"]
     warning = view.get("warning") and f"warning: {view['warning']}"
@@ -255,6 +261,7 @@ def _host_table(results: dict[str, dict]) -> str:
             rows.append((host, "no answer", "-", "-", "-", "-", "-"))
             continue
         answer = result["host_status"]
+        gpus = answer["gpus"]
         rows.append(
             (
                 host,
@@ -263,7 +270,7 @@ def _host_table(results: dict[str, dict]) -> str:
                 f"{answer['load']:.1f} of {answer['cpus']}",
                 f"{answer['memory_free_bytes'] / 1e9:.1f} of {answer['memory_bytes'] / 1e9:.1f} GB",
                 f"{answer['free_bytes'] / 1e9:.1f} GB",
-                "; ".join(_gpu(*row) for row in answer["gpus"]) or "none",
+                "no answer: nvidia-smi" if gpus is None else "; ".join(_gpu(*row) for row in gpus) or "none",
             )
         )
     return table(rows)

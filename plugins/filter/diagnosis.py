@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from telling import names, silence, table
+from telling import names, not_asked, silence, table, unasked
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
@@ -27,26 +28,36 @@ IN_TURNS = re.compile(r"\bexchange \(trainer/sums")
 ASLEEP = re.compile(r"\((threading|concurrent/futures/_base)\.py:")  # frames of a wait for another thread
 
 
-def diagnosis(results: dict[str, dict], run: str) -> str:
+def diagnosis(results: dict[str, dict], run: str, cluster: Iterable[str] = ()) -> str:
     """What was found, and in the end one sentence: which rank, on which host, why, what to do.
 
     `results`: what the task diagnose_host registered on each host; without `diagnosis` where there was no answer.
+    cluster: all its hosts, of which -l may leave some out.
     """
     found, ranks = _of_run(results, run)
     silent = [host for host in results if host not in found]
+    left_out = not_asked(cluster, results)
     # A host that is off, or left out, is not what ranks wait for of which none is missing.
     whole = bool(ranks) and [rank["rank"] for rank in ranks] == list(range(_world(found, ranks)))
     sentence = (
-        _over(found, run, silent)
+        _over(found, run, silent, left_out)
         or _stopped(ranks)
-        or ("" if whole else _silent(silent, found) or _launchers(found) or _missing(found, ranks))
+        or ("" if whole else _silent(silent, found) or _launchers(found) or _missing(found, ranks, left_out))
         or _going(found, ranks, silent)
+        or ("" if whole else _unseen(left_out))
         or _behind(found, ranks)
         or _nccl(found)
         or _network(found, ranks)
     )
     mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
-    parts = (_rank_table(ranks), _stacks(ranks, sentence), _machines(found), mute, sentence)
+    parts = (
+        _rank_table(ranks),
+        _stacks(ranks, sentence),
+        _machines(found),
+        mute,
+        unasked(left_out),
+        sentence,
+    )
     return "\n\n".join(part for part in parts if part)
 
 
@@ -83,7 +94,7 @@ def _found(result: dict, run: str) -> dict:
 # --- the sentence, by the first of these that has one -------------------------------------------------------
 
 
-def _over(found: dict, run: str, silent: list[str]) -> str:
+def _over(found: dict, run: str, silent: list[str], left_out: list[str]) -> str:
     if not found or any(one["active"] or one["ranks"] for one in found.values()):
         return ""
     newest = min(found.values(), key=lambda one: one["age"])["status"]
@@ -95,6 +106,11 @@ def _over(found: dict, run: str, silent: list[str]) -> str:
         return (
             f"Run {run} is not active on {names(found)}, where its last word is {newest['state']}{why}; it may go on "
             f"on {names(silent)}: see whether {'that machine is' if len(silent) == 1 else 'those machines are'} on."
+        )
+    if left_out and newest["state"] != "finished":
+        return (
+            f"Run {run} is not active on {names(found)}, where its last word is {newest['state']}{why}; it may go on "
+            f"on {names(left_out)}: ask there, too, without -l."
         )
     go_on = "" if newest["state"] == "finished" else f" Go on with it: train.yml -e run={run} -e resume=true"
     return f"Run {run} is not active; its last word is {newest['state']}{why}.{go_on}"
@@ -160,9 +176,11 @@ def _world(found: dict, ranks: list[dict]) -> int:
     return (_newest(found, ranks)["status"].get("world_size") or 0) if ranks else 0
 
 
-def _missing(found: dict, ranks: list[dict]) -> str:
+def _missing(found: dict, ranks: list[dict], left_out: list[str]) -> str:
     if not ranks:
         return "The launchers are up and no rank is: the hosts meet, or torch is being loaded. Look again in 20 s."
+    if left_out:  # ranks may be where nobody looked
+        return ""
     world = _world(found, ranks)
     if missing := sorted(set(range(world)) - {rank["rank"] for rank in ranks}):
         listed = ", ".join(map(str, missing))
@@ -170,6 +188,16 @@ def _missing(found: dict, ranks: list[dict]) -> str:
             f"Rank {listed} of {world} is not there: its launcher sees that at once and begins a new attempt."
         )
     return ""
+
+
+def _unseen(left_out: list[str]) -> str:
+    """Where ranks were not looked at, those that were say too little of whom they wait for."""
+    if not left_out:
+        return ""
+    return (
+        f"The run stands, and whom it waits for is not to be seen without {names(left_out)}, where nobody looked: "
+        "ask there, too, without -l."
+    )
 
 
 def _without(found: dict, ranks: list[dict], silent: list[str]) -> str:
@@ -195,7 +223,7 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
     if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
         slow = own.index(max(own))
-        host = next((rank["host"] for rank in ranks if rank["rank"] == slow), "?")
+        host = next((rank["host"] for rank in ranks if rank["rank"] == slow), "a host that was not asked")
         return (
             f"The run goes on {at}; rank {slow} on {host} is the slowest, {max(own):.2f} s of own work a step where "
             f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."

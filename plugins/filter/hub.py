@@ -16,7 +16,10 @@ from trainer.model.files import SHIPPED
 
 
 def hub_names(config: Mapping, uploads: Iterable[Mapping] = ()) -> list[dict]:
-    """The names in a run's configuration that the hub knows, if anybody: [{kind, key, name}]. `uploads` are known."""
+    """The names in a run's configuration that the hub knows, if anybody: [{kind, key, name, folder}].
+
+    `uploads` are known. folder: of huggingface_hub's cache, where what was fetched before is.
+    """
     brought = {(one["key"], one["name"]) for one in uploads}
     asked = [("model", "model", config["model"])]
     asked += [
@@ -25,7 +28,7 @@ def hub_names(config: Mapping, uploads: Iterable[Mapping] = ()) -> list[dict]:
         for name in read.names(config.get(key) or "")
     ]
     return [
-        {"kind": kind, "key": key, "name": name}
+        {"kind": kind, "key": key, "name": name, "folder": f"{kind}s--{_repository(name).replace('/', '--')}"}
         for kind, key, name in asked
         if (key, name) not in brought
         and not name.startswith(("/", "./", "../", "~"))
@@ -33,24 +36,49 @@ def hub_names(config: Mapping, uploads: Iterable[Mapping] = ()) -> list[dict]:
     ]
 
 
+def _repository(name: str) -> str:
+    """A name without revision and pattern."""
+    return name.split("@")[0].split(":")[0]
+
+
 def hub_host(nodes: list[str], hostvars: Mapping, names: list[dict], endpoint: str) -> str:
-    """The first host that reaches the hub; raises AnsibleFilterError where none does."""
+    """The first host that reaches the hub, or else has all of `names` in its cache; raises AnsibleFilterError."""
     for node in nodes:
         if int((hostvars[node].get("__trainer_hub") or {}).get("status") or -1) > 0:
             return node
-    first = names[0]
+    lacking = {node: _not_cached(hostvars[node], names) for node in nodes}
+    node = min(nodes, key=lambda one: len(lacking[one]))
+    if not lacking[node]:
+        return node
+    first = lacking[node][0]
     option = " --repo-type dataset" if first["kind"] == "dataset" else ""
     raise AnsibleFilterError(
-        f"{first['key']}: {first['name']}: no host reaches {endpoint}, where it would come from. Download it where "
-        f"there is internet (hf download {first['name']}{option} --local-dir DIR) and give that directory: "
+        f"{first['key']}: {first['name']}: no host reaches {endpoint}, where it would come from, and no host's "
+        "cache has all that this run takes from there. Download it where there is internet "
+        f"(hf download {_repository(first['name'])}{option} --local-dir DIR) and give that directory: "
         f"-e {first['key']}=DIR"
     )
 
 
+def _not_cached(variables: Mapping, names: list[dict]) -> list[dict]:
+    """Those of `names` whose folders a host did not find in its cache (tasks/fetch.yml)."""
+    results = (variables.get("__trainer_cached") or {}).get("results", [])
+    there = {one["item"]["folder"] for one in results if one.get("stat", {}).get("exists")}
+    return [one for one in names if one["folder"] not in there]
+
+
 def hub_fetched(names: list[dict], results: list[Mapping]) -> list[dict]:
-    """What `trainer fetch` printed for each of the names, as run_config's uploads are: with key, name, path, files."""
+    """What `trainer fetch` printed for each of the names, as run_config's uploads are: with key, name, path, files.
+
+    cached: the commit that is of a cache, "" where the hub answered; a release before that was told says nothing.
+    """
     return [
-        {**json.loads(result["text"].strip().splitlines()[-1]), "key": one["key"], "name": one["name"]}
+        {
+            "cached": "",
+            **json.loads(result["text"].strip().splitlines()[-1]),
+            "key": one["key"],
+            "name": one["name"],
+        }
         for one, result in zip(names, results, strict=True)
     ]
 

@@ -214,10 +214,10 @@ def run_problems(
 ) -> list[str]:
     """What stands against a run of `config`, each with its host and its cure; an empty list if it can start.
 
-    `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host. The
-    run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or `beside` others
-    may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue. `elsewhere`: paths of
-    which one host must have each, with the `key` that names it.
+    `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host, but for what it
+    has of them. The run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or
+    `beside` others may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue.
+    `elsewhere`: paths of which one host must have each, with the `key` that names it.
     """
     problems = []
     brought = {one["name"] for one in elsewhere}
@@ -232,7 +232,8 @@ def run_problems(
         shown = ", ".join(f"{h} has {_environment(f['environment'])}" for h, f in facts.items())
         return [
             f"the hosts have different packages in their Python environments ({shown}), and ranks on different "
-            "versions train wrongly or hang; run site.yml on all of them at once (without -l): it names each difference"
+            "versions train wrongly or hang; run site.yml on all of them at once (without -l): it names each "
+            "difference or, where Pythons differ, the hosts that need python_env_python: bring"
         ]
 
     active = [h for h, f in facts.items() if run in f["active"]]
@@ -303,10 +304,11 @@ def run_problems(
                 f"{host}: no interface holds its cluster address {fact['address']} (there are: {links}); "
                 "correct cluster_address in the inventory, or run site.yml to set the address"
             )
-        if fact["free_bytes"] < need_bytes:
+        if fact["free_bytes"] < need_bytes - fact["brought_bytes"]:
             problems.append(
                 f"{host}: {_gigabytes(fact['free_bytes'])} free below {fact['run_dir'].rsplit('/runs/', 1)[0]}, "
-                f"{_gigabytes(need_bytes)} wanted; remove old runs there, or set trainer_min_free_gb lower"
+                f"{_gigabytes(need_bytes - fact['brought_bytes'])} wanted; remove old runs there, or set "
+                "trainer_min_free_gb lower"
             )
         for path in (path for path in fact["missing_paths"] if path not in brought):
             problems.append(

@@ -1,4 +1,4 @@
-"""Whether all hosts have the same environment, and where not; which Python is brought, and who gets what from whom."""
+"""Whether all hosts can have and have the same environment; which Python is brought, and who gets what from whom."""
 
 from __future__ import annotations
 
@@ -34,6 +34,33 @@ def python_env_differences(environments: dict[str, dict], lock: str) -> list[str
                 if version != usual
             ]
     return differences
+
+
+def python_env_mix(answers: dict[str, dict], brought: dict[str, dict]) -> str:
+    """What is wrong where hosts would have environments of different Pythons (X.Y), with the cure; "" where not.
+
+    answers: each host's result of the module python_env in check mode. brought: as of python_env_brought.
+    """
+
+    def minor(version: str) -> str:
+        return ".".join(version.split(".")[:2])
+
+    ours = re.search(r"cpython-([\d.]+)", next(iter(brought.values()))["name"])[1]
+    # One without a version has ours brought.
+    found = {host: one.get("interpreter", ours) for host, one in answers.items()}
+    if len({minor(version) for version in found.values()}) < 2:
+        return ""
+    shown = "; ".join(
+        f"{version} on {', '.join(host for host in found if found[host] == version)}"
+        for version in sorted(set(found.values()), key=lambda text: [int(part) for part in text.split(".")])
+    )
+    odd = [host for host, version in found.items() if minor(version) != minor(ours)]
+    return (
+        f"The hosts' Pythons differ: {shown}; expected one X.Y on all, for packages are compiled for it. "
+        f"Put `python_env_python: bring` into the inventory, as a variable of {', '.join(odd)}: the controller then "
+        f"brings Python {minor(ours)} there, for the trainer's environment alone; the distribution's stays as it is. "
+        "Or have one X.Y on all hosts, and name it in python_env_python."
+    )
 
 
 def python_env_chain(hosts: list[str], answers: dict[str, dict], host: str, alone: bool) -> list[str]:
@@ -72,4 +99,5 @@ class FilterModule:
             "python_env_brought": python_env_brought,
             "python_env_chain": python_env_chain,
             "python_env_differences": python_env_differences,
+            "python_env_mix": python_env_mix,
         }

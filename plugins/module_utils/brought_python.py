@@ -29,7 +29,7 @@ def archive(wanted: dict, directory: Path, say: Callable[[str], None] = lambda t
             return file
         if failed.exists() and failed.stat().st_mtime > asked:
             raise Failure(failed.read_text())
-        say(f"its own Python is none of 3.11 to 3.13; fetching {wanted['url']}")
+        say(f"its own Python is not for the environment; fetching {wanted['url']}")
         new = file.with_name(f"{file.name}.new")
         try:
             _download(wanted["url"], new)
@@ -56,7 +56,8 @@ def _download(url: str, file: Path) -> None:
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise Failure(
-            f"this host's own Python is none of 3.11 to 3.13, and the controller cannot fetch one for it: {url}: "
-            f"{reason}. Put that file where the controller reaches it and name its folder in python_env_python_url "
-            "(file:///… does), or install a Python on the host and name it in its python_env_python."
+            "this host's own Python is none of 3.11 to 3.13, or its python_env_python is bring, and the controller "
+            f"cannot fetch one for it: {url}: {reason}. Put that file where the controller reaches it and name its "
+            "folder in python_env_python_url (file:///… does), or install a Python on the host and name it in its "
+            "python_env_python."
         ) from None

@@ -34,6 +34,7 @@ AT_BOOT = "/etc/systemd/system/*.wants/" + UNIT + "*.service"  # links of enable
 GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
 PATIENCE = 5.0  # seconds that a card's driver, and Slurm, have to answer
 NO_ANSWER = 124  # the exit status of a command that had none in its time, as timeout(1) has it
+NOT_THERE = 127  # that of one that is not there, as a shell has it
 
 
 def within(seconds: float, command) -> tuple[int, str, str]:
@@ -48,7 +49,7 @@ def within(seconds: float, command) -> tuple[int, str, str]:
             command, stdin=none, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
         )
     except OSError as error:
-        return 127, "", str(error)
+        return NOT_THERE, "", str(error)
     try:
         out, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -200,15 +201,19 @@ def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = No
     return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})
 
 
+def runs_at_boot(keeper: str) -> set[str]:
+    """Names of the runs whose unit is started at boot, ended or not."""
+    links = glob.glob(AT_BOOT) if keeper == "systemd" else ()
+    return {os.path.basename(link).removeprefix(UNIT).removesuffix(".service") for link in links}
+
+
 def kept_releases(run_command, keeper: str, etc_dir: str, state_dir: str) -> set[str]:
     """Paths of the releases that runs go on with here: of those alive, and those whose unit is started at boot.
 
     A run that ended while nobody followed it is one of these, until its unit is put to rest: its launcher, which sees
     that nothing is to be done, must be there, or the unit fails.
     """
-    runs = set(active_runs(run_command, keeper, state_dir))
-    for link in glob.glob(AT_BOOT) if keeper == "systemd" else ():
-        runs.add(os.path.basename(link).removeprefix(UNIT).removesuffix(".service"))
+    runs = set(active_runs(run_command, keeper, state_dir)) | runs_at_boot(keeper)
     named = set()
     for run in runs:
         with contextlib.suppress(FileNotFoundError):
@@ -273,12 +278,15 @@ def cards() -> bool:
 
 
 def gpus(seconds: float = PATIENCE) -> list[list[str]] | None:
-    """The host's NVIDIA GPUs, each with its GPU_FIELDS; none without a driver; None where that does not answer."""
+    """The host's NVIDIA GPUs, each with its GPU_FIELDS; none without a driver or nvidia-smi; None without its answer.
+
+    It may hang, or fail: where the driver was upgraded below it, or has lost its cards.
+    """
     if not cards():
         return []
     query = ["nvidia-smi", "--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
     status, out, _ = within(seconds, query)
-    if status == NO_ANSWER:
+    if status not in (0, NOT_THERE):
         return None
     rows = [[value.strip() for value in line.split(",")] for line in out.splitlines()]
     return [row for row in rows if len(row) == len(GPU_FIELDS)]

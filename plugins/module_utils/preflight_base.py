@@ -84,12 +84,14 @@ class Cluster:
     clock: (s that the host is ahead of the controller, uncertainty), None where unknown;
     burn: what `trainer burn` said of its devices, None where it was not asked.
     steps: {result, message, seconds} of the training steps; local: the hosts are directories of one machine.
+    members: {address: host} of the whole inventory, of which -l may leave hosts out.
     """
 
     facts: dict[str, dict]
     limits: Limits = field(default_factory=Limits)
     steps: dict = field(default_factory=lambda: {"result": SKIP, "message": "they were not asked for"})
     local: bool = False
+    members: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         self.alive = [host for host, fact in self.facts.items() if fact["survey"] and fact["run"]]

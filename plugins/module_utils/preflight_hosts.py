@@ -64,7 +64,10 @@ def host_key(cluster: Cluster) -> Iterable[Said]:
     shared = dict.fromkeys(tuple(hosts) for hosts in owners.values() if len(hosts) > 1)
     for hosts in shared:
         again = 'sh -c "rm /etc/ssh/ssh_host_*; ssh-keygen -A; systemctl restart ssh"'
-        yield Said(FAIL, list(hosts), f"the same key on {named(list(hosts))}", cluster.on(hosts[1:], again))
+        # Who knows a host by its old key, this controller and its peers, takes the new one for a stranger's.
+        anew = f"   then ssh-keygen -R for each of them here, and {cluster.site('ssh_mesh')}"
+        cure = cluster.on(hosts[1:], again) + anew
+        yield Said(FAIL, list(hosts), f"the same key on {named(list(hosts))}", cure)
     if not shared:
         yield Said(PASS, cluster.alive, f"{len(owners)} keys")
 
@@ -216,6 +219,14 @@ def release(cluster: Cluster) -> Iterable[Said]:
         yield from equal(cluster, releases, "release", FAIL, yield_to)
 
 
+def _one_python(cluster: Cluster) -> str:
+    """The cure for environments that differ; where their Pythons (X.Y) do, site.yml alone would change nothing."""
+    versions = {survey["versions"]["python"] for survey in cluster.survey().values()} - {""}
+    mixed = len({tuple(one.split(".")[:2]) for one in versions}) > 1
+    need = "   which names the hosts that need python_env_python: bring in the inventory; then the same again"
+    return cluster.site("python_env") + (need if mixed else "")
+
+
 @check("All environments have the same packages", "one digest", "requirements/trainer.txt")
 def packages(cluster: Cluster) -> Iterable[Said]:
     digests = {
@@ -224,7 +235,7 @@ def packages(cluster: Cluster) -> Iterable[Said]:
         if cluster.facts[host]["run"]["release"]
     }
     if digests:
-        yield from equal(cluster, digests, "digest", FAIL, lambda hosts: cluster.site("python_env"))
+        yield from equal(cluster, digests, "digest", FAIL, lambda hosts: _one_python(cluster))
     else:
         yield Said(SKIP, cluster.alive, "no host has a release")
 
@@ -249,7 +260,7 @@ def _version(cluster: Cluster, key: str, what: str, result: str, cure) -> Iterab
 def python(cluster: Cluster) -> Iterable[Said]:
     found = {survey["versions"]["python"] for survey in cluster.survey().values()} - {""}
     if len({tuple(one.split(".")[:2]) for one in found}) > 1:
-        yield from _version(cluster, "python", "Python", FAIL, lambda hosts: cluster.site("python_env"))
+        yield from _version(cluster, "python", "Python", FAIL, lambda hosts: _one_python(cluster))
         return
     # Packages are compiled for 3.12, not for 3.12.3. The interpreter below an environment is the distribution's, which
     # an upgrade of one host changes there alone, or the one that Ubuntu 22.04 is brought.
@@ -365,7 +376,7 @@ def clock_middle(cluster: Cluster, offsets: dict[str, float]) -> float:
 @check(
     "There is room for the run: data, model and three checkpoints",
     "{min_free_gb:g} GB and what the run needs",
-    "trainer_min_free_gb; the run's model and dataset (-e model=… -e dataset=…)",
+    "trainer_min_free_gb; the run's model, dataset and adapter (-e model=… -e dataset=… -e adapter=…)",
 )
 def disk(cluster: Cluster) -> Iterable[Said]:
     need = cluster.limits.min_free_gb + cluster.limits.run_gb
@@ -484,7 +495,6 @@ def store(cluster: Cluster) -> Iterable[Said]:
     if not members:
         yield Said(SKIP, cluster.alive, "a host alone needs none")
         return
-    owner = {fact["expected"]["address"]: host for host, fact in cluster.facts.items()}
     lost, why = {}, ""
     for url in members:
         faults = {h: s["stores"][url] for h, s in cluster.survey().items() if s["stores"].get(url)}
@@ -497,7 +507,7 @@ def store(cluster: Cluster) -> Iterable[Said]:
     majority = len(members) // 2 + 1
     result = FAIL if len(members) - len(dead) < majority else WARN
     for url, askers in lost.items():
-        host = owner.get(url.split("://")[-1].rsplit(":", 1)[0], url)
+        host = cluster.members[url.split("://")[-1].rsplit(":", 1)[0]]
         if url in dead:
             cure = cluster.on([host], "systemctl restart trainyard-etcd")
             text = f"etcd on {host} does not answer: {why} (a host that came while a run was active: site.yml again)"

@@ -18,10 +18,11 @@ import preflight_network  # noqa: F401
 # isort: on
 import telling
 from preflight_base import CHECKS, FAIL, PASS, SKIP, WARN, Cluster, Finding, Limits, findings, named
+from preflight_network import SLOWEST_FULL_TCP
 
 EXIT = {PASS: 0, SKIP: 0, WARN: 1, FAIL: 2}
 KEPT_SHARE = 0.9  # of the best figure so far, for one that is not worse
-# Of a link without a speed of its own (a virtual machine's): what other guests do changes it more than that.
+# Of a link without a speed of its own (a virtual machine's, a wireless one): what others do changes it more than that.
 KEPT_SHARE_VIRTUAL = 0.25
 KEPT_LATENCY = (2.0, 1.0)  # times the best one, and ms on top: short times are mostly chance
 LESS_IS_BETTER = ("rtt_ms", "loaded_ms")
@@ -38,7 +39,8 @@ UNITS = {
 MARKS = {FAIL: "FAIL", WARN: "WARN", PASS: "pass", SKIP: "skip"}
 BASELINE = (
     "Nothing is worse than the best of earlier good results",
-    "bandwidth and link speed 90 % (bandwidth of a virtual link 25 %), latency twice and 1 ms, as many GPUs",
+    "bandwidth (of TCP up to 10 Gbit/s) and link speed 90 % (bandwidth of a virtual or wireless link 25 %), latency "
+    "twice and 1 ms, as many GPUs",
     "baseline-….json beside last.json, which each result renews that has no failure and got no worse",
 )
 
@@ -86,7 +88,7 @@ def against(figures: dict, before: dict | None, cluster: Cluster, path: str) -> 
             Finding("baseline", SKIP, cluster.alive, "there is no result to compare with yet", limit, source)
         ]
     links = {host: survey["link"] or {} for host, survey in cluster.survey().items()}
-    worse = worse_than(figures, before, {host for host, link in links.items() if link.get("physical")})
+    worse = worse_than(figures, before, steady_hosts(links), SLOWEST_FULL_TCP)
     if not worse:
         return [Finding("baseline", PASS, cluster.alive, f"as on {day(before)}", limit, source)]
     hosts = list(dict.fromkeys(host for key, _ in worse for host in key.split(">")))
@@ -118,10 +120,17 @@ def best_of(before: dict | None) -> dict[str, dict[str, tuple[float, float]]]:
     return {name: {**last.get(name, {}), **best.get(name, {})} for name in {**last, **best}}
 
 
-def worse_than(figures: dict, before: dict, real: Collection[str]) -> list[tuple[str, str]]:
+def steady_hosts(links: dict[str, dict]) -> set[str]:
+    """The hosts whose link is neither a virtual nor a wireless one: it carries today what it carried yesterday."""
+    return {host for host, link in links.items() if link.get("physical") and not link.get("wireless")}
+
+
+def worse_than(
+    figures: dict, before: dict, steady: Collection[str], full_mbit: float = float("inf")
+) -> list[tuple[str, str]]:
     """(figure's key, in words) of each that is worse than the best of `before`, a baseline.
 
-    real: the hosts whose link is no virtual one.
+    steady: as `steady_hosts` has it. full_mbit: Mbit/s of TCP beyond which more says nothing of the wire.
     """
     worse, known_best = [], best_of(before)
     for figure, unit in UNITS.items():
@@ -131,7 +140,8 @@ def worse_than(figures: dict, before: dict, real: Collection[str]) -> list[tuple
             best, when = known_best[figure][key]
             if figure in ("mbit", "bus", "gbit"):
                 known = set(before["hosts"] if figure == "bus" else key.split(">"))
-                bad = value < best * (KEPT_SHARE if known <= set(real) else KEPT_SHARE_VIRTUAL)
+                share = KEPT_SHARE if known <= set(steady) else KEPT_SHARE_VIRTUAL
+                bad = value < share * (min(best, full_mbit) if figure == "mbit" else best)
             elif figure == "speed":
                 bad = value < best * KEPT_SHARE
             elif figure == "gpus":

@@ -11,6 +11,8 @@ from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, job_words, rea
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 # Where journald keeps what the system's own users say. journalctl shows who may not read it nothing, and no fault.
 JOURNALS = "/var/log/journal/*/system.journal /run/log/journal/*/system.journal"
+# Of a unit that has not run since the boot, or that it has unloaded, systemd shows the exit code 0, and this as 0, too.
+RAN = "ExecMainExitTimestampMonotonic"
 UNREAD = (
     "the user that Ansible logs in as may not read the journal. site.yml puts it into the group systemd-journal; that "
     "counts from its next login on"
@@ -21,7 +23,7 @@ def state_command(keeper: str, run: str, run_dir: str) -> str:
     """The shell command, in `run_dir`, that shows the run's ActiveState, Result and ExecMainStatus as systemd does."""
     if keeper == "systemd":
         unit = shlex.quote(f"trainyard@{run}.service")
-        show = f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus"
+        show = f"systemctl show {unit} --property=ActiveState,Result,ExecMainStatus,{RAN},Job"
         return f"if [ -e {JOB_SCRIPT} ]; then {_job_command(run)}; else {show}; fi"
     variable = shlex.quote(f"TRAINYARD_RUN_DIR={run_dir}")
     return (
@@ -49,10 +51,19 @@ def _job_command(run: str) -> str:
     )
 
 
-def read_state(output: str) -> dict[str, str]:
-    """The answer to `state_command`, with `state`: active or ended, and `queued`: why Slurm lets it wait, or ""."""
+def read_state(output: str) -> dict:
+    """The answer to `state_command`, with `state`: active or ended, and `queued`: why Slurm lets it wait, or "".
+
+    `waits`: systemd has yet to start the unit, as after a boot until the network is there; that is active. `forgotten`:
+    it does not run, and systemd does not know how it ended, if it ever ran; ExecMainStatus is "" then.
+    """
     found = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
     job = next(iter(read_jobs(found.get("Job", "")).values()), None)
     queued = job_words(job) if job and job["state"] not in JOB_AT_WORK else ""
-    state = "ended" if found.get("ActiveState") in ("inactive", "failed") else "active"
-    return {**found, "state": state, "queued": queued}
+    rests = found.get("ActiveState") in ("inactive", "failed")
+    waits = rests and found.get("Job", "").isdigit() and found["Job"] != "0"
+    if rests and found.get(RAN) == "0":
+        found["ExecMainStatus"] = ""
+    forgotten = found.get("ActiveState") == "inactive" and found.get(RAN) == "0"
+    state = "ended" if rests and not waits else "active"
+    return {**found, "state": state, "queued": queued, "waits": waits, "forgotten": forgotten}

@@ -20,6 +20,16 @@ def silence(host: str, result: dict) -> str:
     return f"{host}: no answer: {lines[-1][:200]}"
 
 
+def not_asked(cluster, results) -> list[str]:
+    """The hosts of `cluster` that -l leaves out of a play: those that are none of `results`."""
+    return [host for host in cluster if host not in results]
+
+
+def unasked(hosts) -> str:
+    """That nobody asked these; "" where there is none."""
+    return f"{names(hosts)}: not asked (-l)" if hosts else ""
+
+
 def names(hosts) -> str:
     """Hosts, not too many of them."""
     hosts = list(hosts)

@@ -9,7 +9,7 @@ short_description: Take part in bringing files from host to host
 description:
   - C(have) gives files their place that are here under another name, in another version of the same directory; so
     that of a directory only the files that differ travel. It says how much there is of each, which tells who shall
-    be the first of the chain.
+    be the first of the chain. It fails where there is no room for the rest, and so do C(begin), C(fill) and C(pull).
   - C(offer) says what the file or directory O(source) of this host is, and which place below O(below) its content
     gives it.
   - C(begin) says which files are not there yet, and how much of each has come before; what is there is laid out
@@ -75,6 +75,7 @@ from collections.abc import Callable
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import free_bytes
 from ansible.module_utils.how_far import BRINGING, Counted, Note
 from ansible.module_utils.same_files import content_hash, names_below
 
@@ -83,6 +84,7 @@ KEPT = ("data", "models")  # below the state directory, where files have their p
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
 # Seconds for which what came of a transfer that broke off is kept, for the next one to go on.
 STALE = 24 * 60 * 60
+SPARE = 1_000_000_000  # bytes that stay free for logs, the system, and what other runs write
 AT_ONCE = 1 << 20  # bytes of a read, and of a pipe: the fewer turns, the less they cost
 F_SETPIPE_SZ = 1031  # Linux's; Python has a name for it from 3.10 on
 # Seconds in which more comes to the source, where little has; and between two looks at a file that has not grown.
@@ -192,6 +194,18 @@ def here(files: list[dict], state_dir: str) -> dict[str, int]:
         if 0 < count <= one["bytes"]:
             found[one["path"]] = count
     return found
+
+
+def check_room(files: list[dict], state_dir: str) -> None:
+    """Raises Failure where the disk has no room for what is still to come, before it is filled with half of it."""
+    coming = sum(one["bytes"] for one in files) - sum(here(files, state_dir).values())
+    free = free_bytes(state_dir)
+    if coming and coming + SPARE > free:
+        raise Failure(
+            f"{state_dir}: {coming / 1e9:,.1f} GB are still to come, and there are {free / 1e9:,.1f} GB free, of which "
+            f"{SPARE / 1e9:.0f} stays for logs and the system; remove old runs, data or models there, or put "
+            "trainer_state_dir on another disk"
+        )
 
 
 def offer(source: str, below: str, user: str) -> dict:
@@ -520,7 +534,10 @@ def main() -> None:
             group = entry.pw_gid
         if p["step"] == "have":
             placed = have(files, state_dir, group)
+            check_room(files, state_dir)
             module.exit_json(changed=placed, here=here(files, state_dir))
+        if p["step"] in ("begin", "fill", "pull"):
+            check_room(files, state_dir)
         if p["step"] == "offer":
             module.exit_json(changed=False, offered=offer(p["source"], p["below"], user))
         if p["step"] == "begin":

@@ -29,7 +29,8 @@ RETURN = r"""
 host_status:
   description: >-
     C(time) (s since the epoch), C(release), C(active) (names of runs), C(runs) ({name: status.json}), C(load) (of one
-    minute), C(cpus), C(memory_bytes) and C(memory_free_bytes), C(free_bytes) below O(state_dir), C(gpus).
+    minute), C(cpus), C(memory_bytes) and C(memory_free_bytes), C(free_bytes) below O(state_dir), C(gpus)
+    (null where nvidia-smi gives no answer).
   type: dict
   returned: always
 """
@@ -75,7 +76,7 @@ def main() -> None:
             "memory_bytes": total,
             "memory_free_bytes": free,
             "free_bytes": free_bytes(p["state_dir"]),
-            "gpus": gpus() or [],
+            "gpus": gpus(),
         },
     )
 

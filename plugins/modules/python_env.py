@@ -30,7 +30,9 @@ description:
   - Meanwhile the file C(.progress) in I(dir) says how far it is, which the action plugin of the same name tells.
   - Where the host reaches no index, that plugin collects the wheels on the controller, and says which they are; once
     they have been brought, it is called again.
-  - So it is where C(python3) is no Python of the lock, as Ubuntu 22.04's, and I(brought) names one for the machine.
+  - So it is where C(python3) is no Python of the lock, as Ubuntu 22.04's, and I(brought) names one for the machine;
+    and with C(bring) for I(python).
+  - In check mode C(interpreter) is the version of the Python that it would take.
 options:
   dir:
     description: Directory of all environments.
@@ -45,7 +47,7 @@ options:
     type: str
     required: true
   python:
-    description: Interpreter that the environment is made of; a path, or a name on PATH.
+    description: What the environment is made of; a path, a name on PATH, or C(bring) for one in I(brought).
     type: str
     default: python3
   source:
@@ -72,7 +74,7 @@ options:
     type: path
   brought:
     description: For each machine (C(x86_64)) the C(name) of a Python's archive and its C(sha256), to take where
-      I(python) is C(python3) and that is none of the lock.
+      I(python) is C(python3) and that is none of the lock, or is C(bring).
     type: dict
     default: {}
   archive:
@@ -89,6 +91,7 @@ EXAMPLES = r"""
 """
 
 SUPPORTED = ((3, 11), (3, 13))
+BRING = "bring"  # of the option `python`: what is brought, whatever the host has
 PYTHONS = ".python"  # beside the environments: the Pythons that were brought
 
 # What pip must know about a machine to choose wheels for it (PEP 508's names), asked of the interpreter.
@@ -167,14 +170,22 @@ def interpreter(python: str) -> dict:
 def chosen(options: dict) -> dict | None:
     """What the probe says about the environment's Python; None where the controller must bring it first.
 
-    It is `python`, or, where that is the distribution's and not of the lock, the one in I(brought).
+    It is `python`, or, where that says so or is the distribution's and not of the lock, the one in I(brought).
     """
-    try:
-        return interpreter(options["python"])
-    except Unfit:
-        wanted = options["brought"].get(os.uname().machine)
-        if options["python"] != "python3" or not wanted:
-            raise
+    python, machine = options["python"], os.uname().machine
+    wanted = options["brought"].get(machine)
+    if python != BRING:
+        try:
+            return interpreter(python)
+        except Unfit:
+            if python != "python3" or not wanted:
+                raise
+    elif not wanted:
+        raise Unfit(
+            f"python_env_python: {BRING}: found a machine of the kind {machine}; expected one of "
+            f"{', '.join(options['brought'])}, for which there is a Python to bring. Install one of 3.11 to 3.13 on "
+            "this host, the X.Y that the others have, and name it in its python_env_python."
+        )
     home = os.path.join(options["dir"], PYTHONS, wanted["sha256"][:16])
     if not os.path.exists(home) and not options["archive"]:
         return None
@@ -585,7 +596,10 @@ def main() -> None:
         if record is None and options["venv_follows"] and not environment.about["venv"]:
             module.exit_json(changed=False, venv_missing=True)
         if module.check_mode:
-            module.exit_json(changed=record is None, path=environment.path, **(record or {}))
+            version = about["markers"]["python_full_version"]
+            module.exit_json(
+                changed=record is None, path=environment.path, interpreter=version, **(record or {})
+            )
         os.makedirs(environment.directory, mode=0o755, exist_ok=True)
         result = have(environment, options)
     except Failure as failure:

@@ -20,6 +20,7 @@ options:
   port: {type: int, required: true, description: The port that the run's master would listen on.}
   processes: {type: int, default: 0, description: Processes to start here; 0 means one a GPU, or one without.}
   paths: {type: list, elements: str, default: [], description: Paths whose presence is asked for.}
+  brought: {type: list, elements: str, default: [], description: Paths below O(state_dir) of what is brought there.}
   sources:
     description: Paths of the controller; what lies at them here, on a disk of the network, gets a mark.
     type: list
@@ -49,11 +50,13 @@ host_facts:
   returned: always
 """
 
+import contextlib
 import glob
 import os
 import pwd
 import shutil
 import socket
+import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import (
@@ -125,6 +128,19 @@ def port_holder(port: int) -> str | None:
     return "a process of another user"
 
 
+def brought_bytes(state_dir: str, paths: list[str]) -> int:
+    """Bytes that are here of files and directories `paths` below `state_dir`, in their place or as far as they came."""
+    found = {}  # by file: one that waits for the next host has two names
+    for path in paths:
+        for top in (os.path.join(state_dir, path), os.path.join(state_dir, "incoming", path)):
+            below = [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names]
+            for one in below or [top]:
+                with contextlib.suppress(OSError):
+                    seen = os.lstat(one)
+                    found[seen.st_dev, seen.st_ino] = seen.st_size if stat.S_ISREG(seen.st_mode) else 0
+    return sum(found.values())
+
+
 def slurm(run_command, user: str) -> dict:
     """What Slurm says here: `lacking` (commands), `fault` (why it does not answer, or ""), `nodes` (NODES of each node
     in each partition); and of the host `hostname` and `uid` (the service user's, None without one).
@@ -155,6 +171,7 @@ def main() -> None:
             "port": {"type": "int", "required": True},
             "processes": {"type": "int", "default": 0},
             "paths": {"type": "list", "elements": "str", "default": []},
+            "brought": {"type": "list", "elements": "str", "default": []},
             "sources": {"type": "list", "elements": "str", "default": []},
             "slurm": {"type": "bool", "default": False},
             "user": {"type": "str", "default": ""},
@@ -188,6 +205,7 @@ def main() -> None:
             "processes": p["processes"] or gpus or 1,
             "port_holder": port_holder(p["port"]),
             "free_bytes": free_bytes(p["state_dir"]),
+            "brought_bytes": brought_bytes(p["state_dir"], p["brought"]),
             "shared": shared_marks(p["sources"], p["user"]) if p["user"] else {},
             "missing_paths": [path for path in p["paths"] if not os.path.exists(path)],
         },

@@ -6,7 +6,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: run_retire
 short_description: Remove runs from a host
-description: Removes the directories of runs that have ended, as their owner, and what the runs were told.
+description: >-
+  Removes the directories of runs that have ended, as their owner, and what the runs were told. A unit that would start
+  one at the next boot, without its files, is disabled first.
 options:
   runs: {type: list, elements: str, required: true, description: Their names.}
   keeper: {type: str, choices: [systemd, process], required: true, description: What keeps runs alive on this host.}
@@ -38,7 +40,7 @@ import shutil
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import active_runs
+from ansible.module_utils.host_runs import UNIT, active_runs, runs_at_boot
 
 
 def size(path: str) -> int:
@@ -66,6 +68,13 @@ def retire(runs: list[str], state_dir: str, remove: bool) -> dict[str, int]:
     return removed
 
 
+def disable(run_command, keeper: str, runs: list[str]) -> str:
+    """Keep these runs from starting at boot, as those would that nobody followed to their end; why it failed, or ""."""
+    units = [f"{UNIT}{run}.service" for run in runs if run in runs_at_boot(keeper)]
+    rc, out, error = run_command(["systemctl", "disable", *units]) if units else (0, "", "")
+    return f"systemctl disable {' '.join(units)}: {(error or out).strip()}" if rc else ""
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -80,6 +89,11 @@ def main() -> None:
     p = module.params
     active = active_runs(module.run_command, p["keeper"], p["state_dir"])
     runs = [run for run in p["runs"] if run not in active]  # one may have been started since the look
+    why = "" if module.check_mode else disable(module.run_command, p["keeper"], runs)
+    if why:
+        module.fail_json(
+            msg=f"{why}. No run was removed: its unit would fail at each boot. Cure what systemd names; then again."
+        )
     try:
         with acting_as(p["user"]) if p["user"] else contextlib.nullcontext():
             removed = retire(runs, p["state_dir"], not module.check_mode)

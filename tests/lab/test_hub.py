@@ -58,7 +58,7 @@ def hub(plays, model):
         f"python3 /root/hub.py {PORT} /root/model {TOKEN} 3",
     )
     yield f"http://127.0.0.1:{PORT}"
-    plays.sh("node1", "systemctl stop hub")
+    plays.sh("node1", "systemctl stop hub || true")  # a test may have
 
 
 def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path):
@@ -88,7 +88,18 @@ def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path
             host, "journalctl --no-pager -o cat | grep -v 'root/hub.py' | tail -5000"
         )
     config = plays.sh("node2", "cat /etc/trainyard/runs/fetched.yaml")
-    assert f"model: {places.pop()}" in config
+    assert f"model: {(place := places.pop())}" in config
+    # The internet is gone: a new run has what node1 fetched, and nobody brings it anew.
+    plays.sh("node1", "systemctl stop hub")
+    done = plays.book("train.yml", run="later", **keys)
+    assert done.returncode == 0, done.stdout[-4000:]
+    told = " ".join(done.stdout.split())
+    assert f"no host reaches {hub}; its revision {'0' * 39}1 is taken, which node1 fetched" in told, (
+        done.stdout
+    )
+    assert f"model: {place}" in plays.sh("node3", "cat /etc/trainyard/runs/later.yaml")
+    refused = plays.book("train.yml", run="none", **{**keys, "model": "org/other"})
+    assert refused.returncode != 0 and f"no host reaches {hub}" in refused.stdout, refused.stdout
 
 
 def test_what_one_host_alone_has_comes_to_the_others_from_there(plays, model, tmp_path):

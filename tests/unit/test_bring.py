@@ -337,6 +337,34 @@ def test_a_full_disk_is_told_as_one(host, monkeypatch):
         module.pull(FILES, str(node2), USER, "node1", 20)
 
 
+def test_what_has_no_room_is_not_begun(host, monkeypatch):
+    module, node = host.module, host("node1")
+    wanted = sum(one["bytes"] for one in FILES)
+    monkeypatch.setattr(module, "free_bytes", lambda _: module.SPARE + wanted - 1)
+    with pytest.raises(module.Failure, match=r"GB are still to come, and there are 1\.0 GB free"):
+        module.check_room(FILES, str(node))
+    placed(node, FILES[:1], [DATA])
+    module.check_room(FILES, str(node))  # what is here needs none
+    monkeypatch.setattr(module, "free_bytes", lambda _: 0)
+    placed(node, FILES[1:], [MORE])
+    module.check_room(FILES, str(node))
+
+
+@pytest.mark.parametrize("step", ["have", "begin", "fill", "pull"])
+def test_each_step_that_brings_something_asks_for_room(run_module, tmp_path, step):
+    huge = {
+        "path": "models/0a/big/model.safetensors",
+        "bytes": 1 << 60,
+        "sha256": "0" * 64,
+        "here": "/etc/hostname",
+    }
+    answer = run_module(
+        "bring_host", step=step, files=[huge], source="node0", state_dir=str(tmp_path), user=USER
+    )
+    assert "remove old runs, data or models there" in answer["msg"]
+    assert not (tmp_path / "incoming").exists()
+
+
 def test_a_host_before_that_says_nothing_is_named(host):
     module, node = host.module, host("node2")
     module.begin(FILES, str(node), USER)

@@ -203,6 +203,42 @@ def test_the_sentence(results, words):
     assert "\n" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        # A rank of theirs is neither missing nor waited for.
+        (
+            {"a": host(rank(0), steps=(7, 9), age=0.1, status={"world_size": 3})},
+            r"^The run goes on \(step 9 of 100\), and no rank is much slower",
+        ),
+        (
+            {"a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5))},
+            r"rank 1 on a host that was not asked is the slowest, 1\.50 s",
+        ),
+        (
+            {"a": host(rank(0), rank(1, COMPUTES), status={"world_size": 3})},
+            r"^The run stands, and whom it waits for is not to be seen without b, c, where nobody looked: .* -l\.$",
+        ),
+        ({"a": host(rank(0), state="starting", status={"world_size": None})}, r"^The run stands"),
+        (
+            {"a": host(active=False, status={"reason": "left out"})},
+            r"not active on a, .* is running: left out; it may go on on b, c: ask there, too, without -l\.$",
+        ),
+        ({"a": host(active=False, state="finished")}, r"last word is finished\.$"),
+        # What is to be seen is said all the same.
+        ({"a": host(rank(0, state="T"), status={"world_size": 3})}, r"^Rank 0 on a was stopped by a signal"),
+        ({"a": host(rank(0), rank(1, COMPUTES))}, r"Rank 1 on a has not come to where 1 wait for it"),
+        ({"a": host(state="starting")}, r"no rank is: the hosts meet"),
+    ],
+)
+def test_of_hosts_that_l_leaves_out_nothing_is_said_but_that(results, words):
+    *_, left_out, sentence = diagnosis(results, "r", ["a", "b", "c"]).split("\n\n")
+    assert re.search(words, sentence), sentence
+    assert left_out.endswith("b, c: not asked (-l)")
+    everybody = {"a": host(rank(0)), "b": host(rank(1)), "c": SILENT}
+    assert diagnosis(everybody, "r", ["a", "b", "c"]) == diagnosis(everybody, "r")
+
+
 def group(sequence, name="0", ranks=(0, 1, 2), started=-1, desc="default_pg", op="gloo:all_reduce"):
     known = {"name": name, "desc": desc, "ranks": list(ranks), "op": op, "sizes": [[64, 2]]}
     return {**known, "sequence": sequence, "started": started}
@@ -338,6 +374,24 @@ def test_a_command_that_hangs_is_left_with_all_that_it_began(load_module):
     )
     assert runs.within(30, ["sh", "-c", "echo a; echo b >&2; exit 3"]) == (3, "a\n", "b\n")
     assert runs.within(30, ["/nowhere"])[0] == 127
+
+
+@pytest.mark.parametrize(
+    ("driver", "answer", "found"),
+    [
+        (True, (0, "A100, 98, 20480, 81920, 71\n", ""), [["A100", "98", "20480", "81920", "71"]]),
+        (True, (124, "", "no answer within 5 s"), None),
+        (True, (18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), None),
+        (True, (127, "", "No such file or directory"), []),
+        (False, (124, "", ""), []),
+    ],
+)
+def test_cards_that_are_not_told_of_are_not_taken_for_none(load_module, monkeypatch, driver, answer, found):
+    assert load_module("host_status")
+    runs = sys.modules["ansible.module_utils.host_runs"]
+    monkeypatch.setattr(runs, "cards", lambda: driver)
+    monkeypatch.setattr(runs, "within", lambda seconds, command: answer)
+    assert runs.gpus() == found
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plugins.action import run_follow as follow
+from plugins.module_utils import run_keeper
 
 START = "roles/trainer/tasks/start.yml"
 COMMANDS = {"resume": "RESUME", "follow": "FOLLOW", "stop": "STOP", "logs": "runs/first/logs"}
@@ -64,12 +65,40 @@ def test_a_half_written_status_does_not_hide_the_last_one():
         ({"state": "failed", "ExecMainStatus": 2}, "stopped", "failed"),  # the status is an earlier attempt's
         ({"state": "inactive", "ExecMainStatus": ""}, "running", "failed"),  # killed without a word
         ({"state": "failed", "ExecMainStatus": 9, "Result": "signal"}, "running", "failed"),
+        # systemd shows 0 of a unit that it has unloaded, and of one that has not run since the boot.
+        ({"state": "inactive", "ExecMainStatus": 0, run_keeper.RAN: 0}, "finished", "finished"),
+        ({"state": "inactive", "ExecMainStatus": 0, run_keeper.RAN: 0}, "stopped", "stopped"),
+        ({"state": "inactive", "ExecMainStatus": 0, run_keeper.RAN: 0}, "running", "failed"),
+        ({"state": "inactive", "ExecMainStatus": 0, run_keeper.RAN: 0, "Job": 7}, "running", "running"),
+        ({"state": "inactive", "ExecMainStatus": 0, run_keeper.RAN: 88, "Job": ""}, "running", "finished"),
+        ({"state": "failed", "ExecMainStatus": 0, run_keeper.RAN: 0}, "running", "failed"),  # no RUN.env
     ],
 )
 def test_how_a_host_ended(keeper, status, result):
     seen = view("node1")
     follow.read_poll(seen, answer(status={"state": status}, **keeper), NOW)
     assert seen.result == result
+
+
+def test_systemd_is_asked_what_it_has_yet_to_start(run_dir, tmp_path):
+    """The fake shows what is asked for alone, as the real one does."""
+    said = f"ActiveState=inactive\nResult=success\nExecMainStatus=0\n{run_keeper.RAN}=0\nJob=7\nMainPID=0\n"
+    (tmp_path / "said").write_text(said)
+    show = (
+        "#!/bin/sh\nfor word; do case $word in --property=*) asked=${word#*=};; esac; done\n"
+        f'grep -E "^($(echo $asked | tr , "|"))=" {tmp_path}/said\n'
+    )
+    (tmp_path / "systemctl").write_text(show)
+    (tmp_path / "systemctl").chmod(0o755)
+    found = []
+    for text in (said, said.replace("Job=7", "Job="), said.replace("Job=7", "Job=0")):
+        (tmp_path / "said").write_text(text)
+        command = run_keeper.state_command("systemd", "first", str(run_dir))
+        path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh", "-c", command], cwd=run_dir, env=path, capture_output=True, text=True)
+        state = run_keeper.read_state(done.stdout)
+        found.append((state["state"], state["waits"], state["forgotten"], state["ExecMainStatus"]))
+    assert found == [("active", True, True, ""), ("ended", False, True, ""), ("ended", False, True, "")]
 
 
 @pytest.fixture
@@ -520,3 +549,67 @@ def test_a_host_whose_job_was_cancelled_has_time_to_say_so(monkeypatch):
         monkeypatch.setattr(follow, "read_logs", lambda answer: {})
         one._poll_once()
         assert one.view.result == result
+
+
+@pytest.fixture
+def polled(monkeypatch):
+    """`polled(seconds, status, **keeper)`: what the follower knows of a host after a poll, so much later."""
+    clock = [NOW]
+    monkeypatch.setattr(follow.time, "time", lambda: clock[0])
+    one = object.__new__(follow.ActionModule)
+    one.keeper, one.run_name, one.run_dir, one.wordless = "systemd", "first", "/r", None
+    one.view = follow.View("a")
+
+    def poll(seconds, status, **keeper):
+        clock[0] += seconds
+        said = answer(status=status, **{"ExecMainStatus": 0, run_keeper.RAN: 0, **keeper})
+        one._ask = lambda command: said if "::keeper" in command else ""
+        one._poll_once()
+        return one.view
+
+    return poll
+
+
+def test_a_host_that_reboots_is_followed_on(polled):
+    running = {"state": "running", "step": 5, "steps": 9}
+    leaves = {**running, "state": "restarting", "reason": "a shuts down; it takes part again when it is back"}
+    polled(0, running, state="active")
+    for seconds, status, keeper in (
+        (2, leaves, {"ExecMainStatus": 75, run_keeper.RAN: 88}),  # it shuts down; SSH still answers
+        (2, leaves, {}),  # systemd has unloaded its unit
+        (90, leaves, {"Job": 7}),  # SSH is up; the unit waits for the network
+        (200, leaves, {"Job": 7}),
+        (2, running, {"Job": 7}),  # a power cut: nobody has written anything
+        (2, {}, {"Job": 7}),  # nor can its status be read
+        (2, running, {"Job": ""}),
+        (100, running, {}),
+    ):
+        seen = polled(seconds, status, **{"state": "inactive", **keeper})
+        assert (seen.state, seen.result) == ("active", "running")
+        assert follow.verdict([seen], follow.time.time(), LIMITS) == ("running", None)
+        assert follow.host_line(seen, NOW) == "waits to start again"
+        assert follow.progress_line("first", [seen], NOW).endswith("  a waits to start again")
+    seen = polled(2, running, state="active")
+    assert follow.host_line(seen, NOW) == "running" and not seen.due
+    assert polled(2, {**running, "state": "finished"}, state="inactive").result == "finished"
+
+
+def test_a_unit_that_never_starts_ends_the_patience_with_what_to_look_at(polled):
+    status = {"run": "first", "state": "running", "step": 5}
+    for seconds in (0, follow.BOOT - 1):
+        assert polled(seconds, status, state="inactive").result == "running"
+    seen = polled(2, status, state="inactive")
+    assert follow.verdict([seen], follow.time.time(), LIMITS) == ("failed", seen)
+    text = follow.explain("first", "failed", seen, [seen], COMMANDS)
+    assert "failed on a after step 5: its unit does not run, and nothing says that the run has ended" in text
+    assert "systemctl status trainyard@first; journalctl -b -u trainyard@first." in text and "RESUME" in text
+    assert follow.host_line(seen, NOW) == "failed"
+
+
+def test_an_exit_that_was_seen_is_believed_at_once_whatever_the_status_says(polled):
+    """The disk is full, or this is a process group, whose exit code is its own word."""
+    assert polled(0, {"state": "running"}, state="inactive", **{run_keeper.RAN: 88}).result == "finished"
+    assert polled(1, {}, state="failed", ExecMainStatus=4, **{run_keeper.RAN: 88}).result == "failed"
+    seen = view("node1")
+    follow.read_poll(seen, answer("inactive", {"state": "running"}, ExecMainStatus=0), NOW)
+    assert (seen.result, seen.due) == ("finished", False)

@@ -1,7 +1,13 @@
 """Names of the hub in a run's configuration, and the token on its way."""
 
+import http.server
+import importlib.util
+import json
 import os
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +15,11 @@ from ansible.errors import AnsibleFilterError
 
 from plugins.filter import hub
 
-NAMES = [{"kind": "model", "key": "model", "name": "org/model"}]
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [
+    {"kind": "model", "key": "model", "name": "org/model", "folder": "models--org--model"},
+    {"kind": "dataset", "key": "dataset", "name": "org/rows@main:*", "folder": "datasets--org--rows"},
+]
 
 
 @pytest.mark.parametrize(
@@ -40,10 +50,110 @@ def test_the_first_host_that_reaches_the_hub_fetches():
         hub.hub_host(["a", "c"], hosts, NAMES, "https://hub.example")
 
 
+def found(*there):
+    """What a host that does not reach the hub has of NAMES in its cache, as Ansible keeps it."""
+    results = [{"item": one, "stat": {"exists": one["folder"] in there}} for one in NAMES]
+    return {"__trainer_hub": {"status": -1}, "__trainer_cached": {"results": results}}
+
+
+BOTH = [one["folder"] for one in NAMES]
+REACHES = {  # as one that was not asked for its cache
+    "__trainer_hub": {"status": 200},
+    "__trainer_cached": {"results": [{"item": one, "skipped": True} for one in NAMES]},
+}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "chosen"),
+    [
+        ([found(), found(*BOTH), found(*BOTH)], "b"),
+        ([found(BOTH[0]), {}, found(*BOTH)], "c"),
+        ([found(*BOTH), REACHES], "b"),  # which may have a newer one
+        (
+            [found(), found(BOTH[0])],
+            r"^dataset: org/rows@main:\*: no host.*cache.*hf download org/rows --repo-type d",
+        ),
+        (
+            [found(BOTH[1]), {}],
+            r"^model: org/model: no host.*cache.*hf download org/model --local-dir DIR.*model=DIR",
+        ),
+        ([REACHES | {"__trainer_hub": {"status": -1}}], "^model: org/model: no host"),
+    ],
+)
+def test_where_none_reaches_the_hub_one_that_has_it_all_cached_is_taken(hosts, chosen):
+    hosts = dict(zip("abc", hosts, strict=False))
+    if chosen in hosts:
+        assert hub.hub_host(list(hosts), hosts, NAMES, "https://hub.example") == chosen
+    else:
+        with pytest.raises(AnsibleFilterError, match=chosen):
+            hub.hub_host(list(hosts), hosts, NAMES, "https://hub.example")
+
+
 def test_what_was_fetched_looks_like_an_upload():
     results = [{"text": 'a warning\n{"path": "models/1/org--model", "files": []}\n'}]
-    (one,) = hub.hub_fetched(NAMES, results)
-    assert one == {"path": "models/1/org--model", "files": [], "key": "model", "name": "org/model"}
+    (one,) = hub.hub_fetched(NAMES[:1], results)
+    was = {"path": "models/1/org--model", "files": [], "key": "model", "name": "org/model"}
+    assert one == {**was, "cached": ""}
+
+
+@pytest.fixture(scope="module")
+def gone(tmp_path_factory):
+    """`gone(kind, name, …)`: what `trainer fetch` says (code, answer, complaint) once its hub has gone: gone.fetched is
+    what it answered before, gone.cache where that lies.
+    """
+    spec = importlib.util.spec_from_file_location("stand_in", ROOT / "tests/distributed/hub.py")
+    spec.loader.exec_module(stand_in := importlib.util.module_from_spec(spec))
+    stand_in.Hub.models = {
+        "org/model": {"config.json": b"{}", "model.safetensors": b"weights", "own.py": b""}
+    }
+    stand_in.Hub.datasets = {"org/rows": {"data/train.jsonl": b'{"text": "one"}\n', "data/more.txt": b"two"}}
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), stand_in.Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = tmp_path_factory.mktemp("gone")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    kept |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HOME": str(folder / "home")}
+
+    def fetch(*words):
+        command = [sys.executable, "-m", "trainer", "fetch", *words[:2], str(folder / "state"), *words[2:]]
+        done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=120)
+        return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+    answers = [fetch(one["kind"], one["name"].replace("*", "*.jsonl")) for one in NAMES]
+    server.shutdown()
+    server.server_close()
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    fetch.fetched = dict(zip(("model", "dataset"), [answer for _, answer, _ in answers], strict=True))
+    fetch.commit, fetch.cache = stand_in.COMMIT, folder / "state/cache/hub"
+    return fetch
+
+
+@pytest.mark.parametrize(("kind", "name"), [("model", "org/model"), ("dataset", "org/rows@main:*.jsonl")])
+def test_what_came_before_is_taken_from_the_cache_once_the_hub_is_gone(gone, kind, name):
+    (one,) = hub.hub_names({"model": "tiny", kind: name})
+    assert one["folder"] in os.listdir(gone.cache)
+    assert gone.fetched[kind]["cached"] == "" and gone.fetched[kind]["files"]
+    code, answer, complaint = gone(kind, name, "--cached")
+    assert (code, complaint) == (0, "")  # nobody was asked, nor waited for
+    assert answer == {**gone.fetched[kind], "cached": gone.commit}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model", "org/model", "--code"], "is incomplete: 1 file(s) are missing (own.py) of revision 0000"),
+        (["dataset", "org/rows"], "is incomplete: 1 file(s) are missing (data/more.txt) of revision 0000"),
+        (["dataset", "org/rows@v2"], "has no revision v2 of it"),
+        (["model", "org/other"], "has no revision main of it"),
+    ],
+)
+def test_a_cache_that_lacks_something_says_what_and_what_to_do(gone, words, said):
+    code, answer, complaint = gone(*words, "--cached")
+    assert (code, answer) == (2, {}) and said in complaint and "Traceback" not in complaint, complaint
+    option = " --repo-type dataset" if words[0] == "dataset" else ""
+    name = words[1].split("@")[0]
+    assert complaint.startswith(f"error: {words[0]}: {name}: the hub does not answer")
+    assert "Run train.yml again once the hub answers" in complaint
+    assert f"hf download {name}{option} --local-dir DIR" in complaint
 
 
 def test_a_secret_is_in_a_file_of_its_users_alone_and_in_no_command_line(load_module):
@@ -58,3 +168,42 @@ def test_a_secret_is_in_a_file_of_its_users_alone_and_in_no_command_line(load_mo
         )
         assert not any("hf_secret" in word for word in words)
     assert not os.path.exists(paths["hub_token"])
+
+
+def test_a_new_run_has_yesterdays_model_where_no_host_reaches_the_hub(gone, tmp_path):
+    """roles/trainer's fetch.yml, on hosts that are names of this machine: node2 has the cache."""
+    program = tmp_path / "opt/current/bin/trainer"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m trainer "$@"\n')
+    program.chmod(0o755)
+    hosts = {
+        "node1": {"trainer_state_dir": str(tmp_path)},
+        "node2": {"trainer_state_dir": str(gone.cache.parents[1])},
+    }
+    variables = {"ansible_connection": "local", "ansible_become": False, "local_mode": True}
+    variables |= {"ansible_python_interpreter": sys.executable, "trainer_opt_dir": str(tmp_path / "opt")}
+    variables["trainer_hub_endpoint"] = "http://127.0.0.1:9"
+    variables["__trainer_asked"] = {"config": {"model": "org/model"}, "uploads": [], "elsewhere": []}
+    (tmp_path / "hosts.yml").write_text(
+        json.dumps({"all": {"children": {"cluster": {"hosts": hosts}}, "vars": variables}})
+    )
+    role = {"name": str(ROOT / "roles/trainer"), "tasks_from": "fetch", "rolespec_validate": False}
+    tasks = [{"ansible.builtin.import_role": role}]
+    tasks += [{"ansible.builtin.debug": {"msg": "Fetched {{ __trainer_fetched[0].path }}"}}]
+    (tmp_path / "play.yml").write_text(
+        json.dumps([{"hosts": "cluster", "gather_facts": False, "tasks": tasks}])
+    )
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", tmp_path / "hosts.yml"]
+    done = subprocess.run(
+        [*command, tmp_path / "play.yml"],
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Fetched {gone.fetched['model']['path']}" in said, said
+    assert (
+        f"model: org/model: no host reaches http://127.0.0.1:9; its revision {gone.commit} is taken" in said
+    ), said

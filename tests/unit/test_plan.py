@@ -35,6 +35,7 @@ def fact(number=1, **changes):
         "processes": 1,
         "port_holder": None,
         "free_bytes": 50_000_000_000,
+        "brought_bytes": 0,
         "missing_paths": [],
         **changes,
     }
@@ -175,7 +176,12 @@ TABLE = {
     "two builds of torch": (  # site.yml -l node2 compares node2 with nobody
         [{}, {"environment": {"torch": "2.9.9+cu999", "digest": "abcdef0123"}}],
         {},
-        ["node1 has torch 2.9.9+cpu", "node2 has torch 2.9.9+cu999 (digest abcdef01)", "without -l"],
+        [
+            "node1 has torch 2.9.9+cpu",
+            "node2 has torch 2.9.9+cu999 (digest abcdef01)",
+            "without -l",
+            "python_env_python: bring",
+        ],
     ),
     "an empty environment": ([{}, {"environment": None}], {}, ["node2 has none"]),
     "finished before": (
@@ -240,6 +246,12 @@ TABLE = {
         [{}, {"free_bytes": 10**9}],
         {},
         ["node2: 1.0 GB free below /var/lib/trainyard, 5.0 GB wanted", "trainer_min_free_gb"],
+    ),
+    "what was brought is there": ([{}, {"free_bytes": 10**9, "brought_bytes": 4 * 10**9}], {}, []),
+    "half of it was brought": (
+        [{}, {"free_bytes": 10**9, "brought_bytes": 2 * 10**9}],
+        {},
+        ["node2: 1.0 GB free below /var/lib/trainyard, 3.0 GB wanted"],
     ),
     "data gone": (
         [{"run_state": "failed", "missing_paths": ["/var/lib/trainyard/data/x"]}, {"run_state": "failed"}],

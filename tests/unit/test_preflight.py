@@ -8,9 +8,11 @@ import random
 import socket
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 
 from plugins.action import preflight_pair as pair_action
@@ -157,7 +159,10 @@ STEPS = {"result": PASS, "message": "2 steps on 3 ranks"}
 
 def cluster(facts, steps=STEPS, **limits):
     return Cluster(
-        facts, Limits(ansible="ansible -i inv", site="ansible-playbook -i inv site.yml", **limits), steps
+        facts,
+        Limits(ansible="ansible -i inv", site="ansible-playbook -i inv site.yml", **limits),
+        steps,
+        members={address: host for host, address in ADDRESS.items()},
     )
 
 
@@ -184,7 +189,7 @@ FAULTS = {
     "no answer": ([("node2", "survey", None), ("node2", "error", "timed out")], "answer", FAIL, "node2", "timed out", "-m ping"),
     "duplicate hostname": ([("node2", "survey.hostname", "node1")], "hostname", FAIL, "node2", "node1", "--tags identity -l node2"),
     "duplicate machine-id": ([("node2", "survey.machine_id", "id-of-node1")], "machine_id", FAIL, "node1 node2", "id-of-node1", "--tags identity"),
-    "duplicate host key": ([("node3", "survey.host_keys", ["key-of-node1"])], "host_key", FAIL, "node1 node3", "same key", "ssh-keygen -A"),
+    "duplicate host key": ([("node3", "survey.host_keys", ["key-of-node1"])], "host_key", FAIL, "node1 node3", "same key", "'   then ssh-keygen -R for each of them here, and ansible-playbook -i inv site.yml --tags ssh_mesh"),
     "address on no interface": ([("node2", "survey.interfaces", [])], "address", FAIL, "node2", "on no interface", "--tags network -l node2"),
     "a stranger with its address": ([("node2", "survey.strangers", ["02:00:00:00:00:09"])], "address", FAIL, "node2", "10.77.0.12 is another machine's, too, whose hardware address is 02:00:00:00:00:09", "--tags network -l node2"),
     "a peer with its address": (
@@ -205,7 +210,7 @@ FAULTS = {
     "other release": ([("node2", "run.release", "0.1-bb")], "release", FAIL, "node2", "0.1-bb", "--tags trainer"),
     "no release": ([("node2", "run.release", None)], "release", FAIL, "node2", "no trainer", "site.yml"),
     "other packages": ([("node2", "run.environment", {"digest": "e" * 64})], "packages", FAIL, "node2", "eeee", "--tags python_env"),
-    "other Python": ([("node1", "survey.versions.python", "3.12.1")], "python", FAIL, "node1", "3.12.1", "--tags python_env"),
+    "other Python": ([("node1", "survey.versions.python", "3.12.1")], "python", FAIL, "node1", "3.12.1", "--tags python_env   which names the hosts that need python_env_python: bring"),
     "upgraded Python": ([("node1", "survey.versions.python", "3.11.9")], "python", WARN, "node1", "3.11.9", "node1,node2,node3 -b -a 'sh -c \"apt-get update && apt-get upgrade"),
     "other torch": ([("node3", "survey.versions.torch", "2.12.0")], "torch", FAIL, "node3", "2.12.0", "--tags python_env"),
     "other NCCL": ([("node2", "survey.versions.nccl", "2.21.5")], "nccl", FAIL, "node2", "2.21.5", "--tags python_env"),
@@ -231,6 +236,10 @@ FAULTS = {
     "etcd without a majority": (
         [(node, "survey.stores", {"http://10.77.0.11:2389": "Connection refused"}) for node in NODES],
         "store", FAIL, "node1", "refused", "restart trainyard-etcd",
+    ),
+    "stopped etcd of a host that -l leaves out": (
+        [(node, "survey.stores", lambda old: {**old, "http://10.77.0.14:2389": "Connection refused"}) for node in NODES],
+        "store", WARN, "node4", "etcd on node4", "ansible -i inv node4 -b -a 'systemctl restart trainyard-etcd'",
     ),
     "etcd out of one host's reach": (
         [("node3", "survey.stores", lambda old: {**old, "http://10.77.0.11:2389": "timed out"})],
@@ -316,6 +325,53 @@ def deep_change(facts, host, path, value):
             place[key] = value(place.get(key)) if callable(value) else value
 
 
+@pytest.mark.parametrize(
+    ("nodes", "local", "stores"),
+    [
+        (["node2"], False, []),  # by -l, of a cluster of two: a run there needs no store
+        (["node1", "node2"], False, ["http://a:2389", "http://b:2389"]),
+        (["node1", "node2"], True, []),
+    ],
+)
+def test_the_stores_that_matter_are_those_of_the_plays_hosts(nodes, local, stores):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    words = yaml.safe_load((ROOT / "roles/preflight/vars/main.yml").read_text())["_preflight_stores"]
+    known = {"_trainer_nodes": nodes, "groups": {"cluster": ["node1", "node2"]}, "_preflight_local": local}
+    known["_trainer_store"] = "http://a:2389,http://b:2389"
+    assert Templar(loader=DataLoader(), variables=known).template(trust_as_template(words)) == stores
+
+
+@pytest.mark.parametrize(
+    ("depth", "steps", "check_mode", "done"),
+    [
+        ("quick", "2", False, ["Try them"]),
+        ("burn", "2", False, ["Try them", "Load processors and cards for hours"]),
+        ("burn", "0", False, ["Load processors and cards for hours"]),
+        ("quick", "0", False, []),
+        ("burn", "2", True, []),
+    ],
+)
+def test_cards_are_loaded_without_the_steps_too(depth, steps, check_mode, done):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    known = {"_preflight_depth": depth, "preflight_steps": steps, "ansible_check_mode": check_mode}
+    known["__preflight_hindrance"] = {"failed_checks": [], "active": []}
+    templar = Templar(loader=DataLoader(), variables=known)
+
+    def asked(task):
+        when = task.get("when", [])
+        return all(
+            templar.evaluate_conditional(trust_as_template(one))
+            for one in ([when] if isinstance(when, str) else when)
+        )
+
+    block = yaml.safe_load((ROOT / "roles/preflight/tasks/steps.yml").read_text())[1]
+    assert [task["name"] for task in block["block"] if asked(block) and asked(task)] == done
+
+
 def test_who_is_to_blame():
     assert odd({"a": 1, "b": 2, "c": 2}) == (["a"], 2)
     assert odd({"a": 1, "b": 2}) == (["b"], 1)  # of two, the head is right
@@ -383,6 +439,17 @@ def test_an_active_run_is_not_disturbed():
     assert skipped["bandwidth"] == "run first is active, and is not disturbed"
 
 
+def test_packages_that_differ_by_python_have_its_cure():
+    """Else site.yml would change nothing, and preflight.yml name it for ever."""
+    facts = healthy()
+    facts["node2"]["run"]["environment"] = {"digest": "e" * 64}
+    assert ["bring" in one.cure for one in complaints(facts)] == [False]
+    facts["node2"]["survey"]["versions"]["python"] = "3.12.3"
+    said = {one.check: one.cure for one in complaints(facts)}
+    assert said.keys() == {"packages", "python"}
+    assert all("python_env_python: bring" in cure for cure in said.values())
+
+
 def test_of_a_host_without_a_release_only_that_is_said():
     facts = healthy()
     facts["node2"]["run"].update(release=None, environment=None)
@@ -424,6 +491,22 @@ def test_on_one_machine_one_note_stands_for_the_network():
     local = Cluster(healthy("node1", "node2"), Limits(), STEPS, local=True)
     said = {one.check: one.result for one in findings(local)}
     assert "bandwidth" not in said and said["machines"] == SKIP and said["torch"] == PASS
+
+
+def test_an_adapters_checkpoints_take_next_to_nothing(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_bytes(b"x" * 1000)
+    room = preflight_verdict.run_room
+    assert room(str(tmp_path / "model"), "", "", "lora") == (1e-6, "")
+    assert room(str(tmp_path / "model"), "", "", "none") == room(str(tmp_path / "model"), "") == (19e-6, "")
+
+
+def test_what_cannot_be_read_costs_no_report(tmp_path):
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    assert preflight_verdict.run_room(str(tmp_path), "~nobody-of-that-name/x") == (
+        0,
+        "~nobody-of-that-name/x",
+    )
 
 
 def test_the_room_that_the_run_takes_is_asked_for(tmp_path):
@@ -504,6 +587,30 @@ def test_a_later_result_says_what_got_worse():
     assert "node3: 0 GPUs, 1 on" in said["found"] and "node3 to node2: 1.9 ms, 0.2 on" in said["found"]
     assert "rm runs/preflight/baseline-x.json" in said["cure"]
     assert not is_good(result)
+
+
+@pytest.mark.parametrize(
+    ("link", "best", "now", "worse"),
+    [
+        ({}, 940.0, 830.0, True),
+        ({"wireless": True}, 940.0, 300.0, False),  # others are on it
+        ({"wireless": True}, 940.0, 200.0, True),
+        ({"physical": False}, 940.0, 300.0, False),
+        # Beyond 10 Gbit/s one processor is what is measured.
+        ({"speed": 25_000}, 21_000.0, 12_000.0, False),
+        ({"speed": 25_000}, 21_000.0, 8_900.0, True),
+    ],
+)
+def test_bandwidth_is_held_against_what_a_link_carries_each_time(link, best, now, worse):
+    def measured(mbit, before=None):
+        facts = healthy("node1", "node2")
+        for fact in facts.values():
+            fact["survey"]["link"].update(link)
+        facts["node1"]["pairs"]["node2"]["mbit"] = mbit
+        return whole(facts, before, bandwidth_percent=0)
+
+    (said,) = [one for one in measured(now, measured(best))["checks"] if one["check"] == "baseline"]
+    assert (said["result"] == WARN) == worse, said
 
 
 def test_a_new_baseline_keeps_the_figures_that_were_not_measured():
@@ -634,9 +741,40 @@ def test_the_way_of_ssh():
     assert "jump host" in pair_action.way_of("hostname h\nproxyjump gate\n")
     note = pair_action.note_for
     assert note(direct, "10.77.0.11", "10.77.0.1", ["10.77.0.11"]) == ""
-    assert "another network" in note(direct, "10.0.0.1", "10.77.0.1", [])
+    assert "by 10.77.0.11, not by the cluster's address 10.0.0.1" in note(direct, "10.0.0.1", "10.77.0.1", [])
     assert "is a peer" in note(direct, "10.77.0.11", "10.77.0.12", ["10.77.0.11", "10.77.0.12"])
     assert "unknown" in note(direct, "10.77.0.11", "", [])
+
+
+def test_a_name_that_leads_to_the_cluster_address_is_no_other_way(monkeypatch):
+    known = {"node1.local": ["fe80::1", "10.77.0.11"], "gate.lan": ["192.168.1.11"]}
+
+    def look_up(name, port):
+        if name not in known:
+            raise socket.gaierror("Name or service not known")
+        return [(0, 0, 0, "", (address, 0)) for address in known[name]]
+
+    monkeypatch.setattr(pair_action.socket, "getaddrinfo", look_up)
+    by_name = pair_action.Way("node1.local", "ops")
+    assert pair_action.to_cluster(by_name, "10.77.0.11") == pair_action.Way("10.77.0.11", "ops")
+    for way_ in (
+        pair_action.Way("gate.lan"),  # another network's: what is not the host's own is not tried
+        pair_action.Way("nowhere"),
+        pair_action.Way("node1.local", proxy="relay %h %p"),
+    ):
+        assert pair_action.to_cluster(way_, "10.77.0.11") == way_
+        assert way_.address in pair_action.note_for(way_, "10.77.0.11", "10.77.0.1", [])
+
+
+def test_a_host_that_ssh_reaches_by_its_name_is_tried(monkeypatch):
+    action = pair_action.ActionModule.__new__(pair_action.ActionModule)
+    hosts = [{"name": "a", "address": "127.0.0.1", "port": 2}]
+    args = {"host": "a", "port": 1, "client": "10.77.0.1", "hosts": hosts}
+    action._task = types.SimpleNamespace(args=args)
+    monkeypatch.setattr(pair_action.ActionBase, "run", lambda *_: {})
+    monkeypatch.setattr(action, "_execute_module", lambda *_, **__: {})
+    monkeypatch.setattr(action, "_way", lambda: pair_action.Way("localhost"))
+    assert action.run()["outside"] == {"1": "closed", "2": "closed"}
 
 
 def test_an_open_port_is_seen_from_outside_a_shut_one_is_not():

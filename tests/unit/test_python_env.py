@@ -18,7 +18,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ansible.module_utils.__path__.append(str(ROOT / "plugins/module_utils"))
 
-from plugins.filter.python_env import python_env_chain, python_env_differences  # noqa: E402
+from plugins.filter.python_env import (  # noqa: E402
+    python_env_brought,
+    python_env_chain,
+    python_env_differences,
+    python_env_mix,
+)
 from plugins.modules import python_env  # noqa: E402
 
 
@@ -274,6 +279,21 @@ def test_where_the_distribution_s_python_is_too_old_one_is_brought(old):
     assert python_env.chosen(options) == about  # it stays
 
 
+def test_one_is_brought_in_place_of_a_fit_one_where_that_is_asked_for(old, tmp_path):
+    options, file = old
+    fake_python(tmp_path / "bin/python3", "3.11.2")
+    assert python_env.chosen(options)["markers"]["python_full_version"] == "3.11.2"
+    asked = {**options, "python": "bring"}
+    assert python_env.chosen(asked) is None
+    about = python_env.chosen({**asked, "archive": str(file)})
+    assert about["markers"]["python_full_version"] == "3.12.16" and python_env.chosen(asked) == about
+    with pytest.raises(
+        python_env.Failure,
+        match=rf"found a machine of the kind {os.uname().machine}; expected one of riscv64",
+    ):
+        python_env.chosen({**asked, "brought": {"riscv64": {}}})
+
+
 @pytest.mark.parametrize("differs", [{"python": "/asked/for"}, {"brought": {}}, {"brought": {"riscv64": {}}}])
 def test_nothing_is_brought_in_place_of_what_was_asked_for_or_where_there_is_none(old, tmp_path, differs):
     options = {**old[0], **differs}
@@ -388,3 +408,74 @@ def test_a_planted_difference_is_named_with_host_and_package(odd, named):
 def test_what_the_lock_pins_by_python_version_may_differ_by_it():
     hosts = {"node1": environment(), "node2": environment("3.13.1", numpy="2.5.5")}
     assert python_env_differences(hosts, LOCK) == []
+
+
+# ---- one Python for all hosts ----
+
+BROUGHT = python_env_brought((ROOT / "requirements/python.sha256").read_text(), "https://a.folder")
+NOT_YET = {"bring_python": "x86_64"}  # 3.12, which is to be brought
+
+
+@pytest.mark.parametrize(
+    ("pythons", "found", "odd"),
+    [
+        (["3.11.2", "3.11.2"], "", ""),
+        (["3.12.3", "3.12.16", NOT_YET], "", ""),  # the last number may differ: preflight.yml warns of it
+        (["3.13.5"], "", ""),  # of site.yml -l, whose other hosts nobody asks
+        (["3.11.2", "3.12.3", "3.11.2"], "3.11.2 on node1, node3; 3.12.3 on node2;", "node1, node3:"),
+        (["3.12.3", "3.13.5"], "3.12.3 on node1; 3.13.5 on node2;", "node2:"),
+        (["3.13.5", "3.11.2"], "3.11.2 on node2; 3.13.5 on node1;", "node1, node2:"),
+        ([NOT_YET, "3.11.2"], "3.11.2 on node2; 3.12.", "node2:"),
+    ],
+)
+def test_hosts_whose_pythons_would_differ_are_named_with_the_cure(pythons, found, odd):
+    answers = {
+        f"node{number}": one if one is NOT_YET else {"interpreter": one}
+        for number, one in enumerate(pythons, 1)
+    }
+    said = python_env_mix(answers, BROUGHT)
+    assert bool(said) == bool(odd) and found in said
+    assert not odd or f"Put `python_env_python: bring` into the inventory, as a variable of {odd}" in said
+
+
+def test_which_python_a_host_would_take_is_told_before_anything_is_made(run_module, tmp_path):
+    options = {"lock": LOCK, "torch": "torch==2.0", "python": sys.executable}
+    told = run_module("python_env", check=True, dir=str(tmp_path / "env"), **options)
+    assert told["interpreter"] == ".".join(map(str, sys.version_info[:3])) and not list(tmp_path.iterdir())
+    told = run_module("python_env", check=True, dir=str(tmp_path), **{**options, "python": "bring"})
+    assert "python_env_python: bring" in told["msg"], told
+
+
+def test_site_refuses_the_mix_before_it_changes_a_host(tmp_path):
+    """roles/python_env's precheck, on hosts that are names of this machine."""
+    pythons = {"node1": "3.11.2", "node2": "3.12.3"}
+    hosts = {
+        host: {"python_env_python": fake_python(tmp_path / f"python{version}", version)}
+        for host, version in pythons.items()
+    }
+    variables = {
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "python_env_dir": str(tmp_path / "env"),
+    }
+    variables["ansible_python_interpreter"] = sys.executable
+    (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts, "vars": variables}}))
+    role = {"name": str(ROOT / "roles/python_env"), "tasks_from": "precheck", "rolespec_validate": False}
+    play = {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.import_role": role}]}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+
+    def run(*more):
+        command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", tmp_path / "hosts.yml"]
+        done = subprocess.run(
+            [*command, tmp_path / "play.yml", *more],
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, " ".join(done.stdout.split())
+
+    code, said = run()
+    assert code != 0 and "3.11.2 on node1; 3.12.3 on node2" in said, said
+    assert "`python_env_python: bring` into the inventory, as a variable of node1:" in said, said
+    assert run("-l", "node2")[0] == 0 and not (tmp_path / "env").exists()

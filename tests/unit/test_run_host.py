@@ -57,6 +57,22 @@ def test_a_relative_path_has_free_space_too(load_module):
     assert load_module("run_host").free_bytes("no/such/directory") > 0
 
 
+def test_what_was_brought_is_counted_once_and_as_far_as_it_came(load_module, tmp_path):
+    count = load_module("run_host").brought_bytes
+    model, coming = tmp_path / "models/0a/big", tmp_path / "incoming/models/0a/big"
+    (model / "more").mkdir(parents=True)
+    coming.mkdir(parents=True)
+    (model / "config.json").write_bytes(b"x" * 10)
+    (model / "more/one.bin").write_bytes(b"x" * 100)
+    (coming / "config.json").hardlink_to(model / "config.json")
+    (coming / "two.bin").write_bytes(b"x" * 7)
+    (coming / "link").symlink_to("/etc/passwd")
+    (tmp_path / "data/1b").mkdir(parents=True)
+    (tmp_path / "data/1b/text.txt").write_bytes(b"x" * 1000)
+    assert count(str(tmp_path), ["models/0a/big"]) == 117
+    assert count(str(tmp_path), ["models/0a/big", "data/1b/text.txt", "data/none"]) == 1117
+
+
 @pytest.mark.parametrize("port", [0, 70000])
 def test_a_port_that_is_none_is_refused(run_module, arguments, port):
     result = run_module("run_host", **{**arguments, "port": port})

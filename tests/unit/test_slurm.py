@@ -235,6 +235,7 @@ def test_slurms_own_queue_lets_runs_wait_but_not_for_those_of_systemd():
         "interface": "eth0",
         "port_holder": "other's rank",
         "free_bytes": 1,
+        "brought_bytes": 0,
         "missing_paths": [],
         "processes": 1,
     }

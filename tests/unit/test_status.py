@@ -1,6 +1,7 @@
 """What status.yml and logs.yml show: runs chosen and told, and the lines of many hosts in one order."""
 
 import calendar
+import json
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from plugins.filter.cluster_status import (
     run_views,
     runs_to_retire,
 )
+from plugins.module_utils import host_runs
 from plugins.module_utils.run_keeper import JOURNALS, STAMP, UNREAD
 from trainer import environment
 
@@ -137,6 +139,21 @@ def test_a_silent_host_is_not_said_to_know_no_run(results, asked, words):
     assert fault.splitlines() == [words, *silent]
 
 
+@pytest.mark.parametrize(
+    ("result", "asked", "words"),
+    [
+        (host(), "", "None of node1 knows a run, and not every host was asked."),
+        (host(), "c", "None of node1 knows a run c, and not every host was asked."),
+        (host(["b"], a={"age": 1}), "c", "run: found c, which none of node1 knows; expected one of b, a. "),
+    ],
+)
+def test_a_host_that_l_leaves_out_is_not_said_to_know_no_run(result, asked, words):
+    fault = run_choice_fault({"node1": result}, asked, ["node1", "node2", "node3"])
+    first, left_out = fault.splitlines()
+    assert first.startswith(words) and left_out == "node2, node3: not asked (-l)"
+    assert run_choice_fault({"node1": result}, asked, ["node1"]) == run_choice_fault({"node1": result}, asked)
+
+
 def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
     status = {
         "age": 2,
@@ -227,6 +244,53 @@ def test_what_may_run_on_a_silent_host_is_not_called_cut_short_nor_is_it_advised
     text = cluster_status({"node1": host(a={"age": 60}), "node2": SILENT})
     assert "a was cut short on node1; it may go on on a host that is silent" in text
     assert "train.yml" not in text
+
+
+def test_what_may_run_on_a_host_that_l_leaves_out_is_not_called_cut_short():
+    everybody = ["node1", "node2", "node3"]
+    results = {"node3": host(a={"age": 60})}
+    text = cluster_status(results, "", everybody)
+    assert "a was cut short on node3; it may go on on a host that was not asked" in text
+    assert text.endswith("node1, node2: not asked (-l)") and "train.yml" not in text
+    text = cluster_status({"node3": host()}, "", everybody)
+    assert text.startswith("No run is known on node3.\n") and "train.yml" not in text
+    assert cluster_status(results, "", ["node3"]) == cluster_status(results)
+
+
+@pytest.mark.parametrize("name", ["chosen", "diagnose", "status"])
+def test_who_tells_of_runs_knows_of_the_hosts_that_l_leaves_out(name):
+    tasks = (ROOT / f"roles/trainer/tasks/{name}.yml").read_text()
+    told = re.findall(r"_trainer_seen \| (?:run_choice_fault|diagnosis|cluster_status)\((.*)\)[ |}]", tasks)
+    assert told and all(words.endswith(", groups['cluster']") for words in told)
+
+
+def test_cards_whose_driver_gives_no_answer_are_not_called_none():
+    broken, bare = host(), host()
+    broken["host_status"]["gpus"], bare["host_status"]["gpus"] = None, []
+    table = cluster_status({"node1": broken, "node2": bare}).split("\n\n")[-1].splitlines()
+    assert table[1].endswith("  no answer: nvidia-smi") and table[2].endswith("  none")
+
+
+@pytest.mark.parametrize("name", ["quick", "preflight"])
+def test_connections_of_their_own_keep_what_the_user_says_of_ssh(name, tmp_path):
+    """By what Ansible calls: an ssh that writes down how."""
+    program, called = tmp_path / "ssh", tmp_path / "called"
+    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {called}\necho >> {called}\n')
+    program.chmod(0o755)
+    own = "-F 'my lab.conf' -o ConnectTimeout=60"
+    hosts = {"node1": {"lab": own, "ansible_ssh_args": "{{ lab }}"}, "node2": {}}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
+    play = {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.raw": "true"}]}
+    play["vars_files"] = [str(ROOT / f"playbooks/vars/{name}.yml")]
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_SSH_ARGS": "-F env.conf"}
+    settings |= {"ANSIBLE_SSH_EXECUTABLE": str(program), "ANSIBLE_STDOUT_CALLBACK": "default"}
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, **settings}, check=True, capture_output=True)
+    node1, node2 = sorted(called.read_text().splitlines(), key=lambda line: "node2" in line)
+    patience = re.findall(r"ConnectTimeout=(\d+)", node1)
+    assert "|-F|my lab.conf|" in node1 and "|-F|env.conf|" in node2
+    assert patience[0] in ("4", "5") and patience[1] == "60"  # ssh takes the first
 
 
 def test_no_host_answers():
@@ -653,3 +717,59 @@ def test_runs_go_with_what_they_were_told_and_links_lead_nowhere(run_module, tmp
     assert sorted(path.name for path in (state / "runs").iterdir()) == ["b", "link"]
     assert [path.name for path in (etc / "runs").iterdir()] == ["b.env"]
     assert not run_module("run_retire", **options)["changed"]
+
+
+def test_a_run_that_goes_starts_at_no_boot_any_more(load_module, monkeypatch, tmp_path):
+    """One that ended while nobody followed it is enabled still; without its files its unit would fail at each boot."""
+    retire = load_module("run_retire")
+    for run in ("a", "b.c", "kept"):
+        (tmp_path / f"trainyard@{run}.service").symlink_to("nowhere")
+    monkeypatch.setattr(host_runs, "AT_BOOT", f"{tmp_path}/trainyard@*.service")
+    asked = []
+
+    def systemctl(command):
+        asked.append(command)
+        return 0, "", ""
+
+    assert retire.disable(systemctl, "systemd", ["a", "b.c", "rested", "../x"]) == ""
+    assert asked.pop() == ["systemctl", "disable", "trainyard@a.service", "trainyard@b.c.service"]
+    assert retire.disable(systemctl, "systemd", ["rested"]) == ""
+    assert retire.disable(systemctl, "process", ["a"]) == ""
+    assert asked == []
+    refused = retire.disable(lambda command: (1, "", "Access denied\n"), "systemd", ["a"])
+    assert refused == "systemctl disable trainyard@a.service: Access denied"
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("fault", ["", "systemctl disable a: no"])
+def test_no_run_goes_whose_unit_stays(load_module, monkeypatch, tmp_path, check, fault):
+    retire, order = load_module("run_retire"), []
+
+    class Module:
+        params = {
+            "runs": ["a"],
+            "keeper": "systemd",
+            "etc_dir": str(tmp_path),
+            "state_dir": str(tmp_path),
+            "user": None,
+        }
+        check_mode, run_command = check, None
+
+        def fail_json(self, msg):
+            raise SystemExit(msg)
+
+        def exit_json(self, **result):
+            order.append("done")
+
+    monkeypatch.setattr(retire, "AnsibleModule", lambda **options: Module())
+    monkeypatch.setattr(retire, "active_runs", lambda *_: [])
+    monkeypatch.setattr(retire, "disable", lambda *_: order.append("disabled") or fault)
+    monkeypatch.setattr(retire, "retire", lambda *_: order.append("removed") or {"a": 1})
+    if fault and not check:
+        with pytest.raises(SystemExit, match=r"a: no\. No run was removed"):
+            retire.main()
+    else:
+        retire.main()
+    assert order == (
+        ["removed", "done"] if check else ["disabled"] if fault else ["disabled", "removed", "done"]
+    )

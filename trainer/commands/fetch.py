@@ -21,8 +21,12 @@ CODE = ("*.py",)
 NOT_OURS = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")  # the same weights in other formats
 
 
-def main(kind: str, name: str, state_dir: Path, code: bool) -> int:
-    """Fetch it, and print {path, directory, bytes, files: [{path, bytes, sha256}]} as JSON; paths below state_dir."""
+def main(kind: str, name: str, state_dir: Path, code: bool, cached: bool) -> int:
+    """Fetch it, and print {path, directory, bytes, files: [{path, bytes, sha256}], cached}, as JSON.
+
+    Paths are below state_dir. With `cached` the hub is not asked: what this host fetched before is taken, and `cached`
+    of what is printed is its commit, else "".
+    """
     os.environ["HF_HUB_CACHE"] = str(state_dir / CACHE)
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.pop("HF_HUB_OFFLINE", None)
@@ -31,7 +35,10 @@ def main(kind: str, name: str, state_dir: Path, code: bool) -> int:
         os.environ["HF_TOKEN"] = token  # of this process alone; hub.py's library reads it there
     progress = state_dir / PROGRESS
     progress.parent.mkdir(parents=True, exist_ok=True)
-    folder, files = _model(name, code, progress) if kind == "model" else _dataset(name, progress)
+    if kind == "model":
+        folder, files = _model(name, code, progress, cached)
+    else:
+        folder, files = _dataset(name, progress, cached)
     hashes = {file.relative_to(folder).as_posix(): disk.sha256(file) for file in sorted(files)}
     listing = "".join(f"{below}\0{digest}\n" for below, digest in hashes.items())
     directory = f"{'models' if kind == 'model' else 'data'}/{hashlib.sha256(listing.encode()).hexdigest()}"
@@ -43,7 +50,8 @@ def main(kind: str, name: str, state_dir: Path, code: bool) -> int:
         _lay_out(source, state_dir, one)
         answer.append(one)
     total = sum(one["bytes"] for one in answer)
-    print(json.dumps({"path": path, "directory": directory, "bytes": total, "files": answer}))
+    found = {"path": path, "directory": directory, "bytes": total, "files": answer}
+    print(json.dumps({**found, "cached": folder.name if cached else ""}))  # …/snapshots/COMMIT
     return 0
 
 
@@ -55,12 +63,12 @@ def _token() -> str:
         return ""
 
 
-def _model(name: str, code: bool, progress: Path) -> tuple[Path, list[Path]]:
+def _model(name: str, code: bool, progress: Path, cached: bool = False) -> tuple[Path, list[Path]]:
     from trainer.data import hub
 
-    patterns = [*MODEL_FILES, *(CODE if code else ())]
+    options = {"allow_patterns": [*MODEL_FILES, *(CODE if code else ())], "ignore_patterns": list(NOT_OURS)}
     try:
-        folder = hub.snapshot(name, progress, allow_patterns=patterns, ignore_patterns=list(NOT_OURS))
+        folder = hub.snapshot(name, progress, local_files_only=cached, **options)
     except BadInput:
         raise
     except Exception as error:  # whatever a network and a library may raise
@@ -73,10 +81,10 @@ def _model(name: str, code: bool, progress: Path) -> tuple[Path, list[Path]]:
     return folder, files
 
 
-def _dataset(name: str, progress: Path) -> tuple[Path, list[Path]]:
+def _dataset(name: str, progress: Path, cached: bool) -> tuple[Path, list[Path]]:
     from trainer.data import hub
 
-    files = list(hub.fetch(name, progress))
+    files = list(hub.fetch(name, progress, cached))
     # Of huggingface_hub's layout: …/snapshots/COMMIT/ and then the repository's own paths.
     folder = next(parent for parent in files[0].parents if parent.parent.name == "snapshots")
     return folder, files

@@ -28,13 +28,36 @@ def is_name(value: str) -> bool:
 def snapshot(name: str, progress: Path | None = None, **options) -> Path:
     """The folder of a repository, downloaded to huggingface_hub's cache unless it is there; raises what that raises.
 
-    progress: a file that says "DONE TOTAL" (bytes) meanwhile. options: snapshot_download's.
+    progress: a file that says "DONE TOTAL" (bytes) meanwhile. options: snapshot_download's; with local_files_only the
+    cache is all there is, and BadInput says what it lacks.
     """
     import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    cached = options.get("local_files_only", False)
+    tells = _told(progress, name, options) if progress and not cached else contextlib.nullcontext()
     # It may wait for another process that downloads the same, and for the hub.
-    with _told(progress, name, options) if progress else contextlib.nullcontext(), waiting.for_others():
-        return Path(huggingface_hub.snapshot_download(name, **options))
+    with tells, waiting.for_others():
+        try:
+            return Path(huggingface_hub.snapshot_download(name, **options))
+        except LocalEntryNotFoundError as error:
+            if not cached:
+                raise
+            raise BadInput(_lacking(name, options, error)) from None
+
+
+def _lacking(name: str, options: dict, error: Exception) -> str:
+    """What the cache lacks of a repository, with the cure; `error`: as the library said it."""
+    kind = options.get("repo_type", "model")
+    have = f"has no revision {options.get('revision') or 'main'} of it"
+    if found := re.search(r"commit (\w+)\) is incomplete: (.*?\))\.", str(error)):
+        have = f"is incomplete: {found[2]} of revision {found[1]}"
+    option = " --repo-type dataset" if kind == "dataset" else ""
+    return (
+        f"{kind}: {name}: the hub does not answer, and this host's cache {have}. Run train.yml again once the hub "
+        f"answers: what has come stays. Or download it elsewhere (hf download {name}{option} --local-dir DIR) and give "
+        "that directory"
+    )
 
 
 @contextlib.contextmanager
@@ -100,10 +123,11 @@ def _blobs(name: str, options: dict) -> dict[str, int]:
 
 
 @functools.cache  # once in a process, so that it sees one state of the repository
-def fetch(value: str, progress: Path | None = None) -> tuple[Path, ...]:
+def fetch(value: str, progress: Path | None = None, cached: bool = False) -> tuple[Path, ...]:
     """The files of a data set, downloaded to huggingface_hub's cache unless they are there; raises BadInput.
 
     Without a pattern: all files of our kinds but those of a test or validation part. progress: as snapshot has it.
+    cached: the hub is not asked.
     """
     name, revision, pattern = NAME.fullmatch(value).groups()
     try:
@@ -113,6 +137,7 @@ def fetch(value: str, progress: Path | None = None) -> tuple[Path, ...]:
             repo_type="dataset",
             revision=revision,
             allow_patterns=[pattern] if pattern else [f"*{suffix}" for suffix in files.SUFFIXES],
+            local_files_only=cached,
         )
     except BadInput:
         raise
