@@ -1,6 +1,7 @@
 """python3 -m lab: build a lab and use it. `python3 -m lab COMMAND --help` says more."""
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -182,7 +183,9 @@ def act(given: argparse.Namespace) -> int:
                     print(f"Taking lab {each.name!r} down", flush=True)
                 each.down()
         case "status":
-            status()
+            with contextlib.suppress(BrokenPipeError):  # who reads it has read enough
+                status()
+                sys.stdout.flush()
         case "shell":
             return subprocess.call(lab.host(given.node).shell())
         case "exec":
