@@ -192,11 +192,66 @@ def _made(host: Mapping[str, Any], made: str, key: str) -> str:
     return host.get(made, {}).get(key) or found.get(key) or ""
 
 
-def etcd_token(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]], port: int) -> str:
-    """What a set of members shares. With others, or one that was set up anew and lost its part, all begin anew."""
-    ids = machine_ids([member["name"] for member in members], hostvars).values()
+def etcd_token(
+    members: list[dict], hostvars: Mapping[str, Mapping[str, Any]], port: int, anew: str = ""
+) -> str:
+    """What a set of members shares; with another one all begin anew.
+
+    It changes with the members and their machines. Of the same ones, it is what their units say, or ends with `anew`
+    (a time, as digits): one of them has lost its part.
+    """
+    names = [member["name"] for member in members]
+    ids = machine_ids(names, hostvars).values()
     words = ";".join([",".join(member["address"] for member in members), ",".join(ids), str(port)])
-    return hashlib.sha256(words.encode()).hexdigest()[:12]
+    token = hashlib.sha256(words.encode()).hexdigest()[:12]
+    kept = [_etcd_kept_token(hostvars[name]) for name in names]
+    return f"{token}-{anew}" if anew else max([token, *(one for one in kept if one.startswith(token))])
+
+
+def _etcd_kept_token(host: Mapping[str, Any]) -> str:
+    unit = base64.b64decode(host.get("__etcd_unit", {}).get("content") or "").decode()
+    found = re.search(r"--initial-cluster-token=(\S+)", unit)
+    return found[1] if found else ""
+
+
+def etcd_lost(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]], port: int) -> dict[str, str]:
+    """The members that have lost their part of the memory of runs, and how that shows; of the hosts in the play alone.
+
+    One that forgot what it had promised the others must not come back as who it was; etcd refuses it, too.
+    """
+    names = [member["name"] for member in members]
+    seen = {name: hostvars[name] for name in names if "__etcd_unit" in hostvars[name]}
+    lost = {name: etcd_fault(host.get("__etcd_well", {})) for name, host in seen.items()}
+    token = etcd_token(members, hostvars, port)
+    having = [name for name, host in seen.items() if _etcd_kept_token(host) == token]
+    if having and len(seen) == len(names):  # else the token is not known, or all begin anew in any case
+        lost.update({name: "it is not set up there" for name in names if name not in having})
+    return {name: why for name, why in lost.items() if why}
+
+
+def etcd_fault(answer: Mapping[str, Any]) -> str:
+    """What a member's answer to "/health", or the want of one, says against it; "" where all is well, or none asked."""
+    if answer.get("skipped") or not answer or "true" in (answer.get("content") or ""):
+        return ""
+    return (answer.get("content") or answer["msg"].rpartition("Request failed: ")[2]).strip()
+
+
+def etcd_lost_text(lost: Mapping[str, str], members: list[str], whole: bool, waits: bool) -> str:
+    """What is said of members that have lost their part. whole: all hosts are in the play; waits: a run is active."""
+    hosts = ", ".join(f"{name} ({why})" for name, why in lost.items())
+    found = f"etcd, the memory by which runs go on, is not well on {hosts}"
+    until = "no run goes on" if 2 * len(lost) >= len(members) else "fewer hosts may be lost"
+    if not whole:
+        return (
+            f"WARNING: {found}. Run site.yml without -l, or for all its members at once: {', '.join(members)}. It has "
+            f"them begin anew where that is needed and no run is active. Until then {until}."
+        )
+    if waits:
+        return (
+            f"WARNING: {found}. Run site.yml again once no run is active: it has all members begin anew. Until then "
+            f"{until}."
+        )
+    return f"{found}. All its members begin anew: no run lives by them."
 
 
 def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[dict]:
@@ -231,6 +286,9 @@ class FilterModule:
     def filters(self):
         return {
             "cluster_hosts": cluster_hosts,
+            "etcd_fault": etcd_fault,
+            "etcd_lost": etcd_lost,
+            "etcd_lost_text": etcd_lost_text,
             "etcd_members": etcd_members,
             "etcd_runs": etcd_runs,
             "etcd_runs_of": etcd_runs_of,

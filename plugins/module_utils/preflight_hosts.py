@@ -509,8 +509,9 @@ def store(cluster: Cluster) -> Iterable[Said]:
     for url, askers in lost.items():
         host = cluster.members[url.split("://")[-1].rsplit(":", 1)[0]]
         if url in dead:
-            cure = cluster.on([host], "systemctl restart trainyard-etcd")
-            text = f"etcd on {host} does not answer: {why} (a host that came while a run was active: site.yml again)"
+            restart = cluster.on([host], "systemctl restart trainyard-etcd")
+            cure = f"{restart}   or, where that does not help, once no run is active: {cluster.limits.site}"
+            text = f"etcd on {host} does not answer: {why} (it was stopped, has lost its data, or came beside a run)"
             yield Said(result, [host], text, cure)
         else:
             text = f"etcd on {host} does not answer {named(askers)}: {why}"

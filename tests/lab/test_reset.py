@@ -111,6 +111,14 @@ def packaged(lab, host, paths):
     return {line.split(": ", 1)[1] for line in said.splitlines() if ": " in line}
 
 
+def token(lab, host):
+    """The etcd whose member a host is: one that answers for itself, and knows a leader."""
+    ask = "import urllib.request as u; print(u.urlopen('http://ADDRESS:2389/health', timeout=5).read().decode())"
+    assert "true" in lab.exec(host, "python3", "-c", ask.replace("ADDRESS", lab.host(host).address)), host
+    (found,) = lab.exec(host, "ls", "/var/lib/trainyard-etcd").split()
+    return found
+
+
 @pytest.fixture(scope="module")
 def before(lab):
     return {host: files(lab, host) for host in HOSTS}
@@ -207,10 +215,46 @@ def test_runs_stay_where_that_is_asked_for(lab, play):
     assert kept.split() == ["/etc/trainyard:", "runs", "/var/lib/trainyard:", "runs", "trainyard"]
     again = play("playbooks/reset.yml", "-l", "node2", keep_runs="true")
     assert again.rc == 0 and again.changed == {"node2": 0}, again.text
+    old = token(lab, "node1")
     site = play("site.yml")
     assert site.rc == 0, site.text
+    (new,) = {token(lab, host) for host in HOSTS}  # it has lost its part of the memory: all begin anew
+    assert new != old
     run = play("train.yml", run="third", resume="true", steps=5)
     assert run.rc == 0, run.text
+
+
+# A run's host has its record there.
+RECORD = """
+import base64, json, sys, urllib.request as u
+message = {name: base64.b64encode(word.encode()).decode() for name, word in json.loads(sys.argv[2]).items()}
+u.urlopen(u.Request(f"http://{sys.argv[1]}:2389/v3/kv/{sys.argv[3]}", json.dumps(message).encode()))
+"""
+DAMAGE = """
+systemctl stop trainyard-etcd
+dd if=/dev/urandom of="$(ls /var/lib/trainyard-etcd/*/member/snap/db)" bs=4096 count=8 conv=notrunc status=none
+systemctl start trainyard-etcd
+"""
+
+
+def test_a_member_whose_data_is_damaged_is_told_of_beside_a_run_and_comes_back_after_it(lab, play):
+    old, address = token(lab, "node1"), lab.host("node1").address
+    lab.exec("node3", "sh", "-ec", DAMAGE)
+    key = "/trainyard/busy.20261126T200000000000/hosts/0"
+    lab.exec("node1", "python3", "-c", RECORD, address, json.dumps({"key": key, "value": "{}"}), "put")
+    busy = play("site.yml")
+    assert busy.rc == 0 and set(busy.changed.values()) == {0}, busy.text
+    assert "WARNING: etcd, the memory by which runs go on, is not well on node3" in busy.words
+    assert "site.yml again once no run is active" in busy.words and token(lab, "node2") == old
+    lab.exec("node1", "python3", "-c", RECORD, address, json.dumps({"key": key}), "deleterange")
+    alone = play("site.yml", "-l", "node3")
+    assert alone.rc == 0 and "WARNING: etcd" in alone.words and token(lab, "node2") == old, alone.text
+    site = play("site.yml")
+    assert site.rc == 0, site.text
+    (new,) = {token(lab, host) for host in HOSTS}
+    assert new != old
+    again = play("site.yml")
+    assert again.rc == 0 and set(again.changed.values()) == {0}, again.text
 
 
 def test_a_whole_cluster_goes_but_for_addresses_without_which_a_host_would_not_answer(lab, play):

@@ -241,6 +241,10 @@ FAULTS = {
         [(node, "survey.stores", lambda old: {**old, "http://10.77.0.14:2389": "Connection refused"}) for node in NODES],
         "store", WARN, "node4", "etcd on node4", "ansible -i inv node4 -b -a 'systemctl restart trainyard-etcd'",
     ),
+    "etcd that has lost its data": (
+        [(node, "survey.stores", lambda old: {**old, "http://10.77.0.13:2389": "Connection refused"}) for node in NODES],
+        "store", WARN, "node3", "has lost its data", "restart trainyard-etcd'   or, where that does not help, once no run is active: ansible-playbook",
+    ),
     "etcd out of one host's reach": (
         [("node3", "survey.stores", lambda old: {**old, "http://10.77.0.11:2389": "timed out"})],
         "store", FAIL, "node3", "etcd on node1", "--tags firewall -l node1",

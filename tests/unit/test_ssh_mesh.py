@@ -61,6 +61,122 @@ def test_the_memory_of_runs_begins_anew_with_another_machine_or_other_members():
     assert len({token, *(cluster.etcd_token(*one) for one in asked)}) == 5
 
 
+NAMES = ("node1", "node2", "node3")
+MEMBERS = [{"name": name, "address": f"10.0.0.{name[4:]}"} for name in NAMES]
+WELL = {"content": '{"health":"true","reason":""}', "status": 200, "msg": "OK (29 bytes)"}
+GONE = {
+    "content": "",
+    "status": -1,
+    "msg": "Status code was -1 and not [200]: Request failed: <urlopen error [Errno 111] Connection refused>",
+}
+ALONE = {"content": '{"health":"false"}\n', "status": 503, "msg": "Status code was 503 and not [200]"}
+TOKEN = cluster.etcd_token(
+    MEMBERS, {name: {"__identity_survey": {"survey": {"machine_id": name}}} for name in NAMES}, 1
+)
+
+
+def member(name, token=TOKEN, well=WELL):
+    """What a member's host said, with a unit of that token; "": it has none."""
+    unit = (
+        f"ExecStart=/usr/bin/etcd --initial-cluster-token={token} --initial-cluster-state=new \\\n"
+        if token
+        else ""
+    )
+    found = {"content": base64.b64encode(unit.encode()).decode()} if unit else {"msg": "file not found"}
+    survey = {"survey": {"machine_id": name}}
+    return {"__identity_survey": survey, "__etcd_unit": found, "__etcd_well": well}
+
+
+def hosts(**said):
+    return {name: said.get(name) or member(name) for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ({}, {}),
+        # It was reset: its machine is the same, and so is the others' token, but etcd refuses it as who it was.
+        ({"node2": member("node2", "", {"skipped": True})}, {"node2": "it is not set up there"}),
+        # A power cut, a bad sector: its unit is as it is wanted.
+        ({"node3": member("node3", well=GONE)}, {"node3": "<urlopen error [Errno 111] Connection refused>"}),
+        # They have no majority any more.
+        (
+            {
+                "node1": member("node1", well=ALONE),
+                "node2": member("node2", ""),
+                "node3": member("node3", well=GONE),
+            },
+            {
+                "node1": '{"health":"false"}',
+                "node2": "it is not set up there",
+                "node3": "<urlopen error [Errno 111] Connection refused>",
+            },
+        ),
+        # Nobody has been set up, or all are by other members: they begin anew in any case.
+        ({name: member(name, "", {"skipped": True}) for name in NAMES}, {}),
+        ({name: member(name, "0123456789ab", {"skipped": True}) for name in NAMES}, {}),
+        # The last time began anew on one of them alone, and was cut short.
+        (
+            {
+                "node1": member("node1", f"{TOKEN}-20261126100000"),
+                "node3": member("node3", f"{TOKEN}-20261125100000"),
+            },
+            {"node2": "it is not set up there", "node3": "it is not set up there"},
+        ),
+        # -l node2,node3: what is wanted is not known, but who is not well says so.
+        ({"node1": {}}, {}),
+        ({"node1": {}, "node2": member("node2", "")}, {}),
+        (
+            {"node1": {}, "node3": member("node3", well=GONE)},
+            {"node3": "<urlopen error [Errno 111] Connection refused>"},
+        ),
+    ],
+)
+def test_a_member_that_has_lost_its_part_of_the_memory_is_found(said, lost):
+    assert cluster.etcd_lost(MEMBERS, {**hosts(), **said}, 1) == lost
+
+
+def test_members_that_began_anew_stay_as_they_are_then():
+    began = cluster.etcd_token(MEMBERS, hosts(), 1, "20261126100000")
+    assert began == f"{TOKEN}-20261126100000"
+    assert cluster.etcd_token(MEMBERS, hosts(), 1) == TOKEN
+    again = {name: member(name, began) for name in NAMES}
+    assert cluster.etcd_token(MEMBERS, again, 1) == began and cluster.etcd_lost(MEMBERS, again, 1) == {}
+    later = {**again, "node2": member("node2", f"{TOKEN}-20261127100000")}
+    assert cluster.etcd_token(MEMBERS, later, 1) == f"{TOKEN}-20261127100000"
+    anew = {**again, "node3": {**again["node3"], "__identity_machine": {"machine_id": "new"}}}
+    other = cluster.etcd_token(MEMBERS, anew, 1)
+    assert not other.startswith(TOKEN) and "-" not in other
+
+
+def test_what_is_said_of_a_member_that_has_lost_its_part():
+    lost = {"node2": "refused"}
+    told = cluster.etcd_lost_text(lost, list(NAMES), True, False)
+    assert told.endswith("is not well on node2 (refused). All its members begin anew: no run lives by them.")
+    told = cluster.etcd_lost_text(lost, list(NAMES), True, True)
+    assert told.startswith("WARNING: ") and "site.yml again once no run is active" in told
+    assert told.endswith("Until then fewer hosts may be lost.")
+    told = cluster.etcd_lost_text({**lost, "node3": "refused"}, list(NAMES), False, False)
+    assert (
+        told.startswith("WARNING: ")
+        and "without -l, or for all its members at once: node1, node2, node3." in told
+    )
+    assert told.endswith("Until then no run goes on.")
+
+
+def test_each_member_is_asked_itself_however_its_unit_looks():
+    """The neighbour's word says nothing of it: two of three suffice for that one to be well."""
+    tasks = yaml.safe_load((ROOT / "roles/etcd/tasks/main.yml").read_text())
+    (asked,) = [task for task in tasks if task.get("register") == "__etcd_well"]
+    assert (
+        asked["ansible.builtin.uri"]["url"] == "{{ _etcd_url }}/health"
+        and "_etcd_differs" not in asked["when"]
+    )
+    member = yaml.safe_load((ROOT / "roles/etcd/tasks/member.yml").read_text())
+    (asked,) = [task for task in member if task.get("register") == "__etcd_health"]
+    assert asked["loop"] == "{{ [_etcd_address, _etcd_asked.address] | unique }}"
+
+
 def keys(*names):
     return {"json": {"kvs": [{"key": base64.b64encode(name.encode()).decode()} for name in names]}}
 
