@@ -486,13 +486,13 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         )
 
 
-def check_device(manifest: dict, device: str, wanted: str) -> None:
+def check_device(manifest: dict, wanted: str, cards: bool) -> None:
     """Refuse to go on, a hundred times slower and without a word, on the CPU where the run was on GPUs.
 
-    device: torch's type of it now; wanted: the key `device`. A driver that does not load after a boot looks like none.
+    wanted: the key `device`; cards: whether a rank sees one. A driver that does not load after a boot looks like none.
     """
-    before = manifest.get("device", device)  # an earlier version did not note it
-    if wanted == "auto" and before != device == "cpu":
+    # An earlier version did not note it.
+    if wanted == "auto" and manifest.get("device") == "cuda" and not cards:
         raise BadInput(
             f"the run's checkpoint of step {manifest['step']} was made on GPUs, and torch sees none now: see "
             "`nvidia-smi` on its hosts, and `dkms status` after a new kernel. Cure: get them back, or set device to cpu"

@@ -290,7 +290,7 @@ class Config:
     )
 
     checkpoint_every: int = key(500, "steps between checkpoints; 0: only at the end and at a stop", least=0)
-    checkpoint_minutes: float = key(30.0, "minutes between checkpoints, besides; 0: none", least=0, most=1e6)
+    checkpoint_minutes: float = key(0.0, "minutes between checkpoints, besides; 0: none", least=0, most=1e6)
     checkpoint_epochs: bool = key(False, "a checkpoint at the end of every epoch, too")
     checkpoint_async: bool = key(
         True,

@@ -30,6 +30,7 @@ from trainer.world import World, log
 LOG_EVERY = 10.0  # seconds between lines in the log
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
+FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 # Of the progress in a manifest: a release from before they were there reads the rest.
@@ -72,6 +73,7 @@ class Recorder:
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
         self._seconds = 0.0  # a step's, smoothed
+        self._steps = 0  # of this attempt
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
         self._recent: deque[dict] = deque(maxlen=RECENT_STEPS)  # lines of kind train
@@ -210,6 +212,9 @@ class Recorder:
         self._seconds = (
             0.9 * self._seconds + 0.1 * report.step_seconds if self._seconds else report.step_seconds
         )
+        self._steps += 1
+        if self._steps == SETTLED_STEPS:
+            self._warn("far apart", self._far_apart())
         speed = report.tokens / self._seconds
         eta = (run.steps - progress.step) * self._seconds
         slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
@@ -277,6 +282,17 @@ class Recorder:
             )
         if run.balance.stale and progress.step < run.steps:
             self.calibrate()
+
+    def _far_apart(self) -> str | None:
+        """What a fault would cost where checkpoints are far apart; None where that is bearable."""
+        config, left = self.run.config, self.run.steps - self.run.progress.step
+        seconds = min(config.checkpoint_every or left, left) * self._seconds
+        if config.checkpoint_minutes or seconds <= FAR_APART:
+            return None
+        return (
+            f"checkpoints are {span(seconds)} apart, and a fault costs the steps since the last one: "
+            "checkpoint_minutes=30 makes one every half hour"
+        )
 
     def _speed_up(self, report: StepReport) -> dict | None:
         """How much faster the steps are than with even shares; None if they are.

@@ -422,6 +422,8 @@ def meaning(view: View) -> tuple[str, str]:
         )
     if code in EXITS:
         return f"{EXITS[code][0]} (exit code {code})", EXITS[code][1]
+    if code is None and view.status.get("state") == "failed":
+        return "it failed, and systemd does not know its exit code any more", "Its reason and the log below say more."
     if code is None or view.cause == "signal" or code >= 128:
         return (
             "its processes were killed from outside",
@@ -568,6 +570,7 @@ class ActionModule(ActionBase):
             answer = self._ask(poll_command(self.keeper, self.run_name, self.run_dir, self.view.offset))
             read_poll(self.view, answer, time.time())
             wordless = self.keeper == "systemd" and self.view.code is None and self.view.result == "failed"
+            wordless &= self.view.status.get("state") not in FINAL
             wordless |= self.view.due and self.view.state == "ended"
             self.wordless = (self.wordless or now) if wordless else None
             if wordless and now - self.wordless < (BOOT if self.view.due else WORD):

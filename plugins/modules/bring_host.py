@@ -198,12 +198,13 @@ def here(files: list[dict], state_dir: str) -> dict[str, int]:
 
 def check_room(files: list[dict], state_dir: str) -> None:
     """Raises Failure where the disk has no room for what is still to come, before it is filled with half of it."""
-    coming = sum(one["bytes"] for one in files) - sum(here(files, state_dir).values())
-    free = free_bytes(state_dir)
-    if coming and coming + SPARE > free:
+    whole = {one["path"]: one["bytes"] for one in files}
+    coming = sum(whole.values()) - sum(here(files, state_dir).values())
+    free, spare = free_bytes(state_dir), min(coming, SPARE)  # of a small file as much again is enough
+    if coming and coming + spare > free:
         raise Failure(
             f"{state_dir}: {coming / 1e9:,.1f} GB are still to come, and there are {free / 1e9:,.1f} GB free, of which "
-            f"{SPARE / 1e9:.0f} stays for logs and the system; remove old runs, data or models there, or put "
+            f"{spare / 1e9:.1f} GB stay for logs and the system; remove old runs, data or models there, or put "
             "trainer_state_dir on another disk"
         )
 

@@ -42,7 +42,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import VARIABLE, run_processes, run_variables
 
-LAST_CALL = 15.0  # seconds for a launcher that is asked a second time
+LAST_CALL = 30.0  # seconds for a launcher that is asked a second time
 
 # The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
 # keep it.

@@ -1,5 +1,6 @@
 """Files on their way from host to host: hosts are directories of this machine, and ssh is a script that stays here."""
 
+import contextlib
 import errno
 import getpass
 import hashlib
@@ -341,8 +342,20 @@ def test_what_has_no_room_is_not_begun(host, monkeypatch):
     module, node = host.module, host("node1")
     wanted = sum(one["bytes"] for one in FILES)
     monkeypatch.setattr(module, "free_bytes", lambda _: module.SPARE + wanted - 1)
-    with pytest.raises(module.Failure, match=r"GB are still to come, and there are 1\.0 GB free"):
+    module.check_room(FILES, str(node))
+    module.check_room([*FILES, *FILES], str(node))  # a dataset that is the validation's, too
+    monkeypatch.setattr(module, "free_bytes", lambda _: 2 * wanted - 1)
+    with pytest.raises(module.Failure, match=r"GB are still to come, and there are 0\.0 GB free"):
         module.check_room(FILES, str(node))
+    large = [{**FILES[0], "path": "models/1c/large", "bytes": 5 * module.SPARE}]
+    for spare, fits in ((module.SPARE - 1, False), (module.SPARE, True)):
+        monkeypatch.setattr(module, "free_bytes", lambda _, spare=spare: 5 * module.SPARE + spare)
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(module.Failure, match=r"of which 1\.0 GB stay")
+        ):
+            module.check_room(large, str(node))
     placed(node, FILES[:1], [DATA])
     module.check_room(FILES, str(node))  # what is here needs none
     monkeypatch.setattr(module, "free_bytes", lambda _: 0)

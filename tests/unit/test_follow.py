@@ -80,6 +80,15 @@ def test_how_a_host_ended(keeper, status, result):
     assert seen.result == result
 
 
+def test_a_run_that_failed_before_the_boot_is_told_as_it_was():
+    """systemd knows of it no more; its launcher had said why."""
+    seen = view("node1")
+    gone = {"state": "inactive", "ExecMainStatus": 0, run_keeper.RAN: 0}
+    follow.read_poll(seen, answer(status={"state": "failed", "reason": "bad input"}, **gone), NOW)
+    assert (seen.result, seen.due) == ("failed", False)
+    assert follow.meaning(seen)[0] == "it failed, and systemd does not know its exit code any more"
+
+
 def test_systemd_is_asked_what_it_has_yet_to_start(run_dir, tmp_path):
     """The fake shows what is asked for alone, as the real one does."""
     said = f"ActiveState=inactive\nResult=success\nExecMainStatus=0\n{run_keeper.RAN}=0\nJob=7\nMainPID=0\n"

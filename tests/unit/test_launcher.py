@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -878,6 +879,29 @@ def test_torch_that_cannot_be_loaded_is_not_tried_again_after_a_stop(start, monk
     assert fails_to_load(again, monkeypatch) == STOPPED and status(again)["state"] == "stopped"
 
 
+def test_who_leaves_while_torch_cannot_be_loaded_stops_nobody_else(start, monkeypatch):
+    """A reboot is the natural cure."""
+    running(start(TRAINYARD_LAUNCH="now"))
+    again = start(TRAINYARD_LAUNCH="now")
+    again.environment.leave_file.touch()
+    assert fails_to_load(again, monkeypatch) == STOPPED and status(again)["state"] == "restarting"
+    assert "end" not in again.store.read()
+
+
+def test_what_is_asked_between_two_tries_is_meant_for_the_next(start, monkeypatch, clock):
+    running(start(TRAINYARD_LAUNCH="now"))
+    again = start(TRAINYARD_LAUNCH="now")
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    with pytest.raises(InterruptedError):
+        fails_to_load(again, monkeypatch)
+    again.environment.stop_file.touch()
+    monkeypatch.undo()
+    monkeypatch.setenv(launch.ANEW_MARK, "1")
+    assert launch.Launcher(again.config, again.environment, []).environment.stop_file.exists()
+    launch.Launcher(again.config, again.environment, [])
+    assert not again.environment.stop_file.exists()
+
+
 def test_a_run_does_not_begin_with_torch_that_cannot_be_loaded(start, monkeypatch):
     with pytest.raises(TrainerError, match="node0: torch cannot be loaded: ImportError"):
         fails_to_load(start(TRAINYARD_LAUNCH="now"), monkeypatch)
@@ -975,13 +999,33 @@ def test_who_is_asked_again_ends_its_ranks_and_has_the_last_word(start, clock, l
     clock[0] += 600
     launcher.turn()
     launcher.ask_to_stop()
-    clock[0] += launch.GRACE
+    clock[0] += launch.LAST_CALL
     assert launcher.turn() is None and not ranks.killed
     clock[0] += 1
     codes = [launcher.turn() for _ in range(3)]
     assert ranks.killed and STOPPED in codes and status(launcher)["state"] == word
     assert leaves or "did not save in time" in status(launcher)["reason"]
     assert launcher.asked != leaves
+
+
+@pytest.mark.parametrize(
+    ("asked", "again", "presses"),
+    [("signal", 0.1, False), ("signal", 5, True), ("file", 5, False), ("file", 30, True)],
+)
+def test_one_request_that_comes_twice_is_no_second_one(start, clock, asked, again, presses):
+    """Of `timeout`, by itself and to its group; of `trainer stop`, and of stop.yml after it."""
+    launcher = running(start())
+    ranks = launcher.attempt
+    if asked == "file":
+        launcher.environment.stop_file.touch()
+    else:
+        launcher.ask_to_stop()
+    launcher.turn()
+    clock[0] += again
+    launcher.ask_to_stop()
+    clock[0] += launch.LAST_CALL + 1
+    launcher.turn()
+    assert ranks.killed == presses and launcher.asked
 
 
 @pytest.mark.parametrize("how", ["store", "disk"])
@@ -1018,6 +1062,15 @@ def test_one_of_several_ranks_whose_disk_does_not_answer_is_ended(start, clock, 
     assert least <= found <= least + 100
     found = "node0: a rank hung: it gave no sign of life for 1" in launcher.me.reason
     assert found == (least == 1800) and found == ("waits for a disk" in launcher.me.reason)
+
+
+@pytest.mark.parametrize(("compiles", "least"), [(False, 600), (True, 1800)])
+def test_one_of_several_that_hangs_in_its_part_of_an_evaluation_is_ended(start, clock, compiles, least):
+    """The others wait for it at the end, and miss it nowhere else; each micro-batch is a sign of life."""
+    launcher = running(start(["timeout_seconds=300", f"compile={str(compiles).lower()}"], NPROC_PER_NODE=2))
+    lives(launcher, clock, 100, signs=1)
+    assert least <= lives(launcher, clock, 9000, "evaluating", signs=0) <= least + 100
+    assert "it gave no sign of life" in launcher.me.reason
 
 
 @pytest.mark.parametrize("used", [0.0, 1.0])
@@ -1098,7 +1151,32 @@ def test_who_is_aborted_for_anothers_fault_over_nccl_is_not_to_blame(start, text
     (launcher.environment.run_dir / "logs" / "rank-0.log").write_text(text)
     ended = object.__new__(attempt.Attempt)
     ended._environment = launcher.environment
-    assert ended._outcome({"failures": [[0, -6]]}, 0).code == code
+    assert ended._outcome({"failures": [[0, -6, 0]]}, 0).code == code
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([[1, STOPPED, 50], [0, -9, 80]], (1, STOPPED)),  # it was still closing what it reports to
+        ([[0, LOST, 50], [1, -9, 55]], (0, LOST)),  # it waited on a GPU, or computed
+        ([[0, LOST, 50], [1, -9, 50]], (1, -9)),  # somebody killed it: that is why the other has lost a peer
+        ([[0, LOST, 50], [1, -15, 51]], (0, LOST)),
+        ([[0, LOST, 50], [1, 4, 51]], (1, 4)),
+        ([[0, -9, 50]], (0, -9)),
+    ],
+)
+def test_whom_the_agent_killed_is_not_the_cause(failures, cause):
+    assert attempt._root_cause(failures) == cause
+
+
+@pytest.mark.parametrize(
+    ("codes", "seconds"), [([], 30), ([STOPPED], 30), ([LOST], 5.0), ([STOPPED, -9], 5.0)]
+)
+def test_ranks_that_were_asked_to_end_have_their_time(codes, seconds):
+    given = []
+    failures = {rank: SimpleNamespace(exitcode=code) for rank, code in enumerate(codes)}
+    attempt._close(SimpleNamespace(_failures=failures), lambda _, signal, timeout: given.append(timeout))
+    assert given == [seconds]
 
 
 def test_where_memory_runs_out_a_rank_goes_before_its_launcher():

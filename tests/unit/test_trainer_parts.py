@@ -281,19 +281,24 @@ def test_another_model_or_dataset_is_named():
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "wanted", "refused"),
+    ("before", "cards", "wanted", "refused"),
     [
-        ("cuda", "cpu", "auto", True),
-        ("cuda", "cpu", "cpu", False),
-        ("cuda", "cuda", "auto", False),
-        ("cpu", "cuda", "auto", False),
-        (None, "cpu", "auto", False),  # of a release that did not note it
+        ("cuda", False, "auto", True),
+        ("cuda", False, "cpu", False),
+        (
+            "cuda",
+            True,
+            "auto",
+            False,
+        ),  # on the CPU all the same, where hosts that are one machine share too few
+        ("cpu", True, "auto", False),
+        (None, False, "auto", False),  # of a release that did not note it
     ],
 )
-def test_a_run_of_gpus_does_not_go_on_slowly_without_a_word(before, now, wanted, refused):
+def test_a_run_of_gpus_does_not_go_on_slowly_without_a_word(before, cards, wanted, refused):
     manifest = {"step": 4} | ({"device": before} if before else {})
     with pytest.raises(BadInput, match="step 4 was made on GPUs") if refused else contextlib.nullcontext():
-        checkpoint.check_device(manifest, now, wanted)
+        checkpoint.check_device(manifest, wanted, cards)
 
 
 def test_what_made_it_another_model_is_named():

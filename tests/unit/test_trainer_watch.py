@@ -278,6 +278,23 @@ def test_mfu_counts_the_tokens_that_carry_no_loss():
     assert recorder.Recorder._mfu(own, report) == pytest.approx(4 * 500 * 1e9 / (2.0 * 2 * 1e12))
 
 
+@pytest.mark.parametrize(
+    ("settings", "seconds", "words"),
+    [
+        ({}, 60, "checkpoints are 8 h 20 min apart"),
+        ({}, 5, None),
+        ({"checkpoint_minutes": 30}, 60, None),
+        ({"checkpoint_every": 0}, 60, "checkpoints are 16 h 40 min apart"),
+        ({"checkpoint_every": 50}, 60, None),
+    ],
+)
+def test_checkpoints_that_are_hours_apart_are_warned_of(settings, seconds, words):
+    progress = types.SimpleNamespace(step=40)
+    run = types.SimpleNamespace(config=from_mapping(settings), steps=1040, progress=progress)
+    found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=seconds))
+    assert (found and found.partition(",")[0]) == words
+
+
 def test_the_convention_of_flops():
     from transformers import LlamaForCausalLM, MixtralForCausalLM
     from transformers.models.llama import LlamaConfig
@@ -417,7 +434,7 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
     strategy = types.SimpleNamespace(
         module=None, lockstep=False, sum=lambda total: total, settle=lambda: None
     )
-    world = types.SimpleNamespace(rank=0, size=1, device="cpu", first=False)
+    world = types.SimpleNamespace(rank=0, size=1, device="cpu", first=False, gather=lambda message: [message])
     progress = types.SimpleNamespace(best_loss=0.0, no_better=0, best_step=0, step=4)
     run = types.SimpleNamespace(
         world=world,

@@ -6,6 +6,7 @@ leaves behind becomes the launcher's own child (PR_SET_CHILD_SUBREAPER), so that
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import re
@@ -78,13 +79,14 @@ def prepare() -> None:
     # Its loggers take their level when they are imported.
     before = os.environ.get("LOGLEVEL")
     os.environ["LOGLEVEL"] = "CRITICAL"
-    import torch.distributed.elastic.multiprocessing
-    import torch.distributed.elastic.rendezvous.static_tcp_rendezvous
-    import torch.distributed.launcher.api  # noqa: F401
-
-    os.environ.pop("LOGLEVEL")
-    if before is not None:
-        os.environ["LOGLEVEL"] = before
+    try:
+        import torch.distributed.elastic.multiprocessing
+        import torch.distributed.elastic.rendezvous.static_tcp_rendezvous
+        import torch.distributed.launcher.api  # noqa: F401
+    finally:
+        os.environ.pop("LOGLEVEL")
+        if before is not None:
+            os.environ["LOGLEVEL"] = before
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -199,7 +201,7 @@ class Attempt:
             text = answer.read()
         held = _kill_children()
         outcome = self._outcome(json.loads(text) if text else {}, os.waitstatus_to_exitcode(status))
-        return replace(outcome, reason=outcome.reason + held)
+        return replace(outcome, reason=with_held(outcome.reason, held))
 
     def kill(self) -> str:
         """End all of its processes at once; what they were saving stays invisible. Says which do not end."""
@@ -242,8 +244,7 @@ def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
         from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        # A rank that waits on a GPU for one that has failed hears no signal; the agent would give it half a minute.
-        PContext.close.__defaults__ = (None, GRACE)
+        PContext.close = functools.partialmethod(_close, PContext.close)
         rendezvous_handler_registry.register(MEETING_PLACE, _meeting_place)
         place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         launch = LaunchConfig(
@@ -265,7 +266,7 @@ def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
             return {"code": 0, "reason": "finished"}
         except ChildFailedError as error:
             failures = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
-            return {"failures": [[rank, failure.exitcode] for rank, failure in failures]}
+            return {"failures": [[rank, failure.exitcode, failure.timestamp] for rank, failure in failures]}
     except Exception as error:
         lines = str(error).strip().splitlines()
         said = lines[0] if lines else type(error).__name__
@@ -278,6 +279,15 @@ def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
             "code": 1,
             "reason": f"the ranks could not be started: {type(error).__name__}: {said}; {cure}",
         }
+
+
+def _close(context, close, death_sig=None, timeout: float = 30) -> None:
+    """The agent's end of the other ranks, once one has ended: soon where that one has failed.
+
+    A rank that waits on a GPU for one that is gone hears no signal. Where all were asked to end, each has its time.
+    """
+    asked = all(failure.exitcode == STOPPED for failure in context._failures.values())
+    close(context, death_sig, timeout if asked else GRACE)
 
 
 def _meeting_place(parameters):
@@ -303,9 +313,18 @@ def _meeting_place(parameters):
 
 
 def _root_cause(failures: list) -> tuple[int, int]:
-    """The rank that failed first and its code: whoever lost a peer, or was ended by the agent, came later."""
-    own = [(rank, code) for rank, code in failures if code not in (LOST, STOPPED, -signal.SIGTERM)]
-    return own[0] if own else tuple(failures[0])
+    """The rank that failed first and its code, of (rank, code, seconds since 1970), in the order of these.
+
+    Whoever lost a peer, or was ended by the agent, came later: by SIGTERM, or after GRACE by SIGKILL.
+    """
+    begin = failures[0][2]
+    own = [
+        (rank, code)
+        for rank, code, at in failures
+        if code not in (LOST, STOPPED, -signal.SIGTERM)
+        and (code != -signal.SIGKILL or at < begin + GRACE - 1)
+    ]
+    return own[0] if own else tuple(failures[0][:2])
 
 
 def _words(path: Path) -> str:
@@ -324,6 +343,12 @@ def _last_words(attempt: str) -> str:
         if at >= 0:
             return attempt[at + 1 + len(mark) :].strip()
     return "\n".join(attempt.splitlines()[-5:])
+
+
+def with_held(reason: str, held: str) -> str:
+    """A reason with what `Attempt.kill` says, in its first line, which alone is shown elsewhere."""
+    first, mark, rest = reason.partition("\n")
+    return first + held + mark + rest
 
 
 def _kill_children() -> str:

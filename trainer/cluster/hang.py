@@ -5,8 +5,9 @@ saves may take its time; and one that trains alone is missed by nobody. There it
 do. It ends them where
 
     any of them was stopped (SIGSTOP) for longer than the others wait for it in a step;
-    of several ranks, those of this host gave no sign of life for half an hour, however busy (nothing was written,
-    nothing read), nor do all of them wait for others (trainer/waiting.py);
+    of several ranks, those of this host gave no sign of life for half an hour, in an evaluation for twice as long as
+    others wait in a step, however busy (nothing was written, nothing read), nor do all of them wait for others
+    (trainer/waiting.py);
     one that trains alone used no processor for as long as others would wait for it (half an hour where it loads or
     saves), or, since a GPU that does not answer may make it spin, gave no sign of life for far longer than ever before.
     It may take its time for its first step, and for a disk, for which nobody else could do any better.
@@ -66,7 +67,10 @@ class Pulse:
     def _some_of_several(self, work: Work, now: float) -> str | None:
         if work.waiting or work.signs is None or work.signs != self._sign[1]:
             self._sign = now, work.signs
-        limit = max(2 * self._config.timeout_seconds, SLOW)  # in a step the others have missed it by then
+        limit = 2 * self._config.timeout_seconds  # in a step the others have missed it by then
+        # At the end of an evaluation they wait for it, however long it takes, and it gives signs all the time.
+        if self._state != "evaluating" or self._config.compile:
+            limit = max(limit, SLOW)
         if (silent := now - self._sign[0]) <= limit:
             return None
         disk = ", and waits for a disk: see there `journalctl -k`" if work.disk else ""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trainer import disk, metrics
 from trainer.cluster import membership, reach, store
-from trainer.cluster.attempt import GRACE, MEMORY, Attempt, Outcome, prepare
+from trainer.cluster.attempt import GRACE, MEMORY, Attempt, Outcome, prepare, with_held
 from trainer.cluster.hang import Pulse
 from trainer.cluster.membership import LOST, OUTAGES, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
@@ -33,9 +33,15 @@ COME_BACK = 30.0  # seconds that hosts which were started anew give the others, 
 JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to take a host in
 QUEUED = "queued/"  # keys in the store of hosts that wait for the runs before
 PORTS = 100  # that are tried, from MASTER_PORT on
+LEAVES = "{} shuts down; it takes part again when it is back"
 LEFT_OUT = "{} is left out of the run: it failed again and again, or not all of the others reach it"
 FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
 ANEW = 10.0  # seconds before a launcher that could not load torch is another process
+ANEW_MARK = "TRAINYARD_ANEW"  # and that is one: what was asked meanwhile is meant for it
+# Seconds after which a signal is another request to end: some who pass one on send it twice, and after a file it is
+# what comes before SIGKILL.
+ANOTHER, AFTER_FILE = 2.0, 20.0
+LAST_CALL = 20.0  # seconds that ranks then have
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
 
 
@@ -119,6 +125,8 @@ class Launcher:
         self.queued = bool(self.after)  # also once all of them have ended, until the store knows
         self.begin = self.touched = time.monotonic()
         self.asked = False  # to stop the run
+        self.asked_at: float | None = None  # or to leave, when that was first seen
+        self.by_file = False  # and how
         self.pressed: float | None = None  # when it was asked to end once more
         self.failed_over_stop = False  # its ranks were asked to save and end, and failed
         self.leaving = False  # this host shuts down
@@ -140,10 +148,11 @@ class Launcher:
 
     def ask_to_stop(self, *_) -> None:
         """A signal: note it, as the stop file is noted. After that, or in a shutdown, SIGKILL is what comes next."""
-        if self.asked or self.leaving:
-            self.pressed = self.pressed or time.monotonic()
-        else:
-            self.asked = True
+        now = time.monotonic()
+        if self.asked_at is None:
+            self.asked, self.asked_at = True, now
+        elif now - self.asked_at >= (AFTER_FILE if self.by_file else ANOTHER):
+            self.pressed = self.pressed or now
 
     def begin_anew(self, error: Exception) -> int:
         """What torch is made of could not be loaded, for want of memory maybe: try it in a new process, after a while.
@@ -157,9 +166,13 @@ class Launcher:
         self._say("stalled", f"{why}; it is tried again")
         until = time.monotonic() + ANEW
         while time.monotonic() < until:
+            if self.environment.leave_file.exists():
+                self._say("restarting", LEAVES.format(self.me.name))
+                return STOPPED
             if self.asked or self.environment.stop_file.exists():
                 return self._conclude(self._stopped(f"stopped on request; {why}"))
             time.sleep(LOOK)
+        os.environ[ANEW_MARK] = "1"
         os.execv(sys.executable, sys.orig_argv)
 
     def turn(self) -> int | None:
@@ -188,8 +201,10 @@ class Launcher:
             self.asked = True
         if self.environment.leave_file.exists():
             self.leaving = True
+        if (self.asked or self.leaving) and self.asked_at is None:
+            self.asked_at, self.by_file = time.monotonic(), True
         if self.leaving and not self.attempt:
-            self._say("restarting", f"{self.me.name} shuts down; it takes part again when it is back")
+            self._say("restarting", LEAVES.format(self.me.name))
             return STOPPED
         if self.queued:
             return self._queue()
@@ -270,8 +285,13 @@ class Launcher:
 
     def _tidy(self) -> None:
         """Forget what an earlier launcher was asked, and have a place for the logs."""
-        for file in (self.environment.stop_file, self.environment.yield_file, self.environment.leave_file):
-            file.unlink(missing_ok=True)
+        if not os.environ.pop(ANEW_MARK, ""):
+            for file in (
+                self.environment.stop_file,
+                self.environment.yield_file,
+                self.environment.leave_file,
+            ):
+                file.unlink(missing_ok=True)
         (self.environment.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         self.tidy = True
 
@@ -280,7 +300,7 @@ class Launcher:
         reason = self._refusal(error)
         if self.attempt:
             with contextlib.suppress(OSError):
-                reason += self.attempt.kill()
+                reason = with_held(reason, self.attempt.kill())
             self._over(Outcome(1, reason))
         elif self.asked:
             return self._conclude(self._stopped(f"stopped on request; {reason}"))
@@ -306,7 +326,7 @@ class Launcher:
         reason = f"{self.me.name}: a fault of the launcher itself, please report it: {kind}"
         if self.attempt:
             with contextlib.suppress(Exception):
-                self.attempt.kill()
+                reason = with_held(reason, self.attempt.kill())
             with contextlib.suppress(Exception):
                 self._over(Outcome(1, reason))
         elif self.faults >= FAULTS:
@@ -362,8 +382,8 @@ class Launcher:
                 self._ask_to_yield()
             # What stands in the store as its sign of life is older than its last look there.
             if time.monotonic() - self.store.renewed > store.OUT_OF_TOUCH - LOOK:
-                self.attempt.kill()
-                self._over(Outcome(LOST, f"{self.me.name} was cut off: {why}", cut_off=True))
+                held = self.attempt.kill()
+                self._over(Outcome(LOST, with_held(f"{self.me.name} was cut off: {why}", held), cut_off=True))
             elif (outcome := self.attempt.poll()) is not None:
                 self._over(dataclasses.replace(outcome, cut_off=outcome.code == LOST))
             return None
@@ -416,9 +436,10 @@ class Launcher:
     def _decide(self, plan: Plan | None, hosts: list[Host]) -> None:
         """Speak for all: the next attempt, or the end."""
         if plan is None and self.expected == 1 and self.starts > OUTAGES * max(1, self.config.restarts):
-            how = "was killed, or its host was booted anew,"
-            cure = f"see `journalctl -k` and `journalctl -u trainyard@{self.config.run}`"
-            reason = f"{self.me.name}: its launcher {how} {self.starts} times in a row without a new checkpoint; {cure}"
+            reason = (
+                f"{self.me.name}: its launcher was killed, or its host was booted anew, {self.starts} times in a row "
+                f"without a new checkpoint; see `journalctl -k` and `journalctl -u trainyard@{self.config.run}`"
+            )
             return self._end(End(1, reason))
         patience = COME_BACK if plan else max(ALL_HERE, self.config.timeout_seconds)
         late = time.monotonic() - self.begin > patience
@@ -496,7 +517,7 @@ class Launcher:
         ended = [host for host in others if host.done >= mine.attempt]
         if self.asked and not attempt.has_started:
             return self._kill("stopped on request before the hosts had met", STOPPED)
-        if self.pressed and now - self.pressed > GRACE:
+        if self.pressed and now - self.pressed > LAST_CALL:
             return self._kill("its ranks did not save in time; they go on from the last checkpoint", STOPPED)
         if self.asked or self.leaving or (end and end.code == STOPPED):
             self._ask_to_yield()
@@ -533,7 +554,7 @@ class Launcher:
         )
 
     def _kill(self, why: str, code: int = 1) -> None:
-        self._over(Outcome(code, why + self.attempt.kill()))
+        self._over(Outcome(code, with_held(why, self.attempt.kill())))
 
     def _over(self, outcome: Outcome, unreached: list[int] | None = None) -> None:
         attempt, self.attempt = self.attempt.plan.attempt, None

@@ -107,7 +107,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     world.together(lambda: sinks.check(config) if world.first else None)
     found = _previous(config, world, status, stop_signal)
     if found:
-        checkpoint.check_device(found.manifest, world.device.type, config.device)
+        checkpoint.check_device(found.manifest, config.device, any(world.gather(torch.cuda.is_available())))
     digests = _data_digests(config, world)
     source = model_load.source(config, world)
 
