@@ -423,7 +423,10 @@ def meaning(view: View) -> tuple[str, str]:
     if code in EXITS:
         return f"{EXITS[code][0]} (exit code {code})", EXITS[code][1]
     if code is None and view.status.get("state") == "failed":
-        return "it failed, and systemd does not know its exit code any more", "Its reason and the log below say more."
+        return (
+            "it failed, and systemd does not know its exit code any more",
+            "Its reason and the log below say more.",
+        )
     if code is None or view.cause == "signal" or code >= 128:
         return (
             "its processes were killed from outside",
