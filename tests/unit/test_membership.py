@@ -16,6 +16,7 @@ import pytest
 
 from trainer import config, environment, errors
 from trainer.cluster import membership, store
+from trainer.cluster.attempt import Work
 from trainer.cluster.membership import LOST, STOPPED, End, Host, Plan, Wait
 from trainer.commands import launch
 
@@ -792,8 +793,12 @@ def test_who_loses_the_store_ends_its_ranks_before_its_lease_runs_out(etcd, monk
         def poll(self):
             return None
 
+        def work(self):
+            return Work(time.process_time(), False, None, False)
+
         def kill(self):
             killed.append(time.monotonic())
+            return ""
 
     monkeypatch.setattr(launch, "Attempt", Ranks)
     monkeypatch.setattr(launch, "LOOK", launch.LOOK / 4)

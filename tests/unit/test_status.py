@@ -23,7 +23,6 @@ from plugins.filter.cluster_status import (
     run_views,
     runs_to_retire,
 )
-from plugins.module_utils import host_runs
 from plugins.module_utils.run_keeper import JOURNALS, STAMP, UNREAD
 from trainer import environment
 
@@ -724,7 +723,7 @@ def test_a_run_that_goes_starts_at_no_boot_any_more(load_module, monkeypatch, tm
     retire = load_module("run_retire")
     for run in ("a", "b.c", "kept"):
         (tmp_path / f"trainyard@{run}.service").symlink_to("nowhere")
-    monkeypatch.setattr(host_runs, "AT_BOOT", f"{tmp_path}/trainyard@*.service")
+    monkeypatch.setitem(retire.runs_at_boot.__globals__, "AT_BOOT", f"{tmp_path}/trainyard@*.service")
     asked = []
 
     def systemctl(command):
