@@ -34,8 +34,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE = 5.0  # seconds for ranks to end by themselves once another one has failed
 ENDS = 30.0  # seconds that the kernel may take to end a killed process: it may have much memory to give back
 HELD = "; process {} was killed and does not end (a driver or a disk holds it): see `journalctl -k`; a reboot helps"
-
-
 _held: set[int] = set()  # processes that were killed and do not end
 
 # torch's flight recorder: which collectives each rank on NCCL has begun and ended, written when one takes too long.
@@ -237,7 +235,10 @@ def _signal(code: int) -> str:
 
 
 def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
-    """Run torchrun's agent to its end, in the forked process: {code, reason} or {failures: [[rank, code], …]}."""
+    """Run torchrun's agent to its end, in the forked process; what `Attempt._outcome` takes:
+
+    {code, reason}, or {failures: [[rank, code, seconds since 1970], …]}, the first one first.
+    """
     try:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
