@@ -90,14 +90,21 @@ def _mute(results: dict[str, dict]) -> list[str]:
 
 
 def runs_to_retire(
-    results: dict[str, dict], kept: int | str, days: int | str, pinned: list[str], run: str
+    results: dict[str, dict],
+    kept: int | str,
+    days: int | str,
+    pinned: list[str],
+    run: str,
+    cluster: Iterable[str] = (),
 ) -> list[str]:
     """The ended runs that need not be kept: those beyond the newest `kept`, and those older than `days`; 0 is no limit.
 
     None that is alive anywhere, pinned, `run` itself, or the newest of those that could be resumed; nor a directory
-    that says nothing of itself. `results`: as above.
+    that says nothing of itself. `results`: as above. `cluster`: all of its hosts: where one has not told (-l), a run
+    that has not finished may be alive there.
     """
-    kept, days = int(kept), int(days)
+    kept, days, answered = int(kept), int(days), _answered(results)
+    all_told = all(host in answered for host in cluster)
     ended = {
         name: view
         for name, view in run_views(results).items()
@@ -108,6 +115,7 @@ def runs_to_retire(
         name
         for place, (name, view) in enumerate(ended.items())
         if name not in (*pinned, resumable)
+        and (all_told or view["state"] == "finished")
         and ((kept and place >= kept) or (days and view["age"] > days * 86400))
     ]
 

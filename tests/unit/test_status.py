@@ -691,6 +691,10 @@ def test_a_run_that_lives_somewhere_or_is_the_one_or_the_newest_to_resume_stays(
         "node2": host(["alive"], alive={"age": 9e6, "state": "running"}),
     }
     assert sorted(runs_to_retire(results, 1, 1, [], "this")) == ["cut", "failed", "old"]
+    assert sorted(runs_to_retire(results, 1, 1, [], "this", results)) == ["cut", "failed", "old"]
+    # The others may go on without this host, which -l alone asks, or where one says nothing.
+    for told in (results, {**results, "node3": SILENT}):
+        assert runs_to_retire(told, 1, 1, [], "this", ["node1", "node2", "node3"]) == ["old"]
 
 
 def test_what_was_removed_is_told():
