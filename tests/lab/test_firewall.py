@@ -137,6 +137,7 @@ done
 """
 
 
+@pytest.mark.full
 def test_a_container_s_published_port_is_closed_too_unless_it_is_allowed(plays):
     plays.sh("node2", NFTABLES)
     plays.sh("node2", CONTAINER)

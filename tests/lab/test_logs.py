@@ -51,6 +51,7 @@ def said(plays):
     return done.stdout
 
 
+@pytest.mark.full
 def test_an_ordinary_login_user_sees_what_launchers_say(plays):
     assert plays.run("identity").changed == {"node1": 0, "node2": 0}
     text = said(plays)

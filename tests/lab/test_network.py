@@ -223,7 +223,7 @@ def bridged(address, **more):
 DEVICES = "ls /sys/class/net; ip -brief link show master br0 2>/dev/null || true"
 
 
-@pytest.mark.parametrize("case", ["address", "gateway"])
+@pytest.mark.parametrize("case", [pytest.param("address", marks=pytest.mark.full), "gateway"])
 def test_a_bridge_over_the_interface_in_use_that_cuts_the_host_off_is_undone_and_gone(plays, prefix, case):
     entries, said = {
         "address": (
@@ -255,6 +255,7 @@ def test_the_interface_in_use_goes_into_a_bridge_with_the_address_that_it_has(pl
     assert plays.role("network", "node1", wanted).changed == {"node1": 0}
 
 
+@pytest.mark.full
 def test_the_interface_in_use_goes_into_a_bridge_with_a_new_address_and_comes_out_again(plays, prefix):
     new = f"{prefix}.122"
     wanted = interfaces(*bridged(f"{new}/24", gateway=f"{prefix}.1"))

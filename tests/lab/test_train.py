@@ -134,6 +134,7 @@ def test_three_hosts_give_the_losses_of_one_process(plays, results, tmp_path):
         assert (results / "first" / name).exists()
 
 
+@pytest.mark.full
 def test_a_dataset_of_the_controller_is_brought_to_every_host(plays, results, tmp_path):
     data = tmp_path / "talk.jsonl"
     data.write_text("".join(json.dumps({"text": f"Sentence number {n} of many."}) + "\n" for n in range(300)))
