@@ -144,7 +144,8 @@ def test_memory_of_two_ranks_is_within_15_percent_of_the_measured_peak(request, 
     assert mine["memory_bytes"] + mapped == pytest.approx(peak, rel=0.15), mine["memory"]
 
 
-@pytest.mark.parametrize("adapter", ["none", pytest.param("lora", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("adapter", ["none", "lora"])
 def test_bytes_on_the_wire_are_those_that_are_sent(small, tmp_path, adapter):
     overrides = ["micro_batch_size=1", "sequence_length=32", f"adapter={adapter}"]
     answer = planned(small, *overrides, ranks=2)
