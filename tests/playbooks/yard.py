@@ -44,17 +44,14 @@ class Yard:
         return self.path / "nodes" / name
 
     def deploy(self, node, release="test", script=None):
-        """Give a node a release whose `trainer` is the checkout's, or `script`.
-
-        It gives way to the plays: a run of 100,000 steps, there to be looked at, would take half of the machine.
-        """
+        """Give a node a release whose `trainer` is the checkout's, or `script`."""
         opt = self.node(node) / "opt"
         program = opt / "releases" / release / "bin/trainer"
         program.parent.mkdir(parents=True, exist_ok=True)
         python = shlex.quote(sys.executable)
         program.write_text(
             script
-            or f'#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(ROOT))}\nexec nice {python} -m trainer "$@"\n'
+            or f'#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(ROOT))}\nexec {python} -m trainer "$@"\n'
         )
         program.chmod(0o755)
         with contextlib.suppress(FileNotFoundError):
