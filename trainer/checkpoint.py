@@ -40,7 +40,14 @@ BACK = (
     "The run goes on from it once one of these hosts takes part: switch it on; a run that has ended goes on with "
     "-e resume=true"
 )
-SHAPING = ("model", "adapter", "lora_rank", "lora_targets")  # settings that make another architecture
+# Settings that make another architecture, or other tokens of the same data.
+SHAPING = {
+    "model": ("model", "adapter", "lora_rank", "lora_targets"),
+    "dataset": (
+        *("dataset", "dataset_weights", "data_format", "text_field", "max_samples", "validation_split"),
+        *("loss_on", "overlong"),
+    ),
+}
 MARGIN = 32 << 20  # bytes for what lies beside the tensors
 
 
@@ -475,7 +482,7 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             content = " (the same name, another content)" if then == now else ""
             shaped = [
                 f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
-                for key in (SHAPING if what == "model" else ())
+                for key in SHAPING.get(what, ())
                 if manifest["settings"].get(key) != settings.get(key)
             ]
             differences += shaped or [f"{what}: {then} then, {now} now{content}"]

@@ -437,6 +437,13 @@ def check_together(config: Config) -> Config:
                 "exact"
             )
     problems += _check_fragments(config)
+    if not (config.validation or config.validation_split):
+        problems += [
+            f"{name}: found {getattr(config, name)}, and nothing is held out to evaluate on; give validation or "
+            f"validation_split, or set {name} to 0"
+            for name in ("eval_every", "patience")
+            if getattr(config, name)
+        ]
     if config.validation and config.validation_split:
         problems.append("validation, validation_split: both say what is held out; give one of them")
     if problems:

@@ -50,6 +50,15 @@ class Progress:
     loss_scale: float = field(default_factory=lambda: SCALE)  # of gradients in float16, else too small for it
     scaled_steps: int = 0  # since it was last changed
     launch: str = ""  # the newest start of the run that made steps (TRAINYARD_LAUNCH)
+    held_out: str | None = None  # digest of what the best loss was measured on; None: nobody noted it
+
+    def judge_by(self, held_out: str) -> bool:
+        """Evaluations are made on the data of this digest; whether the best one was of other data, and is forgotten."""
+        other = self.best_loss is not None and self.held_out not in (None, held_out)
+        if other:
+            self.best_loss, self.best_step, self.no_better = None, 0, 0
+        self.held_out = held_out
+        return other
 
 
 @dataclass

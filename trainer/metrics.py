@@ -300,7 +300,7 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
             continue
         if one["kind"] == "epoch":
             epochs.append([one["epoch"], one["loss"]])
-        elif one["kind"] == "eval":
+        elif one["kind"] == "eval" and one["loss"] is not None:
             evals.append([one["step"], one["loss"]])
         elif one["kind"] == "train":
             newest = one

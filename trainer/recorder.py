@@ -34,7 +34,7 @@ FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 # Of the progress in a manifest: a release from before they were there reads the rest.
-APART = ("launch", "evaluated_step")
+APART = ("launch", "evaluated_step", "held_out")
 PASSED_OVER = 10  # batches in a row, and ways back to one checkpoint, before a run is called diverged
 CURE = "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
 
@@ -51,7 +51,10 @@ class Recorder:
         share_history(run.world, self.metrics)
         self.bar = _bar(run)
         goes_on = run.progress.step > 0 or self.environment.attempt > 1
-        self.sinks = Sinks(run.config, self.environment, dataclasses.asdict(run.config), self._say, goes_on)
+        before = map(json.loads, self.metrics.lines()) if self.metrics else ()
+        begun = next((one["launch"] for one in before if one.get("launch")), run.progress.launch)
+        settings = dataclasses.asdict(run.config)
+        self.sinks = Sinks(run.config, self.environment, settings, self._say, goes_on, begun)
         self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
         self.flops = flops.per_token(run.strategy.model)
         self.peak = flops.peak(run.world.devices, run.config.dtype)
@@ -166,9 +169,17 @@ class Recorder:
         checkpoint.load(found, run.strategy, run.optimizer)
         back = dataclasses.replace(progress_in(found.manifest), launch=run.progress.launch)
         vars(run.progress).update(vars(back))
+        self.judge()
         if self.metrics:
             self.metrics.cut(run.progress.step, run.progress.evaluated_step)
         self.tell_damaged(found)
+
+    def judge(self) -> None:
+        """Compare evaluations with none that was made on other data."""
+        if self.run.held_out and self.run.progress.judge_by(self.run.held_out.digest):
+            self.best_saved = 0
+            if self.run.world.first:
+                self._say("what is held out has changed: the best evaluation so far is forgotten")
 
     def evaluate(self) -> None:
         """The loss on the held-out data; whether it is the best so far is noted in the run's progress."""
@@ -178,23 +189,25 @@ class Recorder:
         begin = time.perf_counter()
         # The launcher of a rank that trains alone takes a long silence for a hang.
         loss = evaluate(run, run.held_out, lambda: self.show(state="evaluating"))
-        better = progress.best_loss is None or loss < progress.best_loss
+        finite = math.isfinite(loss)  # else nothing would ever be better
+        better = finite and (progress.best_loss is None or loss < progress.best_loss)
         progress.evaluated_step = progress.step
         if better:
             progress.best_loss, progress.best_step, progress.no_better = loss, progress.step, 0
         else:
             progress.no_better += 1
         seconds = time.perf_counter() - begin
-        self._tell("eval", loss=loss, best=better, seconds=seconds)
+        self._tell("eval", loss=loss if finite else None, best=better, seconds=seconds)
         if run.world.first:
-            perplexity = math.exp(min(loss, 700))
+            known = progress.best_loss is not None
+            best = f"; the best is {progress.best_loss:.4f}, of step {progress.best_step}" if known else ""
+            perplexity = f", perplexity {math.exp(min(loss, 700)):,.2f}" if finite else ", which is no number"
             self._say(
-                f"step {progress.step}: loss {loss:.4f} on the held-out data, perplexity {perplexity:,.2f}"
-                + ("" if better else f"; the best is {progress.best_loss:.4f}, of step {progress.best_step}")
+                f"step {progress.step}: loss {loss:.4f} on the held-out data{perplexity}{'' if better else best}"
             )
         self.show(
             state="running",
-            eval_loss=loss,
+            eval_loss=loss if finite else None,
             best_eval={"step": progress.best_step, "loss": progress.best_loss},
         )
         if better:
@@ -626,7 +639,7 @@ def facts(config: Config, progress: Progress, identity: dict) -> dict:
 def progress_in(manifest: dict) -> Progress:
     """How far the run was, by a checkpoint's manifest."""
     # What was due before its step was noted had been done before a checkpoint was begun.
-    apart = {"launch": "", "evaluated_step": manifest["step"]}
+    apart = {"launch": "", "evaluated_step": manifest["step"], "held_out": None}
     return Progress(**manifest["progress"], **{name: manifest.get(name, apart[name]) for name in APART})
 
 

@@ -27,7 +27,8 @@ Sink = Callable[[dict], None]
 class Sinks:
     """All sinks of one rank, served by a thread of their own: a service that is slow holds up no step.
 
-    say: tells the operator a line. goes_on: an earlier attempt of the run has told them of its beginning.
+    say: tells the operator a line. goes_on: an earlier attempt of the run has told them of its beginning. begun: its
+    first start (TRAINYARD_LAUNCH), by which it is another run than an earlier one of this name.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Sinks:
         settings: dict,
         say: Callable[[str], None],
         goes_on: bool = False,
+        begun: str = "",
     ):
         self.say = say
         self._closers: dict[str, Callable[[], None]] = {}
@@ -47,7 +49,7 @@ class Sinks:
             "Prometheus": (config.metrics_port, lambda: prometheus(config, environment)),
             "Weights & Biases": (
                 config.report_to == "wandb" and first,
-                lambda: wandb(config, environment, settings),
+                lambda: wandb(config, environment, settings, begun),
             ),
             "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings, goes_on)),
         }
@@ -118,12 +120,25 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
     """Event files in the run directory's tensorboard/. What steps past a resume's were, the new file replaces."""
     from tensorboardX import SummaryWriter
 
-    writer = None
+    writer, step, begun = None, 0, 0
 
     def write(record: dict) -> None:
-        nonlocal writer
-        if writer is None:  # only now is it known at which step this attempt begins
-            writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=record["step"], flush_secs=10)
+        nonlocal writer, step, begun
+        if writer and record["step"] < step:  # the run went back to a checkpoint
+            writer.close()
+            writer = None
+        if (
+            writer is None
+        ):  # only now is it known at which step this attempt begins; what was said of that one stays
+            suffix = f".{begun}" if begun else ""
+            writer = SummaryWriter(
+                str(run_dir / "tensorboard"),
+                purge_step=record["step"] + 1,
+                flush_secs=10,
+                filename_suffix=suffix,
+            )
+            begun += 1
+        step = record["step"]
         for name, value in numbers(record).items():
             writer.add_scalar(name, value, record["step"], walltime=record["time"])
 
@@ -157,14 +172,22 @@ def prometheus(config: Config, environment: Environment) -> tuple[Sink, Callable
     return write, close
 
 
-def wandb(config: Config, environment: Environment, settings: dict) -> tuple[Sink, Callable[[], None]]:
+def wandb(
+    config: Config, environment: Environment, settings: dict, begun: str
+) -> tuple[Sink, Callable[[], None]]:
     """A run of Weights & Biases, named as this one; who and where is that package's own matter (WANDB_*)."""
     import wandb as package
 
     run = package.init(
-        name=config.run, id=config.run, resume="allow", config=settings, dir=str(environment.run_dir)
+        name=config.run,
+        id=f"{config.run}-{begun}" if begun else config.run,
+        resume="allow",
+        config=settings,
+        dir=str(environment.run_dir),
     )
-    return (lambda record: run.log(numbers(record), step=record["step"])), run.finish
+    # Its own count of steps never goes back, and a run that goes on from a checkpoint does.
+    run.define_metric("*", step_metric="step")
+    return (lambda record: run.log({**numbers(record), "step": record["step"]})), run.finish
 
 
 def mlflow(config: Config, settings: dict, goes_on: bool) -> tuple[Sink, Callable[[], None]]:

@@ -44,10 +44,10 @@ def said():
     return []
 
 
-def fed(tmp_path, said, rank=0, records=(RECORD,), goes_on=False, **settings):
+def fed(tmp_path, said, rank=0, records=(RECORD,), goes_on=False, begun="", **settings):
     """Sinks of `rank` that have had the records and are closed."""
     config = from_mapping({"tensorboard": False, **settings})
-    watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, goes_on)
+    watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, goes_on, begun)
     for record in records:
         watched.write(record)
     watched.close()
@@ -77,6 +77,33 @@ def test_tensorboard_gets_the_numbers_on_the_first_rank(tmp_path, said):
     assert {name for _, name, _ in found} == {"train/loss", "train/world_size"}
     fed(tmp_path / "other", said, rank=1, tensorboard=True)
     assert not (tmp_path / "other").exists()
+
+
+def test_what_was_said_of_the_step_that_a_run_goes_on_from_stays(tmp_path, said):
+    """A reader of the files drops what earlier ones hold of the steps from a file's beginning on."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    def begins() -> list[int]:
+        found = []
+        for file in sorted((tmp_path / "tensorboard").iterdir(), key=lambda one: one.stat().st_mtime_ns):
+            data = file.read_bytes()
+            while data:
+                (length,) = struct.unpack("<Q", data[:8])
+                event = Event.FromString(data[12 : 12 + length])
+                found += [event.step] if event.session_log.status == SessionLog.START else []
+                data = data[16 + length :]
+        return found
+
+    event = {"kind": "event", "step": 7, "event": "resume", "time": 1.0}
+    steps = [{**RECORD, "step": step} for step in (8, 9)]
+    fed(tmp_path, said, tensorboard=True, records=[event, *steps, {**event, "event": "rollback"}, *steps])
+    assert said == [] and begins() == [8, 8]
+    assert [step for step, name, _ in events(tmp_path / "tensorboard") if name == "train/loss"] == [
+        8,
+        9,
+        8,
+        9,
+    ]
 
 
 def test_prometheus_reads_a_port_a_rank(tmp_path, said, monkeypatch):
@@ -164,9 +191,11 @@ def test_a_sink_that_fails_is_left_out_and_the_others_go_on(tmp_path, said, monk
 def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     told = []
     run = types.SimpleNamespace(
-        log=lambda numbers, step: told.append(("log", step, numbers)), finish=lambda: told.append("finish")
+        define_metric=lambda which, step_metric: told.append((which, step_metric)),
+        log=lambda numbers: told.append(("log", numbers)),
+        finish=lambda: told.append("finish"),
     )
-    wandb = types.SimpleNamespace(init=lambda **asked: told.append(("init", asked["name"])) or run)
+    wandb = types.SimpleNamespace(init=lambda **asked: told.append((asked["name"], asked["id"])) or run)
     mlflow = types.SimpleNamespace(
         start_run=lambda run_name: told.append(("start", run_name)),
         log_params=lambda settings: told.append(("params", settings)),
@@ -176,8 +205,13 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     wanted = {"train/loss": 2.5, "train/world_size": 2.0}
+    logged = ("log", {**wanted, "step": 7})
     fed(tmp_path, said, report_to="wandb", run="r")
-    assert told == [("init", "r"), ("log", 7, wanted), "finish"]
+    assert told == [("r", "r"), ("*", "step"), logged, "finish"]
+    told.clear()
+    # One that is begun anew under an old name is another run: that one's steps are higher.
+    fed(tmp_path, said, begun="20260102T03", report_to="wandb", run="r")
+    assert told[0] == ("r", "r-20260102T03")
     told.clear()
     fed(tmp_path, said, report_to="mlflow", run="r")
     assert told[0] == ("start", "r") and told[2:] == [("metrics", 7, wanted), "end"]

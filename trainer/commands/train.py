@@ -179,6 +179,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
     with contextlib.closing(observer):
         observer.tell_damaged(found)
+        observer.judge()
         try:
             if world.device.type == "cpu":
                 # Gathered weights come and go among what stays; in one heap, they would leave many holes.
@@ -339,7 +340,7 @@ def _take_best(run: Run, best: int) -> int:
     All ranks must call.
     """
     world = run.world
-    if not (run.config.patience and run.held_out) or best == run.progress.step:
+    if not (run.config.patience and run.held_out) or best in (0, run.progress.step):  # 0: none was a number
         return run.progress.step
     found = checkpoint.find(world.environment.run_dir, world, best)
     if found is None:
