@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "fetch a model or a data set from the Hugging Face hub, for all hosts of a cluster"
     fetch = commands.add_parser("fetch", help=text, description=text)
-    fetch.add_argument("kind", choices=("model", "dataset"))
+    fetch.add_argument("kind", choices=("model", "dataset", "validation"))
     fetch.add_argument("name", metavar="NAME", help="on the hub: org/name")
     fetch.add_argument("state_dir", metavar="DIR", type=Path, help="where the host keeps models and data")
     fetch.add_argument("--code", action="store_true", help="the model's own Python code, too")

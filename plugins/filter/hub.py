@@ -18,7 +18,8 @@ from trainer.model.files import SHIPPED
 def hub_names(config: Mapping, uploads: Iterable[Mapping] = ()) -> list[dict]:
     """The names in a run's configuration that the hub knows, if anybody: [{kind, key, name, folder}].
 
-    `uploads` are known. folder: of huggingface_hub's cache, where what was fetched before is.
+    key: the kind that `trainer fetch` knows, too. `uploads` are known. folder: of huggingface_hub's cache, where what
+    was fetched before is.
     """
     brought = {(one["key"], one["name"]) for one in uploads}
     asked = [("model", "model", config["model"])]
@@ -55,8 +56,8 @@ def hub_host(nodes: list[str], hostvars: Mapping, names: list[dict], endpoint: s
     raise AnsibleFilterError(
         f"{first['key']}: {first['name']}: no host reaches {endpoint}, where it would come from, and no host's "
         "cache has all that this run takes from there. Download it where there is internet "
-        f"(hf download {_repository(first['name'])}{option} --local-dir DIR) and give that directory: "
-        f"-e {first['key']}=DIR"
+        f"(hf download {_repository(first['name'])}{option} --local-dir DIR) and give that directory"
+        f"{hub.ONLY if option else ''}: -e {first['key']}=DIR"
     )
 
 

@@ -98,6 +98,15 @@ def test_of_a_data_set_its_training_part(fetch):
     answer = json.loads(said)
     assert answer["path"].startswith("data/")
     assert [one["path"].removeprefix(answer["path"]) for one in answer["files"]] == ["/data/train.jsonl"]
+    code, _, complaint = fetch("validation", "org/rows")
+    assert (
+        code == 2 and "validation: org/rows: found data/test.jsonl, data/train.jsonl; expected" in complaint
+    )
+    fetch.hub.datasets = {"org/more": {**ROWS, "data/dev.jsonl": b'{"text": "three"}\n'}}
+    code, said, complaint = fetch("validation", "org/more@main")
+    assert code == 0, complaint
+    answer = json.loads(said)
+    assert [one["path"].removeprefix(answer["path"]) for one in answer["files"]] == ["/data/dev.jsonl"]
 
 
 def test_a_gated_model_wants_the_credential(fetch):

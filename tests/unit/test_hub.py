@@ -14,6 +14,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from plugins.filter import hub
+from trainer import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
@@ -34,6 +35,18 @@ NAMES = [
 )
 def test_which_names_are_the_hubs(config, found):
     assert [one["name"] for one in hub.hub_names(config)] == found
+
+
+def test_a_set_to_evaluate_on_is_asked_for_as_one():
+    (one,) = hub.hub_names({"model": "tiny", "dataset": "austen", "validation": "org/held"})
+    assert one == {
+        "kind": "dataset",
+        "key": "validation",
+        "name": "org/held",
+        "folder": "datasets--org--held",
+    }
+    # As roles/trainer/tasks/fetch.yml asks for it.
+    assert cli._parser().parse_args(["fetch", one["key"], one["name"], "dir"]).kind == "validation"
 
 
 def test_what_is_brought_from_the_controller_is_not_fetched():

@@ -1,17 +1,21 @@
 """Exchanges: the model's template, and a loss on the answers' tokens alone."""
 
+import io
 import itertools
 import json
 import time
+import types
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import processors
 
 from trainer.commands import generate
 from trainer.config import from_mapping
 from trainer.data import chat, pack, read, tokenizer
-from trainer.errors import BadInput
+from trainer.errors import BadInput, OutOfMemory
+from trainer.model import saved
 
 # What chat templates of well-known families do, each in a template of its own.
 ENDED = (  # ChatML: a header, an end-of-turn token and a line's end that is not the answer's
@@ -224,6 +228,88 @@ def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_to
     text, learnt = whole_and_learnt(prepared(tmp_path, own, [record]), own)
     assert text.startswith("<|start|>user\nName the animal.") and learnt == ["A cat.<|end|>"]
     assert own.chat_template == ENDED
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        *((one, "<|end|>") for one in (ENDED, THOUGHTFUL, TRIMMED, MARKED)),
+        (ALTERNATING, tokenizer.END_OF_TEXT),
+        (chat.INSTRUCTION_TEMPLATE, tokenizer.END_OF_TEXT),
+        *((one, None) for one in (ENDLESS, None, "{{ raise_exception('no') }}", "{{ messages[0].content }}")),
+    ],
+)
+def test_what_ends_an_answer_ends_a_generated_one_too(make_tokenizer, template, ends):
+    """Beside the tokens that the model's maker names, in whose list it may be missing; none twice."""
+    tokens = make_tokenizer(template)
+    token = chat.end_of_turn(tokens)
+    assert token == (ends and tokens.convert_tokens_to_ids(ends))
+    for named in (None, 7, [7, 9]):
+        model = types.SimpleNamespace(generation_config=types.SimpleNamespace(eos_token_id=named))
+        before = saved.ends(model, tokens)
+        saved.name_end_of_turn(model, tokens)
+        assert saved.ends(model, tokens) == before | ({token} - {None})
+        assert token or model.generation_config.eos_token_id == named
+    saved.name_end_of_turn(types.SimpleNamespace(), tokens)  # an adapter has none
+
+
+@pytest.fixture
+def speak(make_tokenizer, monkeypatch):
+    """`speak(*words, positions)`: `trainer generate --chat` of a model that is made up; returns it, and what it did."""
+    tokens = make_tokenizer(ENDED)
+
+    def speak(prompt=None, positions=100, most=16, fault=None):
+        did = []
+
+        def generated(input_ids, **options):
+            did.append((input_ids.shape[1], options))
+            if fault:
+                raise fault
+            return torch.cat([input_ids, torch.tensor([[tokens.eos_token_id]])], dim=1)
+
+        text = types.SimpleNamespace(max_position_embeddings=positions)
+        model = types.SimpleNamespace(
+            config=types.SimpleNamespace(get_text_config=lambda: text),
+            generation_config=types.SimpleNamespace(eos_token_id=None),
+            device=torch.device("cpu"),
+            generate=generated,
+            parameters=lambda: [torch.zeros(250)],
+            buffers=list,
+            to=lambda device: did.append(device) or model,
+        )
+        monkeypatch.setattr(saved, "find", lambda directory: directory)
+        monkeypatch.setattr(saved, "open_model", lambda *_, **__: (model, tokens))
+        sampling = generate.Sampling(max_new_tokens=most, temperature=0, top_k=0, seed=0)
+        assert generate.main("run", prompt, True, None, False, sampling) == 0
+        return did
+
+    return speak
+
+
+def test_the_likeliest_token_is_nobody_elses_choice_and_the_template_ends_an_answer(speak, make_tokenizer):
+    ((_, options),) = speak("Where is the cat?")
+    assert (options["do_sample"], options["top_p"], options["repetition_penalty"]) == (False, 1.0, 1.0)
+    tokens = make_tokenizer(ENDED)
+    ends = sorted((tokens.eos_token_id, tokens.convert_tokens_to_ids("<|end|>")))
+    assert options["eos_token_id"] == ends
+
+
+def test_an_answer_has_room_before_old_turns_are_remembered(speak, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n" * 9))
+    turns = [(length, options["max_new_tokens"]) for length, options in speak(positions=100, most=1000)]
+    assert len(turns) == 9 and all(length + most == 100 and most >= 25 for length, most in turns)
+    assert turns[1][0] > turns[0][0] and turns[-1][0] <= 75
+
+
+def test_a_card_without_room_is_left_to_who_holds_it(speak, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1_100, 10_000))
+    assert "cuda" not in speak("the cat")
+    assert "note: the model needs 0.0 GB, and the GPU has 0.0 GB free" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1_300, 10_000))
+    assert speak("the cat")[0] == "cuda" and capsys.readouterr().err == ""
+    with pytest.raises(OutOfMemory, match="CUDA_VISIBLE_DEVICES="):
+        speak("the cat", fault=torch.OutOfMemoryError("CUDA out of memory"))
 
 
 def test_instructions_begin_as_the_tokenizer_begins_a_text(tmp_path, make_tokenizer):

@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from trainer.commands import plan
 from trainer.config import check_together, from_mapping
 from trainer.data import cache, files, hub, index, pack, read, tokenizer
 from trainer.errors import BadInput
@@ -691,7 +692,14 @@ def repository(tmp_path, monkeypatch):
 
     folder = tmp_path / "snapshot"
     (folder / "data").mkdir(parents=True)
-    for name in ("data/train-0.jsonl", "data/train-1.jsonl", "data/test-0.jsonl", "latest.jsonl"):
+    names = (
+        "data/train-0.jsonl",
+        "data/train-1.jsonl",
+        "data/test-0.jsonl",
+        "data/dev.jsonl",
+        "latest.jsonl",
+    )
+    for name in names:
         write_lines(folder / name, [{"text": name}])
     asked = []
     monkeypatch.setattr(
@@ -713,6 +721,48 @@ def test_a_name_of_the_hub_is_fetched_at_its_revision(repository):
     with pytest.raises(BadInput, match=r"org/set@refs/convert/parquet"):
         texts("org/set:*.parquet")
     assert texts("org/set") and len(repository) == 3  # once in a process
+
+
+def test_an_epoch_is_what_is_trained_on(tmp_path):
+    for name in ("a", "b"):
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": "x" * 100}] * 10)
+    data = {"dataset": str(tmp_path / "a.jsonl")}
+    for held_out, letters in (
+        ({}, 1000),
+        ({"validation_split": 0.2}, 800),
+        ({"validation": str(tmp_path / "b.jsonl")}, 1000),
+    ):
+        assert plan.trained_on(from_mapping({**data, **held_out})) == letters
+    with pytest.raises(BadInput, match=r"validation: .*no such file"):
+        plan.trained_on(from_mapping({**data, "validation": "none.jsonl"}))
+
+
+def test_what_is_held_out_is_no_part_of_what_is_trained_on(repository, tmp_path):
+    def held_out(name, dataset="org/set"):
+        return read.everything(from_mapping({"dataset": dataset, "validation": name}))[-1].files
+
+    assert [path.name for path in held_out("org/set")] == ["dev.jsonl"]
+    assert [path.name for path in held_out("org/set:data/test-*.jsonl")] == ["test-0.jsonl"]
+    with pytest.raises(BadInput, match=r"validation: .*train-0\.jsonl: dataset org/set has this file, too"):
+        held_out("org/set:data/train-*.jsonl")
+    own = tmp_path / "own"
+    (own / "below").mkdir(parents=True)
+    for name in ("a.jsonl", "below/b.jsonl"):
+        write_lines(own / name, [{"text": name}])
+    (tmp_path / "link.jsonl").symlink_to(own / "below/b.jsonl")
+    for name in (own / "below/b.jsonl", own / "below", tmp_path / "link.jsonl"):
+        with pytest.raises(BadInput, match=f"dataset {own} has this file, too.*validation_split"):
+            held_out(str(name), str(own))
+        config = from_mapping({"dataset": str(own), "validation": str(name)})
+        with pytest.raises(BadInput, match=f"dataset {own} has this file, too"):
+            read.check(config, controller=True)
+    assert held_out(str(own / "below"), str(own / "a.jsonl")) == (own / "below/b.jsonl",)
+    (tmp_path / "snapshot/data/dev.jsonl").unlink()
+    hub.fetch.cache_clear()
+    with pytest.raises(
+        BadInput, match=r"validation: org/set: found .*; expected .*, called validation, dev or eval"
+    ):
+        held_out("org/set")
 
 
 def test_without_a_network_a_name_of_the_hub_is_one_message(monkeypatch):

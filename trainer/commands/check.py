@@ -57,6 +57,7 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
     for look in (
         build,
         lambda: packing.foresee(config, found.config),
+        lambda: good_data and _check_chats(config, found),
         lambda: good_data and _check_vocabulary(config, found),
     ):
         try:
@@ -64,6 +65,19 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
         except BadInput as error:
             problems.append(str(error))
     return problems
+
+
+def _check_chats(config: Config, found) -> None:
+    """Refuse exchanges that the tokenizer has no template for, or whose first ones it does not take."""
+    from trainer.data import chat, read
+
+    everything = read.everything(config)
+    chat.settle_template(found.tokenizer, {read.kind(one, config) for one in everything}, config.model)
+    render = chat.Renderer(found.tokenizer, config.loss_on == "answers")
+    for dataset in everything:
+        first = next(read.samples(dataset, config))
+        if first.messages:
+            render(first)
 
 
 def _check_vocabulary(config: Config, found) -> None:

@@ -68,7 +68,11 @@ def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, 
     """All weights, in transformers' format, with the tokenizer."""
     model, tokenizer = saved.open_model(found, base, dtype, trust)
     if found.adapter:
-        model = model.merge_and_unload(safe_merge=True)
+        try:
+            model = model.merge_and_unload(safe_merge=True)
+        except ValueError as error:  # weights that are no numbers
+            raise BadInput(f"{found.path}: the adapter cannot go into its base: {error}") from None
+    saved.name_end_of_turn(model, tokenizer)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

@@ -18,14 +18,13 @@ CACHE = "cache/hub"
 PROGRESS = "cache/fetching"  # how far it is, for whoever waits
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 CODE = ("*.py",)
-NOT_OURS = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")  # the same weights in other formats
 
 
 def main(kind: str, name: str, state_dir: Path, code: bool, cached: bool) -> int:
     """Fetch it, and print {path, directory, bytes, files: [{path, bytes, sha256}], cached}, as JSON.
 
-    Paths are below state_dir. With `cached` the hub is not asked: what this host fetched before is taken, and `cached`
-    of what is printed is its commit, else "".
+    kind: model, dataset or validation. Paths are below state_dir. With `cached` the hub is not asked: what this host
+    fetched before is taken, and `cached` of what is printed is its commit, else "".
     """
     os.environ["HF_HUB_CACHE"] = str(state_dir / CACHE)
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -38,7 +37,7 @@ def main(kind: str, name: str, state_dir: Path, code: bool, cached: bool) -> int
     if kind == "model":
         folder, files = _model(name, code, progress, cached)
     else:
-        folder, files = _dataset(name, progress, cached)
+        folder, files = _dataset(kind, name, progress, cached)
     hashes = {file.relative_to(folder).as_posix(): disk.sha256(file) for file in sorted(files)}
     listing = "".join(f"{below}\0{digest}\n" for below, digest in hashes.items())
     directory = f"{'models' if kind == 'model' else 'data'}/{hashlib.sha256(listing.encode()).hexdigest()}"
@@ -66,7 +65,10 @@ def _token() -> str:
 def _model(name: str, code: bool, progress: Path, cached: bool = False) -> tuple[Path, list[Path]]:
     from trainer.data import hub
 
-    options = {"allow_patterns": [*MODEL_FILES, *(CODE if code else ())], "ignore_patterns": list(NOT_OURS)}
+    options = {
+        "allow_patterns": [*MODEL_FILES, *(CODE if code else ())],
+        "ignore_patterns": list(hub.NOT_OURS),
+    }
     try:
         folder = hub.snapshot(name, progress, local_files_only=cached, **options)
     except BadInput:
@@ -81,10 +83,10 @@ def _model(name: str, code: bool, progress: Path, cached: bool = False) -> tuple
     return folder, files
 
 
-def _dataset(name: str, progress: Path, cached: bool) -> tuple[Path, list[Path]]:
+def _dataset(key: str, name: str, progress: Path, cached: bool) -> tuple[Path, list[Path]]:
     from trainer.data import hub
 
-    files = list(hub.fetch(name, progress, cached))
+    files = list(hub.fetch(name, progress, cached, key))
     # Of huggingface_hub's layout: …/snapshots/COMMIT/ and then the repository's own paths.
     folder = next(parent for parent in files[0].parents if parent.parent.name == "snapshots")
     return folder, files

@@ -4,8 +4,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import BadInput
+from trainer.data import chat as turns
+from trainer.errors import BadInput, OutOfMemory
 from trainer.model import saved
+
+ROOM = 1.2  # of a model's weights: what it takes to generate besides
+ANSWER = 4  # an answer gets at least the positions by this, before the oldest turns are remembered
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,40 @@ def main(
 
     model, tokenizer = saved.open_model(saved.find(directory), base, trust=trust)
     if torch.cuda.is_available():
-        model = model.to("cuda")
+        model = _on_the_gpu(model)
     if chat and not tokenizer.chat_template:
         raise BadInput(f"{directory}: its tokenizer has no chat template; leave --chat away")
     torch.manual_seed(sampling.seed)
-    if not chat:
-        ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt").input_ids
-        _continue(model, tokenizer, ids, sampling, with_prompt=True)
-    elif prompt is not None:
-        _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)
-    else:
-        _converse(model, tokenizer, sampling)
+    try:
+        if not chat:
+            ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt").input_ids
+            _continue(model, tokenizer, ids, sampling, with_prompt=True)
+        elif prompt is not None:
+            _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)
+        else:
+            _converse(model, tokenizer, sampling)
+    except torch.OutOfMemoryError:
+        raise OutOfMemory(
+            "the GPU's memory has run out; a run under way may hold it. Set CUDA_VISIBLE_DEVICES= (to nothing) for the "
+            "CPU, or lower --max-new-tokens"
+        ) from None
     return 0
+
+
+def _on_the_gpu(model):
+    """The model there, if it has room for it now."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    needed = ROOM * sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    if needed <= free:
+        return model.to("cuda")
+    print(
+        f"note: the model needs {needed / 1e9:.1f} GB, and the GPU has {free / 1e9:.1f} GB free: it speaks on the CPU, "
+        "slowly",
+        file=sys.stderr,
+    )
+    return model
 
 
 def _converse(model, tokenizer, sampling: Sampling) -> None:
@@ -58,7 +84,8 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
         if not line:
             continue
         messages.append({"role": "user", "content": line})
-        while _room(model, _rendered(tokenizer, messages)) < 1 and len(messages) > 1:
+        wanted = min(sampling.max_new_tokens, _positions(model) // ANSWER)
+        while _room(model, _rendered(tokenizer, messages)) < wanted and len(messages) > 1:
             del messages[:2]  # the oldest question and its answer
         try:
             answer = _answer(model, tokenizer, messages, sampling)
@@ -70,7 +97,10 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
 
 
 def _answer(model, tokenizer, messages: list[dict], sampling: Sampling) -> str:
-    return _continue(model, tokenizer, _rendered(tokenizer, messages), sampling, with_prompt=False)
+    ids = _rendered(tokenizer, messages)
+    return _continue(
+        model, tokenizer, ids, sampling, with_prompt=False, also_ends=turns.end_of_turn(tokenizer)
+    )
 
 
 def _rendered(tokenizer, messages: list[dict]):
@@ -82,21 +112,27 @@ def _rendered(tokenizer, messages: list[dict]):
     return tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
 
 
+def _positions(model) -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+
+
 def _room(model, ids) -> int:
     """How many tokens may follow `ids` (1, S)."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return (longest or sys.maxsize) - ids.shape[1]
+    return _positions(model) - ids.shape[1]
 
 
-def _continue(model, tokenizer, ids, sampling: Sampling, with_prompt: bool) -> str:
+def _continue(
+    model, tokenizer, ids, sampling: Sampling, with_prompt: bool, also_ends: int | None = None
+) -> str:
     """Generate after `ids` (1, S), printing the text as it comes; returns what is new. It ends with an end token."""
     import torch
     from transformers import TextStreamer
 
     room = _room(model, ids)
     if room < 1:
-        longest = ids.shape[1] + room
-        raise BadInput(f"the prompt has {ids.shape[1]} tokens, the model {longest} positions; shorten it")
+        raise BadInput(
+            f"the prompt has {ids.shape[1]} tokens, the model {_positions(model)} positions; shorten it"
+        )
     how = {"do_sample": False}
     if sampling.temperature:
         how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
@@ -107,14 +143,11 @@ def _continue(model, tokenizer, ids, sampling: Sampling, with_prompt: bool) -> s
             attention_mask=torch.ones_like(ids),
             max_new_tokens=min(sampling.max_new_tokens, room),
             pad_token_id=tokenizer.eos_token_id,
-            eos_token_id=_ends(model, tokenizer),
+            eos_token_id=sorted({*saved.ends(model, tokenizer), also_ends} - {None}),
+            # What the model's maker recommends beside them would be no setting of ours.
+            top_p=1.0,
+            repetition_penalty=1.0,
             streamer=TextStreamer(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=True),
             **how,
         )
     return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
-
-
-def _ends(model, tokenizer) -> list[int]:
-    """The tokens that end a text: the tokenizer's, and those that the model names besides."""
-    named = getattr(model.generation_config, "eos_token_id", None)
-    return sorted({tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None})

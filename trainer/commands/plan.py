@@ -85,7 +85,6 @@ def main(
 ) -> int:
     """Print the plan, as text or JSON."""
     from trainer.commands import check, train  # noqa: F401 - what a run has loaded, its overhead counts
-    from trainer.data import read
     from trainer.model import footprint, load, router
     from trainer.world import World
 
@@ -97,7 +96,7 @@ def main(
     with _countable(config):
         _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
-    _, letters = read.check(config)
+    letters = trained_on(config)
     if problems := check.refused(config, source):
         raise BadInput("\n".join(problems))
     with _countable(config):
@@ -485,6 +484,15 @@ def _load_code(model_config, config: Config) -> None:
         import bitsandbytes  # noqa: F401
     if config.tensorboard:
         import tensorboardX  # noqa: F401
+
+
+def trained_on(config: Config) -> int:
+    """Characters of an epoch: what is held out is read, too, and not counted. Raises BadInput as read.check does."""
+    from trainer.data import read
+
+    read.check(config, ("validation",))
+    _, letters = read.check(config, ("dataset",))
+    return round(letters * (1 - (config.validation_split or 0)))
 
 
 def _estimate(config: Config, found: Footprint, place: Place, letters: int, shared: dict) -> dict:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trainer import checkpoint, collectives, disk, metrics, optim, recorder, room, sinks, strategies
@@ -418,7 +419,7 @@ def _stage(
 
 
 @contextlib.contextmanager
-def _explained(path: Path, what: str, kind: type[Exception]):
+def _explained(path: Path, what: str, kind: type[Exception] | tuple[type[Exception], ...]):
     """Turn what writing to `path` raises into a message."""
     try:
         yield
@@ -432,8 +433,9 @@ def _explained(path: Path, what: str, kind: type[Exception]):
 def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) -> None:
     """Write the model with `weights`, by parameter name; the directory appears complete."""
     temporary = directory.with_name(".model.tmp")
-    # safetensors raises what is its own; all of it means that the disk did not take the model.
-    with _explained(directory, "the model", Exception):
+    saved.name_end_of_turn(model, tokenizer)
+    # safetensors raises what is its own where the disk does not take the model.
+    with _explained(directory, "the model", (OSError, SafetensorError)):
         shutil.rmtree(temporary, ignore_errors=True)
         # transformers would save on rank 0 alone, but hosts have disks of their own.
         model.should_save_on_this_rank = lambda wanted: wanted

@@ -42,6 +42,21 @@ def settle_template(tokenizer, kinds: set[str], model: str) -> None:
         tokenizer.chat_template = "{{ bos_token }}" * len(first_token(tokenizer)) + INSTRUCTION_TEMPLATE
 
 
+def end_of_turn(tokenizer) -> int | None:
+    """The special token by which the tokenizer's template ends an answer; None where it does not end one so."""
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MORE}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **FIXED)
+    except Exception:  # whatever a template may raise; who renders with it will say so
+        return None
+    _, answer, follows = text.rpartition(MORE)
+    ids = tokenizer(follows.lstrip(), add_special_tokens=False).input_ids if answer else []
+    token = tokenizer.added_tokens_decoder.get(ids[0]) if ids else None
+    return ids[0] if token and token.special else None
+
+
 def first_token(tokenizer) -> list[int]:
     """The token that the tokenizer itself begins every text with, as [] or [its id]."""
     ids = tokenizer.backend_tokenizer.encode("").ids

@@ -16,7 +16,16 @@ from trainer.errors import BadInput
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?(?::([^:]+))?")
 SPARE = 1_000_000_000  # bytes that a fetch leaves free
-OTHER_PARTS = re.compile(r"(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
+ONLY = ", with nothing in it that is not to be trained on"  # of a directory, which is taken as a whole
+# Files of a set by what they are for: what is held out, and all that is not for training.
+HELD_OUT = re.compile(r"(?<![a-z])(valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
+OTHER_PARTS = re.compile(rf"(?<![a-z])test(?![a-z])|{HELD_OUT.pattern}", re.IGNORECASE)
+NOT_OURS = (
+    "original/*",
+    "consolidated*",
+    "onnx/*",
+    "*/*.safetensors",
+)  # a model's weights in other formats, too
 
 
 def is_name(value: str) -> bool:
@@ -52,11 +61,11 @@ def _lacking(name: str, options: dict, error: Exception) -> str:
     have = f"has no revision {options.get('revision') or 'main'} of it"
     if found := re.search(r"commit (\w+)\) is incomplete: (.*?\))\.", str(error)):
         have = f"is incomplete: {found[2]} of revision {found[1]}"
-    option = " --repo-type dataset" if kind == "dataset" else ""
+    option, only = (" --repo-type dataset", ONLY) if kind == "dataset" else ("", "")
     return (
         f"{kind}: {name}: the hub does not answer, and this host's cache {have}. Run train.yml again once the hub "
         f"answers: what has come stays. Or download it elsewhere (hf download {name}{option} --local-dir DIR) and give "
-        "that directory"
+        f"that directory{only}"
     )
 
 
@@ -123,11 +132,13 @@ def _blobs(name: str, options: dict) -> dict[str, int]:
 
 
 @functools.cache  # once in a process, so that it sees one state of the repository
-def fetch(value: str, progress: Path | None = None, cached: bool = False) -> tuple[Path, ...]:
+def fetch(
+    value: str, progress: Path | None = None, cached: bool = False, key: str = "dataset"
+) -> tuple[Path, ...]:
     """The files of a data set, downloaded to huggingface_hub's cache unless they are there; raises BadInput.
 
-    Without a pattern: all files of our kinds but those of a test or validation part. progress: as snapshot has it.
-    cached: the hub is not asked.
+    Without a pattern: all files of our kinds but those of a test or validation part; for the key `validation`, those of
+    a validation part. progress: as snapshot has it. cached: the hub is not asked.
     """
     name, revision, pattern = NAME.fullmatch(value).groups()
     try:
@@ -145,20 +156,23 @@ def fetch(value: str, progress: Path | None = None, cached: bool = False) -> tup
         offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         text = " ".join(str(error).split())[:200]
         raise BadInput(
-            f"dataset: {value}: neither a file here nor to be had from the Hugging Face hub: "
+            f"{key}: {value}: neither a file here nor to be had from the Hugging Face hub: "
             f"{type(error).__name__}: {text}.{offline} Check the name; without internet, download it elsewhere "
-            f"(hf download {name} --repo-type dataset --local-dir DIR) and give that directory"
+            f"(hf download {name} --repo-type dataset --local-dir DIR) and give that directory{ONLY}"
         ) from None
     found = sorted(path for path in folder.rglob("*") if path.suffix in files.SUFFIXES and path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in found}
     if pattern:
         chosen = [path for path in found if fnmatch.fnmatch(names[path], pattern)]
+    elif key == "validation":
+        chosen = [path for path in found if HELD_OUT.search(names[path])]
     else:
         chosen = [path for path in found if not OTHER_PARTS.search(names[path])]
     if not chosen:
         there = ", ".join(list(names.values())[:5]) or "no file of these kinds"
+        wanted = f"{files.KINDS}{', called validation, dev or eval' if key == 'validation' else ''}"
         raise BadInput(
-            f"dataset: {value}: found {there}; expected {files.KINDS}. Name them: {name}:PATTERN, or take the hub's "
-            f"own conversion: {name}@refs/convert/parquet"
+            f"{key}: {value}: found {there}; expected {wanted}. Name them: {name}:PATTERN, or take the hub's own "
+            f"conversion: {name}@refs/convert/parquet"
         )
     return tuple(chosen)

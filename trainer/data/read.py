@@ -51,7 +51,21 @@ def validation(config: Config) -> Dataset | None:
 
 def everything(config: Config) -> list[Dataset]:
     """The sets of `dataset`, then that of `validation`."""
-    return [*training(config), *filter(None, [validation(config)])]
+    found = [*training(config), *filter(None, [validation(config)])]
+    _apart(found)
+    return found
+
+
+def _apart(sets: Collection[Dataset]) -> None:
+    """Refuse to evaluate on what is trained on."""
+    trained = {path.resolve(): one.name for one in sets if one.key == "dataset" for path in one.files}
+    for one in sets:
+        for path in one.files if one.key == "validation" else ():
+            if path.resolve() in trained:
+                raise BadInput(
+                    f"validation: {path}: dataset {trained[path.resolve()]} has this file, too, so that it would be "
+                    "trained on; name the files of one of them, or hold out a share: validation_split"
+                )
 
 
 def weights(config: Config) -> list[float]:
@@ -149,7 +163,7 @@ def check(
     asked = [("dataset", name, config.max_samples) for name in names(config.dataset)]
     asked += [("validation", config.validation, None)] if config.validation else []
     count = letters = 0
-    problems, kinds, whole = [], set(), "dataset" in keys
+    problems, sets, kinds, whole = [], [], set(), "dataset" in keys
     for key, name, limit in asked:
         if key not in keys:
             continue
@@ -159,12 +173,15 @@ def check(
             if not dataset or (controller and not _readable(dataset)):
                 whole = False
                 continue
+            sets.append(dataset)
             kinds.add(kind(dataset, config))
             for sample in samples(dataset, config):
                 count += 1
                 letters += len(sample.words)
         except BadInput as error:
             problems.append(str(error))
+    if not problems:
+        _apart(sets)
     if not problems and whole:
         answers_exist(kinds, config)
     if problems:
@@ -187,7 +204,8 @@ def is_remote(name: str) -> bool:
 
 
 def _dataset(key: str, name: str, limit: int | None) -> Dataset:
-    return Dataset(key, name, tuple(hub.fetch(name) if is_remote(name) else _resolved(key, name)), limit)
+    found = hub.fetch(name, key=key) if is_remote(name) else _resolved(key, name)
+    return Dataset(key, name, tuple(found), limit)
 
 
 def _resolved(key: str, name: str) -> list[Path]:

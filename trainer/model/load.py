@@ -203,6 +203,8 @@ def _explained(config: Config, part: str):
             cure = "set attention to auto"
         elif "trust_remote_code" in text:
             cure = "this model brings its own Python code: if you trust it, set trust_remote_code to true"
+        elif "gated" in text.lower():
+            cure = "accept its terms on the hub, and log in with a token (hf auth login, or HF_TOKEN)"
         elif not Path(config.model).expanduser().is_dir():
             offline = (
                 " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
@@ -393,7 +395,9 @@ def _fetched(weights: str) -> Path:
     """The directory of a model's files; those of the hub are downloaded to its cache unless they are there."""
     if Path(weights).is_dir():
         return Path(weights)
-    return hub.snapshot(weights, allow_patterns=["*.safetensors", "*.json"])
+    return hub.snapshot(
+        weights, allow_patterns=["*.safetensors", "*.json"], ignore_patterns=list(hub.NOT_OURS)
+    )
 
 
 def _loaded(weights: str) -> list[Path]:

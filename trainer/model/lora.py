@@ -26,7 +26,8 @@ def add(model: nn.Module, config: Config) -> nn.Module:
     try:
         wrapped = get_peft_model(model, adapter)
     except ValueError as error:
-        cure = "set lora_targets to auto"
+        other = "all-linear, or to names of layers" if config.lora_targets == "auto" else "auto"
+        cure = f"set lora_targets to {other}"
         if config.lora_dropout:  # peft gives experts that are one parameter an adapter without dropout only
             cure = (
                 f"lora_dropout is {config.lora_dropout}: where experts are among them, set it to 0; or {cure}"

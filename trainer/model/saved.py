@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainer import checkpoint, metrics
 from trainer import config as configuration
+from trainer.data import chat
 from trainer.errors import BadInput
 from trainer.model import load as model_load
 
@@ -80,6 +81,19 @@ def open_model(saved: Saved, base: str | None = None, dtype: str = "auto", trust
 
     with _explained(saved.path, "the adapter"):
         return PeftModel.from_pretrained(whole, str(saved.path)).eval(), tokenizer
+
+
+def ends(model, tokenizer) -> set[int]:
+    """The tokens that end a text: the tokenizer's, and those that the model names besides."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+
+
+def name_end_of_turn(model, tokenizer) -> None:
+    """Have the model's files name what ends an answer in its template, so that others' tools stop there, too."""
+    config, token = getattr(model, "generation_config", None), chat.end_of_turn(tokenizer)
+    if config is not None and token not in (None, *ends(model, tokenizer)):
+        config.eos_token_id = sorted({*ends(model, tokenizer), token})
 
 
 def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):

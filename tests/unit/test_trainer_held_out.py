@@ -1,0 +1,77 @@
+"""Evaluations: which of them is the best one, after a resume on other data and where a loss is no number."""
+
+import types
+
+import pytest
+
+from trainer import checkpoint, recorder
+from trainer.config import from_mapping
+from trainer.errors import BadInput
+from trainer.loop import Progress
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """`evaluated(progress, loss, digest)`: whether a checkpoint was made, and what was told."""
+
+    def evaluate(progress, loss, digest="a"):
+        told, saved = {}, []
+        run = types.SimpleNamespace(
+            progress=progress,
+            held_out=types.SimpleNamespace(digest=digest),
+            strategy=types.SimpleNamespace(settle=lambda: None),
+            world=types.SimpleNamespace(first=True),
+        )
+        one = types.SimpleNamespace(
+            run=run,
+            show=lambda **words: told.update(words),
+            _tell=lambda kind, **words: told.update(words),
+            _say=lambda line: told.setdefault("said", []).append(line),
+            save=lambda: saved.append(progress.step),
+            saved_step=-1,
+            best_saved=progress.best_step,
+        )
+        monkeypatch.setattr(recorder, "evaluate", lambda *_: loss)
+        recorder.Recorder.judge(one)
+        progress.step += 1
+        recorder.Recorder.evaluate(one)
+        return bool(saved), told
+
+    return evaluate
+
+
+def test_the_best_is_of_the_same_data(evaluated):
+    progress = Progress()
+    assert evaluated(progress, 2.0)[0] and not evaluated(progress, 3.0)[0]
+    assert (progress.best_loss, progress.best_step, progress.no_better) == (2.0, 1, 1)
+    again = recorder.progress_in({"step": 2, **recorder.facts(from_mapping({}), progress, {})})
+    assert again == progress
+    saved, told = evaluated(again, 3.0, "b")
+    assert saved and (again.best_loss, again.best_step, again.no_better) == (3.0, 3, 0)
+    assert told["said"][0] == "what is held out has changed: the best evaluation so far is forgotten"
+    # An earlier release did not note what the best loss was measured on.
+    before = Progress(step=2, best_loss=2.0, best_step=1, no_better=1)
+    assert not evaluated(before, 3.0, "b")[0] and before.no_better == 2
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(evaluated):
+    progress = Progress()
+    saved, told = evaluated(progress, float("nan"))
+    assert not saved and progress.best_loss is None and progress.no_better == 1
+    assert told["loss"] is told["eval_loss"] is None and told["best"] is False
+    assert told["said"] == ["step 1: loss nan on the held-out data, which is no number"]
+    assert evaluated(progress, 2.0)[0] and progress.best_step == 2
+    _, told = evaluated(progress, float("inf"))
+    assert told["said"][0].endswith("which is no number; the best is 2.0000, of step 2")
+
+
+def test_what_makes_other_tokens_of_the_same_data_is_named():
+    then, now = {"dataset": "a.jsonl", "loss_on": "all", "steps": 3}, {"loss_on": "answers", "steps": 9}
+    manifest = {"step": 4, "identity": {"dataset": "1" * 64}, "settings": then}
+    with pytest.raises(BadInput) as refused:
+        checkpoint.check_identity(manifest, {"dataset": "2" * 64}, {**then, **now})
+    assert "something else: loss_on: all then, answers now. Cure" in str(refused.value)
+    with pytest.raises(
+        BadInput, match=r"dataset: a\.jsonl then, a\.jsonl now \(the same name, another content\)"
+    ):
+        checkpoint.check_identity(manifest, {"dataset": "2" * 64}, then)
