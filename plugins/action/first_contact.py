@@ -167,6 +167,13 @@ def report_unreachable(hosts: list[Host]) -> list[str]:
     return [*lines, "    To go on without a host for now: -l 'all:!NAME'"] if lines else []
 
 
+def forget(file: str, line: int) -> str:
+    """The command that takes a pinned key away; where root keeps the file, all of the host's: it has one of a type."""
+    if os.access(file, os.W_OK) or not (names := line_of(file, line).partition(" ")[0]):
+        return f"sed -i {line}d {shlex.quote(file)}"
+    return f"sudo ssh-keygen -R {shlex.quote(names.partition(',')[0])} -f {shlex.quote(file)}"
+
+
 def report_changed(hosts: list[Host]) -> list[str]:
     lines = []
     for host in hosts:
@@ -175,7 +182,7 @@ def report_changed(hosts: list[Host]) -> list[str]:
             f"    pinned: {host.old} ({host.file}, line {host.line})",
             f"    shown:  {host.fingerprint}",
             "    If the machine was reinstalled, forget the old key and run this again:",
-            f"      sed -i {host.line}d {shlex.quote(host.file)}",
+            f"      {forget(host.file, host.line)}",
             "    If it was not, another machine answers in its place: find out which before you log in.",
         ]
     return lines

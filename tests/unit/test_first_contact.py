@@ -1,5 +1,6 @@
 """First contact without a network: how ssh's answers are judged, and what is pinned and shown."""
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -87,6 +88,21 @@ def test_a_changed_key_is_told_with_both_fingerprints_and_the_line(keys, tmp_pat
         f"sed -i 2d '{file}'",
     ):
         assert part in text
+
+
+def test_of_a_file_of_roots_all_keys_of_the_host_are_forgotten(tmp_path, monkeypatch):
+    """As /etc/ssh/ssh_known_hosts of a controller that is one of the cluster's hosts: ssh names one line of three."""
+    file = tmp_path / "ssh_known_hosts"
+    file.write_text(
+        "# ours\nnode1,192.0.2.1 ssh-ed25519 A\nnode1,192.0.2.1 ssh-rsa B\n[node2]:2222 ssh-rsa C\n"
+    )
+    assert fc.forget(str(file), 2) == f"sed -i 2d {file}"
+    monkeypatch.setattr(fc.os, "access", lambda *_: False)
+    assert fc.forget(str(file), 4) == f"sudo ssh-keygen -R '[node2]:2222' -f {file}"
+    words = fc.forget(str(file), 2).removeprefix("sudo ")
+    assert words == f"ssh-keygen -R node1 -f {file}"
+    subprocess.run(shlex.split(words), check=True, capture_output=True)
+    assert file.read_text() == "# ours\n[node2]:2222 ssh-rsa C\n"
 
 
 @pytest.mark.parametrize(
