@@ -80,7 +80,7 @@ class Run:
         int  # sequences that this rank computes at once; where ranks keep step, all have room for them
     )
     router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
-    # Seconds of this rank's last step: compression, and the optimizer.
+    # Seconds of this rank's last step: compression, and the optimizer with the clipping.
     last_own: tuple[float, float] = (0.0, 0.0)
 
 
@@ -198,7 +198,10 @@ def train_step(run: Run, observer) -> StepReport:
 
     run.strategy.compression_seconds()  # what a checkpoint has taken since the last step is not this one's
     run.strategy.finish()
+    finished = now(world)
     grad_norm = run.strategy.clip(config.grad_clip, scale)
+    # Where ranks add up their parts' norms for it, they wait for each other in there.
+    clip_seconds = now(world) - finished if run.strategy.clips_alone or world.size == 1 else 0.0
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
     loss, router_loss, squares, stop, save, save_failed, *by_rank = exchange(
         run,
@@ -212,7 +215,7 @@ def train_step(run: Run, observer) -> StepReport:
     )
     if run.strategy.independent:
         grad_norm = math.sqrt(squares / world.size) if math.isfinite(squares) else math.inf
-    comm_seconds = now(world) - begin - compute_seconds
+    comm_seconds = now(world) - begin - compute_seconds - clip_seconds
     # Where a host has several ranks, one codes for all of them while they wait for it.
     alone = world.size == len(world.firsts)
     besides = [*map(sum, zip(compression, optimizer, strict=True))] if alone else optimizer

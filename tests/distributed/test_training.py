@@ -401,6 +401,22 @@ def _spike(run, sequences):
     return loop.token_loss_really(run, sequences) * (5 if run.progress.cursor == 23 * 7 else 1)
 
 
+def _slow_to_clip(norm, limit):
+    import time
+
+    time.sleep(0.2)
+    return 1.0
+
+
+def test_clipping_is_a_ranks_own_work(material, tmp_path):
+    """A run of one rank has no network to wait for."""
+    patch = {("trainer.strategies.ddp", "clipping"): _slow_to_clip}
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=3", "tensorboard=false", patch=patch)
+    rows = ranks.records(tmp_path / "node0")
+    assert len(rows) == 3 and all(row["step_seconds"] > 0.2 > row["comm_seconds"] for row in rows)
+    assert all(row["rank_optimizer_seconds"][0] > 0.2 for row in rows[1:])  # told with the step after it
+
+
 def test_checkpoints_by_epochs_and_by_minutes(material, tmp_path):
     def saved(folder, *extra):
         ranks.run(folder, 2, material / "run.yaml", "checkpoint_every=0", *extra)

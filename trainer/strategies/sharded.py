@@ -51,6 +51,7 @@ class Sharded(Strategy):
     """See the module. Subclasses say what is shared beside the optimizer's moments."""
 
     lockstep = True
+    clips_alone = False
     shares_gradients = True  # gradients travel after each micro-batch, not once a step
     shares_weights = True  # weights are given up after each use, and frozen ones are shared too
 
