@@ -230,9 +230,9 @@ def write_json(path: Path, content: dict, settle: bool = True) -> None:
 def parts(steps: list[dict]) -> dict | None:
     """Where the time of some steps went, in mean seconds a step; `steps`: lines of kind train, of as many ranks each.
 
-    By rank compute; compression: to code and decode what travels, and diloco's outer step; optimizer, with clipping and what the
-    loop itself needs; waiting: until the slowest rank had done all that. wire: what the network then took that no work
-    hid. A rank's sum with it is a step. None without steps.
+    By rank compute; compression: to code and decode what travels, and diloco's outer step; optimizer, with clipping and
+    what the loop itself needs; waiting: until the slowest rank had done all that. wire: what the network then took that
+    no work hid. A rank's sum with it is a step. None without steps.
     """
     went = Went()
     for one in steps:
