@@ -162,6 +162,14 @@ class CodedSum:
                 self._next = padded[: self.count].clone()
 
 
+def folded(shape: torch.Size | tuple[int, ...]) -> tuple[int, int]:
+    """(rows, columns) of the matrix that is made of a gradient of this shape: a stack of experts stands on each other.
+
+    So they share the columns of their inputs, and not their whole matrices.
+    """
+    return math.prod(shape[:-1]), shape[-1]
+
+
 def columns(shape: torch.Size | tuple[int, ...], rank: int) -> int:
     """How many columns the two factors of a gradient of this shape have; 0 where it goes whole: no matrix, or no gain.
 
@@ -169,7 +177,7 @@ def columns(shape: torch.Size | tuple[int, ...], rank: int) -> int:
     """
     if len(shape) < 2:
         return 0
-    rows, width = shape[0], math.prod(shape[1:])
+    rows, width = folded(shape)
     share = round(4 * rows * width / (THINNER * CODED * (rows + width)))
     found = min(rank or min(max(1, share), MOST_COLUMNS), rows, width)
     return found if FACTOR * CODED * found * (rows + width) < 4 * rows * width else 0
@@ -180,7 +188,7 @@ def factor_bytes(parameters: list[torch.Tensor], rank: int) -> int:
     found = 0.0
     for one in parameters:
         count = columns(one.shape, rank)
-        found += CODED * count * (len(one) + one.numel() // len(one)) if count else 4 * one.numel()
+        found += CODED * count * sum(folded(one.shape)) if count else 4 * one.numel()
     return int(found)
 
 
@@ -255,11 +263,7 @@ class Factors:
         self.world, self._total = world, total or Sum(world, None)
         counts = [columns(one.shape, rank) for one in gradients]
         self.split = list(map(bool, counts))
-        self.shapes = [
-            (one.shape[0], one.numel() // one.shape[0])
-            for one, count in zip(gradients, counts, strict=True)
-            if count
-        ]
+        self.shapes = [folded(one.shape) for one, count in zip(gradients, counts, strict=True) if count]
         counts = list(filter(None, counts))
         generator = torch.Generator().manual_seed(1)  # the same on all ranks
         self.right = [

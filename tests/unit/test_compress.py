@@ -95,3 +95,18 @@ def test_what_a_checkpoint_sends_is_known_before_a_step_counts_it(world):
     strategy.finish()
     strategy.stepped(1, last=False)
     assert strategy.uncounted_bytes == 0 and strategy.wire_bytes == before + 4 * 64 * 64
+
+
+def test_experts_of_a_stack_do_not_share_their_whole_matrices(world):
+    """As transformers has them, (experts, out, in): as rows of one matrix, all but their sizes would be alike."""
+    chance = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 96, generator=chance)  # that all tokens' are made of
+    stack = torch.stack([torch.randn(64, 4, generator=chance) @ inputs for _ in range(8)])
+    assert compress.columns(stack.shape, 0) == compress.columns((8 * 64, 96), 0) > 4
+    assert compress.factor_bytes([stack], 5) == compress.factor_bytes([stack.reshape(-1, 96)], 5)
+    alone = Circle([0], 0, None, CPU)
+    factors = compress.Factors([stack], 5, world, circles=(alone, alone))
+    for _ in range(3):
+        came = stack.clone()
+        factors([came])
+    assert (came - stack).norm() < 0.01 * stack.norm()
