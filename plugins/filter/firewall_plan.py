@@ -35,7 +35,7 @@ table inet trainyard {{
 		type filter hook input priority filter; policy drop;
 
 		jump known
-
+{redirected}
 		# Names and addresses for the host's own guests, by their bridges.
 {served}
 	}}
@@ -71,7 +71,8 @@ class Refused(Exception):
 def firewall_peers(hostvars, names, own):
     """The sorted addresses of the hosts `names` except `own`: cluster_address, ansible_host, network_interfaces.
 
-    An ansible_host that several hosts share is a gateway's, which forwards ports to them: no peer.
+    An ansible_host that several hosts share is a gateway's, which forwards ports to them: no peer. Nor is one beside a
+    cluster_address that the host's facts do not have; it goes unasked where a host is left out (-l).
     """
     reached = {name: str(hostvars[name].get("ansible_host") or name) for name in {*names, own}}
     shared = {text for text, hosts in collections.Counter(reached.values()).items() if hosts > 1}
@@ -80,8 +81,10 @@ def firewall_peers(hostvars, names, own):
         if name == own:
             continue
         variables = hostvars[name]
-        given = [str(variables.get("cluster_address") or ""), reached[name]]
-        given = [text for text in given if text not in shared]
+        cluster = str(variables.get("cluster_address") or "")
+        given = [cluster] if cluster not in shared else []
+        if reached[name] not in shared and (not cluster or reached[name] in own_addresses(variables)):
+            given.append(reached[name])
         for interface in listed(variables.get("network_interfaces")):
             if isinstance(interface, dict):
                 given += [str(address) for address in listed(interface.get("addresses"))]
@@ -91,6 +94,12 @@ def firewall_peers(hostvars, names, own):
             except ValueError:
                 continue  # a name, not an address; firewall_plan refuses a peer of which nothing else is known
     return [str(address) for address in sorted(found, key=lambda address: (address.version, address))]
+
+
+def own_addresses(variables):
+    """The addresses that a host's interfaces have, by its facts; none where it was not asked."""
+    facts = variables.get("ansible_facts") or {}
+    return {*facts.get("all_ipv4_addresses", ()), *facts.get("all_ipv6_addresses", ())}
 
 
 def listed(value):
@@ -163,6 +172,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         "rules": RULES.format(
             sets=sets,
             rules="\n".join(rules),
+            redirected=redirected(allowed),
             inside="\n".join(f"\t\t{guests} accept" for guests in inside),
             served="\n".join(f"\t\t{guests} {port} accept" for guests in inside for port in SERVED),
         ),
@@ -268,6 +278,23 @@ def ssh_rules(ports, sources):
 
 def allow_rules(item):
     return by_family(item["sources"], f"{item['proto']} dport {item['ports']}")
+
+
+def redirected(allowed):
+    """The rules for what came to an open port, and was redirected to another of the host's own on its way to the input.
+
+    By the port at which it came: `ct status dnat` alone would let in what somebody sends to an address elsewhere by way
+    of this host, which the chain published passes over.
+    """
+    rules = [
+        rule
+        for item in allowed
+        for rule in by_family(
+            item["sources"],
+            f"meta l4proto {item['proto']} ct status dnat ct original proto-dst {item['ports']}",
+        )
+    ]
+    return "".join(f"\t\t{rule}\n" for rule in rules)
 
 
 def inside_words(bridges):

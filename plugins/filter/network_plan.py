@@ -41,6 +41,15 @@ STANZA = re.compile(
 )
 # ifupdown's words for what a device takes in. What a VLAN lies on (vlan-raw-device) keeps its addresses, and is not.
 TAKEN_IN = {"bridge-ports": "bridges", "bond-slaves": "bonds", "slaves": "bonds"}
+# systemd-networkd's keys for what takes an interface in or lies on it, with our kind of it where there is one.
+NETWORKD_DEVICES = {
+    **{"Bond": "bonds", "Bridge": "bridges", "VLAN": "vlans"},
+    **dict.fromkeys(("BatmanAdvanced", "IPoIB", "IPVLAN", "IPVTAP", "MACsec", "MACVLAN", "MACVTAP")),
+    **dict.fromkeys(("Tunnel", "VRF", "VXLAN", "Xfrm")),
+}
+# NetworkManager's words for what a port belongs to.
+PORT_TYPES = {"bond": "bonds", "bridge": "bridges"}
+UUID = ("connection", "uuid")
 
 
 def network_plan(survey, wanted, renderer="auto"):
@@ -200,10 +209,8 @@ def keeping_name(item, given):
 def check_taken_in(path, name, kind, ours):
     """Refuse a bond or a bridge that stays and has some of ours in."""
     if ours:
-        raise Refused(
-            f"{path}: '{name}' takes in {', '.join(ours)}: put {name} into network_interfaces too (kind: {kind}), or "
-            f"take {', '.join(ours)} out there"
-        )
+        wish = f"put {name} into network_interfaces too (kind: {kind}), or " if kind else ""
+        raise Refused(f"{path}: '{name}' takes in {', '.join(ours)}: {wish}take {', '.join(ours)} out there")
 
 
 def netplan_claims(files, ours, links, taken):
@@ -260,6 +267,58 @@ def netplan_claims(files, ours, links, taken):
     return changes
 
 
+def networkd_matches(said, links):
+    """The names of `links` that a .network file of systemd-networkd speaks for; `said`: its settings."""
+    names, macs, drivers, types = [], [], [], []
+    for section, key, value in said:
+        if section == "Match" and key == "Name":
+            names += value.split()
+        elif section == "Match" and key in ("MACAddress", "PermanentMACAddress"):
+            macs += value.lower().replace("-", ":").split()
+        elif section == "Match" and key == "Driver":
+            drivers += value.split()
+        elif section == "Match" and key == "Type":
+            types += value.split()
+    return [
+        link["name"]
+        for link in links
+        if (names or macs or drivers or types)
+        and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
+        and (not macs or link["mac"] in macs)
+        and (not drivers or any(fnmatch.fnmatchcase(link["driver"] or "", item) for item in drivers))
+        and (not types or {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]) in types)
+    ]
+
+
+def check_networkd_devices(files, ours, links, made):
+    """Refuse files that have systemd-networkd join one of `ours` to a device, or make one on it, that is not `made`.
+
+    Also those that netplan's files hide: what networkd made before is there until the next boot, and not after it.
+    """
+    for path, file in files.items():
+        said = settings(file["text"])
+        hit = [name for name in networkd_matches(said, links) if name in ours]
+        devices = [
+            (key, value)
+            for section, key, value in said
+            if section == "Network" and key in NETWORKD_DEVICES and value
+        ]
+        for key, device in devices if hit else []:
+            kind = NETWORKD_DEVICES[key]
+            if kind and device in made:
+                continue
+            beside = f"/etc/systemd/network/10-netplan-{ours[hit[0]]}.network.d/{device}.conf"
+            cure = (
+                f"put {device} into network_interfaces too (kind: {kind}), or take that line out there"
+                if kind
+                else f"move that line, below a line [Network], into {beside}, which is read besides"
+            )
+            raise Refused(
+                f"{path}: {key}={device} would be lost at the next boot, since network_interfaces has "
+                f"{', '.join(hit)} and this file counts no more for that: {cure}"
+            )
+
+
 def networkd_claims(files, ours, links, taken):
     """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`.
 
@@ -268,25 +327,7 @@ def networkd_claims(files, ours, links, taken):
     changes = []
     for path, file in files.items():
         base = os.path.basename(path)
-        names, macs, drivers, types = [], [], [], []
-        for section, key, value in settings(file["text"]):
-            if section == "Match" and key == "Name":
-                names += value.split()
-            elif section == "Match" and key in ("MACAddress", "PermanentMACAddress"):
-                macs += value.lower().replace("-", ":").split()
-            elif section == "Match" and key == "Driver":
-                drivers += value.split()
-            elif section == "Match" and key == "Type":
-                types += value.split()
-        meant = [
-            link["name"]
-            for link in links
-            if (names or macs or drivers or types)
-            and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
-            and (not macs or link["mac"] in macs)
-            and (not drivers or any(fnmatch.fnmatchcase(link["driver"] or "", item) for item in drivers))
-            and (not types or {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]) in types)
-        ]
+        meant = networkd_matches(settings(file["text"]), links)
         hit = [name for name in meant if name in ours]
         if not any(base < f"10-netplan-{ours[name]}.network" for name in hit):
             continue
@@ -344,15 +385,30 @@ def ifupdown_claims(files, ours):
     return changes, names
 
 
-def networkmanager_claims(files, ours, links, taken, hidden):
+def port_of(said, profiles):
+    """(device, netplan's kind of it) that a profile makes its interface a port of; (None, None) where of none.
+
+    A profile names the device, or the uuid of the device's own one among `profiles`.
+    """
+    device, kind = (
+        next((said[("connection", key)] for key in keys if ("connection", key) in said), None)
+        for keys in (("controller", "master"), ("port-type", "slave-type"))
+    )
+    named = (one.get(("connection", "interface-name")) for one in profiles if one.get(UUID) == device)
+    return (next(filter(None, named), device), PORT_TYPES.get(kind)) if device else (None, None)
+
+
+def networkmanager_claims(files, ours, links, taken, hidden, made):
     """Changes after which NetworkManager reads no profile for a name in `ours`.
 
-    A package's profile stays where it is, and is hidden by its uuid: `hidden` has those that are.
+    A package's profile stays where it is, and is hidden by its uuid: `hidden` has those that are. A port of what is not
+    `made` is refused.
     """
     changes = []
+    profiles = [keyed(file["text"]) for file in files.values()]
     for path, file in files.items():
         said = keyed(file["text"])
-        uuid = said.get(("connection", "uuid"), "")
+        uuid = said.get(UUID, "")
         if (
             os.path.basename(path).startswith("netplan-")
             or (".nmmeta", "nm-generated") in said
@@ -363,6 +419,9 @@ def networkmanager_claims(files, ours, links, taken, hidden):
         hit = [name for name in meant if name in ours or name in ours.values()]
         if not hit:
             continue
+        device, kind = port_of(said, profiles)
+        if device and device not in made:
+            check_taken_in(path, device, kind, hit)
         rest = others(meant, ours, links)
         name = said.get(("connection", "id"), os.path.basename(path))
         if rest:
@@ -398,10 +457,13 @@ def plan(survey, entries, renderer, before):
         network.setdefault(item["kind"], {})[item["name"]] = definition
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
+    devices = {item["name"] for item in entries if item["kind"] in MADE}
+    if active["systemd-networkd"]:
+        check_networkd_devices(files["networkd"], ours, links, devices)
     profiles = []
     if active["NetworkManager"] or renderer == "NetworkManager":
         profiles = networkmanager_claims(
-            files["networkmanager"], ours, links, taken, survey["hidden_profiles"]
+            files["networkmanager"], ours, links, taken, survey["hidden_profiles"], devices
         )
     claims = [
         *netplan_claims(files["netplan"], ours, links, taken),

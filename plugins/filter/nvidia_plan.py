@@ -738,6 +738,18 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
     }
 
 
+def nvidia_held(packages: Iterable[Mapping[str, Any]], note: str | None) -> list[str]:
+    """The names of the packages that the role has put on hold, of those that are held; the owner's own stay so.
+
+    `note`: what the role noted of them; None where a release that noted nothing has held the driver's branch.
+    """
+    held = [item for item in packages if item["held"]]
+    if note is not None:
+        return sorted(item["name"] for item in held if item["name"] in note.split())
+    branch = installed_branch(packages)
+    return sorted(item["name"] for item in held if branch and branch_of(item["version"]) == branch)
+
+
 def secure_boot_words() -> str:
     return (
         "secure boot is on, so the kernel takes the modules that DKMS builds only once their key is enrolled. If "
@@ -846,6 +858,7 @@ class FilterModule:
         return {
             "nvidia_answer": nvidia_answer,
             "nvidia_common": nvidia_common,
+            "nvidia_held": nvidia_held,
             "nvidia_outcome": nvidia_outcome,
             "nvidia_plan": nvidia_plan,
             "nvidia_versions": nvidia_versions,

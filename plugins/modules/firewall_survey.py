@@ -28,8 +28,10 @@ options: {}
 GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirmed yet
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
+# To another port of the host: -p tcp … --dport 80 -j REDIRECT --to-ports 8080; tcp dport 80 … redirect to :8080
 PASSED_ON = re.compile(
-    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?(?:--to-destination|dnat (?:ip6? )?to) (\S+)"
+    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
+    r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
 )
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
@@ -52,12 +54,13 @@ def listening(found):
 
 
 def published(module):
-    """[{proto, port, process}] of the ports that are passed on to containers, as iptables or nftables have them."""
+    """[{proto, port, process}] of the ports that are passed on to containers, or to other ports of the host."""
     found = {}
     for command in ("iptables-save -t nat", "ip6tables-save -t nat", "nft list ruleset"):
         if module.get_bin_path(command.split()[0]):
             _, out, _ = module.run_command(command.split())
             for proto, port, target in PASSED_ON.findall(out):
+                target = re.sub(r"^:?(?=[\d-]+$)", "port ", target)  # 8080 or, as nft has it, :8080
                 found.setdefault((proto, int(port)), f"passed on to {target}")
     return [{"proto": proto, "port": port, "process": name} for (proto, port), name in sorted(found.items())]
 

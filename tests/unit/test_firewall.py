@@ -2,12 +2,16 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 
 from plugins.filter.firewall_plan import firewall_peers, firewall_plan
 from plugins.module_utils import host_survey
 
+ROLE = Path(__file__).resolve().parents[2] / "roles/firewall"
 LOADED = {"table": True, "unit": True, "opened": []}
 UNLOADED = {"table": False, "unit": False, "opened": []}
 SSHD = {"proto": "tcp", "port": 22, "address": "0.0.0.0", "process": "sshd"}
@@ -195,6 +199,18 @@ def test_a_bridge_of_the_lan_is_none_of_dockers():
     assert '\t\tiifname "docker*" accept\n' in beside
 
 
+def test_what_came_to_an_open_port_and_was_redirected_gets_in_by_that_port():
+    """A rule for all that was redirected would let in what is sent elsewhere by way of this host."""
+    plan = planned(allow=[{"port": 80}, {"port": "8000-8010", "proto": "udp", "from": ["10.0.0.0/8"]}])
+    own = [line.strip() for line in plan["rules"].split("chain input {")[1].split("\t}\n")[0].splitlines()]
+    assert own[3:6] == [
+        "jump known",
+        "meta l4proto tcp ct status dnat ct original proto-dst 80 accept",
+        "ip saddr { 10.0.0.0/8 } meta l4proto udp ct status dnat ct original proto-dst 8000-8010 accept",
+    ]
+    assert "dnat" not in planned()["rules"].replace("priority dstnat", "")
+
+
 def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
     web = {"proto": "tcp", "port": 8080, "process": "passed on to 172.17.0.2:80"}
     proxy = {"proto": "tcp", "port": 8443, "address": "0.0.0.0", "process": "docker-proxy"}
@@ -247,7 +263,11 @@ def test_what_would_go_wrong_is_refused(more, arguments, said):
 def test_peers_are_all_others_of_the_group_by_all_their_addresses():
     hostvars = {
         "node1": {"ansible_host": "192.168.1.100"},
-        "node2": {"ansible_host": "192.168.1.101", "cluster_address": "10.0.0.2"},
+        "node2": {
+            "ansible_host": "192.168.1.101",
+            "cluster_address": "10.0.0.2",
+            "ansible_facts": {"all_ipv4_addresses": ["10.0.0.2", "192.168.1.101"], "all_ipv6_addresses": []},
+        },
         "node3": {
             "ansible_host": "gpu3.lan",
             "network_interfaces": [{"name": "e", "addresses": ["10.0.0.3/24", "fd00::3/64"]}],
@@ -269,6 +289,21 @@ def test_a_gateway_that_forwards_ports_to_several_hosts_is_no_peer():
     }
     assert firewall_peers(hostvars, list(hostvars), "node1") == ["10.0.0.2", "10.0.0.3"]
     assert firewall_peers(hostvars, ["node2"], "node1") == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "peers"),
+    [
+        ({"ansible_facts": {"all_ipv4_addresses": ["10.0.0.2"]}}, ["10.0.0.2"]),
+        ({}, ["10.0.0.2"]),  # left out by -l, and not asked
+        ({"ansible_facts": {"all_ipv4_addresses": ["10.0.0.2", "203.0.113.5"]}}, ["10.0.0.2", "203.0.113.5"]),
+        ({"cluster_address": None}, ["203.0.113.5"]),  # all that is known of it
+    ],
+)
+def test_a_gateway_that_forwards_ports_to_one_host_is_no_peer(more, peers):
+    node2 = {"ansible_host": "203.0.113.5", "cluster_address": "10.0.0.2", **more}
+    hostvars = {"node1": {"cluster_address": "10.0.0.1"}, "node2": node2}
+    assert firewall_peers(hostvars, list(hostvars), "node1") == peers
 
 
 @pytest.mark.parametrize("odd", [["name=eth0"], "eth0", {"name": "eth0"}, [{"addresses": "10.0.0.9/24"}], 5])
@@ -506,10 +541,13 @@ IPTABLES = """
 -A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE
 -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
 -A DOCKER -d 10.0.0.1/32 ! -i docker0 -p udp -m udp --dport 53 -j DNAT --to-destination 172.17.0.3:53
+-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080
+-A POSTROUTING -p tcp -m tcp --dport 25 -j MASQUERADE --to-ports 1024-31000
 """
 NFT = """
 		iifname != "docker0" tcp dport 8080 counter packets 0 bytes 0 dnat to 172.17.0.2:80
 		tcp dport 9443 dnat ip to 172.17.0.4:443
+		tcp dport 443 counter packets 0 bytes 0 redirect to :8443
 		ip saddr 172.17.0.2 tcp dport 80 counter packets 0 bytes 0 masquerade
 """
 
@@ -522,10 +560,12 @@ def test_which_ports_are_passed_on(load_module):
         def run_command(self, command):
             return 0, {"iptables-save": IPTABLES, "nft": NFT}[command[0]], ""
 
-    assert [(one["proto"], one["port"]) for one in load_module("firewall_survey").published(Module())] == [
-        ("tcp", 8080),
-        ("tcp", 9443),
-        ("udp", 53),
+    assert [tuple(one.values()) for one in load_module("firewall_survey").published(Module())] == [
+        ("tcp", 80, "passed on to port 8080"),
+        ("tcp", 443, "passed on to port 8443"),
+        ("tcp", 8080, "passed on to 172.17.0.2:80"),
+        ("tcp", 9443, "passed on to 172.17.0.4:443"),
+        ("udp", 53, "passed on to 172.17.0.3:53"),
     ]
 
 
@@ -548,3 +588,31 @@ def test_nft_accepts_the_rules(tmp_path):
     if "unshare" in done.stderr:
         pytest.skip("this user cannot make a network namespace")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("manage", "found", "included", "said"),
+    [
+        (True, None, ["rules.yml"], None),
+        (False, [], [], "stays as it is."),
+        (
+            False,
+            [{"path": "/etc/nftables.d/trainyard.nft"}],
+            ["remove.yml"],
+            "stays as it is, and the rules that an",
+        ),
+    ],
+)
+def test_rules_of_an_earlier_run_go_from_a_host_whose_firewall_is_not_ours(manage, found, included, said):
+    """Else the owner's own firewall would stand beside them."""
+    look, tell, *includes = yaml.safe_load((ROLE / "tasks/main.yml").read_text())
+    assert look["host_made"] == {"made": "{{ _firewall_made[:-1] }}"} and look["when"] == tell["when"]
+    given = {"firewall_manage": manage, look["register"]: {"found": found} if found is not None else {}}
+    environment = jinja2.Environment()
+    assert [
+        task["ansible.builtin.include_tasks"]
+        for task in includes
+        if environment.compile_expression(task["when"])(**given)
+    ] == included
+    if said:
+        assert said in environment.from_string(tell["ansible.builtin.debug"]["msg"]).render(given)

@@ -593,6 +593,44 @@ def test_a_networkd_file_for_a_type_of_interface_comes_after_ours():
     assert written(planned([STATIC], files={"networkd": files}), path) is None
 
 
+@pytest.mark.parametrize("base", ["05-lan.network", "50-lan.network"])  # before netplan's, and hidden by it
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("Bridge=br0", "put br0 into network_interfaces too (kind: bridges), or take that line out there"),
+        ("Bond=br0", "put br0 into network_interfaces too (kind: bonds), or take that line out there"),
+        ("VLAN=br0", "put br0 into network_interfaces too (kind: vlans), or take that line out there"),
+        ("Tunnel=br0", "into /etc/systemd/network/10-netplan-eth0.network.d/br0.conf, which is read besides"),
+        (
+            "MACVLAN=br0",
+            "into /etc/systemd/network/10-netplan-eth0.network.d/br0.conf, which is read besides",
+        ),
+    ],
+)
+def test_what_networkd_makes_of_ours_or_on_it_is_refused(line, cure, base):
+    """Else it is there until the next boot, and perhaps with it the way to the host is gone."""
+    path = f"/etc/systemd/network/{base}"
+    files = {"networkd": {path: f"[Match]\nName=eth0\n[Network]\nDHCP=no\n{line}\n"}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused.startswith(
+        f"{path}: {line} would be lost at the next boot, since network_interfaces has eth0"
+    )
+    assert refused.endswith(cure)
+    planned([{"name": "eth1", "addresses": ["10.1.0.1/24"]}], files=files)  # not ours
+    planned([STATIC], files=files, active=DESKTOP)  # networkd does not run, and has made nothing
+
+
+def test_what_networkd_makes_gives_way_to_the_same_of_ours():
+    path = "/etc/systemd/network/05-lan.network"
+    files = {"networkd": {path: "[Match]\nName=eth0\n[Network]\nVLAN=eth0.7\n"}}
+    vlan = {"name": "eth0.7", "kind": "vlans", "options": {"id": 7, "link": "eth0"}}
+    assert written(planned([STATIC, vlan], files=files), path)["move_to"] == f"{path}.before-trainyard"
+    # An entry that only gives it addresses does not make it.
+    there = [copy.deepcopy(ETH0), card("eth0.7", kind="vlan")]
+    found = network_plan(survey(files=files, interfaces=there), [STATIC, {"name": "eth0.7"}])
+    assert "put eth0.7 into network_interfaces too (kind: vlans)" in found["errors"][0]
+
+
 INTERFACES = """\
 # The primary network interface
 source /etc/network/interfaces.d/*
@@ -735,6 +773,41 @@ def test_a_profile_for_ours_and_others_is_refused():
         in found["errors"][0]
     )
     assert '`nmcli connection modify "home" connection.interface-name eth1`' in found["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            ("master=bond0", "slave-type=bond"),
+            "put bond0 into network_interfaces too (kind: bonds), or take eth0 ",
+        ),
+        (
+            ("controller=bond0", "port-type=bond"),
+            "put bond0 into network_interfaces too (kind: bonds), or take ",
+        ),
+        (
+            ("controller=9f00", "port-type=bond"),
+            "put bond0 into network_interfaces too (kind: bonds), or take ",
+        ),
+        (("master=vrf0", "slave-type=vrf"), "'vrf0' takes in eth0: take eth0 out there"),
+    ],
+)
+def test_a_port_of_what_networkmanager_makes_is_refused(lines, said):
+    path, own = f"{PROFILES}/port.nmconnection", f"{PROFILES}/bond0.nmconnection"
+    files = {
+        path: profile("interface-name=eth0", *lines),
+        own: profile("interface-name=bond0", kind="bond", uuid="9f00"),
+    }
+    found = network_plan(survey(files={"networkmanager": files}, active=DESKTOP), [STATIC])
+    assert found["errors"][0].startswith(f"{path}: '") and said in found["errors"][0]
+
+
+def test_a_port_of_what_network_interfaces_makes_gives_way():
+    path = f"{PROFILES}/port.nmconnection"
+    files = {"networkmanager": {path: profile("interface-name=eth0", "master=bond0", "slave-type=bond")}}
+    plan = planned([BARE, {"name": "eth1"}, BOND], files=files, active=DESKTOP)
+    assert written(plan, path)["move_to"] == "/etc/NetworkManager/port.nmconnection.before-trainyard"
 
 
 def test_profiles_outside_etc_are_moved_aside_or_hidden():

@@ -18,6 +18,7 @@ from plugins.filter.nvidia_plan import (
     generation_of,
     nvidia_answer,
     nvidia_common,
+    nvidia_held,
     nvidia_outcome,
     nvidia_plan,
     nvidia_versions,
@@ -29,6 +30,7 @@ for file in sorted((ROOT / "roles/nvidia/vars/main").glob("*.yml")):
     VARIABLES |= yaml.safe_load(file.read_text())
 TABLES = {name: VARIABLES[f"_nvidia_{name}"] for name in VARIABLES["_nvidia_tables"]}
 DEFAULTS = yaml.safe_load((ROOT / "roles/nvidia/defaults/main.yml").read_text())
+PIN = "{{ _nvidia_preferences_file }}"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 # Ids and names as pci.ids of 2026-10-24 has them; the first branch that serves them by Debian's lists of 535 and 550.
@@ -794,6 +796,57 @@ def outcome(reboot=False, plan=None, **survey):
 
 def test_the_drivers_packages_are_held_and_no_others():
     assert outcome()["hold"] == ["libcuda1"]
+
+
+def test_reset_lets_go_of_what_the_role_itself_holds():
+    driver = [package("libcuda1", "580.95.05-1", held=True), package("nvidia-smi", "580.95.05-1", held=True)]
+    packages = [*driver, package("nvidia-settings", "580.95.05-1"), package("cuda-13", "13.0.1-1", held=True)]
+    noted = "libcuda1\nnvidia-settings\nnvidia-gone\n"
+    assert nvidia_held(packages, noted) == ["libcuda1"]  # nvidia-smi: the owner held it before
+    assert nvidia_held(packages, "") == []
+    # An older release has noted nothing, and has held the driver's branch.
+    assert nvidia_held(packages, None) == ["libcuda1", "nvidia-smi"]
+    assert nvidia_held([package("cuda-13", "13.0.1-1", held=True)], None) == []
+
+
+def marking(tasks):
+    """The task of a file of the role's that calls apt-mark, and the names of all."""
+    items = yaml.safe_load((ROOT / "roles/nvidia/tasks" / tasks).read_text())
+    items = [one for item in items for one in item.get("block", [item])]
+    (mark,) = [item for item in items if "apt-mark" in str(item.get("ansible.builtin.command"))]
+    return mark, [item["name"] for item in items]
+
+
+def test_what_is_held_is_noted_before_and_a_host_of_an_older_release_has_no_note():
+    _, names = marking("settle.yml")
+    assert names.index("Note the others") < names.index(marking("settle.yml")[0]["name"])
+    begin = yaml.safe_load((ROOT / "roles/nvidia/tasks/apt.yml").read_text())
+    (note,) = [item for item in begin if "_nvidia_held_file" in str(item)]
+    (pin,) = [item for item in begin if item.get("ansible.builtin.copy", {}).get("dest") == PIN]
+    assert note["when"] == "not __nvidia_pin.stat.exists" and begin.index(note) < begin.index(pin)
+    assert note["ansible.builtin.copy"]["force"] is False
+    made = yaml.safe_load((ROOT / "roles/nvidia/vars/main/paths.yml").read_text())["_nvidia_made"]
+    assert [one["path"] for one in made].index(PIN) < len(made) - 1
+    assert made[-1]["path"] == "{{ _nvidia_held_file }}"
+
+
+@pytest.mark.parametrize("tasks", ["settle.yml", "remove.yml"])
+@pytest.mark.parametrize(
+    ("failed", "words", "ends"),
+    [
+        (False, "", True),
+        (True, "dpkg: error: dpkg frontend lock was locked by another process with pid 7", False),
+        (True, "dpkg: error: dpkg frontend is locked by another process", False),  # Ubuntu 22.04's
+        (True, "E: Unable to locate package libcuda1", True),
+    ],
+)
+def test_apt_mark_waits_for_dpkgs_lock_alone(tasks, failed, words, ends):
+    task, _ = marking(tasks)
+    environment = jinja2.Environment()
+    environment.tests["succeeded"] = lambda result: not result["failed"]
+    until = environment.compile_expression(task["until"])
+    assert until(**{task["register"]: {"failed": failed, "stderr": words}}) is ends
+    assert task["retries"] * task["delay"] == 600 and task["environment"] == {"LC_ALL": "C.UTF-8"}
 
 
 def test_a_fresh_driver_is_loaded_without_a_reboot():

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 
 from plugins.filter import rdma as rdma_filter
 from plugins.filter import roce_switch as switch_filter
@@ -261,3 +263,31 @@ def test_sonic_s_tables_name_only_what_is_there(pfc):
 def test_a_host_without_its_port_is_named():
     with pytest.raises(Exception, match="found none for b; expected the switch's port"):
         switch_filter.roce_switch(["a", "b"], {**HOSTS, "b": {}}, "cisco-nxos", wanted(True))
+
+
+@pytest.mark.parametrize(
+    ("found", "program", "check", "disabled"),
+    [
+        (["/etc/systemd/system/opensm.service"], True, False, True),
+        (["/etc/systemd/system/opensm.service"], True, True, False),
+        (["/etc/systemd/system/opensm.service"], False, False, False),  # ended before it had the package
+        (["/var/cache/trainyard-opensm"], True, False, False),
+        ([], True, False, False),
+    ],
+)
+def test_the_distributions_own_manager_is_disabled_when_it_is_unmasked(found, program, check, disabled):
+    """Else it manages every port there is from the next boot on."""
+    block = yaml.safe_load((ROOT / "roles/opensm/tasks/remove.yml").read_text())[-1]
+    task = block["block"][-1]
+    assert task["ansible.builtin.systemd_service"] == {
+        "name": "opensm.service",
+        "enabled": False,
+        "daemon_reload": True,
+    }
+    given = {
+        "__opensm_removed": {"found": [{"path": path} for path in found]},
+        "__opensm_program": {"stat": {"exists": program}},
+        "ansible_check_mode": check,
+    }
+    conditions = [jinja2.Environment().compile_expression(text) for text in [*block["when"], task["when"]]]
+    assert all(condition(**given) for condition in conditions) is disabled

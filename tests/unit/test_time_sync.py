@@ -117,6 +117,18 @@ def test_how_far_a_clock_is_off():
     assert time_sync_off("506 Cannot talk to daemon\n") == 0
 
 
+def test_who_kept_the_time_is_noted_before_apt_removes_it():
+    """Else a run that ends in between forgets it, and reset.yml does not bring it back."""
+    tasks = yaml.safe_load((ROLE / "tasks/chrony.yml").read_text())
+    place, note, install = (
+        next(number for number, task in enumerate(tasks) if words in str(task))
+        for words in ("_time_sync_before | dirname", "systemd-timesyncd\\n", "packages_names")
+    )
+    assert place < note < install
+    for number in (place, note):
+        assert "__time_sync.survey.timesyncd" in tasks[number]["when"]
+
+
 def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
     values = yaml.safe_load((ROLE / "vars/main.yml").read_text())
     assert values["_time_sync_file"].endswith(".conf")
