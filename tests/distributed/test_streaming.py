@@ -111,8 +111,9 @@ def _plain_and_ours(world, config):
             coded(gone)
             coded.commit()
             pace = sum(rates) / len(rates)
-            velocity.mul_(0.9).add_(gone / pace)
-            outer.sub_(gone + 0.9 * pace * velocity, alpha=0.7)
+            rounds = len(rates) / 3
+            velocity.mul_(0.9**rounds).add_(gone / pace)
+            outer.sub_(gone + 0.9 * rounds * pace * velocity, alpha=0.7)
             with torch.no_grad():
                 for one, part in zip(backwards, outer.split([len(p) for p in backwards]), strict=True):
                     one.copy_(part)
@@ -126,11 +127,41 @@ KEYS = ({**PAPER, "sync_every": 3}, PAPER)
 
 
 def test_one_fragment_without_overlap_is_diloco_as_it_stands_in_the_paper(tmp_path):
-    """But that its momentum follows the learning rate."""
+    """But that its momentum follows the learning rate, and the steps of a round that ends early."""
     found = together(tmp_path, _plain_and_ours, [0, 1])
     for one in found:
         assert all(torch.equal(ours, plain) for ours, plain in one)
     assert torch.equal(found[0][-1][0], found[1][-1][0])
+
+
+def _far(world, config):
+    """How far all weights come in the 40th round of ten steps that each go as far, by the meetings in it."""
+    from trainer import strategies
+
+    found = []
+    for early in ((), (9,), (3, 6)):  # steps of a round after which all meet, as for a checkpoint
+        one, legs = strategies.make(config, Toy(), world), []
+        before = weights(one)
+        for step in range(1, 401):
+            with torch.no_grad():
+                for parameter in one.trainable.values():
+                    parameter.add_(1e-3)
+            one.stepped(10, last=False)
+            if step % 10 in early:
+                one.settle()
+                one._step = step % 10  # the schedule goes on
+            if step % 10 in (0, *early):
+                legs.append((weights(one) - before).mean().item())
+                before = weights(one)
+        found.append(legs[-1 - len(early) :])
+    return found
+
+
+def test_a_round_that_ends_early_moves_the_weights_as_far_as_it_had_steps(tmp_path):
+    for (whole,), late, thirds in together(tmp_path, _far, [0, 1], sync_every=10, outer_momentum=0.8):
+        assert whole == pytest.approx(0.7 * 5 * 10 * 1e-3, rel=0.02)
+        assert late == pytest.approx([0.9 * whole, 0.1 * whole], rel=0.15)
+        assert thirds == pytest.approx([0.3 * whole, 0.3 * whole, 0.4 * whole], rel=0.15)
 
 
 def _alone(world, config):

@@ -7,7 +7,9 @@ With one step a round, an outer rate of 1 and no momentum this is averaging of w
 
 Unlike the paper's, the momentum is of ways by the learning rate that they were gone at, and is taken at that of the
 round: as SGD's own is, to which a schedule applies after it. Else what the rounds of a high rate have left would
-throw the weights about at the end, when a round's own way is too short to find back.
+throw the weights about at the end, when a round's own way is too short to find back. Of a round that ends early, for a
+checkpoint or an evaluation, the momentum is taken, and fades, for as many steps as there were: else each of these would
+move the weights as a whole round does.
 
 The weights may meet in fragments, one after the other, and a fragment's message may travel while the next steps are
 computed (Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512). It is taken after a number of steps that does not
@@ -17,6 +19,7 @@ depend on the network. A rank has moved on meanwhile: its weights are then mixed
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -32,6 +35,13 @@ from trainer.world import Circle, World
 OWN = 0.5  # of a rank's weights that stay its own where it has moved on meanwhile: the paper's alpha
 
 
+class Leg(NamedTuple):
+    """What ranks have gone by themselves: the mean learning rate of its steps, and how much of a round they were."""
+
+    pace: float
+    rounds: float
+
+
 class Part:
     """A bucket, and what all ranks had of its weights when they last met."""
 
@@ -45,16 +55,13 @@ class Part:
         """This rank's, as one flat float32 tensor."""
         return torch.cat([parameter.detach().flatten() for parameter in self.bucket.parameters]).float()
 
-    def take(self, gone: torch.Tensor, pace: float, momentum: float, rate: float, own: float) -> None:
-        """Take the mean way `gone` as a gradient of the outer weights, and these but for the share `own`.
-
-        pace: the learning rate at which it was gone, on average.
-        """
+    def take(self, gone: torch.Tensor, leg: Leg, momentum: float, rate: float, own: float) -> None:
+        """Take the mean way `gone` in a leg as a gradient of the outer weights, and these but for the share `own`."""
         self.sum.commit()
-        self.velocity.mul_(momentum)
-        if pace:
-            self.velocity.add_(gone / pace)
-        self.outer.sub_(gone + momentum * pace * self.velocity, alpha=rate)
+        self.velocity.mul_(momentum**leg.rounds)
+        if leg.pace:
+            self.velocity.add_(gone / leg.pace)
+        self.outer.sub_(gone + momentum * leg.rounds * leg.pace * self.velocity, alpha=rate)
         flat = self.outer.lerp(self.weights(), own) if own else self.outer
         parts = flat.split([parameter.numel() for parameter in self.bucket.parameters])
         for parameter, part in zip(self.bucket.parameters, parts, strict=True):
@@ -71,11 +78,11 @@ class Fragment:
     steps: int = 0
     rates: float = 0.0  # the sum of those steps' learning rates
 
-    def arrive(self) -> float:
-        """Set out anew; returns the mean learning rate of the steps since it last did."""
-        pace = self.rates / max(1, self.steps)
+    def arrive(self, every: int) -> Leg:
+        """Set out anew; returns what has been gone since it last did. every: steps of a round."""
+        leg = Leg(self.rates / max(1, self.steps), self.steps / every)
         self.tokens, self.steps, self.rates = 0.0, 0, 0.0
-        return pace
+        return leg
 
 
 @dataclass
@@ -84,7 +91,7 @@ class Message:
 
     fragment: Fragment
     ways: list[torch.Tensor]  # one a part
-    pace: float  # the mean learning rate of their steps
+    leg: Leg
     due: int  # the step of the schedule after which it is taken
     sum: Future
 
@@ -163,20 +170,20 @@ class DiLoCo(AfterBackward):
         """Send how far this rank has come; take the mean of all ranks, or leave that to `_arrive`; all must call."""
         seen = torch.tensor([fragment.tokens], dtype=torch.float64, device=self.world.device)
         share = fragment.tokens / max(self.sum(seen).item(), 1.0)
-        pace = fragment.arrive()
+        leg = fragment.arrive(self.every)
         if self._thread is None:
             for part in fragment.parts:
                 with self._clock:
                     gone = (part.outer - part.weights()) * share
                 part.sum(gone)
                 with self._clock:
-                    part.take(gone, pace, self.momentum, self.rate, own=0)
+                    part.take(gone, leg, self.momentum, self.rate, own=0)
                 self._sent += part.sum.sent
             return
         with self._clock:
             gone = [((part.outer - part.weights()) * share).cpu() for part in fragment.parts]
         done = self._thread.submit(_sum, fragment.parts, gone)
-        self._under_way = Message(fragment, gone, pace, self._step + self.overlap, done)
+        self._under_way = Message(fragment, gone, leg, self._step + self.overlap, done)
 
     @torch.no_grad()
     def _arrive(self) -> None:
@@ -188,7 +195,7 @@ class DiLoCo(AfterBackward):
         own = OWN if message.fragment.steps else 0
         for part, gone in zip(message.fragment.parts, message.ways, strict=True):
             with self._clock:
-                part.take(gone.to(self.world.device), message.pace, self.momentum, self.rate, own)
+                part.take(gone.to(self.world.device), message.leg, self.momentum, self.rate, own)
             self._sent += part.sum.sent
 
     def compression_seconds(self) -> float:
@@ -244,7 +251,7 @@ class DiLoCo(AfterBackward):
         for part in self._parts:
             part.outer = part.weights()
         for fragment in self.fragments:
-            fragment.arrive()
+            fragment.arrive(self.every)
         self._step = 0
         self._take("momentum", self._velocity(), kept, 1)
         self._take_errors([part.sum for part in self._parts], kept)
