@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+SPREAD = 0.1  # seconds that clocks may be apart
 OWN_CLOCK = "7F7F0101"  # the reference of a chronyd that no source answers, and that serves all the same
 TRY = r"refid: (\w+), correction: ([\d.]+)"
 
@@ -14,12 +15,30 @@ def time_sync_off(words: str) -> float:
     return float(tries[-1][1]) if tries else 0.0
 
 
-def time_sync_fault(rc: int, words: str, head: str = "") -> str:
+def time_sync_apart(sources: str, head: str) -> float:
+    """Seconds that a host's clock is from the head's, by its `chronyc -c sources`; 0 where the head has not answered.
+
+    A source's line: mode, state, address, stratum, poll, answers of late (octal), seconds since the last one, offset …
+    """
+    for line in sources.splitlines():
+        fields = line.split(",")
+        if len(fields) > 7 and fields[2] == head and int(fields[5], 8):
+            return abs(float(fields[7]))
+    return 0.0
+
+
+def time_sync_fault(rc: int, words: str, head: str = "", apart: float = 0.0) -> str:
     """What is to be said after `chronyc waitsync` ended with `rc` and `words`; empty if the clock is right.
 
-    `head`: the address that the host follows; empty for the head itself.
+    `head`: the address that the host follows; empty for the head itself. apart: see time_sync_apart.
     """
     tries = re.findall(TRY, words)
+    if rc == 0 and apart > SPREAD:
+        return (
+            f"its clock is {apart:.1f} s from that of the head ({head}): it follows a source that the head does not. "
+            "`chronyc sources` on both shows whom they ask. Name one that both reach in time_sync_servers, or let UDP "
+            "port 123 out on the head."
+        )
     if rc == 0:
         return ""
     if not tries:
@@ -47,4 +66,8 @@ def time_sync_fault(rc: int, words: str, head: str = "") -> str:
 
 class FilterModule:
     def filters(self):
-        return {"time_sync_fault": time_sync_fault, "time_sync_off": time_sync_off}
+        return {
+            "time_sync_apart": time_sync_apart,
+            "time_sync_fault": time_sync_fault,
+            "time_sync_off": time_sync_off,
+        }

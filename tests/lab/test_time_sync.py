@@ -22,6 +22,7 @@ cat > /usr/local/bin/chronyc <<'END'
 #!/bin/sh
 [ "$1" = makestep ] && [ ! -e /run/stuck ] && rm -f /run/off
 [ "$1" = waitsync ] && [ -e /run/off ] && { cat /run/off; exit 1; }
+[ "$3" = sources ] && [ -e /run/apart ] && exec cat /run/apart
 exec /usr/bin/chronyc "$@"
 END
 chmod +x /usr/local/bin/chronyc
@@ -122,8 +123,15 @@ def test_a_worker_that_is_off_by_less_than_a_second_is_set_or_refused(plays):
     plays.sh("node1", SAYS_OFF)  # then the others cannot be nearer
     play = role(plays)
     assert play.rc == 0 and "WARNING: node2: its clock is 0.4 s off" in play.words, play.text
-    for host in ("node1", "node2"):
-        plays.sh(host, "rm -f /usr/local/bin/chronyc /run/off /run/stuck")
+    # It follows a source of its own, and the head, whose clock is at rest, does not.
+    plays.sh("node1", "rm -f /usr/local/bin/chronyc /run/off")
+    head = plays.lab.host("node1").address
+    plays.sh("node2", f"rm -f /run/off /run/stuck; echo '^,x,{head},10,6,377,1,-75.5,-75.5,0.1' > /run/apart")
+    play = role(plays)
+    assert play.rc != 0 and f"node2: its clock is 75.5 s from that of the head ({head})" in play.words, (
+        play.text
+    )
+    plays.sh("node2", "rm -f /usr/local/bin/chronyc /run/apart")
 
 
 def test_a_chrony_conf_that_does_not_read_it_is_refused(plays):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
-from plugins.filter.time_sync import time_sync_fault, time_sync_off
+from plugins.filter.time_sync import time_sync_apart, time_sync_fault, time_sync_off
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/time_sync"
 
@@ -110,6 +110,26 @@ def test_a_follower_that_nobody_answers_is_told_of_its_head(refid):
     fault = time_sync_fault(1, WAITED.format(refid, "0.000000000"), "10.0.0.1")
     assert "no time source answers it, the head (10.0.0.1) neither" in fault and "port 123" in fault
     assert time_sync_fault(0, WAITED.format("0A000001", "0.000000000"), "10.0.0.1") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "apart"),
+    [
+        ("^*,10.0.0.1,10,6,377,12,-0.000021,-0.000019,0.0003", 0.0),  # fields as they are not
+        ("^,*,10.0.0.1,10,6,377,12,-0.000021,-0.000019,0.0003", 0.000021),
+        ("^,x,10.0.0.1,10,6,17,12,-321.500000,-321.400000,0.0003", 321.5),
+        ("^,?,10.0.0.1,0,6,0,4294967295,7.000000,7.000000,0.0003", 0.0),  # has not answered of late
+        ("506 Cannot talk to daemon", 0.0),
+    ],
+)
+def test_a_follower_of_somebody_elses_time_is_found(line, apart):
+    """The head has its own clock alone, minutes off; the others reach a pool."""
+    sources = (
+        f"^,*,192.0.2.1,2,6,377,12,0.000012,0.000011,0.0003\n{line}\n^,-,10.0.0.10,3,6,377,1,9.0,9.0,0.1\n"
+    )
+    assert time_sync_apart(sources, "10.0.0.1") == apart
+    fault = time_sync_fault(0, WAITED.format("C0000201", "0.000000000"), "10.0.0.1", apart)
+    assert bool(fault) is (apart > 0.1) and (not fault or "321.5 s from that of the head (10.0.0.1)" in fault)
 
 
 def test_how_far_a_clock_is_off():
