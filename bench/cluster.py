@@ -289,15 +289,17 @@ def slowed(lab: Lab, quick: bool) -> str:
         rows = group.ended().rows()
     reached, last = recovery(rows, at, new)
     return (
-        f"node1 of 2:1:1 loses half of its speed in step {at}. Five steps in a row have 0.88 of the new sum "
-        f"({new:,.0f} tokens/s) {f'by the end of step {reached} after it' if reached else 'never'} "
+        f"node1 of 2:1:1 loses half of its speed in step {at}. Five steps in a row have, on average, 0.88 of "
+        f"the new sum ({new:,.0f} tokens/s) {f'by the end of step {reached} after it' if reached else 'never'} "
         f"(asked: within 30 steps: {'met' if reached and reached <= 30 else 'missed'}); the last ten have {last:.2f} "
         f"of it, with shares {':'.join(map(str, rows[-1]['shares']))}."
     )
 
 
 def recovery(rows: list[dict], at: int, new: float) -> tuple[int | None, float]:
-    """By which step after `at` five in a row have had 0.88 of `new` tokens/s, and what the last ten have of it."""
+    """By which step after `at` five in a row, taken together, have had 0.88 of `new` tokens/s, and what the last ten
+    have of it.
+    """
     after = [row for row in rows if row["step"] > at]
     windows = [(after[i + 4]["step"] - at, speed(after[i : i + 5]) / new) for i in range(len(after) - 4)]
     return next((steps for steps, share in windows if share >= 0.88), None), speed(after[-10:]) / new

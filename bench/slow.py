@@ -287,8 +287,11 @@ def results(folder: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def table(found: list[dict]) -> str:
-    """A row for each way that has ended runs; differences are from exact with the same seed."""
+def table(found: list[dict], before: float | None = None) -> str:
+    """A row for each way that has ended runs; differences are from exact with the same seed.
+
+    before: the validation loss, in nats a token, that all runs begin with, if it is known.
+    """
     by_way = {way: {one["seed"]: one for one in found if one["way"] == way} for way in WAYS}
     exact = by_way["exact"]
     rows = []
@@ -297,7 +300,8 @@ def table(found: list[dict]) -> str:
             continue
         losses = statistics.mean(one["loss"] for one in seeds.values())
         a_token = sum(one["bytes"] for one in seeds.values()) / sum(one["tokens"] for one in seeds.values())
-        far = [100 * (one["loss"] / exact[seed]["loss"] - 1) for seed, one in seeds.items() if seed in exact]
+        pairs = [(one, exact[seed]) for seed, one in seeds.items() if seed in exact]
+        far = [100 * (one["loss"] / other["loss"] - 1) for one, other in pairs]
         compared = way in TARGETS and far
         rows.append(
             (
@@ -307,35 +311,55 @@ def table(found: list[dict]) -> str:
                 f"{statistics.mean(far):+.2f}" if compared else "",
                 f"{max(far, key=abs):+.2f}" if compared else "",
                 f"{TARGETS[way]:g}" if way in TARGETS else "",
+                f"{_of_improvement(pairs, before):+.1f}" if compared and before else "",
                 f"{a_token:,.1f}",
+                f"{_fewer(pairs):.1f}" if compared else "",
             )
         )
     head = ("comm", "seeds", "validation loss", "from exact, %", "the worst seed, %", "at most, %",
-            "bytes a token")  # fmt: skip
+            "of exact's improvement, %", "bytes a token", "times fewer than exact")  # fmt: skip
     return markdown(head, rows)
+
+
+def _of_improvement(pairs: list[tuple[dict, dict]], before: float) -> float:
+    """How much higher runs end than exact ones with their seeds, in % of what these improved from `before` on."""
+    return statistics.mean(
+        100 * (one["loss"] - exact["loss"]) / (before - exact["loss"]) for one, exact in pairs
+    )
+
+
+def _fewer(pairs: list[tuple[dict, dict]]) -> float:
+    """How many times fewer bytes a token runs have sent than exact ones with their seeds."""
+    own, exact = (
+        sum(one["bytes"] for one in runs) / sum(one["tokens"] for one in runs)
+        for runs in zip(*pairs, strict=True)
+    )
+    return exact / own
 
 
 def report(folder: Path) -> str:
     found = results(folder)
     if not found:
         return f"{folder}: no run has ended yet"
+    before = _before(folder)
     sizes = Sizes(**{"base_steps": 0, **json.loads((folder / "sizes.json").read_text())})  # as it once was
     return (
         f"{found[0]['parameters']:,} parameters, {sizes.steps:,} steps of {sizes.batch_size} x "
         f"{sizes.sequence_length} tokens on {RANKS} hosts of a rank, diloco meets "
         f"{sizes.steps // sizes.sync_every} times; "
         f"{f'from weights after {sizes.base_steps:,} steps of exact' if sizes.base_steps else 'from random weights'}; "
-        f"validation loss in nats a token, on text that was held out{_before(folder)}; bytes that all ranks sent.\n\n"
-        f"{table(found)}"
+        f"validation loss in nats a token, on text that was held out"
+        f"{f', {before:.4f} before' if before else ''}; bytes that all ranks sent.\n\n"
+        f"{table(found, before)}"
     )
 
 
-def _before(folder: Path) -> str:
-    """What that loss is of the weights that all runs begin from."""
+def _before(folder: Path) -> float | None:
+    """What that loss is of the weights that all runs begin from; None where nothing has measured it."""
     if not (folder / "base/metrics.jsonl").exists():
-        return ""
+        return None
     found = [row["loss"] for row in metrics(folder / "base") if row["kind"] == "eval"]
-    return f", {found[-1]:.4f} before" if found else ""
+    return found[-1] if found else None
 
 
 def _interrupted(*_) -> None:

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainer.errors import BadInput
 
@@ -66,12 +66,14 @@ def solve(
     grain: int = 1,
     most: Sequence[int] | None = None,
     fixed: Sequence[float] | None = None,
+    work: Callable[[int, int], float] = lambda rank, share: share,
 ) -> list[int]:
     """The shares, of at least one sequence, with which the last rank is done as early as can be.
 
     seconds: of each rank for a sequence. grain: sequences that are given out at once; what is left over goes, in ones,
     to whoever is done with them first. most: each rank's share at most; together they are to be enough for the batch.
-    fixed: seconds that each rank needs besides, whatever its share; none unless given.
+    fixed: seconds that each rank needs besides, whatever its share; none unless given. work: for how many sequences a
+    rank's share counts, which is to grow with it; as many as there are unless given.
     Greedy, which is exact for times that grow with the share: a sequence more always goes where it ends earliest.
     """
     most, fixed = most or [batch_size] * len(seconds), fixed or [0.0] * len(seconds)
@@ -82,7 +84,7 @@ def solve(
     for more in (grain, 1):  # in ones, too, where nobody has room for as many as the grain
         # (when a rank would be done with so many more, rank): of several that would be at once, the first has them.
         ends = [
-            (fixed[rank] + seconds[rank] * (share + more), rank)
+            (fixed[rank] + seconds[rank] * work(rank, share + more), rank)
             for rank, share in enumerate(split)
             if share + more <= most[rank]
         ]
@@ -92,7 +94,7 @@ def solve(
             split[rank] += more
             left -= more
             if split[rank] + more <= most[rank]:
-                heapq.heappush(ends, (fixed[rank] + seconds[rank] * (split[rank] + more), rank))
+                heapq.heappush(ends, (fixed[rank] + seconds[rank] * work(rank, split[rank] + more), rank))
     return split
 
 
@@ -105,6 +107,20 @@ def sizes(share: int, count: int) -> list[int]:
     """`share` sequences in `count` micro-batches as even as can be; the larger ones, and those with any, come first."""
     whole, rest = divmod(share, count)
     return [whole + (number < rest) for number in range(count)]
+
+
+def line(times: dict[int, float]) -> tuple[float, float]:
+    """(seconds of a pass whatever its size, seconds that each sequence adds), neither below 0.
+
+    times: seconds of passes, by their size. It is the line through the least and the largest one; of a single size,
+    and where a sequence takes longer in a larger pass, the one from 0 to the largest.
+    """
+    least, most = min(times), max(times)
+    if most > least:
+        each = max(0.0, (times[most] - times[least]) / (most - least))
+        if (alone := times[most] - most * each) > 0:
+            return alone, each
+    return 0.0, times[most] / most
 
 
 class Balance:
@@ -143,6 +159,8 @@ class Balance:
         )
         self._skip = SETTLE
         self._seconds: list[float] = []  # a sequence's, by rank, smoothed
+        # What a rank's pass takes whatever its size, and what each sequence adds, in its seconds of a sequence.
+        self._lines = [(0.0, 1.0)] * world_size
         self._fixed = [0.0] * world_size  # seconds of a step that no share makes shorter, by rank
         self._times: deque[list[float]] = deque(maxlen=WINDOW)  # seconds a sequence, by rank
         self._besides: deque[list[float]] = deque(maxlen=WINDOW)  # what is fixed, by rank
@@ -185,23 +203,36 @@ class Balance:
         """
         if not self.watched:
             return None
-        seconds = [own / share for own, share in zip(rank_seconds, split, strict=True)]
+        seconds = self._each(rank_seconds, split)
         return self._longest(self.even, seconds) - self._longest(split, seconds)
 
     def _longest(self, split: list[int], seconds: list[float] | None = None) -> float:
         """Seconds of computing that a step of these shares takes; seconds: a sequence's, by rank, if not as known."""
         seconds = seconds or self._seconds
         if not self.lockstep:
-            return _last(seconds, split, self._fixed)
+            return _last(seconds, self._works(split), self._fixed)
         count = max(self._passes(), passes(split, self.at_once))
         by_pass = zip(*(sizes(share, count) for share in split), strict=True)
         return sum(_last(seconds, own) for own in by_pass)
+
+    def _work(self, rank: int, share: int) -> float:
+        """For how many sequences a rank's share counts: each of its micro-batches takes something, full or not."""
+        alone, each = self._lines[rank]
+        return alone * -(-share // self.at_once[rank]) + each * share
+
+    def _works(self, split: list[int]) -> list[float]:
+        """As `_work`, of all ranks."""
+        return list(itertools.starmap(self._work, enumerate(split)))
+
+    def _each(self, rank_seconds: list[float], split: list[int]) -> list[float]:
+        """Seconds of a sequence, by rank, of a step of these shares."""
+        return [own / work for own, work in zip(rank_seconds, self._works(split), strict=True)]
 
     def _solve(self) -> list[int]:
         """The best shares by what is known of all."""
         self.wants = None
         if not self.lockstep:
-            return solve(self.batch_size, self._seconds, self.grain, fixed=self._fixed)
+            return solve(self.batch_size, self._seconds, self.grain, fixed=self._fixed, work=self._work)
         found = solve(self.batch_size, self._seconds, self.grain)
         count = self._passes()
         if passes(found, self.at_once) <= count:
@@ -221,9 +252,16 @@ class Balance:
         """The best shares that need no more than so many micro-batches."""
         return solve(self.batch_size, self._seconds, self.grain, [count * one for one in self.at_once])
 
-    def begin(self, seconds: list[float]) -> None:
-        """Have the shares of ranks that were tried and take so long for a sequence; even ones if these are as good."""
+    def begin(self, seconds: list[float], tried: Sequence[dict[int, float]] = ()) -> None:
+        """Have the shares of ranks that were tried and take so long for a sequence; even ones if these are as good.
+
+        tried: seconds of each rank's passes, by their size; `seconds` are those of the largest. Where ranks keep step,
+        all go through as many whatever the shares, and what a pass takes by itself changes nothing.
+        """
         self._seconds, self.stale, self._usual = list(seconds), False, None
+        if tried and not self.lockstep:
+            lines = zip(map(line, tried), seconds, strict=True)
+            self._lines = [(alone / own, each / own) for (alone, each), own in lines]
         self._steps.clear()
         self._skip, self._since = SETTLE, 0.0
         before, self.split = self._longest(self.split), self.even
@@ -258,9 +296,10 @@ class Balance:
     def learn(self, rank_seconds: list[float], fixed: Sequence[float] = ()) -> bool:
         """Take in each rank's own seconds of a step of these shares; whether the shares are others now.
 
-        fixed: what each needs in a step besides, whatever its share: the optimizer, compression.
+        fixed: what each needs in a step besides, whatever its share: the optimizer, compression. Listed shares stay;
+        what they are good for is learnt all the same.
         """
-        if not self.learns:
+        if not self.learns and (self.split == self.even or not self.watched):
             return False
         if self._skip:
             self._skip -= 1
@@ -268,7 +307,7 @@ class Balance:
         if not self.watched:
             self._watch(max(rank_seconds))
             return False
-        self._times.append([own / share for own, share in zip(rank_seconds, self.split, strict=True)])
+        self._times.append(self._each(rank_seconds, self.split))
         self._besides.append(fixed or self._fixed)
         if len(self._times) < WINDOW:
             return False
@@ -278,7 +317,7 @@ class Balance:
         if self._seconds:
             seconds = list(map(_known, self._seconds, seconds))
         self._seconds = seconds
-        return self._change(GAIN)
+        return self.learns and self._change(GAIN)
 
     def _watch(self, seconds: float) -> None:
         """Take in all of a step's seconds, and see whether they are still what they were after the last trial."""
@@ -298,7 +337,7 @@ def _known(old: float, new: float) -> float:
     return new if abs(new - old) > JUMP * old else INERTIA * old + (1 - INERTIA) * new
 
 
-def _last(seconds: list[float], split: Sequence[int], fixed: Sequence[float] | None = None) -> float:
+def _last(seconds: list[float], split: Sequence[float], fixed: Sequence[float] | None = None) -> float:
     """When the last rank is done with its part of `split`, and what is fixed, in seconds."""
     fixed = fixed or [0.0] * len(seconds)
     return max(own * share + more for own, share, more in zip(seconds, split, fixed, strict=True))

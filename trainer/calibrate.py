@@ -43,7 +43,7 @@ def begin(run: Run) -> list[dict[int, float]]:
             told = world.gather(list(_by_size(run, _size(run)).items()))
             found = [{int(size): seconds for size, seconds in one} for one in told]
             each = [one[max(one)] / max(one) for one in found]
-            balance.begin(each)
+            balance.begin(each, found)
         # Where ranks keep step, a fast one's micro-batches are larger than what was tried; and what one has no memory
         # for goes to others, beyond what these have tried. It ends: each turn, some rank's most becomes less.
         known = _size(run)
@@ -91,6 +91,8 @@ def _by_size(run: Run, size: int) -> dict[int, float]:
     count = min(PASSES, int(BUDGET / (max(one for one, _ in told) * most)))
     if count == 0 and most > 1 and not run.config.compile:  # else it has been timed
         count = 1
+    if count > 1 and least < size:  # else what has disturbed it would be taken for what every pass takes
+        times[least] = min(times[least], world.together(lambda: _pass(run, least)))
     if count:
         times[size] = world.together(lambda: statistics.fmean(_pass(run, size) for _ in range(count)))
     return times
@@ -112,8 +114,8 @@ def _limit(run: Run, asked: int, known: int = 0) -> bool:
     world, balance = run.world, run.balance
     told = world.gather([asked, world.together(lambda: _room(run, asked, known))])
     less = {rank: room for rank, (wanted, room) in enumerate(told) if room < wanted}
+    balance.at_once = [less.get(rank, one) for rank, one in enumerate(balance.at_once)]
     if run.strategy.lockstep:
-        balance.at_once = [less.get(rank, one) for rank, one in enumerate(balance.at_once)]
         run.micro_batch_size = min(run.micro_batch_size, *balance.at_once)
     else:
         run.micro_batch_size = less.get(world.rank, run.micro_batch_size)

@@ -99,7 +99,7 @@ def _size(config: Config, model_config, world: World) -> int:
     ):
         return max(asked, config.micro_batch_size)
 
-    def budgets(rows: int) -> dict[str, plan.Budget]:
+    def budgets(rows: int, config: Config = config) -> dict[str, plan.Budget]:
         own = dataclasses.replace(config, micro_batch_size=rows)
         found = plan.every(own, footprint.measure(own, model_config, world.device.type), place, overhead)
         for name, one in found.items():
@@ -117,7 +117,8 @@ def _size(config: Config, model_config, world: World) -> int:
     if strategy not in one:  # split, of a rank with one GPU
         strategy = "ddp"
     if not one[strategy].fits(place, DOUBT):
-        raise BadInput(_refusal(config, model_config, world, one, strategy, place))
+        exact = one if config.comm in EXACT else budgets(1, plan.with_comm(config, "exact"))
+        raise BadInput(_refusal(config, model_config, world, one, exact["ddp"], strategy, place))
     least, most = 1, wanted
     if budgets(most)[strategy].fits(place, DOUBT):
         # What nobody asked for is not tried where the count may be too low.
@@ -136,20 +137,26 @@ def _place(config: Config, world: World) -> plan.Place:
 
 
 def _refusal(
-    config: Config, model_config, world: World, budgets: dict, strategy: str, place: plan.Place
+    config: Config,
+    model_config,
+    world: World,
+    budgets: dict[str, plan.Budget],
+    exact: plan.Budget,
+    strategy: str,
+    place: plan.Place,
 ) -> str:
-    """What a rank without room for one sequence says."""
+    """What a rank without room for one sequence says; exact: ddp's budget with comm exact."""
     mine = budgets[strategy]
     where, needs, there = "GPU's memory", sum(mine.device.values()), place.memory
     if world.device.type == "cpu":
         where = "memory"
     elif needs <= DOUBT * there:
         where, needs, there = "host's memory", sum(mine.host.values()), place.host_memory
-    other = plan.propose(budgets, place)
     alone = dataclasses.replace(config, micro_batch_size=1)
-    cures = plan.cures(alone, footprint.measure(alone, model_config, world.device.type))
-    if other and other != strategy:
-        cures = [f"strategy: {other}", *cures]
+    cures = [
+        *plan.switch(config, *plan.propose_both(config, budgets, exact, place)),
+        *plan.cures(alone, footprint.measure(alone, model_config, world.device.type)),
+    ]
     return (
         f"rank {world.rank}: a step of a single sequence needs about {needs // MIB:,} MiB of the {where}, and "
         f"{there // MIB:,} MiB are free for it; nothing was started. What would help: {', '.join(cures)}; or leave "

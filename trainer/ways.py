@@ -30,6 +30,11 @@ PRICE = {
     "powersgd": "the curve moves; matrices only",
     "diloco": "another curve: the loss after as many tokens is a little higher, or needs more of them",
 }
+# What is exact and makes sending a smaller part of a step, and what that costs.
+LARGER = (
+    "a larger batch_size makes that less of a step and stays exact, but is another optimisation: fewer steps for as "
+    "many tokens, with a learning rate of their own"
+)
 EXACT = (
     "auto",
     "exact",
@@ -149,10 +154,7 @@ def proposal(
     if wire <= SLOW * compute:
         return None
     step = compute + wire
-    larger = (
-        f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s). A larger batch_size makes that "
-        "less at no price"
-    )
+    larger = f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s); {LARGER}"
     saves = saves or dict.fromkeys(by_way, 0)
     share = {way: (by_way[way] + saves[way]) / by_way["exact"] for way in allowed}
     full = wire + behind
@@ -174,7 +176,7 @@ def proposal(
         f"-e diloco_overlap={found[1]}, too, a part at a time travels while the next steps are computed"
     )
     return (
-        f"{larger}; comm: {way} sends {share[way]:.1%} of the bytes, for steps "
+        f"{larger}. comm: {way} sends {share[way]:.1%} of the bytes, for steps "
         f"{step / (compute + takes[way]):.1f} times as fast. Its price: {PRICE[way]}. "
         f"A run goes on with it after stop.yml, by -e resume=true -e comm={way} (docs/slow-networks.md){hides or ''}"
     )

@@ -100,6 +100,14 @@ def test_how_much_faster_steps_have_become_is_told_without_an_even_one(
     assert ranks.status(tmp_path / "even/node0")["speed_up"] is None
 
 
+def test_what_listed_shares_are_good_for_is_told_once_the_speeds_are_known(material, tmp_path):
+    words = (*LONG, "steps=14", "micro_batch_size=2", "balance=12,4")
+    ranks.run(tmp_path, 2, material / "run.yaml", *words, patch={("trainer.loop", "tensors"): _always})
+    assert all(step["shares"] == [12, 4] for step in ranks.records(tmp_path / "node0"))
+    told = ranks.status(tmp_path / "node0")["speed_up"]
+    assert told["expected"] > 1.5 and told["got"] > 1.2 and len(told["speeds"]) == 2
+
+
 def _eight(config, world):
     return 8
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainer import config
-from trainer.balance import AGAIN, REST, SETTLE, WINDOW, Balance, given, shares, solve
+from trainer.balance import AGAIN, REST, SETTLE, WINDOW, Balance, given, line, shares, solve
 from trainer.commands import plan, train
 from trainer.errors import BadInput
 
@@ -35,6 +35,62 @@ def test_what_even_shares_would_have_taken_is_known_of_steps_with_others():
     keeping_step = Balance(16, 2, lockstep=4, at_once=[16, 16])  # 2 passes of 4 and 4, or of 6 and 2
     assert keeping_step.saved([12.0, 12.0], [12, 4]) == pytest.approx(24 - 12)
     assert Balance(16, 2, watched=False).saved([12.0, 12.0], [12, 4]) is None
+
+
+PASSES = [{1: 1.0, 4: 1.0}, {1: 1.2, 4: 1.2}]  # seconds of micro-batches, whatever their size
+
+
+def by_passes(split, tried=PASSES, size=4):
+    """Each rank's seconds of a step, by hand: of its passes, and of their sequences."""
+    times = []
+    for share, one in zip(split, tried, strict=True):
+        each = (one[4] - one[1]) / 3
+        times.append(-(-share // size) * (one[1] - each) + share * each)
+    return times
+
+
+def test_a_micro_batch_more_takes_its_time_whatever_its_size():
+    """12 and 12 are three passes each, 3.6 s. As if sequences took the time, 13 and 11 were sooner: four are 4 s."""
+    balance = Balance(24, 2, at_once=[4, 4])
+    balance.begin([1.0 / 4, 1.2 / 4], PASSES)
+    assert balance.split == [12, 12]
+    assert not any(balance.learn(by_passes(balance.split)) for _ in range(60)) and balance.split == [12, 12]
+    assert balance.saved([4.0, 3.6], [13, 11]) == pytest.approx(-0.4)
+    linear = Balance(24, 2, at_once=[4, 4])
+    linear.begin([1.0 / 4, 1.2 / 4])
+    assert any(linear.learn(by_passes(linear.split)) for _ in range(60))
+    for _ in range(SETTLE + 2 * WINDOW):  # the second takes three times as long now
+        balance.learn([own * times for own, times in zip(by_passes(balance.split), (1, 3), strict=True)])
+    assert balance.split == [20, 4] and balance.gain == pytest.approx(3 * 3.6 / 5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_passes_that_take_something_no_other_shares_are_done_earlier(seed):
+    chance = random.Random(seed)
+    tried = [
+        {1: (least := chance.uniform(0.5, 2)), 4: least + chance.choice((0, 1, 3 * least))} for _ in "abc"
+    ]
+    balance = Balance(20, 3, at_once=[4, 4, 4])
+    balance.begin([one[4] / 4 for one in tried], tried)
+    every = (split for split in itertools.product(range(1, 19), repeat=3) if sum(split) == 20)
+    least = min(max(by_passes(split, tried)) for split in every)
+    assert max(by_passes(balance._solve(), tried)) == pytest.approx(least)
+
+
+def test_what_two_sizes_tell_of_a_pass():
+    assert line({1: 3.0, 4: 6.0}) == (2.0, 1.0)
+    assert line({1: 3.0, 4: 2.0}) == (2.0, 0.0)  # never less for a sequence more
+    assert line({1: 1.0, 4: 6.0}) == (0.0, 1.5) and line({4: 6.0}) == (0.0, 1.5)
+
+
+def test_what_listed_shares_are_good_for_is_learnt():
+    balance = Balance(16, 2, "12,4")
+    assert balance.speeds is None and balance.gain == 1.0
+    assert steps(balance, [1.0, 3.0], SETTLE + WINDOW) == 0 and balance.split == [12, 4]
+    assert balance.speeds == pytest.approx([1, 1 / 3]) and balance.gain == pytest.approx(24 / 12)
+    for other in (Balance(16, 2, "even"), Balance(16, 2, "12,4", lockstep=4, watched=False)):
+        steps(other, [1.0, 3.0], 60)
+        assert other.speeds is None and not other.stale
 
 
 def test_what_is_no_step_is_dealt_out_by_the_shares():

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from trainer import calibrate, config
-from trainer.balance import Balance
+from trainer.balance import Balance, solve
 from trainer.errors import OutOfMemory
 from trainer.loop import Progress, Run
 from trainer.model.loss import TokenLoss
@@ -103,6 +103,17 @@ def test_shares_begin_by_what_was_tried(monkeypatch):
     assert one.balance.split == [8, 8]  # as good as even, for what a trial knows
 
 
+def test_what_a_micro_batch_takes_whatever_its_size_is_told_by_both_sizes(monkeypatch):
+    """Ranks whose passes of 1 and of 4 take as long: two of them each, and not 9 and 7 for a little less."""
+    monkeypatch.setattr(calibrate, "_pass", lambda run, size: 0.001)
+    one = run(lambda own: slower(own, 1.25))
+    one.balance.at_once = [4, 4]
+    calibrate.begin(one)
+    assert one.balance.split == [8, 8] and one.balance.speeds == pytest.approx([1, 1 / 1.25])
+    linear = solve(16, [1.0, 1.25])
+    assert linear == [9, 7] and one.balance._longest(linear) == pytest.approx(3 * 0.001)
+
+
 def test_the_longest_ranks_seconds_are_a_trials(monkeypatch):
     """Those of one rank alone would have some ranks try again and wait for the others."""
     passes(monkeypatch, 0.001)
@@ -156,8 +167,8 @@ def test_a_trial_leaves_nothing_behind():
 @pytest.mark.parametrize(
     ("seconds", "keys", "sizes"),
     [
-        (0.001, {}, [1, 1, *[4] * 20]),
-        (0.1, {}, [1, 1, 4, 4]),
+        (0.001, {}, [1, 1, 1, *[4] * 20]),
+        (0.1, {}, [1, 1, 1, 4, 4]),
         (30.0, {}, [1, 1, 4]),
         (30.0, {"micro_batch_size": 1}, [1, 1]),
         (0.001, {"compile": True}, [4] * 22),  # no other size is compiled
@@ -185,7 +196,22 @@ def test_a_micro_batch_is_tried_however_long_it_takes(monkeypatch):
 def test_all_go_through_as_many_as_the_slowest_can(monkeypatch):
     made = passes(monkeypatch, 0.01)
     calibrate.begin(run(lambda own: own if isinstance(own[0], list) else [0.1, 4]))
-    assert made == [1, 1, 4, 4]
+    assert made == [1, 1, 1, 4, 4]
+
+
+def test_a_pass_that_was_disturbed_is_no_pass_that_takes_so_long_by_itself(monkeypatch):
+    """Of all later shares, too: what a pass takes whatever its size is not learnt from steps."""
+    passes(monkeypatch, 0.01)
+    inner, calls = calibrate._pass, []
+
+    def disturbed(run, size):
+        calls.append(size)
+        return inner(run, size) + (0.05 if len(calls) == 2 else 0)
+
+    monkeypatch.setattr(calibrate, "_pass", disturbed)
+    one = run(lambda own: own)
+    calibrate.begin(one)
+    assert calls[:3] == [1, 1, 1] and one.balance._lines[0] == (0.0, 1.0)
 
 
 def memory_for(monkeypatch, room, error=torch.OutOfMemoryError):

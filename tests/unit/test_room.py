@@ -106,6 +106,70 @@ def test_a_strategy_that_would_fit_is_named(monkeypatch):
         room.at_once(config, model, World(other=8))
 
 
+HEAVY = LlamaConfig(
+    vocab_size=500, hidden_size=512, intermediate_size=2048, num_hidden_layers=2, num_attention_heads=8
+)
+
+
+@pytest.mark.parametrize(
+    ("comm", "fits", "cure"),
+    [
+        ("diloco", "exact", r"comm: exact, "),
+        ("16bit", "fsdp", r"comm: exact and strategy: (zero1|zero2|fsdp), "),
+        ("16bit", None, r"comm: exact, "),  # which needs less, if not little enough
+    ],
+)
+def test_what_a_lossy_comm_keeps_is_the_first_to_go_and_no_strategy_goes_with_it(
+    monkeypatch, comm, fits, cure
+):
+    config = asked(sequence_length=16, comm=comm)
+    exact, least = needs(asked(sequence_length=16), HEAVY, 1), needs(config, HEAVY, 1, "fsdp")
+    assert needs(config, HEAVY, 1) > 1.2 * exact
+    memory = {"exact": exact, "fsdp": (exact + least) // 2, None: least // 8}[fits]
+    monkeypatch.setattr(plan, "_host_memory", lambda: memory)
+    with pytest.raises(BadInput, match=f"What would help: {cure}"):
+        room.at_once(config, HEAVY, World(other=8))
+
+
+def budgets(**sizes):
+    return {name: plan.Budget(name, {"all": size}, {}, 0, 1.0) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (130, "proposed: strategy ddp (as configured)"),
+        (110, "proposed: strategy ddp with comm: exact (the configuration has ddp with comm: 8bit)"),
+        (90, "proposed: strategy zero1 with comm: exact (the configuration has ddp with comm: 8bit)"),
+        (50, "proposed: none of the strategies fits. Cure: comm: exact, "),
+    ],
+)
+def test_a_plan_proposes_no_strategy_with_a_lossy_comm_that_refuses_it(memory, said):
+    config = asked(comm="8bit")
+    place = plan.Place(2, 2, 1, torch.device("cpu"), memory, memory, 1e9)
+    proposed, comm = plan.propose_both(config, budgets(ddp=120, zero1=80), budgets(ddp=100)["ddp"], place)
+    answer = {"proposed": proposed, "proposed_comm": comm, "strategy": "ddp"}
+    assert plan._proposal(config, footprint.measure(config, WIDE), answer).startswith(said)
+
+
+def test_a_plan_marks_the_ways_that_have_no_room():
+    way = {"wire_bytes": 1 << 20, "most_bytes": 1 << 20, "wire_seconds": 9.0, "waiting_seconds": 9.0}
+    answer = {
+        "estimate": {"compute_seconds": 1.0},
+        "strategy": "ddp",
+        "comm": "auto",
+        "ways": {"exact": {**way, "fits": True}, "diloco": {**way, "fits": False}},
+    }
+    *_, exact, diloco = plan._less(answer)
+    assert "does not fit" not in exact and diloco.endswith("; does not fit")
+
+
+def test_a_way_is_counted_without_what_diloco_alone_has():
+    config = asked(comm="diloco", diloco_fragments=4, diloco_overlap=5)
+    assert plan.with_comm(config, "diloco") == config
+    assert plan.with_comm(config, "8bit") == asked(comm="8bit")
+
+
 LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
 
 

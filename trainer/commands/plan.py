@@ -104,12 +104,15 @@ def main(
     model = load.rehearse(config, source)
     lossy = ways.open_to(config.dtype, bool(model and router.coefficient(config, model)))
     budgets = every(config, found, place, overhead)
+    by_comm = {
+        way: budget("ddp", with_comm(config, way), found, place, overhead) for way in ("exact", *lossy)
+    }
     if config.strategy == "split" and "split" not in budgets:
         if place.ranks == 1:
             raise BadInput(split.ALONE)
         budgets["split"] = dataclasses.replace(budgets["ddp"], strategy="split")  # of a host with one GPU
     estimate = _estimate(config, found, place, letters, found_shares)
-    answer = _answer(config, found, place, budgets, estimate, lossy) | {"shares": found_shares}
+    answer = _answer(config, found, place, budgets, estimate, by_comm) | {"shares": found_shares}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
 
@@ -134,6 +137,12 @@ def every(config: Config, found: Footprint, place: Place, overhead: int) -> dict
     if len(place.cards) > 1 and found.layers:
         budgets["split"] = split_budget(config, found, place, overhead)
     return budgets
+
+
+def with_comm(config: Config, comm: str) -> Config:
+    """The same with gradients that travel another way, without the keys that diloco alone has."""
+    alone = {} if comm == "diloco" else {"diloco_fragments": 1, "diloco_overlap": 0}
+    return dataclasses.replace(config, comm=comm, **alone)
 
 
 def share(config: Config, ranks: int, speeds: str | None) -> dict:
@@ -543,11 +552,42 @@ def propose(budgets: dict[str, Budget], place: Place) -> str | None:
     return min(plain, key=lambda name: budgets[name].wire_seconds, default=fitting[0] if fitting else None)
 
 
+def propose_both(
+    config: Config, budgets: dict[str, Budget], exact: Budget, place: Place
+) -> tuple[str | None, str]:
+    """The strategy that `propose` finds, and the comm to go with it: a lossy one goes with ddp alone, and takes memory.
+
+    budgets: with config's own comm; exact: ddp's with comm exact.
+    """
+    if config.comm in ways.EXACT:
+        return propose(budgets, place), config.comm
+    if budgets["ddp"].fits(place):
+        return "ddp", config.comm
+    found = propose(budgets | {"ddp": exact}, place)
+    less = sum(exact.device.values()) < sum(budgets["ddp"].device.values())
+    return found, "exact" if found or less else config.comm
+
+
+def switch(config: Config, strategy: str | None, comm: str) -> list[str]:
+    """What is to be set for both, as one cure; nothing where they are as configured."""
+    keys = [
+        *([f"comm: {comm}"] if comm != config.comm else []),
+        *([f"strategy: {strategy}"] if strategy not in (None, known(config.strategy)) else []),
+    ]
+    return [" and ".join(keys)] if keys else []
+
+
 def _answer(
-    config: Config, found: Footprint, place: Place, budgets: dict, estimate: dict, lossy: tuple[str, ...]
+    config: Config,
+    found: Footprint,
+    place: Place,
+    budgets: dict,
+    estimate: dict,
+    by_comm: dict[str, Budget],
 ) -> dict:
-    """The plan as `--json` prints it; bytes and seconds. lossy: as ways.open_to gives them."""
+    """The plan as `--json` prints it; bytes and seconds. by_comm: ddp's budget by each way that the run may take."""
     mine = budgets[known(config.strategy)]
+    proposed, comm = propose_both(config, budgets, by_comm["exact"], place)
     most = at_once(config, found, place)
     waiting = _waiting(config, found, place, estimate["compute_seconds"])
     waits = waiting[_travels(config.comm)] if mine.strategy == "ddp" else mine.wire_seconds
@@ -586,14 +626,16 @@ def _answer(
                 "wire_seconds": _seconds(sent, place),
                 "most_bytes": most[name],
                 "waiting_seconds": waiting[name],
+                "fits": by_comm[name].fits(place),
             }
             for name, sent in by_way(config, found, place).items()
-            if name == "exact" or name in lossy
+            if name in by_comm
         },
         "comm": config.comm,
         "strategy": known(config.strategy),
         "fits": mine.fits(place),
-        "proposed": propose(budgets, place),
+        "proposed": proposed,
+        "proposed_comm": comm,
         "estimate": {
             **estimate,
             "waiting_seconds": waits,
@@ -661,15 +703,16 @@ def _table(parts: dict[str, int], there: int, where: str) -> list[str]:
 
 
 def _proposal(config: Config, found: Footprint, answer: dict) -> str:
-    proposed = answer["proposed"]
+    proposed, comm = answer["proposed"], answer["proposed_comm"]
+    other = switch(config, proposed, comm)
     if proposed is None:
-        return (
-            f"proposed: none of the strategies fits. Cure: {', '.join([*cures(config, found), 'more hosts'])}"
+        return "proposed: none of the strategies fits. Cure: " + ", ".join(
+            [*other, *cures(config, found), "more hosts"]
         )
-    same = (
-        "as configured" if proposed == answer["strategy"] else f"the configuration has {answer['strategy']}"
-    )
-    return f"proposed: strategy {proposed} ({same})"
+    same = f"the configuration has {answer['strategy']}" if other else "as configured"
+    if comm == config.comm:
+        return f"proposed: strategy {proposed} ({same})"
+    return f"proposed: strategy {proposed} with comm: {comm} ({same} with comm: {config.comm})"
 
 
 def _inside_first(name: str, place: Place) -> bool:
@@ -748,7 +791,7 @@ def _less(answer: dict) -> list[str]:
     if answer["strategy"] != "ddp" or answer["ways"]["exact"]["wire_seconds"] <= ways.SLOW * compute:
         return []
     if list(answer["ways"]) == ["exact"]:
-        return ["", "sending takes long: a larger batch_size makes that less of a step, at no price"]
+        return ["", f"sending takes long: {ways.LARGER}"]
     lines = [
         "",
         "sending takes long; less can travel, and the loss curve is then another one (invariant 1 of the design):",
@@ -760,6 +803,7 @@ def _less(answer: dict) -> list[str]:
             f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step"
             f"{_all_at_once(one)}: "
             f"{share:.0%} of the step computes; {ways.PRICE.get(name, 'the curve as it is')}{mark}"
+            f"{'' if one['fits'] else '; does not fit'}"
         )
     return lines
 
