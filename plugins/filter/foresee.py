@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from trainer import link
+from trainer import link, ways
 
 MIB = 1 << 20
 TABLE = "{:16} {:>5}  {:8} {:>13} {:>13}  {:14} {:>10}"
@@ -78,13 +78,17 @@ def foresee_text(first: str, measured: dict, found: dict[str, str], facts: dict[
                     f"{plan['host_memory_there'] / MIB:,.0f} MiB", "", "",
                 ).rstrip()
             )  # fmt: skip
+    comm = of_first["comm"]
     everywhere = [
-        name for name in of_first["strategies"] if all(_fits(plan, name) for plan in plans.values())
+        name
+        for name in of_first["strategies"]
+        if all(_fits(plan, name) for plan in plans.values()) and (name == "ddp" or comm in ways.EXACT)
     ]
+    others = "" if comm in ways.EXACT else f" (with comm: {comm}, which works with ddp alone)"
     if measured:
         lines.append(f"the link: {measured['source']}")
     lines += [
-        f"fits on all of them: {', '.join(everywhere) or 'none of the strategies'}",
+        f"fits on all of them: {', '.join(everywhere) or 'none of the strategies'}{others}",
         "Nothing was started: leave plan out for that.",
     ]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ MIB = 1 << 20
 FACTS = {"alpha": {"processes": 2}, "beta": {"processes": 1}}
 
 
-def plan(there, speed, needs=600, device="cpu"):
+def plan(there, speed, needs=600, device="cpu", comm="auto"):
     def strategy(size):
         on_host = {"checkpoint": 9 * MIB} if device != "cpu" else {}
         return {
@@ -21,6 +21,7 @@ def plan(there, speed, needs=600, device="cpu"):
     return json.dumps(
         {
             "strategy": "ddp",
+            "comm": comm,
             "device": device,
             "memory_there": there * MIB,
             "host_memory_there": 5000 * MIB,
@@ -68,6 +69,14 @@ def test_each_host_has_a_line_with_what_it_needs_and_has():
         "fits on all of them: fsdp",
         "Nothing was started: leave plan out for that.",
     ]
+
+
+def test_with_a_lossy_comm_no_strategy_is_named_that_refuses_it():
+    for needs, fits in ((100, "ddp"), (2000, "none of the strategies")):
+        said = foresee_text(
+            "", {}, {"alpha": plan(1000, 1e12, needs=needs, comm="8bit")}, {"alpha": {"processes": 1}}
+        )
+        assert f"fits on all of them: {fits} (with comm: 8bit, which works with ddp alone)" in said
 
 
 def test_a_gpus_host_has_a_line_too_and_where_nothing_fits_that_is_said():
