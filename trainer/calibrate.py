@@ -91,7 +91,8 @@ def _by_size(run: Run, size: int) -> dict[int, float]:
     count = min(PASSES, int(BUDGET / (max(one for one, _ in told) * most)))
     if count == 0 and most > 1 and not run.config.compile:  # else it has been timed
         count = 1
-    if count > 1 and least < size:  # else what has disturbed it would be taken for what every pass takes
+    if count > 1 and most > 1 and not run.config.compile:  # of all ranks, which go through as many
+        # What has disturbed the first would else be taken for what every pass takes.
         times[least] = min(times[least], world.together(lambda: _pass(run, least)))
     if count:
         times[size] = world.together(lambda: statistics.fmean(_pass(run, size) for _ in range(count)))

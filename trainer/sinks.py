@@ -124,7 +124,9 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
 
     def write(record: dict) -> None:
         nonlocal writer, step, begun
-        if writer and record["step"] < step:  # the run went back to a checkpoint
+        # A checkpoint is told of some steps after its own, and an evaluation with its own.
+        trained = record["kind"] == "train"
+        if writer and trained and record["step"] <= step:  # the run went back to a checkpoint
             writer.close()
             writer = None
         if (
@@ -133,12 +135,12 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
             suffix = f".{begun}" if begun else ""
             writer = SummaryWriter(
                 str(run_dir / "tensorboard"),
-                purge_step=record["step"] + 1,
+                purge_step=record["step"] + (not trained),
                 flush_secs=10,
                 filename_suffix=suffix,
             )
             begun += 1
-        step = record["step"]
+        step = record["step"] if trained else step
         for name, value in numbers(record).items():
             writer.add_scalar(name, value, record["step"], walltime=record["time"])
 

@@ -169,8 +169,9 @@ def report_unreachable(hosts: list[Host]) -> list[str]:
 
 def forget(file: str, line: int) -> str:
     """The command that takes a pinned key away; where root keeps the file, all of the host's: it has one of a type."""
-    if os.access(file, os.W_OK) or not (names := line_of(file, line).partition(" ")[0]):
-        return f"sed -i {line}d {shlex.quote(file)}"
+    names = line_of(file, line).partition(" ")[0]
+    if os.access(file, os.W_OK) or not names or names.startswith(("|", "@")):  # hashed, or of an authority
+        return f"{'' if os.access(file, os.W_OK) else 'sudo '}sed -i {line}d {shlex.quote(file)}"
     return f"sudo ssh-keygen -R {shlex.quote(names.partition(',')[0])} -f {shlex.quote(file)}"
 
 

@@ -123,9 +123,11 @@ def file_keys(path: str) -> dict:
         return yaml.safe_load(file) or {}
 
 
-def merge(sources: list[tuple[str, Mapping[str, object]]], problems: list[str]) -> trainer_config.Config:
+def merge(
+    sources: list[tuple[str, Mapping[str, object]]], problems: list[str], whole: bool = True
+) -> trainer_config.Config:
     """One configuration of several (where, keys), later ones over earlier; raises BadInput with every fault
-    of each, after the `problems` that are known already.
+    of each, after the `problems` that are known already. whole: no other keys are to come: all must go together.
     """
     problems, merged = list(problems), {}
     for where, keys in sources:
@@ -136,7 +138,8 @@ def merge(sources: list[tuple[str, Mapping[str, object]]], problems: list[str]) 
         merged.update(keys)
     if problems:
         raise BadInput("\n".join(problems))
-    return trainer_config.check_together(trainer_config.from_mapping(merged))
+    config = trainer_config.from_mapping(merged)
+    return trainer_config.check_together(config) if whole else config
 
 
 def new_name(model: str) -> str:
@@ -328,13 +331,14 @@ def build(
         except BadInput as error:
             problems.append(str(error))
     sources.append(("-e", keys))
-    merged = merge(sources, problems)
+    begun = flags["follow"] or (flags["resume"] and base is None)  # what it was begun with is not known yet
+    merged = merge(sources, problems, whole=not begun)
     run = merged.run if any("run" in s for _, s in sources) else new_name(merged.model)
     config = dataclasses.asdict(
         trainer_config.from_mapping({**dataclasses.asdict(merged), "run": run, "resume": "auto"})
     )
     uploads, elsewhere = [], []
-    if not flags["follow"] and not (flags["resume"] and base is None):
+    if not begun:
         kept = base or {}
         # What a resumed run stored is a path on the hosts, where it was brought when the run began.
         model = config["model"]

@@ -72,7 +72,7 @@ def firewall_peers(hostvars, names, own):
     """The sorted addresses of the hosts `names` except `own`: cluster_address, ansible_host, network_interfaces.
 
     An ansible_host that several hosts share is a gateway's, which forwards ports to them: no peer. Nor is one beside a
-    cluster_address that the host's facts do not have; it goes unasked where a host is left out (-l).
+    cluster_address that the host's facts do not have, where it has any: those that -l leaves out have none.
     """
     reached = {name: str(hostvars[name].get("ansible_host") or name) for name in {*names, own}}
     shared = {text for text, hosts in collections.Counter(reached.values()).items() if hosts > 1}
@@ -83,7 +83,8 @@ def firewall_peers(hostvars, names, own):
         variables = hostvars[name]
         cluster = str(variables.get("cluster_address") or "")
         given = [cluster] if cluster not in shared else []
-        if reached[name] not in shared and (not cluster or reached[name] in own_addresses(variables)):
+        own = own_addresses(variables)
+        if reached[name] not in shared and (not cluster or not own or address_of(reached[name]) in own):
             given.append(reached[name])
         for interface in listed(variables.get("network_interfaces")):
             if isinstance(interface, dict):
@@ -99,7 +100,19 @@ def firewall_peers(hostvars, names, own):
 def own_addresses(variables):
     """The addresses that a host's interfaces have, by its facts; none where it was not asked."""
     facts = variables.get("ansible_facts") or {}
-    return {*facts.get("all_ipv4_addresses", ()), *facts.get("all_ipv6_addresses", ())}
+    return {
+        address_of(text)
+        for name in ("all_ipv4_addresses", "all_ipv6_addresses")
+        for text in facts.get(name, ())
+    }
+
+
+def address_of(text):
+    """The address that `text` is, however it is written; else `text`, as of a name."""
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
 
 
 def listed(value):

@@ -16,14 +16,15 @@ def time_sync_off(words: str) -> float:
 
 
 def time_sync_apart(sources: str, head: str) -> float:
-    """Seconds that a host's clock is from the head's, by its `chronyc -c sources`; 0 where the head has not answered.
+    """Seconds at least that a host's clock is from the head's, by its `chronyc -c sources`.
 
-    A source's line: mode, state, address, stratum, poll, answers of late (octal), seconds since the last one, offset …
+    A source's line: mode, state, address, stratum, poll, answers of late (octal), seconds since the last one, offset,
+    the offset as it was measured, error. 0 where the host follows the head (*), or has no answer of it.
     """
     for line in sources.splitlines():
         fields = line.split(",")
-        if len(fields) > 7 and fields[2] == head and int(fields[5], 8):
-            return abs(float(fields[7]))
+        if len(fields) > 9 and fields[2] == head and fields[1] != "*" and int(fields[5], 8):
+            return max(0.0, abs(float(fields[7])) - float(fields[9]))
     return 0.0
 
 

@@ -199,6 +199,16 @@ def test_all_go_through_as_many_as_the_slowest_can(monkeypatch):
     assert made == [1, 1, 1, 4, 4]
 
 
+@pytest.mark.parametrize("sizes", [(1, 4), (4, 1)])
+def test_ranks_with_room_for_unlike_sizes_go_through_as_many(monkeypatch, sizes):
+    made = passes(monkeypatch, 0.01)
+    own, other = sizes
+    calibrate.begin(
+        run(lambda told: told if isinstance(told[0], list) else [told[0], other], micro_batch_size=own)
+    )
+    assert len(made) == 3 + int(calibrate.BUDGET / 0.04) and made[:3] == [1, 1, 1]
+
+
 def test_a_pass_that_was_disturbed_is_no_pass_that_takes_so_long_by_itself(monkeypatch):
     """Of all later shares, too: what a pass takes whatever its size is not learnt from steps."""
     passes(monkeypatch, 0.01)

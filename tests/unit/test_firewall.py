@@ -295,7 +295,11 @@ def test_a_gateway_that_forwards_ports_to_several_hosts_is_no_peer():
     ("more", "peers"),
     [
         ({"ansible_facts": {"all_ipv4_addresses": ["10.0.0.2"]}}, ["10.0.0.2"]),
-        ({}, ["10.0.0.2"]),  # left out by -l, and not asked
+        ({}, ["10.0.0.2", "203.0.113.5"]),  # left out by -l, and not asked: its second interface's, perhaps
+        (
+            {"ansible_host": "FD00:0::5", "ansible_facts": {"all_ipv6_addresses": ["fd00::5"]}},
+            ["10.0.0.2", "fd00::5"],
+        ),
         ({"ansible_facts": {"all_ipv4_addresses": ["10.0.0.2", "203.0.113.5"]}}, ["10.0.0.2", "203.0.113.5"]),
         ({"cluster_address": None}, ["203.0.113.5"]),  # all that is known of it
     ],

@@ -92,13 +92,15 @@ def test_a_changed_key_is_told_with_both_fingerprints_and_the_line(keys, tmp_pat
 
 def test_of_a_file_of_roots_all_keys_of_the_host_are_forgotten(tmp_path, monkeypatch):
     """As /etc/ssh/ssh_known_hosts of a controller that is one of the cluster's hosts: ssh names one line of three."""
-    file = tmp_path / "ssh_known_hosts"
+    file, hashed = tmp_path / "ssh_known_hosts", tmp_path / "hashed"
     file.write_text(
         "# ours\nnode1,192.0.2.1 ssh-ed25519 A\nnode1,192.0.2.1 ssh-rsa B\n[node2]:2222 ssh-rsa C\n"
     )
+    hashed.write_text("|1|salt=|hash= ssh-rsa D\n")
     assert fc.forget(str(file), 2) == f"sed -i 2d {file}"
     monkeypatch.setattr(fc.os, "access", lambda *_: False)
     assert fc.forget(str(file), 4) == f"sudo ssh-keygen -R '[node2]:2222' -f {file}"
+    assert fc.forget(str(hashed), 1) == f"sudo sed -i 1d {hashed}"
     words = fc.forget(str(file), 2).removeprefix("sudo ")
     assert words == f"ssh-keygen -R node1 -f {file}"
     subprocess.run(shlex.split(words), check=True, capture_output=True)

@@ -57,6 +57,11 @@ def test_precedence_from_low_to_high(tmp_path):
 def test_a_resumed_run_keeps_its_configuration_but_for_what_is_said_anew():
     base = build({"run": "first", "seed": 4, "lr": 0.1})["config"]
     config = build({"run": "first", "resume": "true", "lr": "0.2"}, {"seed": 9}, base)["config"]
+    # What is held out is known once the run's own configuration is.
+    again = {"run": "first", "resume": "true", "patience": "3"}
+    assert build(again)["config"]["patience"] == 3 and build(again, base={**base, "validation": "austen"})
+    with pytest.raises(BadInput, match="patience: found 3, and nothing is held out"):
+        build(again, base=base)
     assert (config["seed"], config["lr"]) == (4, 0.2)
 
 

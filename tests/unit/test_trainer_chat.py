@@ -303,10 +303,10 @@ def test_an_answer_has_room_before_old_turns_are_remembered(speak, monkeypatch):
 
 def test_a_card_without_room_is_left_to_who_holds_it(speak, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1_100, 10_000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 80 << 30))
     assert "cuda" not in speak("the cat")
-    assert "note: the model needs 0.0 GB, and the GPU has 0.0 GB free" in capsys.readouterr().err
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1_300, 10_000))
+    assert "note: the model needs 1.1 GB, and the GPU has 1.1 GB free" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((1 << 30) + 1_000, 80 << 30))
     assert speak("the cat")[0] == "cuda" and capsys.readouterr().err == ""
     with pytest.raises(OutOfMemory, match="CUDA_VISIBLE_DEVICES="):
         speak("the cat", fault=torch.OutOfMemoryError("CUDA out of memory"))

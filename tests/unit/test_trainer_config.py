@@ -76,7 +76,9 @@ def test_settings_that_do_not_go_together():
         config.check_together(config.from_mapping(flash))
     config.check_together(config.from_mapping({**flash, "dtype": "float16"}))
     for name in ("eval_every", "patience"):
-        with pytest.raises(BadInput, match=f"^{name}: found 3, and nothing is held out .*, or set {name} to 0$"):
+        with pytest.raises(
+            BadInput, match=f"^{name}: found 3, and nothing is held out .*, or set {name} to 0$"
+        ):
             config.check_together(config.from_mapping({name: 3}))
         for held_out in ({"validation_split": 0.1}, {"validation": "austen"}):
             config.check_together(config.from_mapping({name: 3, **held_out}))

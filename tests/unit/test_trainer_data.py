@@ -725,7 +725,7 @@ def test_a_name_of_the_hub_is_fetched_at_its_revision(repository):
 
 def test_an_epoch_is_what_is_trained_on(tmp_path):
     for name in ("a", "b"):
-        write_lines(tmp_path / f"{name}.jsonl", [{"text": "x" * 100}] * 10)
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": name * 100}] * 10)
     data = {"dataset": str(tmp_path / "a.jsonl")}
     for held_out, letters in (
         ({}, 1000),
@@ -750,7 +750,8 @@ def test_what_is_held_out_is_no_part_of_what_is_trained_on(repository, tmp_path)
     for name in ("a.jsonl", "below/b.jsonl"):
         write_lines(own / name, [{"text": name}])
     (tmp_path / "link.jsonl").symlink_to(own / "below/b.jsonl")
-    for name in (own / "below/b.jsonl", own / "below", tmp_path / "link.jsonl"):
+    (tmp_path / "copy.jsonl").write_bytes((own / "a.jsonl").read_bytes())  # as what is brought to a host is
+    for name in (own / "below/b.jsonl", own / "below", tmp_path / "link.jsonl", tmp_path / "copy.jsonl"):
         with pytest.raises(BadInput, match=f"dataset {own} has this file, too.*validation_split"):
             held_out(str(name), str(own))
         config = from_mapping({"dataset": str(own), "validation": str(name)})

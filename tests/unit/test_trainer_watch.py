@@ -95,15 +95,23 @@ def test_what_was_said_of_the_step_that_a_run_goes_on_from_stays(tmp_path, said)
         return found
 
     event = {"kind": "event", "step": 7, "event": "resume", "time": 1.0}
-    steps = [{**RECORD, "step": step} for step in (8, 9)]
-    fed(tmp_path, said, tensorboard=True, records=[event, *steps, {**event, "event": "rollback"}, *steps])
-    assert said == [] and begins() == [8, 8]
-    assert [step for step, name, _ in events(tmp_path / "tensorboard") if name == "train/loss"] == [
-        8,
-        9,
-        8,
-        9,
+    first, second, third = ({**RECORD, "step": step} for step in (8, 9, 10))
+    late = {**event, "event": "checkpoint", "step": 8, "seconds": 0.1}  # told once it is on the disk
+    records = [
+        event,
+        first,
+        second,
+        late,
+        {**event, "event": "damaged checkpoint"},
+        first,
+        second,
+        late,
+        third,
     ]
+    fed(tmp_path, said, tensorboard=True, records=records)
+    assert said == [] and begins() == [8, 8]
+    steps = [step for step, name, _ in events(tmp_path / "tensorboard") if name == "train/loss"]
+    assert steps == [8, 9, 8, 9, 10]
 
 
 def test_prometheus_reads_a_port_a_rank(tmp_path, said, monkeypatch):

@@ -8,7 +8,7 @@ from trainer.data import chat as turns
 from trainer.errors import BadInput, OutOfMemory
 from trainer.model import saved
 
-ROOM = 1.2  # of a model's weights: what it takes to generate besides
+ROOM = 1 << 30  # bytes that it takes to generate, beside a model's weights
 ANSWER = 4  # an answer gets at least the positions by this, before the oldest turns are remembered
 
 
@@ -58,7 +58,7 @@ def _on_the_gpu(model):
     import torch
 
     free, _ = torch.cuda.mem_get_info()
-    needed = ROOM * sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    needed = ROOM + sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
     if needed <= free:
         return model.to("cuda")
     print(

@@ -499,9 +499,9 @@ def trained_on(config: Config) -> int:
     """Characters of an epoch: what is held out is read, too, and not counted. Raises BadInput as read.check does."""
     from trainer.data import read
 
-    read.check(config, ("validation",))
-    _, letters = read.check(config, ("dataset",))
-    return round(letters * (1 - (config.validation_split or 0)))
+    _, letters = read.check(config)
+    _, held_out = read.check(config, ("validation",))
+    return round((letters - held_out) * (1 - (config.validation_split or 0)))
 
 
 def _estimate(config: Config, found: Footprint, place: Place, letters: int, shared: dict) -> dict:

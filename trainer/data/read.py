@@ -3,10 +3,12 @@
 The controller imports this to read data before any host is touched: neither numpy, pyarrow nor transformers here.
 """
 
+import functools
 import hashlib
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,15 +59,30 @@ def everything(config: Config) -> list[Dataset]:
 
 
 def _apart(sets: Collection[Dataset]) -> None:
-    """Refuse to evaluate on what is trained on."""
-    trained = {path.resolve(): one.name for one in sets if one.key == "dataset" for path in one.files}
+    """Refuse to evaluate on what is trained on: the same files, or others of the same content, as brought ones are."""
+    trained = [(path, one.name) for one in sets if one.key == "dataset" for path in one.files]
     for one in sets:
         for path in one.files if one.key == "validation" else ():
-            if path.resolve() in trained:
-                raise BadInput(
-                    f"validation: {path}: dataset {trained[path.resolve()]} has this file, too, so that it would be "
-                    "trained on; name the files of one of them, or hold out a share: validation_split"
-                )
+            for other, name in trained:
+                if _same(path, other):
+                    raise BadInput(
+                        f"validation: {path}: dataset {name} has this file, too, so that it would be trained on; name "
+                        "the files of one of them, or hold out a share: validation_split"
+                    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two files are one, or have the same content; only those of one size are read for that."""
+    sizes = one.stat(), other.stat()
+    if os.path.samestat(*sizes) or sizes[0].st_size != sizes[1].st_size or one.suffix != other.suffix:
+        return os.path.samestat(*sizes)
+    return _sha256(one) == _sha256(other)
+
+
+@functools.cache
+def _sha256(path: Path) -> bytes:
+    with files.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def weights(config: Config) -> list[float]:

@@ -203,7 +203,7 @@ def _explained(config: Config, part: str):
             cure = "set attention to auto"
         elif "trust_remote_code" in text:
             cure = "this model brings its own Python code: if you trust it, set trust_remote_code to true"
-        elif "gated" in text.lower():
+        elif not Path(config.model).expanduser().is_dir() and "gated repo" in text.lower():
             cure = "accept its terms on the hub, and log in with a token (hf auth login, or HF_TOKEN)"
         elif not Path(config.model).expanduser().is_dir():
             offline = (
