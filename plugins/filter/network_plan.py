@@ -293,11 +293,15 @@ def networkd_matches(said, links):
 def check_networkd_devices(files, ours, links, made):
     """Refuse files that have systemd-networkd join one of `ours` to a device, or make one on it, that is not `made`.
 
-    Also those that netplan's files hide: what networkd made before is there until the next boot, and not after it.
+    Also those that netplan's files hide, while the device is there: what networkd made before is so until the next
+    boot, and not after it.
     """
+    there = {link["name"] for link in links}
     for path, file in files.items():
         said = settings(file["text"])
-        hit = [name for name in networkd_matches(said, links) if name in ours]
+        meant = networkd_matches(said, links)
+        hit = [name for name in meant if name in ours]
+        hidden = all(os.path.basename(path) > f"10-netplan-{ours[name]}.network" for name in hit)
         devices = [
             (key, value)
             for section, key, value in said
@@ -305,11 +309,16 @@ def check_networkd_devices(files, ours, links, made):
         ]
         for key, device in devices if hit else []:
             kind = NETWORKD_DEVICES[key]
-            if kind and device in made:
+            if (kind and device in made) or (hidden and device not in there):
                 continue
             beside = f"/etc/systemd/network/10-netplan-{ours[hit[0]]}.network.d/{device}.conf"
+            out = (
+                f"have its [Match] fit {', '.join(hit)} no more"
+                if others(meant, ours, links)
+                else "take that line out there"
+            )
             cure = (
-                f"put {device} into network_interfaces too (kind: {kind}), or take that line out there"
+                f"put {device} into network_interfaces too (kind: {kind}), or {out}"
                 if kind
                 else f"move that line, below a line [Network], into {beside}, which is read besides"
             )

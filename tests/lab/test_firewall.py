@@ -217,6 +217,13 @@ def test_a_host_whose_firewall_is_not_ours_stays_as_it_is(plays):
     play = plays.run([include("firewall")], "node2", {"firewall_manage": False})
     assert play.rc == 0 and play.changed == {"node2": 0}
     assert rules(plays, "node2") == ""
+    # Its owner has it back after a run that made rules.
+    assert plays.run([include("firewall")], "node2").rc == 0
+    assert "inet trainyard" in rules(plays, "node2")
+    play = plays.run([include("firewall")], "node2", {"firewall_manage": False})
+    assert play.rc == 0 and "the rules that an earlier run has made are taken away" in play.words, play.text
+    assert rules(plays, "node2") == ""
+    assert plays.run([include("firewall")], "node2", {"firewall_manage": False}).changed == {"node2": 0}
 
 
 def waiting(plays, host):

@@ -126,7 +126,9 @@ def test_a_worker_that_is_off_by_less_than_a_second_is_set_or_refused(plays):
     # It follows a source of its own, and the head, whose clock is at rest, does not.
     plays.sh("node1", "rm -f /usr/local/bin/chronyc /run/off")
     head = plays.lab.host("node1").address
-    plays.sh("node2", f"rm -f /run/off /run/stuck; echo '^,x,{head},10,6,377,1,-75.75,-75.75,0.25' > /run/apart")
+    plays.sh(
+        "node2", f"rm -f /run/off /run/stuck; echo '^,x,{head},10,6,377,1,-75.75,-75.75,0.25' > /run/apart"
+    )
     play = role(plays)
     assert play.rc != 0 and f"node2: its clock is 75.5 s from that of the head ({head})" in play.words, (
         play.text

@@ -611,11 +611,20 @@ def test_what_networkd_makes_of_ours_or_on_it_is_refused(line, cure, base):
     """Else it is there until the next boot, and perhaps with it the way to the host is gone."""
     path = f"/etc/systemd/network/{base}"
     files = {"networkd": {path: f"[Match]\nName=eth0\n[Network]\nDHCP=no\n{line}\n"}}
-    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    there = [*survey()["interfaces"], card("br0", kind="bridge")]
+    (refused,) = network_plan(survey(interfaces=there, files=files), [STATIC])["errors"]
     assert refused.startswith(
         f"{path}: {line} would be lost at the next boot, since network_interfaces has eth0"
     )
     assert refused.endswith(cure)
+    # One that has been hidden for a while has made nothing since the last boot.
+    assert bool(network_plan(survey(files=files), [STATIC])["errors"]) is (base == "05-lan.network")
+    files["networkd"] = {path: f"[Match]\nName=eth*\n[Network]\n{line}\n"}
+    (refused,) = network_plan(survey(interfaces=there, files=files), [STATIC])["errors"]
+    assert "take that line out" not in refused and (
+        refused.endswith("or have its [Match] fit eth0 no more") or "into /etc" in refused
+    )
+    files["networkd"] = {path: f"[Match]\nName=eth0\n[Network]\nDHCP=no\n{line}\n"}
     planned([{"name": "eth1", "addresses": ["10.1.0.1/24"]}], files=files)  # not ours
     planned([STATIC], files=files, active=DESKTOP)  # networkd does not run, and has made nothing
 
