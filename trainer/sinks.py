@@ -129,9 +129,8 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
         if writer and trained and record["step"] <= step:  # the run went back to a checkpoint
             writer.close()
             writer = None
-        if (
-            writer is None
-        ):  # only now is it known at which step this attempt begins; what was said of that one stays
+        # Only now is it known at which step this attempt begins; what was said of that one stays.
+        if writer is None:
             suffix = f".{begun}" if begun else ""
             writer = SummaryWriter(
                 str(run_dir / "tensorboard"),

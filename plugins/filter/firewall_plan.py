@@ -83,8 +83,8 @@ def firewall_peers(hostvars, names, own):
         variables = hostvars[name]
         cluster = str(variables.get("cluster_address") or "")
         given = [cluster] if cluster not in shared else []
-        own = own_addresses(variables)
-        if reached[name] not in shared and (not cluster or not own or address_of(reached[name]) in own):
+        there = own_addresses(variables)
+        if reached[name] not in shared and (not cluster or not there or address_of(reached[name]) in there):
             given.append(reached[name])
         for interface in listed(variables.get("network_interfaces")):
             if isinstance(interface, dict):

@@ -279,6 +279,8 @@ def test_peers_are_all_others_of_the_group_by_all_their_addresses():
         "192.168.1.101",
         "fd00::3",
     ]
+    # Wherever in the group it stands itself.
+    assert firewall_peers(hostvars, list(hostvars), "node3") == ["10.0.0.2", "192.168.1.100", "192.168.1.101"]
 
 
 def test_a_gateway_that_forwards_ports_to_several_hosts_is_no_peer():
