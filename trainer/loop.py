@@ -161,6 +161,20 @@ def evaluation_is_due(run: Run) -> bool:
     return step == run.steps or (step % every == 0 if every else epoch_has_ended(run))
 
 
+def evaluations_left(run: Run) -> int:
+    """How many there are after this step, up to the last one, which always has its own."""
+    step, every = run.progress.step, run.config.eval_every
+    left = run.steps - step
+    if run.held_out is None or not left:
+        return 0
+    if every:
+        return -(-run.steps // every) - step // every
+    cursor, batch, sequences = run.progress.cursor, run.config.batch_size, run.index.sequences
+    end = (cursor + left * batch) // sequences  # epochs
+    besides = end == (cursor + (left - 1) * batch) // sequences  # the last step ends none
+    return min(left, end - cursor // sequences + besides)
+
+
 def train_step(run: Run, observer) -> StepReport:
     """One optimizer step over the global batch; raises Harmful where it would do harm, before it is taken.
 

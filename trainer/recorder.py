@@ -19,7 +19,7 @@ from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
 from trainer.evaluate import evaluate
-from trainer.loop import Harmful, Progress, Run, StepReport, epoch_has_ended
+from trainer.loop import Harmful, Progress, Run, StepReport, epoch_has_ended, evaluations_left
 from trainer.metrics import Metrics, Status
 from trainer.model import flops
 from trainer.profiler import Profiler
@@ -76,6 +76,7 @@ class Recorder:
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
         self._seconds = 0.0  # a step's, smoothed
+        self._evaluation_seconds = 0.0  # the last one's
         self._steps = 0  # of this attempt
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
@@ -196,7 +197,7 @@ class Recorder:
             progress.best_loss, progress.best_step, progress.no_better = loss, progress.step, 0
         else:
             progress.no_better += 1
-        seconds = time.perf_counter() - begin
+        seconds = self._evaluation_seconds = time.perf_counter() - begin
         self._tell("eval", loss=loss if finite else None, best=better, seconds=seconds)
         if run.world.first:
             known = progress.best_loss is not None
@@ -229,7 +230,7 @@ class Recorder:
         if self._steps == SETTLED_STEPS:
             self._warn("far apart", self._far_apart())
         speed = report.tokens / self._seconds
-        eta = (run.steps - progress.step) * self._seconds
+        eta = self._left()
         slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
         progress.epoch_loss += report.loss * report.tokens
         progress.epoch_tokens += report.tokens
@@ -295,6 +296,11 @@ class Recorder:
             )
         if run.balance.stale and progress.step < run.steps:
             self.calibrate()
+
+    def _left(self) -> float:
+        """Seconds to the end of the run, by what steps and evaluations have taken."""
+        steps = self.run.steps - self.run.progress.step
+        return steps * self._seconds + evaluations_left(self.run) * self._evaluation_seconds
 
     def _far_apart(self) -> str | None:
         """What a fault would cost where checkpoints are far apart; None where that is bearable."""

@@ -180,6 +180,7 @@ def test_a_killed_rank(launch, curve):
         assert event["step"] >= 10
 
 
+@pytest.mark.full
 def test_a_host_is_cut_off_and_comes_back(launch, curve):
     run = launch(3)
     wait(lambda: step(run, 0) > 12)

@@ -65,7 +65,7 @@ def weighty(material, tmp_path_factory):
     "chosen",
     [
         ["adapter=lora", "lora_dropout=0.2"],
-        ["adapter=lora", "quantize=4bit", "dtype=bfloat16"],
+        pytest.param(["adapter=lora", "quantize=4bit", "dtype=bfloat16"], marks=pytest.mark.full),
         pytest.param(["adapter=lora", "quantize=8bit"], marks=pytest.mark.full),
         pytest.param(["optimizer=adamw_8bit"], marks=pytest.mark.full),
     ],

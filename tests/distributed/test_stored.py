@@ -96,7 +96,13 @@ def multimodal(material, tmp_path_factory):
     return folder / "run.yaml"
 
 
-@pytest.mark.parametrize("chosen", [["adapter=lora"], ["adapter=lora", "quantize=4bit", "dtype=bfloat16"]])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(["adapter=lora"], marks=pytest.mark.full),
+        ["adapter=lora", "quantize=4bit", "dtype=bfloat16"],
+    ],
+)
 def test_files_that_name_the_weights_as_transformers_once_did(multimodal, tmp_path, chosen):
     """It renames them, and says how."""
     chosen = ["strategy=fsdp", *chosen]
@@ -144,7 +150,7 @@ def packed(weighty, tmp_path_factory):
     ("kind", "strategy", "size"),
     [
         ("4bit", "fsdp", 2),
-        ("4bit for FSDP", "fsdp", 2),
+        pytest.param("4bit for FSDP", "fsdp", 2, marks=pytest.mark.full),
         ("8bit", "fsdp", 2),
         ("4bit", "split", 1),
         pytest.param("8bit", "split", 1, marks=pytest.mark.full),

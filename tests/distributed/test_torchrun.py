@@ -90,6 +90,7 @@ def test_what_one_rank_alone_knows_is_said(material, tmp_path):
     assert "error: out of memory" in (tmp_path / "runs/test/logs/rank-1.log").read_text()
 
 
+@pytest.mark.full
 def test_two_hosts_in_one_home(material, whole, tmp_path):
     """The same folder, the same host name even."""
     port = ranks.free_port()

@@ -170,6 +170,7 @@ def test_killed_before_it_was_confirmed_the_next_run_leaves_one_manager(plays, p
     assert plays.run("network", "node2", wanted).changed["node2"] == 0
 
 
+@pytest.mark.full
 def test_what_somebody_changed_by_hand_is_put_right(plays, prefix):
     """An address, the MTU, a route."""
     route = {"to": "198.51.100.0/24", "via": f"{prefix}.11"}
@@ -244,6 +245,7 @@ def test_a_bridge_over_the_interface_in_use_that_cuts_the_host_off_is_undone_and
     assert play.seconds < 120  # 60, and ansible's own time on a busy machine
 
 
+@pytest.mark.full
 def test_the_interface_in_use_goes_into_a_bridge_with_the_address_that_it_has(plays, prefix):
     wanted = interfaces(*bridged(f"{prefix}.11/24", gateway=f"{prefix}.1"))
     play = plays.role("network", "node1", wanted)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from trainer import checkpoint, recorder
+from trainer import checkpoint, loop, recorder
 from trainer.config import from_mapping
 from trainer.errors import BadInput
 from trainer.loop import Progress
@@ -63,6 +63,31 @@ def test_a_loss_that_is_no_number_is_never_the_best(evaluated):
     assert evaluated(progress, 2.0)[0] and progress.best_step == 2
     _, told = evaluated(progress, float("inf"))
     assert told["said"][0].endswith("which is no number; the best is 2.0000, of step 2")
+
+
+@pytest.mark.parametrize("every", [0, 1, 3, 4, 100])
+@pytest.mark.parametrize(("batch", "sequences"), [(2, 7), (2, 8), (9, 8)])
+def test_the_evaluations_that_are_left_count_for_the_time_to_the_end(every, batch, sequences):
+    """As many as `evaluation_is_due` then finds."""
+    run = types.SimpleNamespace(
+        progress=Progress(),
+        held_out=None,
+        config=types.SimpleNamespace(eval_every=every, batch_size=batch),
+        index=types.SimpleNamespace(sequences=sequences),
+        steps=11,
+    )
+    assert loop.evaluations_left(run) == 0
+    run.held_out, left = object(), []
+    for _ in range(run.steps):
+        run.progress.step += 1
+        run.progress.cursor += batch
+        left.append((loop.evaluations_left(run), loop.evaluation_is_due(run)))
+    for number, (count, _) in enumerate(left):
+        assert count == sum(due for _, due in left[number + 1 :])
+    assert left[-1] == (0, True)
+    run.progress.step, run.progress.cursor = 1, batch
+    one = types.SimpleNamespace(run=run, _seconds=2.0, _evaluation_seconds=30.0)
+    assert recorder.Recorder._left(one) == 20 + 30 * left[0][0]
 
 
 def test_what_makes_other_tokens_of_the_same_data_is_named():
