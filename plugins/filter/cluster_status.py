@@ -96,12 +96,13 @@ def runs_to_retire(
     pinned: list[str],
     run: str,
     cluster: Iterable[str] = (),
+    used: Iterable[str] = (),
 ) -> list[str]:
     """The ended runs that need not be kept: those beyond the newest `kept`, and those older than `days`; 0 is no limit.
 
     None that is alive anywhere, pinned, `run` itself, or the newest of those that could be resumed; nor a directory
     that says nothing of itself. `results`: as above. `cluster`: all of its hosts: where one has not told (-l), a run
-    that has not finished may be alive there.
+    that has not finished may be alive there. `used`: paths of what `run` reads, which may be of an earlier one.
     """
     kept, days, answered = int(kept), int(days), _answered(results)
     all_told = all(host in answered for host in cluster)
@@ -115,6 +116,7 @@ def runs_to_retire(
         name
         for place, (name, view) in enumerate(ended.items())
         if name not in (*pinned, resumable)
+        and not any(f"/runs/{name}/" in f"{path}/" for path in used)
         and (all_told or view["state"] == "finished")
         and ((kept and place >= kept) or (days and view["age"] > days * 86400))
     ]

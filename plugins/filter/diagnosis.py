@@ -18,6 +18,10 @@ UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slow
 SEE_STACK = "see its stack above"
 LOOK_AGAIN = "look again, for its stack had no answer"
 MOST_TOLD = 10  # lines of NCCL's
+MANY_DROPPED, PART_DROPPED = (
+    20,
+    0.001,
+)  # packets between two looks, and of all, up to which a drop says nothing
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
 COLLECTIVE = re.compile(
@@ -46,6 +50,7 @@ def diagnosis(results: dict[str, dict], run: str, cluster: Iterable[str] = ()) -
         or _going(found, ranks, silent)
         or ("" if whole else _unseen(left_out))
         or _behind(found, ranks)
+        or _each_alone(found, ranks)
         or _nccl(found)
         or _network(found, ranks)
     )
@@ -216,10 +221,14 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     status = newest["status"]
     own = [float(seconds) for seconds in status.get("compute_seconds") or []]
     stands = newest["steps"][1] == newest["steps"][0]
-    if stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max(own, default=0)):
+    mute = stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max(own, default=0))
+    # Its reason is written once, and what it tells of may take minutes.
+    if status.get("state") == "starting" and status.get("reason") and not (mute and any(map(_waits, ranks))):
+        disk = next((rank for rank in ranks if mute and rank["state"] == "D"), None)
+        waits = f"; rank {disk['rank']} on {disk['host']} is {STATES['D']}{_at(disk)}" if disk else ""
+        return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}{waits}."
+    if mute:
         return ""
-    if status.get("state") == "starting" and status.get("reason"):
-        return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}."
     at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
     if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
         slow = own.index(max(own))
@@ -303,17 +312,36 @@ def _behind(found: dict, ranks: list[dict]) -> str:
     one = next((rank for rank in busy if lags or rank["stack"]), busy[0])
     lag = lags.get(one["rank"])
     known = f" ({_how_far(lag)})" if lag else ""
-    where = f"in {one['stack'][0]}" if one["stack"] else "at a place that cannot be read"
-    doing = STATES.get(one["state"]) or ("computing" if one["cpu"] > 0.5 else "waiting")
-    cure = SEE_STACK if one["stack"] else LOOK_AGAIN
-    if one["state"] == "D":
-        cure = "look at the disk or the share that it reads, `dmesg`"
     others = f" (and {len(busy) - 1} more)" if busy[1:] else ""
     return (
         f"Rank {one['rank']} on {one['host']}{others} has not come to where {len(waiting)} wait for it{known}; "
-        f"it is {doing} {where}: {cure}; {_ended_after(found[one['host']])} its launcher ends it, and the run goes on "
-        "from its last checkpoint."
+        f"{_hangs(one, found)}"
     )
+
+
+def _each_alone(found: dict, ranks: list[dict]) -> str:
+    """Where no rank waits for another: there is but one, or all are at what takes long, as reading a dead share is."""
+    if any(map(_waits, ranks)):
+        return ""
+    one = min(ranks, key=lambda rank: (rank["state"] != "D", not rank["stack"]))
+    others = f" (and {len(ranks) - 1} more)" if ranks[1:] else ""
+    return f"Rank {one['rank']} on {one['host']}{others} waits for no other rank; {_hangs(one, found)}"
+
+
+def _hangs(rank: dict, found: dict) -> str:
+    """What a rank is at that makes no progress, and what becomes of it."""
+    doing = STATES.get(rank["state"]) or ("computing" if rank["cpu"] > 0.5 else "waiting")
+    cure = SEE_STACK if rank["stack"] else LOOK_AGAIN
+    if rank["state"] == "D":
+        cure = "look at the disk or the share that it reads, `dmesg`"
+    return (
+        f"it is {doing}{_at(rank) or ' at a place that cannot be read'}: {cure}; {_ended_after(found[rank['host']])} "
+        "its launcher ends it, and the run goes on from its last checkpoint."
+    )
+
+
+def _at(rank: dict) -> str:
+    return f" in {rank['stack'][0]}" if rank["stack"] else ""
 
 
 def _ended_after(one: dict) -> str:
@@ -348,10 +376,11 @@ def ras_complaints(lines: list[str]) -> dict[str, list[str]]:
 def _network(found: dict, ranks: list[dict]) -> str:
     """All wait in a collective: what is between them."""
     for host, one in found.items():
-        errors = {
-            name: one["interface"].get(name) or 0
-            for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
-        }
+        errors = {name: one["interface"].get(name) or 0 for name in ("rx_errors", "tx_errors")}
+        for way in ("rx", "tx"):  # a switch's own packets, which nobody takes, count there, too
+            dropped, packets = (one["interface"].get(f"{way}_{what}") or 0 for what in ("dropped", "packets"))
+            if dropped > max(MANY_DROPPED, PART_DROPPED * packets):
+                errors[f"{way}_dropped"] = dropped
         if any(errors.values()):
             listed = ", ".join(f"{name} {count}" for name, count in errors.items() if count)
             return (

@@ -413,17 +413,21 @@ def run_unknown(facts: dict[str, dict], run: str) -> str:
     return f"run {run}: none of {_hosts(list(facts))} knows it ({there}); correct the name after -e run="
 
 
-def run_end(facts: dict[str, dict], run: str, silent: list[str] = ()) -> str:
-    """How run `run` stands on its hosts (`facts` as above), in a line; and what of those that did not answer."""
+def run_end(facts: dict[str, dict], run: str, silent: list[str] = (), check: bool = False) -> str:
+    """How run `run` stands on its hosts (`facts` as above), in a line; and what of those that did not answer.
+
+    check: nothing was to be stopped.
+    """
+    alive = "would be stopped" if check else "still active"
     states: dict[str, list[str]] = {}
     for host, fact in facts.items():
-        states.setdefault(
-            "still active" if run in fact["active"] else fact["run_state"] or "unknown", []
-        ).append(host)
+        states.setdefault(alive if run in fact["active"] else fact["run_state"] or "unknown", []).append(host)
     step = max(((f["run_status"] or {}).get("last_checkpoint") or 0 for f in facts.values()), default=0)
     saved = f"its newest checkpoint is of step {step}; to go on: train.yml -e run={run} -e resume=true"
     if list(states) == ["finished"]:
         saved = f"there was nothing to stop; its results: train.yml -e run={run} -e follow=true"
+    elif check:
+        saved = f"its newest checkpoint so far is of step {step}; nothing was changed"
     there = "; ".join(f"{state} on {_hosts(hosts)}" for state, hosts in states.items())
     there += f"; not asked, since there was no answer: {_hosts(silent)}" if silent else ""
     missed = (
@@ -431,7 +435,7 @@ def run_end(facts: dict[str, dict], run: str, silent: list[str] = ()) -> str:
         "the others say that it was stopped. They do so by themselves, once they reach it. Else stop it again "
         f"then: playbooks/stop.yml -e run={run}"
     )
-    return f"run {run}: {there}; {saved}" + (missed if silent else "")
+    return f"run {run}: {there}; {saved}" + (missed if silent and not check else "")
 
 
 def run_goes_on(facts: dict[str, dict], run: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -90,7 +91,11 @@ def export_about(words: dict, choice: dict, run: str) -> dict:
 def export_place(words: dict, choice: dict) -> str:
     """The directory on the host where an export lies until it was fetched, beside what it is made of."""
     run_dir = choice["path"].rsplit("/model" if choice["kind"] == "model" else "/checkpoints/", 1)[0]
-    return f"{run_dir}/export-{choice['digest'][:12]}{'-merged' if words.get('merge') else ''}"
+    base = words.get("base") or ""
+    besides = (
+        f"-{hashlib.sha256(base.encode()).hexdigest()[:8]}" if base else ""
+    )  # the base's name is in its files
+    return f"{run_dir}/export-{choice['digest'][:12]}{'-merged' if words.get('merge') else ''}{besides}"
 
 
 def export_arguments(words: dict, choice: dict) -> list[str]:

@@ -74,13 +74,16 @@ from ansible.module_utils.host_runs import (
     within,
 )
 
-COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
-# What the kernel says of memory, disks, links and GPUs that explains a run that does not go on.
+COUNTERS = tuple(
+    f"{way}_{what}" for what in ("bytes", "packets", "errors", "dropped") for way in ("rx", "tx")
+)
+# What the kernel says of memory, disks and GPUs that explains a run that does not go on; of each boot it says more.
 TELLING = re.compile(
-    r"oom-kill|Out of memory|I/O error|blocked for more than|NVRM: Xid|Link is Down|NIC Link is|link down|mce: "
-    r"|EXT4-fs error|nfs: server .* not responding|thermal|soft lockup",
+    r"oom-kill|Out of memory|I/O error|blocked for more than|NVRM: Xid|Hardware Error|EXT4-fs error"
+    r"|nfs: server .* not responding|soft lockup|temperature above threshold|critical temperature",
     re.IGNORECASE,
 )
+LINK = re.compile(r"kernel: (.*?)(?:NIC )?(?<!SATA )\blink (?:is )?(up|down)\b", re.IGNORECASE)
 KERNEL_LINES = 10
 RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS_ADDR)
 RAS_BYTES = 1 << 20
@@ -210,7 +213,22 @@ def kernel_lines(seconds: float) -> list[str] | None:
     rc, out, _ = within(seconds, words)
     if rc == NO_ANSWER:
         return None
-    return [line for line in out.splitlines() if TELLING.search(line)][-KERNEL_LINES:]
+    return telling(out.splitlines())[-KERNEL_LINES:]
+
+
+def telling(lines: list[str]) -> list[str]:
+    """Those of the kernel's lines that may explain something: not that a link went down which came up again."""
+    found, down = [], {}
+    for line in lines:
+        link = LINK.search(line)
+        if link:
+            if earlier := down.pop(link[1], None):
+                found.remove(earlier)
+            if link[2].lower() == "down":
+                down[link[1]] = line
+        if (link and link[2].lower() == "down") or TELLING.search(line):
+            found.append(line)
+    return found
 
 
 def ras(seconds: float, place: tuple[str, int] = RAS) -> list[str] | None:

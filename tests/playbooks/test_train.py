@@ -294,6 +294,11 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(yard):
     other = yard.play(run="second", **LONG)
     assert "run first is already active" in failures(other)[0]
 
+    would = yard.play("playbooks/stop.yml", "--check", run="first")
+    assert would.rc == 0, said(would)
+    assert "run first: would be stopped on node1, node2; " in " ".join(said(would).split())
+    assert yard.processes() == pids
+
     unknown = yard.play("playbooks/stop.yml", run="frist")
     assert failures(unknown) == [
         "run frist: none of node1, node2 knows it (active: first); correct the name after -e run="
@@ -545,3 +550,35 @@ def test_refused_before_anything_is_changed(yard, make):
     assert "Traceback" not in said(run)
     assert changed(run) == 0
     assert not (yard.node("node1") / "var").exists()
+
+
+MEANWHILE = """\
+- hosts: all:localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {name: trainer, tasks_from: ask, rolespec_validate: false}
+- hosts: cluster
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: trainer, tasks_from: plan, rolespec_validate: false}
+    - run_process:
+        run_dir: "{{ trainer_state_dir }}/runs/theirs"
+        env_file: /dev/null
+        command: [sleep, "600"]
+    - ansible.builtin.set_fact: {__trainer_offered: [{key: dataset, name: brought, path: data/brought}]}
+    - ansible.builtin.include_role: {name: trainer, tasks_from: start, rolespec_validate: false}
+"""
+
+
+def test_a_run_that_somebody_started_while_data_was_brought_is_seen(yard):
+    """As one finds it who waits for a hundred GB."""
+    for node in ("node1", "node2"):
+        (yard.node(node) / "var/runs/theirs/logs").mkdir(parents=True)
+    book = yard.path / "meanwhile.yml"
+    book.write_text(MEANWHILE)
+    run = yard.play(str(book), run="ours", **SMALL)
+    assert run.rc != 0
+    (message,) = failures(run)
+    assert "run theirs is already active on node1, node2" in message
+    assert message.endswith("What was brought stays; the run was not started.")
+    assert not yard.status("ours") and not (yard.node("node1") / "var/runs/ours").exists()

@@ -146,6 +146,34 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             },
             r"makes ready for its first step: tokenising x: 34 %, 9 s left\.$",
         ),
+        # It is written once, and may take long; a rank that waits is behind no other for that.
+        (
+            {
+                "a": host(rank(0, COMPUTES), state="starting", status={"reason": "loading the model"}),
+                "b": host(rank(1, ["read (load.py:3)"], state="D"), state="starting", age=50.0),
+            },
+            r"first step: loading the model; rank 1 on b is waiting for a disk in read \(load\.py:3\)\.$",
+        ),
+        (
+            {
+                "a": host(rank(0), state="starting", status={"reason": "loading the model"}),
+                "b": host(rank(1, ["read (load.py:3)"], state="D"), state="starting", age=50.0),
+            },
+            r"^Rank 1 on b has not come to where 1 wait for it; it is waiting for a disk in read",
+        ),
+        # One alone, and all at something of their own: no wire is to blame.
+        (
+            {"a": host(rank(0, COMPUTES, cpu=0.9), status={"world_size": 1})},
+            r"^Rank 0 on a waits for no other rank; it is computing in _engine_run_backward .*: see its stack above;",
+        ),
+        (
+            {"a": host(rank(0, [])), "b": host(rank(1, ["read (load.py:3)"], state="D"))},
+            r"^Rank 1 on b \(and 1 more\) waits for no other rank; it is waiting for a disk in read .*dmesg",
+        ),
+        (
+            {"a": host(rank(0, [])), "b": host(rank(1, []))},
+            r"^Rank 0 on a \(and 1 more\) waits for .* at a place that cannot be read: look again",
+        ),
         (
             {"a": host(state="starting"), "b": host(state="starting")},
             r"no rank is: the hosts meet, or torch is being loaded",
@@ -169,6 +197,18 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
         (
             {"a": host(rank(0)), "b": host(rank(1), interface={"rx_errors": 12})},
             r"All ranks wait in a collective, and b's eth0 loses packets \(rx_errors 12\)",
+        ),
+        (
+            {"a": host(rank(0)), "b": host(rank(1), interface={"tx_dropped": 90, "tx_packets": 4000})},
+            r"b's eth0 loses packets \(tx_dropped 90\)",
+        ),
+        (
+            {"a": host(rank(0)), "b": host(rank(1), interface={"rx_dropped": 2, "rx_packets": 9})},
+            r"none is behind: a connection between them is lost",
+        ),
+        (
+            {"a": host(rank(0)), "b": host(rank(1), interface={"rx_dropped": 30, "rx_packets": 90000})},
+            r"none is behind: a connection between them is lost",
         ),
         (
             {"a": host(rank(0)), "b": host(rank(1), kernel=["eth0: Link is Down"])},
@@ -237,6 +277,35 @@ def test_of_hosts_that_l_leaves_out_nothing_is_said_but_that(results, words):
     assert left_out.endswith("b, c: not asked (-l)")
     everybody = {"a": host(rank(0)), "b": host(rank(1)), "c": SILENT}
     assert diagnosis(everybody, "r", ["a", "b", "c"]) == diagnosis(everybody, "r")
+
+
+@pytest.mark.parametrize(
+    ("said", "tells"),
+    [
+        ("thermal_sys: Registered thermal governor 'step_wise'", False),
+        ("mce: CPU0: Thermal monitoring enabled (TM1)", False),
+        ("ata1: SATA link down (SStatus 0 SControl 300)", False),
+        ("e1000e 0000:00:1f.6 eno1: NIC Link is Up 1000 Mbps Full Duplex", False),
+        ("IPv6: ADDRCONF(NETDEV_CHANGE): eno1: link becomes ready", False),
+        ("e1000e 0000:00:1f.6 eno1: NIC Link is Down", True),
+        ("mlx5_core 0000:01:00.0 enp1s0f0np0: Link down", True),
+        ("mce: [Hardware Error]: Machine check events logged", True),
+        ("CPU3: Core temperature above threshold, cpu clock throttled (total events = 1)", True),
+        ("thermal thermal_zone0: acpitz: critical temperature reached, shutting down", True),
+        ("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", True),
+        ("nfs: server node1 not responding, still trying", True),
+    ],
+)
+def test_what_the_kernel_says_that_explains_something(load_module, said, tells):
+    line = f"2026-11-27T03:00:00+00:00 node1 kernel: {said}"
+    assert load_module("diagnose_host").telling([line]) == [line] * tells
+
+
+def test_a_link_that_came_up_again_as_at_each_boot_explains_nothing(load_module):
+    words = ["eno1: Link is Down", "eno2: Link is Down", "eno1: Link is Up - 1Gbps/Full", "Out of memory: x"]
+    lines = [f"host kernel: r8169 0000:03:00.0 {one}" for one in words]
+    assert load_module("diagnose_host").telling(lines) == [lines[1], lines[3]]
+    assert load_module("diagnose_host").telling([*lines, lines[0]]) == [lines[1], lines[3], lines[0]]
 
 
 def group(sequence, name="0", ranks=(0, 1, 2), started=-1, desc="default_pg", op="gloo:all_reduce"):

@@ -427,6 +427,11 @@ def test_how_a_stopped_run_ended():
         "Nothing was stopped on node2: the run may go on there, or begin again at the next boot"
     )
     assert missed.endswith("Else stop it again then: playbooks/stop.yml -e run=first")
+    alive = {"active": ["first"], "run_state": "running", "run_status": {"last_checkpoint": 20}}
+    assert plan.run_end(facts(alive, ended), "first", ["node3"], check=True) == (
+        "run first: would be stopped on node1; stopped on node2; not asked, since there was no answer: node3; its "
+        "newest checkpoint so far is of step 30; nothing was changed"
+    )
     done = {"run_state": "finished", "run_status": {"last_checkpoint": 30}}
     assert plan.run_end(facts(done), "first") == (
         "run first: finished on node1; there was nothing to stop; its results: train.yml -e run=first -e follow=true"

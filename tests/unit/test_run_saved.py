@@ -195,6 +195,9 @@ def test_the_trainers_words():
     choice = {**checkpoint(4), "kind": "checkpoint"}
     assert export_place({"merge": True}, choice) == f"/v/runs/a/export-{'e' * 12}-merged"
     assert export_place({}, {**model(4), "kind": "model"}) == f"/v/runs/a/export-{'d' * 12}"
+    # One that was broken off is not taken for one on another base.
+    bases = ("", "/srv/llama", "meta/llama")
+    assert len({export_place({"base": base}, choice) for base in bases}) == len(bases)
     assert export_about({}, choice, "a") == export_about({"merge": False}, {**choice, "host": "other"}, "a")
 
 

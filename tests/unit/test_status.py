@@ -677,6 +677,13 @@ def test_the_newest_stay_and_the_pinned(kept, days, pinned, gone):
     assert runs_to_retire(results, kept, days, pinned, "new") == gone
 
 
+@pytest.mark.parametrize("path", ["/var/lib/trainyard/runs/c/model", "/srv/runs/c"])
+def test_a_run_whose_model_or_data_the_new_one_reads_stays(path):
+    results = ended(a=1, b=2, c=7, cc=8, d=9)
+    gone = runs_to_retire(results, 1, 0, [], "new", used=["austen", path])
+    assert gone == ["b", "cc", "d"]
+
+
 def test_a_run_that_lives_somewhere_or_is_the_one_or_the_newest_to_resume_stays():
     results = {
         "node1": host(
