@@ -20,6 +20,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +91,21 @@ class Saver:
     """Writes a run's checkpoints, one at a time; all ranks must call `save` and `settle` together."""
 
     def __init__(
-        self, run_dir: Path, strategy: Strategy, optimizer, tokenizer, *, keep: int, background: bool
+        self,
+        run_dir: Path,
+        strategy: Strategy,
+        optimizer,
+        tokenizer,
+        *,
+        keep: int,
+        background: bool,
+        before: Callable[[], None] = lambda: None,
     ):
+        """before: called on every rank before a checkpoint is there, for what must not be older than it after a power
+        cut; what it raises of a disk is no reason not to save."""
         self.folder = run_dir / "checkpoints"
         self.strategy, self.optimizer, self.tokenizer = strategy, optimizer, tokenizer
-        self.keep, self.background = keep, background
+        self.keep, self.background, self.before = keep, background, before
         self.world = world = strategy.world
         self.keepers = sorted(set(world.keepers))
         self.copies = min(len(self.keepers), copies(max(len(world.firsts), world.environment.expected)))
@@ -197,6 +208,8 @@ class Saver:
                 if one is not None
             ]
             manifest |= {"files": written, "copies": copies, "time": time.time()}
+            with contextlib.suppress(OSError):
+                self.before()
             world.together(lambda: _commit(temporary, final, manifest) if self.writes else None, self.group)
         except TrainerError:
             if self.writes:

@@ -208,6 +208,7 @@ def train_step(run: Run, observer) -> StepReport:
                 losses[1] += balance.detach()
             (whole * scale).backward()
         losses[0] += part.detach() * (divisor / tokens)
+        observer.alive()
     compute_seconds = now(world) - begin - waited - run.strategy.waited_seconds
 
     run.strategy.compression_seconds()  # what a checkpoint has taken since the last step is not this one's

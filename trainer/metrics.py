@@ -138,6 +138,10 @@ class Metrics:
         """Append one line."""
         self._file.write(json.dumps(record).encode() + b"\n")
 
+    def settle(self) -> None:
+        """Have all of them safe on disk. Raises OSError."""
+        os.fsync(self._file.fileno())
+
 
 class Trend:
     """The losses of all steps as at most TREND means, each of as many steps but perhaps the last."""

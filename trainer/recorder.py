@@ -28,6 +28,7 @@ from trainer.words import span
 from trainer.world import World, log
 
 LOG_EVERY = 10.0  # seconds between lines in the log
+SIGN_EVERY = 60.0  # seconds between signs of life in a step
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
 FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
@@ -65,6 +66,7 @@ class Recorder:
             tokenizer,
             keep=run.config.checkpoint_keep,
             background=run.config.checkpoint_async,
+            before=self.metrics.settle if self.metrics else lambda: None,
         )
         self.saved_step = run.progress.step
         self.best_saved = run.progress.best_step  # the newest of the best that has a checkpoint
@@ -77,6 +79,7 @@ class Recorder:
         self._full: list[str] = []  # hosts whose disks take no lines
         self._seconds = 0.0  # a step's, smoothed
         self._evaluation_seconds = 0.0  # the last one's
+        self._signed = time.monotonic()  # when the last sign of life in a step was given
         self._steps = 0  # of this attempt
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
@@ -127,6 +130,13 @@ class Recorder:
         """Whether the minutes between checkpoints are over, by the first rank's clock."""
         minutes = self.run.config.checkpoint_minutes
         return bool(minutes) and self.run.world.first and time.monotonic() - self.saved_at >= 60 * minutes
+
+    def alive(self) -> None:
+        """Give a sign of life within a step, which may take longer than a launcher waits for one (cluster/hang.py)."""
+        now = time.monotonic()
+        if now - self._signed >= SIGN_EVERY:
+            self._signed = now
+            self.show(state="running")
 
     def after_harm(self, harm: Harmful) -> None:
         """A batch that would have done harm: end the run, pass it over, or go back and pass over all since then."""

@@ -6,6 +6,7 @@ after the other, without gaps. The widest types come first, so that each lies at
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +26,11 @@ TYPES = {
 }
 
 
+SETTLE = (
+    64 << 20
+)  # bytes that may wait for the disk at once: who syncs next there, as etcd does, waits for all of them
+
+
 class TensorFile:
     """See the module. `with` it, `write` each tensor once, in any order. All raise OSError where a disk does."""
 
@@ -39,6 +45,7 @@ class TensorFile:
         words = json.dumps(header).encode()
         words += b" " * (-len(words) % 8)
         self._begin = 8 + len(words)
+        self._waiting = 0  # bytes written and not settled
         self._file = open(path, "wb")  # noqa: SIM115 - for as long as this object
         self._file.write(len(words).to_bytes(8, "little") + words)
 
@@ -49,7 +56,14 @@ class TensorFile:
         if len(data) != end - begin:
             raise ValueError(f"{key}: {len(data)} bytes, told were {end - begin}")
         self._file.seek(self._begin + begin)
-        self._file.write(data)
+        for first in range(0, len(data), SETTLE):
+            piece = data[first : first + SETTLE]
+            self._file.write(piece)
+            self._waiting += len(piece)
+            if self._waiting >= SETTLE:
+                self._file.flush()
+                os.fdatasync(self._file.fileno())
+                self._waiting = 0
 
     def __enter__(self):
         return self

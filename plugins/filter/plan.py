@@ -271,7 +271,7 @@ def run_problems(
         return problems
     if resume:
         lacking = [h for h, f in facts.items() if f["run_state"] is None]
-        if not known or next(iter(facts)) in lacking:
+        if not known:
             problems.append(
                 f"run {run}: there is nothing to resume on {_hosts(lacking)}; start it without -e resume=true, "
                 "or on the hosts that it had (-l)"

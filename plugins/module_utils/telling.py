@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 SHOWN_HOSTS = 8
 
@@ -17,6 +18,8 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def silence(host: str, result: dict) -> str:
     """Why a host has nothing to show; `result`: what its task registered."""
     lines = str(result.get("msg") or "it was not asked").strip().splitlines()
+    if late := re.search(r"Timed out after (\d+) second", lines[-1]):
+        return f"{host}: no answer within {late[1]} s, though it lets us in: a disk or a mount that hangs? (`dmesg`)"
     return f"{host}: no answer: {lines[-1][:200]}"
 
 

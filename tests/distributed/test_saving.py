@@ -1,6 +1,7 @@
 """Checkpoints are written while training goes on, and whatever happens then, the one before stays."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -36,6 +37,37 @@ def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background
         assert (event["copy_seconds"] < event["seconds"] / 2) == background
         assert bool(steps_meanwhile) == background
         assert names(tmp_path / node) == ["step-00000006", "step-00000012"]
+
+
+def test_what_is_safe_on_disk_before_a_checkpoint_has_its_name(material, whole, tmp_path):
+    """After a power cut the steps up to it must be in the metrics, too: the run does not make them again."""
+    patch = {("os", "fsync"): _noted_fsync, ("os", "rename"): _noted_rename}
+    assert ranks.run(tmp_path, 1, material / "run.yaml", patch=patch) == whole
+    told = (tmp_path / "node0/told").read_text().split()
+    for number in (4, 8, 12):
+        name = f"step-{number:08d}"
+        at = told.index(f"is:{name}")
+        before = told[told.index(f"is:step-{number - 4:08d}") if number > 4 else 0 : at]
+        files = ("model.safetensors", "optimizer.safetensors", "config.json", "manifest.json")
+        for file in ("metrics.jsonl", f".{name}.tmp", *(f".{name}.tmp/{file}" for file in files)):
+            assert file in before, (number, file, before)
+        assert "checkpoints" in told[at:]
+
+
+def _told(line):
+    with open(os.path.join(os.environ["TRAINYARD_RUN_DIR"], "told"), "a") as file:
+        file.write(f"{line}\n")
+
+
+def _noted_fsync(handle):
+    path = os.readlink(f"/proc/self/fd/{handle}").removeprefix(os.environ["TRAINYARD_RUN_DIR"]).strip("/")
+    os.fsync_really(handle)
+    _told(path.removeprefix("checkpoints/") or path)
+
+
+def _noted_rename(old, new, **more):
+    os.rename_really(old, new, **more)
+    _told(f"is:{os.path.basename(new)}")
 
 
 def _slow(path, tensors):

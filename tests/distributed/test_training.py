@@ -14,6 +14,8 @@ import pytest
 import ranks
 from safetensors.torch import load_file
 
+from trainer import metrics
+
 pytestmark = pytest.mark.distributed
 
 
@@ -465,3 +467,23 @@ def test_a_vocabulary_smaller_than_an_id_is_refused(material, tmp_path):
     attempt = ranks.Ranks(tmp_path, 1, material / "run.yaml", f"model={tmp_path}/model")
     assert attempt.codes() == [2]
     assert "the model's vocabulary has 100: they do not belong together" in attempt.log(0)
+
+
+def test_a_step_that_takes_long_gives_signs_of_life(material, tmp_path):
+    """A launcher ends ranks that give none for half an hour (trainer/cluster/hang.py); a step may take longer."""
+    patch = {("trainer.recorder", "SIGN_EVERY"): 0.0, ("trainer.metrics", "write_json"): _noted_status}
+    patch[("trainer.metrics", "Status")] = _Eager
+    ranks.run(tmp_path, 2, material / "run.yaml", "micro_batch_size=1", "steps=3", patch=patch)
+    for node, micro_batches in (("node0", 4), ("node1", 3)):
+        told = (tmp_path / node / "told").read_text().split()
+        assert told.count("running:1") > micro_batches and told.count("running:2") > micro_batches
+
+
+class _Eager(metrics.Status):
+    EVERY = 0.0
+
+
+def _noted_status(path, content, settle=True):
+    with path.with_name("told").open("a") as file:
+        file.write(f"{content['state']}:{content.get('step')}\n")
+    metrics.write_json_really(path, content, settle)

@@ -61,7 +61,7 @@ def answer(yard, playbook):
     """What was said, and the seconds it took, as this machine's cores would have been its own."""
     begin = time.monotonic()
     done = subprocess.run(
-        ["ansible-playbook", "-i", str(yard.inventory), f"playbooks/{playbook}"],
+        ["ansible-playbook", "-i", str(yard.inventory), *f"playbooks/{playbook}".split()],
         cwd=ROOT,
         env=yard.environment(),
         stdin=subprocess.DEVNULL,
@@ -86,3 +86,26 @@ def test_they_answer_within_ten_seconds(yard):
     assert file.read_text().count("the_outermost (a.py:3)") == 6
     text, seconds = answer(yard, "status.yml")
     assert re.search(r"node3 +no answer", text) and seconds < 10, text
+
+
+@pytest.mark.parametrize("playbook", ["status.yml", "diagnose.yml", "stop.yml -e run=first"])
+def test_a_host_that_answers_and_then_does_nothing_is_not_waited_for_for_ever(yard, tmp_path, playbook):
+    """As one whose disk hangs: sshd answers, and what it starts does not."""
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 986\n")
+    hangs.chmod(0o755)
+    local = yaml.safe_load(yard.inventory.read_text())
+    half = {"ansible_python_interpreter": str(hangs), "local_root": str(yard.node("node3").parent)}
+    local["all"]["children"]["cluster"]["children"]["workers"]["hosts"]["node3"] = half
+    yard.inventory.write_text(yaml.safe_dump(local))
+    begin = time.monotonic()
+    try:
+        text, _ = answer(yard, playbook)
+    finally:
+        subprocess.run(["pkill", "-f", "^sleep 986$"], check=False)
+    assert 30 <= time.monotonic() - begin < 90, text
+    said = {
+        "status.yml": r"node3: no answer within 30 s, though it lets us in: a disk or a mount that hangs",
+        "diagnose.yml": r"node3 does not answer",
+    }.get(playbook, r"(?s)run first: .*not asked, since there was no answer: node3")
+    assert re.search(said, " ".join(text.split())), text

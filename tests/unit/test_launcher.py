@@ -41,12 +41,17 @@ class Ranks:
     def stopped(self):
         return self.stands
 
-    def poll(self):
+    def poll(self, meanwhile=None):
         return self.outcome
 
-    def kill(self):
+    def kill(self, meanwhile=None):
         self.killed = True
+        if meanwhile:
+            self.while_killed(meanwhile)
         return self.held
+
+    def while_killed(self, meanwhile):
+        """As long as it takes."""
 
 
 @pytest.fixture
@@ -629,6 +634,20 @@ def test_who_waits_for_peers_that_lost_each_other_has_not_hung(trains, clock, fa
     assert ("a rank hung" in first.me.reason) == (code == 1)
 
 
+def test_who_computes_for_longer_than_others_wait_is_told_so(trains, clock):
+    first, second = trains
+    second.attempt.outcome = attempt.Outcome(LOST, "lost a peer")
+    second.turn()
+    for _ in range(4):
+        second.turn()
+        first.turn()
+        clock[0] += launch.GRACE / 2
+        if first.attempt:
+            first.attempt.used += launch.GRACE / 2
+    assert first.me.code == 1
+    assert "a rank was still busy when the others had waited 300 s for it" in first.me.reason
+
+
 def test_a_peer_that_is_lost_while_the_store_is_silent_is_a_network_that_is_cut(start, monkeypatch):
     launcher = running(start())
     monkeypatch.setattr(launcher.store, "read", refuse_store)
@@ -945,6 +964,45 @@ def test_a_process_that_does_not_end_keeps_no_launcher(monkeypatch):
         assert f"process {hung.pid} was killed and does not end" in said
         assert attempt._kill_children() == "" and 0.3 <= time.monotonic() - begin < 5
         really(hung.pid, signal.SIGKILL)
+
+
+def test_while_the_kernel_ends_a_process_something_else_is_done(monkeypatch):
+    monkeypatch.setattr(attempt, "ENDS", 2.5)
+    with subprocess.Popen(["sleep", "60"]) as hung:
+        monkeypatch.setattr(attempt, "_held", {*attempt._children(os.getpid())} - {hung.pid})
+        really = os.kill
+        monkeypatch.setattr(attempt.os, "kill", lambda *_: None)
+        called = []
+        assert attempt._kill_children(lambda: called.append(time.monotonic()))
+        assert len(called) == 2 and called[1] - called[0] > 0.9
+        really(hung.pid, signal.SIGKILL)
+
+
+def test_a_host_whose_ranks_are_slow_to_end_is_not_gone(start, clock, tmp_path):
+    """Those of a checkpoint of many GB on a slow disk, say; the others see its record all the while."""
+    common = {"NNODES": 2, "TRAINYARD_STORE": tmp_path / "store", "TRAINYARD_LAUNCH": "now"}
+    first, second = (start(node=node, **common) for node in (0, 1))
+    for _ in range(4):
+        assert (first.turn(), second.turn()) == (None, None)
+    assert first.attempt and second.attempt
+    seen = []
+
+    def ends_slowly(meanwhile):
+        for _ in range(25):
+            clock[0] += 1
+            meanwhile()
+            first.turn()
+            seen.append((first.attempt is not None, "hosts/1" in first.entries))
+
+    second.attempt.while_killed = ends_slowly
+    second._kill("node1: a rank hung")
+    assert set(seen) == {(True, True)}
+    second.turn()
+    assert first.turn() is None and not first.attempt.killed
+    clock[0] += 6
+    second.turn()
+    first.turn()
+    assert first.attempt is None and "node1: a rank hung" in second.me.reason
 
 
 def test_what_does_not_end_is_told_with_the_reason(start, monkeypatch):

@@ -197,11 +197,7 @@ TABLE = {
     "failed on one host": ([{"run_state": "failed"}, {}], {}, ["exists on node1 (state: failed)"]),
     "resumed": ([{"run_state": "failed"}, {"run_state": "failed"}], {"resume": True}, []),
     "nothing to resume": ([{}, {}], {"resume": True}, ["nothing to resume on node1, node2"]),
-    "resumed with another head": (
-        [{}, {"run_state": "failed"}],
-        {"resume": True},
-        ["nothing to resume on node1"],
-    ),
+    "resumed with a new head": ([{}, {"run_state": "failed"}], {"resume": True}, []),
     "active": (
         [{"active": ["first"], "run_state": "running"}, {"active": ["first"], "run_state": "running"}],
         {},

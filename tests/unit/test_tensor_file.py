@@ -1,10 +1,14 @@
 """Files that are written tensor by tensor are what safetensors itself reads."""
 
+import itertools
+import os
+
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from trainer import tensor_file
 from trainer.tensor_file import TYPES, TensorFile
 
 
@@ -50,3 +54,24 @@ def test_another_tensor_than_was_told_is_refused_and_so_is_none(tmp_path):
         file.write("a", torch.zeros(5))
     with pytest.raises(ValueError, match="not written: b"), TensorFile(tmp_path / "some", told) as file:
         file.write("a", torch.zeros(2, 3))
+
+
+def test_no_more_waits_for_the_disk_than_it_takes_in_a_moment(tmp_path, monkeypatch):
+    """What a host's etcd syncs would wait for all of a checkpoint's bytes."""
+    settled = []
+    monkeypatch.setattr(tensor_file, "SETTLE", 1000)
+    monkeypatch.setattr(tensor_file.os, "fdatasync", lambda handle: settled.append(os.fstat(handle).st_size))
+    tensors = {
+        "large": torch.arange(900),
+        "small": torch.arange(60),
+        "none": torch.zeros(0),
+        "last": torch.ones(70),
+    }
+    with TensorFile(tmp_path / "ours", tensors) as file:
+        for key, one in tensors.items():
+            file.write(key, one)
+    assert len(settled) == 7 and max(b - a for a, b in itertools.pairwise(settled)) <= 2000
+    found = load_file(tmp_path / "ours")
+    assert found.keys() == tensors.keys() and all(
+        torch.equal(found[key], one) for key, one in tensors.items()
+    )

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -190,23 +190,26 @@ class Attempt:
         """Whether one of its processes stands still, by SIGSTOP, until somebody lets it go on."""
         return any(state == b"T" for _, state in _family(self._pid))
 
-    def poll(self) -> Outcome | None:
-        """How it ended, or None while it goes on."""
+    def poll(self, meanwhile: Callable[[], None] | None = None) -> Outcome | None:
+        """How it ended, or None while it goes on. meanwhile: see `kill`."""
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid == 0:
             return None
         with os.fdopen(self._answer) as answer:
             text = answer.read()
-        held = _kill_children()
+        held = _kill_children(meanwhile)
         outcome = self._outcome(json.loads(text) if text else {}, os.waitstatus_to_exitcode(status))
         return replace(outcome, reason=with_held(outcome.reason, held))
 
-    def kill(self) -> str:
-        """End all of its processes at once; what they were saving stays invisible. Says which do not end."""
+    def kill(self, meanwhile: Callable[[], None] | None = None) -> str:
+        """End all of its processes at once; what they were saving stays invisible. Says which do not end.
+
+        meanwhile: called once a second while the kernel ends them.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         os.close(self._answer)
-        return _kill_children()
+        return _kill_children(meanwhile)
 
     def _outcome(self, told: dict, status: int) -> Outcome:
         """status: the agent's exit code, or minus the signal that ended it."""
@@ -352,12 +355,13 @@ def with_held(reason: str, held: str) -> str:
     return first + held + mark + rest
 
 
-def _kill_children() -> str:
+def _kill_children(meanwhile: Callable[[], None] | None = None) -> str:
     """Kill this process's children, and those that become its own by that, until none is left.
 
-    Says which do not end; they are not waited for again.
+    Says which do not end; they are not waited for again. meanwhile: called once a second.
     """
-    until = time.monotonic() + ENDS
+    called = time.monotonic()
+    until = called + ENDS
     while pids := [pid for pid in _children(os.getpid()) if pid not in _held]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -366,6 +370,9 @@ def _kill_children() -> str:
             if time.monotonic() > until:
                 _held.update(pids)
                 return HELD.format(", ".join(map(str, pids)))
+            if meanwhile and time.monotonic() - called > 1:
+                meanwhile()
+                called = time.monotonic()
             time.sleep(0.05)
     return ""
 

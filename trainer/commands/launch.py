@@ -133,6 +133,7 @@ class Launcher:
         self.attempt: Attempt | None = None
         self.pulse = Pulse(config)  # of that attempt's ranks
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
+        self.used = 0.0  # seconds of processors that its ranks had used by then
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
         self.entries: dict = {}
         self.faults = 0  # of the launcher itself, in a row
@@ -374,6 +375,11 @@ class Launcher:
         self.entries = self.store.read()
         self.touched = time.monotonic()
 
+    def _renew(self) -> None:
+        """Renew this host's record as it is: who gives back much memory is slow to end, and its host is not gone."""
+        with contextlib.suppress(OSError):
+            self.store.live(self.key, membership.pack(self.me))
+
     def _out_of_touch(self, why: str) -> int | None:
         """The store does not answer: wait for it; end the ranks before others may take this host for dead."""
         silent = time.monotonic() - self.touched
@@ -413,11 +419,11 @@ class Launcher:
         try:
             self._end(end)
         except store.Unreachable:
-            folder, note = self.environment.untold_dir, self.environment.run_dir / "untold"
+            folder = self.environment.untold_dir
             with contextlib.suppress(OSError):
                 if folder.is_dir():  # where nobody would tell it there is none
-                    metrics.write_json(note, {"store": self.place, "end": membership.pack(end)})
-                    os.replace(note, folder / f"{self.place[1]}.json")
+                    note = {"store": self.place, "end": membership.pack(end)}
+                    metrics.write_json(folder / f"{self.place[1]}.json", note)
 
     def _own_end(self) -> End:
         """The end of a run that was stopped here, unless it has finished, or its ranks failed over it."""
@@ -501,7 +507,7 @@ class Launcher:
     def _watch(self, plan: Plan, hosts: list[Host], end: End | None) -> None:
         """See whether the attempt has ended here, must end, or should make room for another one."""
         attempt, mine = self.attempt, self.attempt.plan
-        if (outcome := attempt.poll()) is not None:
+        if (outcome := attempt.poll(self._renew)) is not None:
             if outcome.code == LOST:
                 others = [one for one in mine.members if one.node != self.me.node]
                 return self._over(outcome, reach.unreached(others))
@@ -522,7 +528,8 @@ class Launcher:
         if self.asked or self.leaving or (end and end.code == STOPPED):
             self._ask_to_yield()
         if ended or end:
-            self.troubled = self.troubled or now
+            if self.troubled is None:
+                self.troubled, self.used = now, attempt.work().used
             failed = [host for host in ended if host.code not in (0, STOPPED)]
             # Those that save or finish together may take their time, by as much as a step may.
             patience = GRACE if failed else max(GRACE, self.config.timeout_seconds)
@@ -531,7 +538,9 @@ class Launcher:
                     # Its ranks have nobody left to wait for, and need not know yet.
                     self._kill(f"{failed[0].name} lost its peers", LOST)
                 elif all(host.code == LOST for host in failed):
-                    self._kill(f"{self.me.name}: a rank hung: the others lost it, and it did not end")
+                    self._kill(
+                        f"{self.me.name}: {self._why_lost(attempt.work().used - self.used, now - self.troubled)}"
+                    )
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
         elif why := self.pulse.hangs(attempt, _status(self.environment), now):
@@ -539,6 +548,15 @@ class Launcher:
         elif self._may_take_in(hosts, now):
             with contextlib.suppress(OSError):  # no reason to end ranks that train
                 self.environment.yield_file.touch()
+
+    def _why_lost(self, used: float, seconds: float) -> str:
+        """What a rank is at that the others have lost though they reach its host; used: processor seconds of these."""
+        if used < seconds / 2:
+            return "a rank hung: the others lost it, and it did not end"
+        return (
+            f"a rank was still busy when the others had waited {self.config.timeout_seconds:g} s for it: see what "
+            "slows this host down; where its part of a step takes that long, raise timeout_seconds"
+        )
 
     def _may_take_in(self, hosts: list[Host], now: float) -> bool:
         """Whether this is the host to interrupt the attempt for one that has come (back), and the time to."""
@@ -554,7 +572,7 @@ class Launcher:
         )
 
     def _kill(self, why: str, code: int = 1) -> None:
-        self._over(Outcome(code, with_held(why, self.attempt.kill())))
+        self._over(Outcome(code, with_held(why, self.attempt.kill(self._renew))))
 
     def _over(self, outcome: Outcome, unreached: list[int] | None = None) -> None:
         attempt, self.attempt = self.attempt.plan.attempt, None

@@ -18,7 +18,8 @@ KEPT = 90 * 86400  # seconds that a note is kept whose store never answers
 
 def main(directory: Path) -> int:
     """Tell what is noted in `directory`, and return once nothing is left there."""
-    while notes := sorted(directory.iterdir()):
+    # What is hidden is being written.
+    while notes := sorted(path for path in directory.iterdir() if not path.name.startswith(".")):
         for note in notes:
             tell(note)
         time.sleep(PAUSE)
