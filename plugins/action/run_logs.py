@@ -210,6 +210,11 @@ def over(states: list[str]) -> bool:
     return "ended" in states and "active" not in states
 
 
+def asked_rank(args) -> str:
+    """The rank whose log is asked for, "" for all: the number 0, as JSON has it, is one, too."""
+    return "" if args.get("rank") is None else str(args["rank"])
+
+
 class ActionModule(ActionBase):
     """Arguments: run, run_dir, keeper, rank (all with ""), offsets and cursor (of an earlier look); follow, with hosts.
 
@@ -229,7 +234,7 @@ class ActionModule(ActionBase):
             str(args["keeper"]),
             str(args["run"]),
             str(args["run_dir"]),
-            str(args.get("rank") or ""),
+            asked_rank(args),
         )
         self.offsets = dict(args.get("offsets") or {})
         self.cursor = float(args.get("cursor") or 0)

@@ -201,7 +201,7 @@ def equal(cluster: Cluster, values: dict[str, str], what: str, result: str, cure
     values = {host: value or "none" for host, value in values.items()}
     hosts, common = odd(values)
     if not hosts:
-        yield Said(PASS, cluster.alive, f"{what} {common}")
+        yield Said(PASS, list(values), f"{what} {common}")
         return
     told = "; ".join(
         f"{value} on {named([h for h in hosts if values[h] == value])}"

@@ -22,7 +22,8 @@ def gpus(cluster: Cluster) -> Iterable[Said]:
     well, without = True, []
     for host, survey in cluster.survey().items():
         gpu, wanted = survey["gpu"], cluster.facts[host]["expected"].get("processes") or 0
-        if not gpu["cards"] and not gpu["gpus"]:
+        # In a container the machine's cards are to be seen, and their driver is not the container's to install.
+        if not gpu["gpus"] and (not gpu["cards"] or (survey["container"] and not gpu["driver"])):
             without.append(host)
             continue
         fault = ""

@@ -196,7 +196,12 @@ def subnets(cluster: Cluster) -> Iterable[Said]:
             if name != mine[0] and net.network.overlaps(mine[1]):
                 well = False
                 text = f"{name} has {net}, which overlaps {mine[0]}'s {mine[1]}"
-                yield Said(WARN, [host], text, cluster.on([host], f"ip address del {net} dev {name}"))
+                cure = cluster.on([host], f"ip address del {net} dev {name}")
+                if str(net.ip) == survey["door"]:
+                    text += "; SSH comes in by it"
+                    play = cluster.site("network", [host])
+                    cure = f"give {name} or {mine[0]} another subnet: network_interfaces, and {play}"
+                yield Said(WARN, [host], text, cure)
     if well:
         yield Said(PASS, cluster.alive, "one each")
 
@@ -244,7 +249,7 @@ def _version(cluster: Cluster, key: str, what: str, result: str, cure) -> Iterab
     values = {
         host: survey["versions"][key]
         for host, survey in cluster.survey().items()
-        if key == "kernel" or cluster.facts[host]["run"]["release"]  # without one, that is said already
+        if cluster.facts[host]["run"]["release"]  # without one, that is said already
     }
     if values:
         yield from equal(cluster, values, what, result, cure)
@@ -287,10 +292,18 @@ def nccl(cluster: Cluster) -> Iterable[Said]:
     yield from _version(cluster, "nccl", "NCCL", FAIL, lambda hosts: cluster.site("python_env"))
 
 
-@check("All hosts run the same kernel", "one release", "ours: one more thing that cannot be the reason")
+@check(
+    "All hosts of one distribution's release run the same kernel",
+    "one release",
+    "ours: one more thing that cannot be the reason",
+)
 def kernel(cluster: Cluster) -> Iterable[Said]:
     cure = lambda hosts: cluster.on(hosts, 'sh -c "apt-get update && apt-get dist-upgrade -y && reboot"')  # noqa: E731
-    yield from _version(cluster, "kernel", "kernel", WARN, cure)
+    systems: dict[str, dict[str, str]] = {}
+    for host, survey in cluster.survey().items():
+        systems.setdefault(survey["system"], {})[host] = survey["versions"]["kernel"]
+    for found in systems.values():
+        yield from equal(cluster, found, "kernel", WARN, cure)
 
 
 @check(

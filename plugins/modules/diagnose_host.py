@@ -51,6 +51,7 @@ diagnosis:
   returned: always
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -85,7 +86,7 @@ TELLING = re.compile(
 )
 LINK = re.compile(r"kernel: (.*?)(?:NIC )?(?<!SATA )\blink (?:is )?(up|down)\b", re.IGNORECASE)
 KERNEL_LINES = 10
-RAS = ("127.0.0.1", 28028)  # where NCCL answers on each host of a run (NCCL_RAS_ADDR)
+RAS = "127.0.0.1:28028"  # where NCCL answers on each host of a run unless NCCL_RAS_ADDR says otherwise
 RAS_BYTES = 1 << 20
 GROUPS_BYTES = 1 << 20  # of what a rank writes, read at most
 WATCHES = (
@@ -111,11 +112,26 @@ def process(pid: int) -> dict | None:
     }
 
 
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    """The environment that a process began with. Raises OSError."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return dict(one.partition(b"=")[::2] for one in file.read().split(b"\0"))
+
+
+def ras_place(pids) -> tuple[str, int]:
+    """Where the NCCL of these ranks answers: each run has a port of its own (trainer/cluster/attempt.py)."""
+    told = ""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            told = told or environment_of(pid).get(b"NCCL_RAS_ADDR", b"").decode(errors="replace")
+    host, _, port = (told if re.fullmatch(r"[^:]+:\d+", told) else RAS).partition(":")
+    return host, int(port)
+
+
 def rank_of(pid: int) -> int | None:
     """The rank that a process is, by its environment and its command; None if it is none."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = dict(one.partition(b"=")[::2] for one in file.read().split(b"\0"))
+        environment = environment_of(pid)
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
     except OSError:
@@ -231,7 +247,7 @@ def telling(lines: list[str]) -> list[str]:
     return found
 
 
-def ras(seconds: float, place: tuple[str, int] = RAS) -> list[str] | None:
+def ras(seconds: float, place: tuple[str, int]) -> list[str] | None:
     """What NCCL's own watch says of all ranks, line by line; empty where NCCL is older than 2.24; None without a word.
 
     It asks all ranks, and is told to wait for those that are silent a second less than there is.
@@ -310,7 +326,7 @@ def main() -> None:
     looks = {pid: partial(stacks, spy, pid, left) for pid in ranks}
     looks |= {"the kernel's log": partial(kernel_lines, left), "the GPUs": partial(gpus, left)}
     if ranks and cards():
-        looks["NCCL's own watch"] = partial(ras, left)
+        looks["NCCL's own watch"] = partial(ras, left, ras_place(ranks))
     seen = at_once(looks, left + 0.2)  # each ends by itself, and what it has started with it
     late = [f"rank {ranks[key]}'s stack" if key in ranks else key for key in looks if seen[key] is None]
     time.sleep(max(0.0, p["seconds"] - (time.monotonic() - begin)))

@@ -77,6 +77,8 @@ GPU_FIELDS = (
 )
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # by newer drivers
 NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
+# What the role nvidia leaves out: who has a card for virtual machines, and the device ids of Kepler and before.
+UNUSABLE, TOO_OLD = ("vfio-pci", "pci-stub"), range(0x0000, 0x1340)
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
 STORE_SECONDS = 4.0
 NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
@@ -205,9 +207,15 @@ def disk(state_dir: str) -> dict:
     }
 
 
+def system(root: str = "") -> str:
+    """The distribution and its release, as ID-VERSION_ID."""
+    words = dict(line.split("=", 1) for line in read(f"{root}/etc/os-release").splitlines() if "=" in line)
+    return "-".join(words.get(name, "").strip("\"'") for name in ("ID", "VERSION_ID"))
+
+
 def unit_limit(run_command, user: str) -> dict:
     """Locked memory that a run's unit may have, in bytes (None: no limit): as it is set, drop-ins and all, and as a
-    process in such a unit finds it. `drop_ins`: the files that change the unit.
+    process in such a unit finds it. `drop_ins`: the files that change it for the unit.
     """
     unit = f"{UNIT}preflight.service"
     _, out, _ = run_command(["systemctl", "show", unit, "--property=LoadState,LimitMEMLOCK,DropInPaths"])
@@ -224,7 +232,7 @@ def unit_limit(run_command, user: str) -> dict:
         "loaded": True,
         "set": as_bytes(limit),
         "found": as_bytes(told[1]) if told else as_bytes(limit),
-        "drop_ins": shown.get("DropInPaths", "").split(),
+        "drop_ins": [path for path in shown.get("DropInPaths", "").split() if "LimitMEMLOCK" in read(path)],
     }
 
 
@@ -267,10 +275,12 @@ def health(url: str) -> str:
 
 
 def cards(root: str = "") -> int:
-    """NVIDIA's graphics cards that PCI shows, driver or not."""
+    """NVIDIA's graphics cards that PCI shows and a run may have, driver or not."""
     return sum(
         read(f"{path}/vendor").removeprefix("0x") == NVIDIA
         and read(f"{path}/class").removeprefix("0x")[:4] in DISPLAY
+        and os.path.basename(os.path.realpath(f"{path}/driver")) not in UNUSABLE
+        and int(read(f"{path}/device") or "ffff", 16) not in TOO_OLD
         for path in glob.glob(f"{root}/sys/bus/pci/devices/*")
     )
 
@@ -405,10 +415,12 @@ def main() -> None:
             "disk": disk(p["state_dir"]),
             "memlock": unit_limit(module.run_command, p["user"]) if real else None,
             "container": in_container() if real else False,
+            "system": system(root),
             "stores": stores(p["stores"]),
             "gpu": gpu_survey(module.run_command, root),
             "rdma": rdma_ports(root),
             "client": session["client"] if session else "",
+            "door": session["address"] if session else "",
             "free_port": free_port(p["address"]),
             "strangers": strangers.result() if strangers else None,
             "time": time.time(),

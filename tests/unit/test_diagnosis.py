@@ -695,6 +695,21 @@ def test_nccls_watch_is_asked_by_its_own_words(load_module):
     assert module.ras(30, ("127.0.0.1", 1)) == []
 
 
+def test_each_runs_nccl_is_asked_where_it_answers(load_module):
+    """Two runs on one host cannot share a port, and the second one's says nothing."""
+    module = load_module("diagnose_host")
+    assert module.ras_place([]) == module.ras_place([0]) == ("127.0.0.1", 28028)
+    place = {"NCCL_RAS_ADDR": "127.0.0.1:28777"}
+    with (
+        subprocess.Popen(["sleep", "60"], env={**os.environ, **place}) as other,
+        subprocess.Popen(["sleep", "60"]) as one,
+    ):
+        assert module.ras_place([one.pid, other.pid]) == ("127.0.0.1", 28777)
+        assert module.ras_place([one.pid]) == ("127.0.0.1", 28028)
+        one.kill()
+        other.kill()
+
+
 def test_what_the_sentence_rests_on():
     text = diagnosis({"a": host(rank(0)), "b": host(rank(1, state="T"), busy=BUSY), "c": SILENT}, "r")
     ranks, machines, mute, _ = text.split("\n\n")

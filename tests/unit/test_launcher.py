@@ -69,7 +69,7 @@ def clock(monkeypatch):
 def start(monkeypatch, tmp_path, clock):
     """Starts a launcher in a run directory of its own: start(variable=value, overrides=[…], known=status.json)."""
 
-    def make(overrides=(), known=None, node=0, folder=True, **variables):
+    def make(overrides=(), known=None, node=0, folder=True, made=launch.Launcher, **variables):
         run_dir = tmp_path / f"node{node}" / "runs" / "a"
         if folder:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def start(monkeypatch, tmp_path, clock):
         for name, value in (unset | own | variables).items():
             monkeypatch.setenv(name, str(value))
         loaded = config.load(overrides=["run=a", *overrides])
-        return launch.Launcher(loaded, environment.read("a"), [])
+        return made(loaded, environment.read("a"), [])
 
     monkeypatch.setattr(launch, "Attempt", Ranks)
     return make
@@ -922,8 +922,22 @@ def test_what_is_asked_between_two_tries_is_meant_for_the_next(start, monkeypatc
 
 
 def test_a_run_does_not_begin_with_torch_that_cannot_be_loaded(start, monkeypatch):
+    launcher = start(TRAINYARD_LAUNCH="now")
     with pytest.raises(TrainerError, match="node0: torch cannot be loaded: ImportError"):
-        fails_to_load(start(TRAINYARD_LAUNCH="now"), monkeypatch)
+        fails_to_load(launcher, monkeypatch)
+    assert status(launcher)["state"] == "failed" and "torch cannot be loaded" in status(launcher)["reason"]
+    assert start(TRAINYARD_LAUNCH="now").ended_before() is None  # once that is cured
+
+
+@pytest.mark.parametrize("known", [None, {"state": "starting", "step": 7, "launch": "before"}])
+def test_a_run_that_cannot_begin_says_so_to_who_waits_for_its_end(start, tmp_path, known):
+    with pytest.raises(launch.BadInput, match="NNODES is more than 1"):
+        start(known=known, NNODES=2, TRAINYARD_LAUNCH="now", made=launch.main)
+    run_dir = tmp_path / "node0/runs/a"
+    told = json.loads((run_dir / "status.json").read_text())
+    assert told["state"] == "failed" and "NNODES is more than 1" in told["reason"]
+    assert told["step"] == (known or {}).get("step") and launch._has_ended(run_dir)
+    assert start(TRAINYARD_LAUNCH="now").ended_before() is None
 
 
 # ---- a host alone, whose launcher is killed again and again ----

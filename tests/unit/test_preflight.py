@@ -18,6 +18,7 @@ from ansible.errors import AnsibleFilterError
 from plugins.action import preflight_pair as pair_action
 from plugins.action import preflight_verdict
 from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
+from plugins.filter import nvidia_plan
 from plugins.filter import preflight as filters
 from plugins.module_utils import address_probe, echo
 
@@ -103,6 +104,8 @@ def survey(name, nodes):
             }
         ],
         "client": "10.77.0.1",
+        "door": ADDRESS[name],
+        "system": "debian-12",
         "free_port": 40001,
         "strangers": [],
         "time": 2e9,
@@ -206,6 +209,13 @@ FAULTS = {
     "overlapping subnets": (
         [("node1", "survey.interfaces", lambda old: [*old, {"name": "wlan0", "enabled": True, "addresses": ["10.77.0.99/24"]}])],
         "subnets", WARN, "node1", "wlan0", "ip address del 10.77.0.99/24 dev wlan0",
+    ),
+    "overlapping subnets, one of them SSH's": (
+        [
+            ("node1", "survey.interfaces", lambda old: [*old, {"name": "eth1", "enabled": True, "addresses": ["10.77.0.99/24"]}]),
+            ("node1", "survey.door", "10.77.0.99"),
+        ],
+        "subnets", WARN, "node1", "SSH comes in by it", "give eth1 or eth0 another subnet",
     ),
     "other release": ([("node2", "run.release", "0.1-bb")], "release", FAIL, "node2", "0.1-bb", "--tags trainer"),
     "no release": ([("node2", "run.release", None)], "release", FAIL, "node2", "no trainer", "site.yml"),
@@ -899,6 +909,47 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
     (wire / "speed").write_text("-1\n")
     assert module.link("eth0", root)["speed"] is None
     assert module.cards(root) == 1
+    # Of the others: one that a virtual machine has, one that is too old, and one with the driver.
+    drivers = {
+        "0000:02:00.0": ("vfio-pci", "0x2684"),
+        "0000:03:00.0": ("nouveau", "0x128b"),
+        "0000:04:00.0": ("nvidia", "0x2684"),
+    }
+    for address, (driver, device) in drivers.items():
+        card = tmp_path / "sys/bus/pci/devices" / address
+        card.mkdir(parents=True)
+        for name, value in (("vendor", "0x10de"), ("class", "0x030000"), ("device", device)):
+            (card / name).write_text(f"{value}\n")
+        (tmp_path / driver).mkdir()
+        (card / "driver").symlink_to(tmp_path / driver)
+    assert module.cards(root) == 2
+
+
+def test_what_is_too_old_for_a_run_is_what_the_role_nvidia_leaves_out(load_module):
+    module = load_module("preflight_survey")
+    (too_old,) = yaml.safe_load((ROOT / "roles/nvidia/vars/main/cards.yml").read_text())["_nvidia_too_old"]
+    first, last = (int(end, 16) for end in too_old.split("-"))
+    assert (module.TOO_OLD[0], module.TOO_OLD[-1]) == (first, last)
+    assert module.UNUSABLE == nvidia_plan.UNUSABLE
+
+
+def test_kernels_of_two_distributions_are_compared_with_their_own():
+    facts = healthy()
+    facts["node3"]["survey"]["system"] = "ubuntu-24.04"
+    facts["node3"]["survey"]["versions"]["kernel"] = "6.8.0-90-generic"
+    assert complaints(facts) == []
+    told = [(one.found, one.hosts) for one in findings(cluster(facts)) if one.check == "kernel"]
+    assert told == [("kernel 6.1.0-40-amd64", ["node1", "node2"]), ("kernel 6.8.0-90-generic", ["node3"])]
+    facts["node2"]["survey"]["versions"]["kernel"] = "6.1.0-1-amd64"
+    assert [one.check for one in complaints(facts)] == ["kernel"]
+
+
+def test_a_machines_cards_are_no_fault_of_its_containers():
+    facts = healthy()
+    for host in NODES:
+        facts[host]["survey"]["container"] = True
+        facts[host]["survey"]["gpu"].update(driver=False, gpus=[])
+    assert [one for one in complaints(facts) if one.check == "gpus"] == []
 
 
 def test_versions_are_those_that_are_there_whatever_was_once_installed(load_module, tmp_path):
@@ -927,9 +978,12 @@ def test_versions_are_those_that_are_there_whatever_was_once_installed(load_modu
     assert versions()["torch"] == "2.13.0+cu128"
 
 
-def test_the_units_limit_is_read_with_its_drop_ins(load_module):
+def test_the_units_limit_is_read_with_its_drop_ins(load_module, tmp_path):
     module = load_module("preflight_survey")
-    shown = "LoadState=loaded\nLimitMEMLOCK={}\nDropInPaths=/etc/systemd/system/trainyard@.service.d/x.conf\n"
+    ours, other = tmp_path / "memory.conf", tmp_path / "nice.conf"
+    ours.write_text("[Service]\nLimitMEMLOCK=8M\n")
+    other.write_text("[Service]\nNice=5\n")
+    shown = f"LoadState=loaded\nLimitMEMLOCK={{}}\nDropInPaths={ours} {other} {tmp_path}/gone\n"
     table_ = "Max locked memory         {}            {}            bytes\n"
 
     def answers(limit, real):
@@ -943,7 +997,7 @@ def test_the_units_limit_is_read_with_its_drop_ins(load_module):
     assert (limit["set"], limit["found"]) == (None, None)
     limit = module.unit_limit(answers("infinity", "8388608"), "trainyard")
     assert (limit["set"], limit["found"]) == (None, 8388608)
-    assert limit["drop_ins"] == ["/etc/systemd/system/trainyard@.service.d/x.conf"]
+    assert limit["drop_ins"] == [str(ours)]  # the cure removes them
     assert module.unit_limit(lambda command: (0, "LoadState=not-found\n", ""), "")["loaded"] is False
 
 

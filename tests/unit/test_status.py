@@ -651,6 +651,11 @@ def test_a_rank_that_a_run_has_not_is_refused_where_that_is_known(seen, logs, ra
     assert rank_fault(dict(enumerate(logs)), dict(enumerate(answers)), "a", rank) == words
 
 
+def test_rank_0_is_one_as_a_number_too():
+    asked = [run_logs.asked_rank({"rank": rank}) for rank in (0, "0", 7, "", None)]
+    assert asked == ["0", "0", "7", "", ""] and run_logs.asked_rank({}) == ""
+
+
 # ---- runs that need not be kept ----
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,10 @@ FLIGHT_RECORDER = {
     "TORCH_FR_DUMP_TEMP_FILE": "{}/flight-",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "{}/flight-",
 }
+RAS_PORT, RAS_PORTS = (
+    28028,
+    1000,
+)  # NCCL's own, where it tells how its ranks are; each run of a host needs another
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ class Attempt:
                     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
                     for name, value in FLIGHT_RECORDER.items():
                         os.environ.setdefault(name, value.format(environment.run_dir / "logs"))
+                    port = RAS_PORT + zlib.crc32(config.run.encode()) % RAS_PORTS
+                    os.environ.setdefault("NCCL_RAS_ADDR", f"127.0.0.1:{port}")
                     os.environ["TRAINYARD_LAUNCHER"] = str(os.getpid())
                     outcome = _run_agent(config, arguments, variables)
                     os.write(write, json.dumps(outcome).encode())

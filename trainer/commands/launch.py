@@ -47,7 +47,11 @@ BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a r
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
     """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
-    launcher = Launcher(config, environment, arguments)
+    try:
+        launcher = Launcher(config, environment, arguments)
+    except TrainerError as error:
+        _failed_at_once(config, environment, str(error))
+        raise
     if (code := launcher.ended_before()) is not None:
         return code
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -163,6 +167,7 @@ class Launcher:
         cure = "look at its memory and its disk; site.yml tests its environment"
         why = f"{self.me.name}: torch cannot be loaded: {type(error).__name__}: {error}; {cure}"
         if not self.begun:
+            self._say("failed", why)  # the run behind this one in the queue waits for a word
             raise TrainerError(why)
         self._say("stalled", f"{why}; it is tried again")
         until = time.monotonic() + ANEW
@@ -643,6 +648,14 @@ class Launcher:
         self.status.facts["state"] = None
         with contextlib.suppress(OSError):  # a full disk must not take the reason with it
             self.status.update(state=state, reason=reason)
+
+
+def _failed_at_once(config: Config, environment: Environment, why: str) -> None:
+    """Have status.json say that no launcher came to be, for who follows the run, and the run behind it in the queue."""
+    # Another one of this very start may yet come to be.
+    facts = {"run": config.run, "host": environment.host, **_status(environment), "launch": None}
+    with contextlib.suppress(OSError):
+        metrics.Status(environment.run_dir, **facts).update(at_once=True, state="failed", reason=why)
 
 
 def _print(line: str) -> None:
