@@ -267,10 +267,18 @@ def fill(files: list[dict], state_dir: str, user: str) -> None:
                 shutil.copyfileobj(file, copy, AT_ONCE)
 
 
+def make_directory(path: str, group: int) -> None:
+    """Have a directory that the service user may enter, and those above it, where somebody removed what site.yml made."""
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        make_directory(above, group)
+    os.makedirs(path, mode=0o750, exist_ok=True)
+    os.chown(path, -1, group)
+
+
 def place(descriptor: int, final: str, group: int) -> None:
     """Give an open file its place, besides the one that it may have."""
-    os.makedirs(os.path.dirname(final), mode=0o750, exist_ok=True)
-    os.chown(os.path.dirname(final), -1, group)
+    make_directory(os.path.dirname(final), group)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(final)  # cut short by something else
     try:

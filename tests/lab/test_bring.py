@@ -1,7 +1,9 @@
 """Data and models on their way to many hosts over slow links: the time of one host is nearly that of eight."""
 
 import hashlib
+import json
 import os
+import subprocess
 
 import pytest
 from plays import Plays
@@ -14,6 +16,9 @@ BYTES = 200_000_000
 @pytest.fixture(scope="module")
 def plays(make_lab, tmp_path_factory):
     lab = make_lab("bring", hosts=len(HOSTS), rate=dict.fromkeys(HOSTS, "100mbit"))
+    # The controller's own wire: what leaves it does so by the switch's own device.
+    shaping = "tc qdisc replace dev br0 root tbf rate 100mbit burst 128kb limit 512kb"
+    subprocess.run(lab.network.enter(*shaping.split()), check=True)
     plays = Plays(lab, tmp_path_factory.mktemp("plays"))
     play = plays.run("identity,ssh_mesh", "cluster")
     assert play.rc == 0, play.text
@@ -77,8 +82,18 @@ def test_eight_hosts_take_little_longer_than_one(plays, tmp_path):
     source = tmp_path / "model.safetensors"
     source.write_bytes(os.urandom(BYTES))
     alone = bring(plays, source, "alone", HOSTS[:1])
+    before = sent_by_the_controller(plays.lab)
     together = bring(plays, source, "together", HOSTS)
+    sent = sent_by_the_controller(plays.lab) - before
     print(
-        f"200 MB over 100 Mbit/s: one host {alone:.0f} s, eight {together:.0f} s, {together / alone:.2f} of it"
+        f"200 MB over 100 Mbit/s: one host {alone:.0f} s, eight {together:.0f} s, {together / alone:.2f} of it; "
+        f"{sent / 1e6:.0f} MB left the controller"
     )
     assert together < 1.5 * alone
+    assert BYTES < sent < 1.3 * BYTES, "each host has it from the one before"
+
+
+def sent_by_the_controller(lab):
+    """Bytes so far."""
+    (link,) = json.loads(lab.network.ip("-statistics", "-json", "link", "show", "dev", "br0"))
+    return link["stats64"]["tx"]["bytes"]

@@ -571,3 +571,16 @@ def test_two_controllers_write_the_same_into_one_file(tmp_path):
     assert target.read_bytes() == DATA[:200_000]
     target.unlink()  # the other one has given it its place
     assert subprocess.run(["sh", "-c", writing(str(target), 0)], input=b"x", check=False).returncode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another group")
+def test_the_service_user_may_enter_what_is_made_where_somebody_has_removed_it(load_module, tmp_path):
+    """`rm -r /var/lib/trainyard/data`, say; site.yml makes it anew, and train.yml comes first."""
+    file = tmp_path / "file"
+    file.write_text("content")
+    with file.open("rb") as content:
+        load_module("bring_host").place(content.fileno(), str(tmp_path / "state/data/0a/model/file"), 54321)
+    for below in ("state", "state/data", "state/data/0a", "state/data/0a/model"):
+        found = (tmp_path / below).stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o050) == (0, 54321, 0o050), below
+    assert tmp_path.stat().st_gid != 54321

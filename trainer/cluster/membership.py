@@ -110,7 +110,7 @@ def next_word(
     hosts = sorted(hosts, key=lambda host: host.node)
     if plan is None:
         # One that was under way may have gone on elsewhere, or ended there. Of two, the first has the store.
-        enough = 1 if new or (expected == 2 and hosts[0].node == 0) else expected // 2 + 1
+        enough = 1 if new or (expected == 2 and hosts and hosts[0].node == 0) else expected // 2 + 1
         if len(hosts) < expected and not (late and len(hosts) >= max(least, enough)):
             few = f"{len(hosts)} of {expected} hosts are ready: {_names(hosts)}"
             return Wait(few if len(hosts) >= enough else f"{few}; {UNKNOWN.format(enough)}")
