@@ -268,7 +268,7 @@ def fill(files: list[dict], state_dir: str, user: str) -> None:
 
 
 def make_directory(path: str, group: int) -> None:
-    """Have a directory that the service user may enter, and those above it, where somebody removed what site.yml made."""
+    """Have a directory that the service user may enter, and those above it: somebody may have removed site.yml's."""
     above = os.path.dirname(path)
     if not os.path.isdir(above):
         make_directory(above, group)
