@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
-IN_SHORT = "tuning"  # the one that is tried without FULL=1, for the machinery
+IN_SHORT = "identity"  # the one that is tried without FULL=1, for the machinery
 ON_VMS = [
     name for name in SCENARIOS if "create_vms" in (ROOT / "molecule" / name / "molecule.yml").read_text()
 ]
