@@ -31,6 +31,10 @@ LOG_EVERY = 10.0  # seconds between lines in the log
 SIGN_EVERY = 60.0  # seconds between signs of life in a step
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
+IDLE_CARDS = (
+    "hosts of this run are one machine with fewer GPUs than they have processes, so that all compute on the CPU; with "
+    "one of these hosts (-l) it would be on the GPU"
+)
 FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
@@ -93,6 +97,8 @@ class Recorder:
         resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
         cleared = {"warning": None, "reason": None}
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
+        if run.world.idle_cards:
+            self._warn("cards", IDLE_CARDS)
         self._tell_attempt()
 
     def _tell_attempt(self) -> None:

@@ -98,6 +98,8 @@ class World:
         cards = [(one["node"], *one["cards"]) for one in everyone]
         self.devices = self.together(lambda: _devices(config, environment, cards))
         self.device = self.devices[0]
+        # Cards that are there, and too few for all processes of this machine.
+        self.idle_cards = bool(mine["cards"]) and self.device.type == "cpu" and config.device == "auto"
         # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.
         cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
         self.same("kind of device", self.gather(self.device.type), cure)

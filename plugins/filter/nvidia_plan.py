@@ -162,8 +162,8 @@ def plan(
     if not distribution:
         known = ", ".join(tables["distributions"])
         raise Refused(
-            f"found {name}; Trainyard knows NVIDIA's drivers on {known}. Install the driver yourself, and take "
-            "the host out of the role with --skip-tags nvidia."
+            f"found {name}; Trainyard knows NVIDIA's drivers on {known}. Install the driver yourself, if "
+            "it is not there, and add --skip-tags nvidia to each site.yml."
         )
     if survey["runfile"]:
         raise Refused(

@@ -487,3 +487,20 @@ def _noted_status(path, content, settle=True):
     with path.with_name("told").open("a") as file:
         file.write(f"{content['state']}:{content.get('step')}\n")
     metrics.write_json_really(path, content, settle)
+
+
+def test_cards_that_are_too_few_and_idle_are_a_warning(material, tmp_path):
+    """As of make demo's two hosts on a machine with one GPU; a line in a rank's log is seen by nobody."""
+    patch = {("trainer.world", "_cards"): _one_card}
+    ranks.run(tmp_path, 2, material / "run.yaml", "device=auto", "steps=2", patch=patch)
+    for node in ("node0", "node1"):
+        assert (
+            "so that all compute on the CPU; with one of these hosts (-l)"
+            in ranks.status(tmp_path / node)["warning"]
+        )
+    ranks.run(tmp_path / "told", 2, material / "run.yaml", "steps=2", patch=patch)
+    assert ranks.status(tmp_path / "told/node0")["warning"] is None
+
+
+def _one_card(config):
+    return ["GPU-1"] if config.device == "auto" else []

@@ -36,7 +36,7 @@ ELSEWHERE = {
     "-e config=FILE.yaml": f"{PLAYED}::test_a_model_and_a_file_of_ones_own",
     "-e plan=true": f"{PLAYED}::test_a_plan_of_all_hosts_says_what_a_run_takes_and_starts_nothing",
     "-e smoke=true": f"{PLAYED}::test_a_smoke_test_comes_first_and_leaves_nothing",
-    "-e run= rank= since=10m": f"{PLAYED}::test_a_run_from_its_start_to_its_results",
+    "-e run=first -e rank=1 -e since=10m": f"{PLAYED}::test_a_run_from_its_start_to_its_results",
     "make lab HOSTS=3": "tests/lab/test_dashboard.py::test_two_commands_after_make_lab",
     "make lab-down": "tests/lab/test_dashboard.py::test_two_commands_after_make_lab",
     "make help": "tests/playbooks/test_house_demo.py::test_make_demo_from_nothing",

@@ -99,7 +99,7 @@ def _reason(error: Exception) -> str:
     if kind in ("GatedRepoError", "RepositoryNotFoundError") or "401" in text or "403" in text:
         return (
             f"the hub does not give it to this host: {kind}: {text}. Check the name; where it is gated, accept its "
-            "terms on the hub, and put a token into trainer_hub_token (ansible-vault encrypt_string)"
+            "terms on the hub, and put a token into trainer_hub_token (ansible-vault encrypt_string --prompt)"
         )
     return (
         f"it could not be fetched: {kind}: {text}. What has come stays: run train.yml again. Or download it elsewhere "
