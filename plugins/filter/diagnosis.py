@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from telling import names, not_asked, silence, table, unasked
+from telling import hangs, names, not_asked, silence, table, unasked
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
@@ -29,6 +29,7 @@ COLLECTIVE = re.compile(
 )
 # Over gloo each turn of an exchange counts for itself: who waits in another turn than others is not behind them.
 IN_TURNS = re.compile(r"\bexchange \(trainer/sums")
+ON_CARD = re.compile(r"\bsynchronize \((torch/)?cuda/")  # the frame of a wait for what a GPU was given
 ASLEEP = re.compile(r"\((threading|concurrent/futures/_base)\.py:")  # frames of a wait for another thread
 
 
@@ -46,12 +47,16 @@ def diagnosis(results: dict[str, dict], run: str, cluster: Iterable[str] = ()) -
     sentence = (
         _over(found, run, silent, left_out)
         or _stopped(ranks)
-        or ("" if whole else _silent(silent, found) or _launchers(found) or _missing(found, ranks, left_out))
+        or (
+            ""
+            if whole
+            else _silent(silent, found, results) or _launchers(found) or _missing(found, ranks, left_out)
+        )
         or _going(found, ranks, silent)
         or ("" if whole else _unseen(left_out))
         or _behind(found, ranks)
-        or _each_alone(found, ranks)
         or _nccl(found)
+        or _each_alone(found, ranks)
         or _network(found, ranks)
     )
     mute = "\n".join(silence(host, result) for host, result in results.items() if host in silent)
@@ -136,7 +141,7 @@ def _stopped(ranks: list[dict]) -> str:
     )
 
 
-def _silent(silent: list[str], found: dict) -> str:
+def _silent(silent: list[str], found: dict, results: dict[str, dict]) -> str:
     if not silent:
         return ""
     if not found:
@@ -150,10 +155,10 @@ def _silent(silent: list[str], found: dict) -> str:
         rest = f"the run goes on on {', '.join(goes_on)}"
     elif paused and not any(one["ranks"] for one in found.values()):
         rest = paused[0]
-    return (
-        f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: "
-        "see whether the machine is on, and its cable; when it is back, it takes part again by itself."
-    )
+    cure = "see whether the machine is on, and its cable; when it is back, it takes part again by itself"
+    if all(hangs(results[host]) for host in silent):
+        cure = "it lets us in, and nothing comes of it: see its disks and its mounts there, `dmesg`"
+    return f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: {cure}."
 
 
 def _waits_for(one: dict, *states: str) -> str:
@@ -226,7 +231,8 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     if status.get("state") == "starting" and status.get("reason") and not (mute and any(map(_waits, ranks))):
         disk = next((rank for rank in ranks if mute and rank["state"] == "D"), None)
         waits = f"; rank {disk['rank']} on {disk['host']} is {STATES['D']}{_at(disk)}" if disk else ""
-        return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}{waits}."
+        ago = f" (said {newest['age']:.0f} s ago)" if mute else ""
+        return f"The run makes ready for its first step: {status['reason'].splitlines()[0]}{ago}{waits}."
     if mute:
         return ""
     at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
@@ -321,7 +327,9 @@ def _behind(found: dict, ranks: list[dict]) -> str:
 
 def _each_alone(found: dict, ranks: list[dict]) -> str:
     """Where no rank waits for another: there is but one, or all are at what takes long, as reading a dead share is."""
-    if any(map(_waits, ranks)):
+    # Over NCCL the main thread waits for its card, which may wait for others; of what has no stack nothing is known.
+    known = [rank for rank in ranks if (rank["stack"] or rank["state"] == "D") and not _waits_for_card(rank)]
+    if any(map(_waits, ranks)) or (ranks[1:] and not known):
         return ""
     one = min(ranks, key=lambda rank: (rank["state"] != "D", not rank["stack"]))
     others = f" (and {len(ranks) - 1} more)" if ranks[1:] else ""
@@ -374,7 +382,7 @@ def ras_complaints(lines: list[str]) -> dict[str, list[str]]:
 
 
 def _network(found: dict, ranks: list[dict]) -> str:
-    """All wait in a collective: what is between them."""
+    """All wait in a collective, or for cards that do: what is between them."""
     for host, one in found.items():
         errors = {name: one["interface"].get(name) or 0 for name in ("rx_errors", "tx_errors")}
         for way in ("rx", "tx"):  # a switch's own packets, which nobody takes, count there, too
@@ -396,6 +404,10 @@ def _network(found: dict, ranks: list[dict]) -> str:
         f"All {len(ranks)} ranks wait in a collective, and none is behind: a connection between them is lost.{where} "
         "playbooks/preflight.yml tries every pair; after timeout_seconds the launchers begin a new attempt."
     )
+
+
+def _waits_for_card(rank: dict) -> bool:
+    return bool(rank["stack"] and ON_CARD.search(rank["stack"][0]))
 
 
 def _waits(rank: dict) -> bool:

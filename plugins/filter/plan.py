@@ -99,7 +99,8 @@ def run_plan(
     for rank, (host, fact) in enumerate(facts.items()):
         plan[host] = {
             "TRAINYARD_RUN": run,
-            "TRAINYARD_RUN_DIR": fact["run_dir"],
+            # Not the run that the host was asked of: a trial has a directory of its own.
+            "TRAINYARD_RUN_DIR": os.path.join(os.path.dirname(fact["run_dir"]), run),
             "TRAINYARD_HOST": host,
             "NNODES": str(len(facts)),
             "NODE_RANK": str(rank),
@@ -183,6 +184,22 @@ def run_shared(facts: dict[str, dict], asked: dict) -> dict:
 def run_offerer(facts: dict[str, dict], path: str) -> str:
     """The first host that has a path that is not on the controller; run_problems has refused one that none has."""
     return next(host for host, fact in facts.items() if path not in fact["missing_paths"])
+
+
+def run_regained(facts: dict[str, dict], asked: dict, state_dir: str) -> dict:
+    """run_config's answer for a resumed run, with what was brought for it and some hosts lack: others have it still.
+
+    As a machine does that takes a dead one's place.
+    """
+    lacking = [set(fact["missing_paths"]) for fact in facts.values()]
+    some = set().union(*lacking) - set.intersection(*lacking) if lacking else set()
+    kept = [
+        {"key": key, "name": name}
+        for key in ("model", "dataset", "validation")
+        for name in ([asked["config"]["model"]] if key == "model" else names(asked["config"].get(key) or ""))
+        if name in some and name.startswith(f"{state_dir}/")
+    ]
+    return {**asked, "elsewhere": [*asked["elsewhere"], *kept]}
 
 
 def run_kept_paths(config: dict, uploads: list[dict[str, str]]) -> list[str]:
@@ -480,6 +497,7 @@ class FilterModule:
             "run_env": run_env,
             "run_brought": run_brought,
             "run_kept_paths": run_kept_paths,
+            "run_regained": run_regained,
             "run_offerer": run_offerer,
             "run_problems": run_problems,
             "run_is_same": run_is_same,

@@ -31,7 +31,8 @@ def gpus(cluster: Cluster) -> Iterable[Said]:
             fault = f"nvidia-smi: {gpu['error']}"
         elif not gpu["driver"]:
             fault = f"{gpu['cards']} cards and no driver"
-        elif len(gpu["gpus"]) != gpu["cards"]:
+        # One that is too old for a run may have its own driver's; a container may have been given some.
+        elif len(gpu["gpus"]) < gpu["cards"] and not survey["container"]:
             fault = f"{len(gpu['gpus'])} of {gpu['cards']} cards"
         elif wanted > len(gpu["gpus"]):
             fault = f"{len(gpu['gpus'])} GPUs for nproc_per_node {wanted}"

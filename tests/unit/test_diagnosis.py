@@ -27,7 +27,30 @@ WAITS_BY_HOST = [
 ]
 IN_TURN = ["exchange (trainer/sums.py:138)", "_sum_between (trainer/compress.py:124)"]
 WAITS_TOO = ["all_reduce (torch/distributed/distributed_c10d.py:3252)", "exchange (trainer/loop.py:281)"]
+ON_CARD = [
+    "synchronize (torch/cuda/streams.py:105)",
+    "now (trainer/loop.py:370)",
+    "train_step (trainer/loop.py:190)",
+]
 COMPUTES = ["_engine_run_backward (torch/autograd/graph.py:979)", "train_step (trainer/loop.py:154)"]
+
+RAS_SAYS = """NCCL version 2.27.3 compiled with CUDA 12.8
+Job summary
+===========
+  Nodes  Processes
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 3487984 on node 10.77.0.12 managing GPU 5
+
+Warnings
+========
+
+#0-0 MISMATCH
+  Rank 0 has launched up to operation 6650
+""".splitlines()
 
 
 def rank(number, stack=WAITS, **facts):
@@ -92,6 +115,10 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             r"b does not answer, the others go on without it once a lease of 10 s",
         ),
         (
+            {"a": host(rank(0)), "b": {"failed": True, "msg": "Task failed: Timed out after 30 second(s)."}},
+            r"^b does not answer, the others .*: it lets us in, and nothing comes of it: see its disks",
+        ),
+        (
             {"a": host(rank(0)), "b": SILENT, "c": host(rank(1, COMPUTES, cpu=0.99))},
             r"Rank 1 on c has not come to where 1 wait for it",
         ),
@@ -152,7 +179,7 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
                 "a": host(rank(0, COMPUTES), state="starting", status={"reason": "loading the model"}),
                 "b": host(rank(1, ["read (load.py:3)"], state="D"), state="starting", age=50.0),
             },
-            r"first step: loading the model; rank 1 on b is waiting for a disk in read \(load\.py:3\)\.$",
+            r"step: loading the model \(said 40 s ago\); rank 1 on b is waiting for a disk in read \(load\.py:3\)\.$",
         ),
         (
             {
@@ -170,9 +197,22 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             {"a": host(rank(0, [])), "b": host(rank(1, ["read (load.py:3)"], state="D"))},
             r"^Rank 1 on b \(and 1 more\) waits for no other rank; it is waiting for a disk in read .*dmesg",
         ),
+        # Over NCCL the main thread waits for its card; and what has no stack may wait for others.
         (
-            {"a": host(rank(0, [])), "b": host(rank(1, []))},
-            r"^Rank 0 on a \(and 1 more\) waits for .* at a place that cannot be read: look again",
+            {"a": host(rank(0, ON_CARD), ras=RAS_SAYS), "b": host(rank(1, ON_CARD), ras=RAS_SAYS)},
+            r"^NCCL says: ",
+        ),
+        (
+            {"a": host(rank(0, ON_CARD)), "b": host(rank(1, ON_CARD), interface={"rx_errors": 12})},
+            r"^All ranks wait in a collective, and b's eth0 loses packets \(rx_errors 12\)",
+        ),
+        (
+            {"a": host(rank(0, [])), "b": host(rank(1, []), interface={"rx_errors": 12})},
+            r"b's eth0 loses packets",
+        ),
+        (
+            {"a": host(rank(0, []), status={"world_size": 1})},
+            r"^Rank 0 on a waits for no other rank; .* at a place that cannot be read: look again",
         ),
         (
             {"a": host(state="starting"), "b": host(state="starting")},
@@ -639,25 +679,6 @@ def test_the_flight_recorders_newest_entry_of_each_group_counts():
         "0": {"op": "nccl:all_reduce", "sizes": [[8]], "started": 6, "completed": 5},
         "1": {"op": "gloo:broadcast", "sizes": [[3]]},
     }
-
-
-RAS_SAYS = """NCCL version 2.27.3 compiled with CUDA 12.8
-Job summary
-===========
-  Nodes  Processes
-Errors
-======
-
-INCOMPLETE
-  Missing communicator data from 1 job process
-  Process 3487984 on node 10.77.0.12 managing GPU 5
-
-Warnings
-========
-
-#0-0 MISMATCH
-  Rank 0 has launched up to operation 6650
-""".splitlines()
 
 
 def test_what_nccl_misses_comes_before_a_guess_at_the_network():

@@ -437,6 +437,27 @@ def test_how_a_stopped_run_ended():
 # ---- what is brought ----
 
 
+def test_what_one_host_lost_of_a_resumed_run_comes_from_the_others():
+    state = "/var/lib/trainyard"
+    config = {
+        "model": f"{state}/models/1/m",
+        "dataset": f"{state}/data/2/a, {state}/data/3/b",
+        "validation": "/srv/v",
+    }
+    asked = {"config": config, "elsewhere": [], "resume": True}
+    lost = [f"{state}/models/1/m", f"{state}/data/3/b", f"{state}/data/9/gone", "/srv/v"]
+    found = plan.run_regained(
+        facts({"missing_paths": lost}, {"missing_paths": [f"{state}/data/9/gone"]}), asked, state
+    )
+    assert found["elsewhere"] == [
+        {"key": "model", "name": f"{state}/models/1/m"},
+        {"key": "dataset", "name": f"{state}/data/3/b"},
+    ]
+    assert plan.run_regained({}, asked, state) == asked
+    both = facts({"missing_paths": lost}, {"missing_paths": lost})
+    assert plan.run_regained(both, asked, state) == asked  # nobody has it
+
+
 def test_names_become_the_places_where_they_were_brought():
     config = {"model": "m", "dataset": "a.jsonl, austen", "validation": "a.jsonl", "seed": 1}
     uploads = [
@@ -600,3 +621,16 @@ def test_what_ends_at_a_dead_host_ends_nothing_else_of_a_run(repository):
             one["ansible.builtin.include_tasks"] for one in tasks if "ansible.builtin.include_tasks" in one
         ]
         assert {"file": file, "apply": {"any_errors_fatal": False}} in includes
+
+
+def test_a_trial_has_a_run_directory_of_its_own():
+    """The hosts were asked of the run; what the trial wrote there, the run would go on from."""
+    told = facts({}, {})
+    for found in (
+        plan.run_plan(told, "smoke-first", 29500),
+        plan.run_alone(told, "smoke-first", 29500, True),
+    ):
+        assert {one["TRAINYARD_RUN_DIR"] for one in found.values()} == {"/var/lib/trainyard/runs/smoke-first"}
+    assert (
+        plan.run_plan(told, "first", 29500)["node1"]["TRAINYARD_RUN_DIR"] == "/var/lib/trainyard/runs/first"
+    )

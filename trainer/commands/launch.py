@@ -49,7 +49,7 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
     """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
     try:
         launcher = Launcher(config, environment, arguments)
-    except TrainerError as error:
+    except (TrainerError, OSError) as error:
         _failed_at_once(config, environment, str(error))
         raise
     if (code := launcher.ended_before()) is not None:
@@ -306,7 +306,7 @@ class Launcher:
         reason = self._refusal(error)
         if self.attempt:
             with contextlib.suppress(OSError):
-                reason = with_held(reason, self.attempt.kill())
+                reason = with_held(reason, self.attempt.kill(self._renew))
             self._over(Outcome(1, reason))
         elif self.asked:
             return self._conclude(self._stopped(f"stopped on request; {reason}"))
@@ -382,7 +382,7 @@ class Launcher:
 
     def _renew(self) -> None:
         """Renew this host's record as it is: who gives back much memory is slow to end, and its host is not gone."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, MemoryError):
             self.store.live(self.key, membership.pack(self.me))
 
     def _out_of_touch(self, why: str) -> int | None:
@@ -560,7 +560,8 @@ class Launcher:
             return "a rank hung: the others lost it, and it did not end"
         return (
             f"a rank was still busy when the others had waited {self.config.timeout_seconds:g} s for it: see what "
-            "slows this host down; where its part of a step takes that long, raise timeout_seconds"
+            "slows this host down, and whether its card answers (nvidia-smi, `journalctl -k`); where its part of a "
+            "step takes that long, raise timeout_seconds"
         )
 
     def _may_take_in(self, hosts: list[Host], now: float) -> bool:
