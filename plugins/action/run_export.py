@@ -119,6 +119,10 @@ class ActionModule(ActionBase):
 
     def _bring(self, to: Path, about: dict, source: Path, listed: list, own: dict[str, str]) -> dict:
         files = {os.path.relpath(one["path"], source): one for one in listed}
+        if outside := [name for name in files if name.split(os.sep)[0] == os.pardir]:
+            raise Refused(
+                f"{source}: the host named {outside[0]}, which is outside of it; nothing was brought."
+            )
         hashes = {name: one["checksum"] for name, one in files.items()}
         lacking = [name for name, one in hashes.items() if own.get(name) != one]
         size = sum(files[name]["size"] for name in lacking)

@@ -32,6 +32,7 @@ from ansible.utils.display import Display
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from host_runs import JOB_SCRIPT, UNIT
+from live_frame import clean
 from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
 from telling import with_rows
 
@@ -646,6 +647,7 @@ class Screen:
 
     def draw(self, line: str, now: float, last: bool, rows: Iterable[tuple[str, str]] = ()) -> None:
         """Show `line`, if it is time to; `last` leaves it standing. rows: (host, what it does now)."""
+        line, rows = clean(line), [(clean(host), clean(words)) for host, words in rows]
         if ON_A_TERMINAL:
             if getattr(display, "led_by_region", False) and not last:
                 line = with_rows(line, rows)
@@ -662,6 +664,7 @@ class Screen:
 
     def tell(self, line: str) -> None:
         """A line that stays."""
+        line = clean(line)
         self._show(f"\r\x1b[K{line}" if ON_A_TERMINAL else line)
         self.drawn = ""
 

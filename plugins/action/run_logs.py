@@ -25,6 +25,7 @@ from ansible.utils.display import Display
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from host_runs import JOB_SCRIPT
+from live_frame import clean
 from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
 from telling import silence
 
@@ -262,7 +263,7 @@ class ActionModule(ActionBase):
             except AnsibleError as error:
                 state, lines, left_out = "silent", [], []
                 if not silent:
-                    display.display(silence(self.host, {"msg": str(error)}))
+                    display.display(clean(silence(self.host, {"msg": str(error)})))
                 if isinstance(error, AnsibleConnectionFailure):
                     self._connection.reset()
             now = time.time()
@@ -274,10 +275,10 @@ class ActionModule(ActionBase):
                 state = "active"
             for moment, words in left_out:
                 if moment > begin:
-                    display.display(words)
+                    display.display(clean(words))
             for line in sorted(lines, key=lambda line: line.time):
                 if line.time >= begin:
-                    display.display(str(line))
+                    display.display(clean(line))
             spool.put(self.host, {"state": state})
             if state == "ended" or (silent and over([spool.get(host).get("state", "") for host in hosts])):
                 return

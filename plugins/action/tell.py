@@ -6,10 +6,16 @@ What would be too long for a screen goes, after the text, into a file on this co
 from __future__ import annotations
 
 import os
+import sys
 import time
+from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
+
+from live_frame import clean
 
 display = Display()
 
@@ -23,7 +29,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
-        text = str(self._task.args["text"])
+        text = clean(self._task.args["text"])  # lines of a run's, too, which may hold anything
         more, file = (str(self._task.args.get(name) or "") for name in ("more", "file"))
         if more:
             text += f"\n\n{self._written(text, more, file)}"

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible.errors import AnsibleFilterError
+
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from telling import forks_fault
@@ -60,12 +62,15 @@ def peer_known_hosts(
         places = [*host["names"], host["address"]]
         pattern = ",".join(places if port == 22 else [f"[{place}]:{port}" for place in places])
         keys = [
-            (facts[f"ssh_host_key_{kind}_public_keytype"], facts[f"ssh_host_key_{kind}_public"])
+            public_key(
+                host["name"],
+                f"{facts[f'ssh_host_key_{kind}_public_keytype']} {facts[f'ssh_host_key_{kind}_public']}",
+            )
             for kind in HOST_KEYS
             if facts.get(f"ssh_host_key_{kind}_public")
         ]
         if keys:
-            lines[host["name"]] = [f"{pattern} {kind} {key} trainyard@{host['name']}" for kind, key in keys]
+            lines[host["name"]] = [f"{pattern} {key} trainyard@{host['name']}" for key in keys]
     return lines
 
 
@@ -89,11 +94,25 @@ def peer_authorized_keys(hosts: Iterable[dict], keys: Mapping[str, str]) -> dict
     """
     lines = {}
     for host in hosts:
-        kind, _, rest = (keys.get(host["name"]) or "").partition(" ")
-        if rest:
+        if keys.get(host["name"]):
             options = f'from="{host["address"]}",restrict'
-            lines[host["name"]] = [f"{options} {kind} {rest.split()[0]} trainyard@{host['name']}"]
+            key = public_key(host["name"], keys[host["name"]])
+            lines[host["name"]] = [f"{options} {key} trainyard@{host['name']}"]
     return lines
+
+
+def public_key(host: str, text: str) -> str:
+    """Kind and key of what a host says its public key is, without a comment.
+
+    Raises AnsibleFilterError where it is anything else: a second line would let in whom no option keeps out.
+    """
+    found = re.fullmatch(r"([a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3})( [^\r\n]*)?\n?", text)
+    if not found:
+        raise AnsibleFilterError(
+            f"{host}: found a public key that is none ({text[:60]!r}…); expected one line of kind, key and comment. "
+            "Somebody may have changed it on that host"
+        )
+    return found[1]
 
 
 def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:

@@ -98,6 +98,11 @@ def export_place(words: dict, choice: dict) -> str:
     return f"{run_dir}/export-{choice['digest'][:12]}{'-merged' if words.get('merge') else ''}{besides}"
 
 
+def found_below(paths: list[str], directory: str) -> list[str]:
+    """Those of the paths that a host names which are below a directory of it; no others have a place here."""
+    return [path for path in paths if os.path.normpath(path) == path and path.startswith(f"{directory}/")]
+
+
 def export_arguments(words: dict, choice: dict) -> list[str]:
     """The words of `trainer export`."""
     base = [f"--base={words['base']}"] if words.get("base") else []
@@ -120,6 +125,7 @@ class FilterModule:
             "export_arguments": export_arguments,
             "export_said": export_said,
             "export_place": export_place,
+            "found_below": found_below,
             "generate_arguments": generate_arguments,
             "saved_choice": saved_choice,
             "saved_fault": saved_fault,

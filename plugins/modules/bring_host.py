@@ -61,6 +61,7 @@ missing:
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -71,7 +72,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
@@ -81,6 +82,7 @@ from ansible.module_utils.same_files import content_hash, names_below
 
 STEPS = ("have", "offer", "begin", "fill", "pull", "settle", "tidy")
 KEPT = ("data", "models")  # below the state directory, where files have their place
+PLACES = (*KEPT, "wheels")  # with the role python_env's
 INCOMING = "incoming"  # below the state directory: files that grow, and links to those that are there
 # Seconds for which what came of a transfer that broke off is kept, for the next one to go on.
 STALE = 24 * 60 * 60
@@ -178,7 +180,7 @@ def have(files: list[dict], state_dir: str, group: int) -> bool:
                 if path not in digests:
                     digests[path] = sha256(file)
                 if digests[path] == one["sha256"]:
-                    place(descriptor, os.path.join(state_dir, one["path"]), group)
+                    place(descriptor, state_dir, one["path"], group)
                     placed = True
                     break
     return placed
@@ -267,27 +269,73 @@ def fill(files: list[dict], state_dir: str, user: str) -> None:
                 shutil.copyfileobj(file, copy, AT_ONCE)
 
 
-def make_directory(path: str, group: int) -> None:
-    """Have a directory that the service user may enter, and those above it: somebody may have removed site.yml's."""
-    above = os.path.dirname(path)
-    if not os.path.isdir(above):
-        make_directory(above, group)
-    os.makedirs(path, mode=0o750, exist_ok=True)
-    os.chown(path, -1, group)
-
-
-def place(descriptor: int, final: str, group: int) -> None:
-    """Give an open file its place, besides the one that it may have."""
-    make_directory(os.path.dirname(final), group)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(final)  # cut short by something else
+def linked(above: int, name: str) -> int:
+    """The directory that a link of root's leads to, as to another disk, open; -1 where it is not root's."""
+    link = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=above)
     try:
-        # Of this very file, whatever its path leads to by now; only with a directory does Python follow the link.
-        os.link(f"/proc/self/fd/{descriptor}", final, src_dir_fd=descriptor, follow_symlinks=True)
-    except FileExistsError:
-        # Another play has had the same file under another name.
-        if size(final) != os.fstat(descriptor).st_size:
-            raise
+        found = os.fstat(link)
+        if not stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+            return -1
+        return os.open(os.readlink("", dir_fd=link), os.O_RDONLY | os.O_DIRECTORY, dir_fd=above)
+    finally:
+        os.close(link)
+
+
+@contextlib.contextmanager
+def folder(state_dir: str, below: str, owner: int, group: int | None = None) -> Iterator[int]:
+    """The directory `below` of the state directory, open (a descriptor); with a group, made for it if it is not there.
+
+    The state directory is the service user's, who may put a link anywhere on the way, or swap a directory for one, to
+    have root change what lies elsewhere. So each step goes from the one before, follows no link, and ends where
+    something is not the `owner`'s. Raises Failure, OSError.
+    """
+    handle, way = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY), state_dir
+    try:
+        for depth, name in enumerate(below.split("/")):
+            way = f"{way}/{name}"
+            if group is not None:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o750, dir_fd=handle)
+            try:
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise OSError(error.errno, error.strerror, way) from None
+                inner = -1 if depth else linked(handle, name)
+            if inner < 0:
+                raise Failure(f"{way}: found no directory there; expected one, or nothing. See what it is")
+            os.close(handle)
+            handle = inner
+            if os.fstat(handle).st_uid != owner:
+                # A release before had the service user own the uppermost.
+                if depth or group is None:
+                    raise Failure(
+                        f"{way}: found a directory of another user's; expected none. See whose it is"
+                    )
+                os.fchown(handle, owner, group)
+                os.fchmod(handle, 0o750)
+            elif group is not None:
+                os.fchown(handle, -1, group)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def place(descriptor: int, state_dir: str, path: str, group: int) -> None:
+    """Give an open file its place below the state directory, besides the one that it may have."""
+    above, name = os.path.split(path)
+    with folder(state_dir, above, os.geteuid(), group) as at:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=at)  # cut short by something else
+        try:
+            # Of this very file, whatever its path leads to by now; only with a directory does Python follow the link.
+            source = f"/proc/self/fd/{descriptor}"
+            os.link(source, name, src_dir_fd=descriptor, dst_dir_fd=at, follow_symlinks=True)
+        except FileExistsError:
+            # Another play has had the same file under another name.
+            there = os.stat(name, dir_fd=at, follow_symlinks=False)
+            if not stat.S_ISREG(there.st_mode) or there.st_size != os.fstat(descriptor).st_size:
+                raise
 
 
 def remove(path: str, descriptor: int) -> None:
@@ -313,7 +361,7 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
     incoming = os.path.join(state_dir, INCOMING)
     wanted = missing(files, state_dir)
     growing = {}
-    with acting_as(user):
+    with acting_as(user) as entry:
         for one in files:
             os.makedirs(os.path.dirname(os.path.join(incoming, one["path"])), mode=0o750, exist_ok=True)
         for one in wanted:
@@ -332,8 +380,13 @@ def begin(files: list[dict], state_dir: str, user: str) -> dict[str, int]:
     for one in files:
         if one["path"] not in growing:
             # Where another play has tidied up, the next host finds it in its place.
-            with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.link(os.path.join(state_dir, one["path"]), os.path.join(incoming, one["path"]))
+            above, name = os.path.split(one["path"])
+            with (
+                contextlib.suppress(FileExistsError, FileNotFoundError),
+                folder(state_dir, above, os.geteuid(), entry.pw_gid) as there,
+                folder(state_dir, f"{INCOMING}/{above}", entry.pw_uid) as laid,
+            ):
+                os.link(name, name, src_dir_fd=there, dst_dir_fd=laid)
     return growing
 
 
@@ -436,8 +489,10 @@ def take(pipe: int, file: int, at: int, whole: int, patience: float, came: Calla
     return at - start
 
 
-def settle(files: list[dict], state_dir: str, group: int) -> bool:
+def settle(files: list[dict], state_dir: str, user: str) -> bool:
     """Check what has come, and give it its place; whether anything was. Raises Failure.
+
+    It is opened, and removed if need be, with the service user's rights: a link of its leads no further than these.
 
     A file is locked from before it becomes root's until it has its place, so that another play which meets it between
     waits (`abandoned`, or here), and does not take it for one that nobody wants.
@@ -446,7 +501,8 @@ def settle(files: list[dict], state_dir: str, group: int) -> bool:
     for one in missing(files, state_dir):
         path = os.path.join(state_dir, INCOMING, one["path"])
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            with acting_as(user) as entry:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             if not missing([one], state_dir):
                 continue  # another play has brought it, and tidied up
@@ -458,16 +514,18 @@ def settle(files: list[dict], state_dir: str, group: int) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not missing([one], state_dir):
                 continue  # another play has brought it meanwhile
-            os.fchown(descriptor, os.geteuid(), group)
-            os.fchmod(descriptor, 0o640)
+            if os.fstat(descriptor).st_uid == entry.pw_uid:  # else a play before has come so far
+                os.fchown(descriptor, os.geteuid(), entry.pw_gid)
+                os.fchmod(descriptor, 0o640)
             digest = sha256(file)
             if digest != one["sha256"]:
-                remove(path, descriptor)
+                with acting_as(user):
+                    remove(path, descriptor)
                 raise Failure(
                     f"{one['path']}: found a SHA-256 of {digest[:12]}…; expected {one['sha256'][:12]}…. It arrived "
                     "damaged and was removed; run train.yml again."
                 )
-            place(descriptor, os.path.join(state_dir, one["path"]), group)
+            place(descriptor, state_dir, one["path"], entry.pw_gid)
             placed = True
     return placed
 
@@ -534,6 +592,13 @@ def main() -> None:
     )
     p = module.params
     files, state_dir, user = p["files"], p["state_dir"], p["user"]
+    for path in (one["path"] for one in files or ()):
+        # Where another host has it from (hub_fetched, offered) it is that host's word.
+        words = path.split("/")
+        if len(words) < 2 or words[0] not in PLACES or {"", ".", ".."} & {*words}:
+            module.fail_json(
+                msg=f"{path}: found no place for what is brought; expected {'/…, '.join(PLACES)}/…"
+            )
     if module.check_mode and p["step"] != "offer":
         changed = p["step"] != "have" and bool(missing(files, state_dir))
         module.exit_json(changed=changed, missing={}, here=here(files, state_dir))
@@ -564,7 +629,7 @@ def main() -> None:
                 pull(files, state_dir, user, p["source"], p["patience"], note)
             finally:
                 note.close()
-        module.exit_json(changed=settle(files, state_dir, group))
+        module.exit_json(changed=settle(files, state_dir, user))
     except KeyError:
         module.fail_json(msg=f"There is no user {user} on this host; the role identity makes it.")
     except Failure as failure:

@@ -106,6 +106,11 @@ def have_as_owner(module: AnsibleModule, file: dict) -> dict:
 def have(module: AnsibleModule, file: dict) -> dict:
     """Have the lines in the file: {changed, diff}. Raises OSError."""
     path = file["path"]
+    for peer, lines in file["lines"].items():
+        if any(len(line.splitlines()) > 1 for line in lines):
+            module.fail_json(
+                msg=f"{path}: found a line of {peer}'s with an end of line in it; expected none."
+            )
     folder = os.path.dirname(path)
     before = read(path)
     outside, inside = split(before)

@@ -71,6 +71,12 @@ UNIT = {
 }
 
 
+WRITTEN = (
+    "runs",
+    "cache",
+)  # below the state directory, the service user's home, of which it may not touch the rest
+
+
 def variables(behind: bool) -> dict[str, str]:
     """What the command's environment has besides."""
     few = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
@@ -84,12 +90,16 @@ def as_unit(
 
     secrets: the files of its credentials, by their names.
     """
-    properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": state_dir}
+    # What is fetched is linked from the cache to incoming/, which systemd's mounts of each alone would not let through.
+    written = [state_dir] if command[1:2] == ["fetch"] else [f"-{state_dir}/{name}" for name in WRITTEN]
+    properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": " ".join(written)}
+    properties["InaccessiblePaths"] = f"-{state_dir}/.ssh"
     return [
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--uid={user}", f"--gid={user}"),
         f"--working-directory={state_dir}",
         *(f"--property={name}={value}" for name, value in properties.items()),
         *(f"--property=LoadCredential={name}:{path}" for name, path in secrets.items()),
+        f"--setenv=HOME={state_dir}/cache",
         *(f"--setenv={name}={value}" for name, value in {**variables(behind), **more}.items()),
         "--",
         # systemd puts variables into a unit's words, except where the mark is doubled.

@@ -256,8 +256,28 @@ def busy(controller, cluster):
             cluster.exec(host, "systemctl", "stop", "trainyard@busy")
 
 
+# Of what is believed or run when somebody logs in as the service user, and where root puts what it brings.
+WRITES = """
+cd /var/lib/trainyard
+for place in .bashrc .profile .ssh/authorized_keys .ssh/config data/x models/x x /opt/trainyard/x runs/x cache/x; do
+    (: >> "$place") 2>/dev/null && echo "$place"
+done
+cat .ssh/id_ed25519 2>/dev/null
+rm -f runs/x cache/x
+"""
+
+
+def what_a_run_may_write(cluster, run):
+    pid = cluster.exec(
+        "node1", "systemctl", "show", "--property=MainPID", "--value", f"trainyard@{run}"
+    ).strip()
+    inside = ["nsenter", f"--target={pid}", "--mount", "--", "runuser", "-u", "trainyard", "--"]
+    return cluster.exec("node1", *inside, "sh", "-c", WRITES).split()
+
+
 def test_only_ssh_answers_a_stranger_while_a_run_is_under_way_and_after_it(cluster, busy):
-    """What a peer finds open, and answers to it, a stranger does not."""
+    """What a peer finds open, and answers to it, a stranger does not. Nor does a run get out of its unit."""
+    assert what_a_run_may_write(cluster, "busy") == ["runs/x", "cache/x"]
     assert 29500 in what_a_peer_finds(cluster), "the ranks' store was not scanned"
     for host in HOSTS:
         cluster.exec(host, "systemctl", "stop", "trainyard@busy")

@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import multiprocessing
 import os
+import pwd
 import random
 import re
 import subprocess
@@ -21,6 +22,7 @@ import yaml
 from plugins.action.bring import writing
 from plugins.action.run_config import upload
 from plugins.filter.bring import bring_files, bring_order, offered
+from plugins.module_utils import as_user
 
 USER = getpass.getuser()
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,15 +72,15 @@ def test_what_is_whole_gets_its_place_and_what_is_damaged_goes(host):
     (node / "incoming" / FILES[0]["path"]).write_bytes(DATA)
     (node / "incoming" / FILES[1]["path"]).write_bytes(b"a second fil!")
     with pytest.raises(module.Failure, match=r"models/0b/tiny/config\.json: found a SHA-256 of .*; expected"):
-        module.settle(FILES, str(node), os.getgid())
+        module.settle(FILES, str(node), USER)
     assert state(node) == {FILES[0]["path"]: DATA}
     assert module.begin(FILES, str(node), USER) == {FILES[1]["path"]: 0}
     (node / "incoming" / FILES[1]["path"]).write_bytes(MORE)
-    assert module.settle(FILES, str(node), os.getgid())
+    assert module.settle(FILES, str(node), USER)
     assert state(node) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
     assert (node / FILES[1]["path"]).stat().st_mode & 0o777 == 0o640
     assert module.begin(FILES, str(node), USER) == {}
-    assert not module.settle(FILES, str(node), os.getgid())
+    assert not module.settle(FILES, str(node), USER)
     # What is there is laid out for the next host.
     assert (node / "incoming" / FILES[0]["path"]).read_bytes() == DATA
 
@@ -163,7 +165,7 @@ def test_what_one_host_has_gets_a_place_that_its_content_names(host, tmp_path):
     assert set(begun.values()) == {0}
     (node / "incoming" / found["path"] / "a/z.safetensors").write_bytes(DATA[:100_000])  # has come before
     module.fill(files, str(node), USER)
-    assert module.settle(files, str(node), os.getgid())
+    assert module.settle(files, str(node), USER)
     assert state(node)[f"{found['path']}/a/z.safetensors"] == DATA and len(state(node)) == 4
     assert module.missing(files, str(node)) == []
     # It is the first of the chain, whoever has more of it by then.
@@ -235,7 +237,7 @@ def test_a_link_in_the_users_directory_leads_root_nowhere(host, tmp_path):
     place.unlink()
     place.symlink_to(tmp_path / "secret")
     with pytest.raises(OSError):
-        module.settle(FILES, str(node), os.getgid())
+        module.settle(FILES, str(node), USER)
     with pytest.raises(OSError):
         module.begin(FILES, str(node), USER)
     assert (tmp_path / "secret").read_bytes() == DATA
@@ -262,7 +264,7 @@ def test_a_file_is_fetched_while_it_grows(host):
     writer.join()
     second.join()
     for node in (node2, node3):
-        assert module.settle(FILES, str(node), os.getgid())
+        assert module.settle(FILES, str(node), USER)
         assert state(node) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
     assert sorted((node1.parent / "logins").read_text().split()) == ["node1", "node2"]
 
@@ -280,7 +282,7 @@ def test_what_came_before_is_not_sent_again_and_counts(host, monkeypatch):
     (node1 / "incoming" / FILES[1]["path"]).write_bytes(MORE)
     (node2 / "incoming" / FILES[0]["path"]).write_bytes(DATA[:250_000])
     module.pull(FILES, str(node2), USER, "node1", 20)
-    assert module.settle(FILES, str(node2), os.getgid())
+    assert module.settle(FILES, str(node2), USER)
     found = re.fullmatch(r"(\d+) of (\d+) have come", said[0])
     assert 250_000 < int(found[1]) <= int(found[2]) == len(DATA) + len(MORE)
 
@@ -300,7 +302,7 @@ def test_a_connection_that_breaks_is_made_anew(host):
     source.write_bytes(DATA)
     (node1 / "incoming" / FILES[1]["path"]).write_bytes(MORE)
     puller.join()
-    assert module.settle(FILES, str(node2), os.getgid())
+    assert module.settle(FILES, str(node2), USER)
     assert (node1.parent / "logins").read_text().split() == ["node1", "node1"]
 
 
@@ -461,7 +463,7 @@ def test_two_plays_may_bring_the_same_files(host):
     time.sleep(1)
     placed(node2, FILES, [DATA, MORE])
     second.join(20)
-    assert not second.is_alive() and not module.settle(FILES, str(node2), os.getgid())
+    assert not second.is_alive() and not module.settle(FILES, str(node2), USER)
 
 
 @pytest.mark.parametrize("second", ["begin", "settle"])
@@ -486,16 +488,16 @@ def test_a_file_that_one_play_is_checking_is_left_to_it_by_another(host, monkeyp
     monkeypatch.setattr(module, "sha256", sha256)
     said = {}
 
-    def play(name, step, last):
+    def play(name, step):
         try:
-            said[name] = getattr(module, step)(file, str(node), last)
+            said[name] = getattr(module, step)(file, str(node), USER)
         except module.Failure as failure:
             said[name] = str(failure)
 
-    one = threading.Thread(target=play, args=("one", "settle", os.getgid()))
+    one = threading.Thread(target=play, args=("one", "settle"))
     one.start()
     assert checking.wait(20)
-    other = threading.Thread(target=play, args=("other", second, USER if second == "begin" else os.getgid()))
+    other = threading.Thread(target=play, args=("other", second))
     other.start()
     other.join(0.5)
     assert other.is_alive() and incoming.exists() and len(digests) == 1
@@ -537,29 +539,29 @@ def test_another_play_that_has_placed_a_file_and_tidied_up_is_no_failure(host, m
         return really(file)
 
     monkeypatch.setattr(module, "sha256", sha256)
-    assert module.settle(FILES, str(node), os.getgid())
+    assert module.settle(FILES, str(node), USER)
     assert state(node) == {FILES[0]["path"]: DATA, FILES[1]["path"]: MORE}
     (node / FILES[1]["path"]).unlink()
     with pytest.raises(
         module.Failure, match=r"config\.json: found no file; expected one of 13 bytes\. Another play"
     ):
-        module.settle(FILES, str(node), os.getgid())
+        module.settle(FILES, str(node), USER)
 
 
 def test_two_names_that_get_one_place_at_once_are_no_failure(host, monkeypatch):
     module, node = host.module, host("node1")
-    final = node / "data/0a/x"
     for name, data in (("a", DATA), ("b", DATA[:-1])):
         (node / name).write_bytes(data)
-    monkeypatch.setattr(module.os, "unlink", lambda path: placed(node, [entry("data/0a/x", DATA)], [DATA]))
+    now = lambda *_, **__: (node / "data/0a/x").write_bytes(DATA)  # noqa: E731
+    monkeypatch.setattr(module.os, "unlink", now)
     for name, fails in (("a", False), ("b", True)):
         with (node / name).open("rb") as file:
             if fails:
                 with pytest.raises(FileExistsError):
-                    module.place(file.fileno(), str(final), os.getgid())
+                    module.place(file.fileno(), str(node), "data/0a/x", os.getgid())
             else:
-                module.place(file.fileno(), str(final), os.getgid())
-    assert final.read_bytes() == DATA
+                module.place(file.fileno(), str(node), "data/0a/x", os.getgid())
+    assert (node / "data/0a/x").read_bytes() == DATA
 
 
 def test_two_controllers_write_the_same_into_one_file(tmp_path):
@@ -579,8 +581,98 @@ def test_the_service_user_may_enter_what_is_made_where_somebody_has_removed_it(l
     file = tmp_path / "file"
     file.write_text("content")
     with file.open("rb") as content:
-        load_module("bring_host").place(content.fileno(), str(tmp_path / "state/data/0a/model/file"), 54321)
-    for below in ("state", "state/data", "state/data/0a", "state/data/0a/model"):
+        load_module("bring_host").place(content.fileno(), str(tmp_path), "data/0a/model/file", 54321)
+    for below in ("data", "data/0a", "data/0a/model"):
         found = (tmp_path / below).stat()
         assert (found.st_uid, found.st_gid, found.st_mode & 0o050) == (0, 54321, 0o050), below
     assert tmp_path.stat().st_gid != 54321
+
+
+@pytest.fixture
+def shared_state():
+    """A state directory of the user nobody's, where others may go, and one of root's beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        state, roots = Path(folder, "state"), Path(folder, "roots")
+        for path in (state, roots):
+            path.mkdir()
+            path.chmod(0o755)
+        os.chown(state, pwd.getpwnam("nobody").pw_uid, -1)
+        yield state, roots
+
+
+def facts_of(path):
+    found = path.lstat()
+    return (
+        found.st_mode,
+        found.st_uid,
+        found.st_gid,
+        found.st_nlink,
+        sorted(path.iterdir()) if path.is_dir() else b"",
+    )
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="another user's rights need root")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("link", ["data", "data/0a", "incoming", "incoming/data", "incoming/data/0a"])
+def test_no_link_on_the_way_has_root_change_what_lies_elsewhere(load_module, shared_state, link):
+    """Who runs as the service user owns the state directory, and may put anything there before root comes."""
+    module, (state, roots) = load_module("bring_host"), shared_state
+    nobody = pwd.getpwnam("nobody")
+    (one, _), name = FILES, "text.jsonl"
+    (roots / name).write_bytes(DATA[::-1])
+    (roots / "data/0a").mkdir(parents=True)
+    (roots / "data/0a" / name).write_bytes(DATA[::-1])
+    (roots / "0a").mkdir()
+    (roots / "0a" / name).write_bytes(DATA[::-1])
+    watched = [roots, *roots.rglob("*")]
+    before = [facts_of(path) for path in watched]
+    with as_user.acting_as("nobody"):
+        (state / link).parent.mkdir(parents=True, exist_ok=True)
+        (state / link).symlink_to(roots)
+        if not link.startswith("incoming"):
+            place = state / "incoming" / one["path"]
+            place.parent.mkdir(parents=True)
+            place.write_bytes(DATA)
+    if link == "data/0a":  # the uppermost is root's by now, and what is in it was there before
+        os.chown(state / "data", 0, nobody.pw_gid)
+    for step in (
+        lambda: module.begin([one], str(state), "nobody"),
+        lambda: module.settle([one], str(state), "nobody"),
+        lambda: module.tidy([one], str(state)),
+    ):
+        with contextlib.suppress(module.Failure, OSError):
+            step()
+    assert [facts_of(path) for path in watched] == before
+    assert [path.read_bytes() for path in watched if path.is_file()] == [DATA[::-1]] * 3
+
+
+@AS_ROOT
+def test_what_the_service_user_owned_before_is_roots_and_a_link_of_roots_is_followed(
+    load_module, shared_state
+):
+    module, (state, roots) = load_module("bring_host"), shared_state
+    nobody = pwd.getpwnam("nobody")
+    (state / "data").mkdir()  # as an earlier release made it
+    os.chown(state / "data", nobody.pw_uid, nobody.pw_gid)
+    (state / "models").symlink_to(roots)  # to another disk
+    assert module.begin(FILES, str(state), "nobody") == {one["path"]: 0 for one in FILES}
+    for one, data in zip(FILES, (DATA, MORE), strict=True):
+        (state / "incoming" / one["path"]).write_bytes(data)
+    assert module.settle(FILES, str(state), "nobody")
+    assert (state / FILES[0]["path"]).read_bytes() == DATA
+    assert (roots / FILES[1]["path"].removeprefix("models/")).read_bytes() == MORE
+    assert (state / "data").stat().st_uid == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../x/y", "data/../../x", "/etc/passwd", "data", "runs/a/model", ".ssh/authorized_keys", "data//x"],
+)
+def test_what_another_host_names_as_a_place_is_one(run_module, tmp_path, path):
+    files = [{"path": path, "bytes": 1, "sha256": "0" * 64}]
+    told = run_module("bring_host", step="begin", files=files, state_dir=str(tmp_path), user=USER)
+    assert "FAILED" in told["output"] and "found no place for what is brought" in told["msg"]
+    assert not list(tmp_path.iterdir())

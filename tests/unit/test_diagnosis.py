@@ -566,6 +566,7 @@ def test_all_stacks_whole_go_to_a_file_that_is_named(monkeypatch, tmp_path, caps
     stamp, text = file.read_text().split("\n\n", 1)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", stamp) and text == f"table\n\n{more}\n"
     assert said(more="", file=str(file)) == said() == "table"
+    assert said(text="a\x1b]52;c;eA==\x07b") == "ab"  # what a run says moves no terminal
     (tmp_path / "full").touch()
     assert "could not be written to" in said(more=more, file=str(tmp_path / "full/diagnosis.txt"))
 

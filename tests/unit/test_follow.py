@@ -622,3 +622,14 @@ def test_an_exit_that_was_seen_is_believed_at_once_whatever_the_status_says(poll
     seen = view("node1")
     follow.read_poll(seen, answer("inactive", {"state": "running"}, ExecMainStatus=0), NOW)
     assert (seen.result, seen.due) == ("finished", False)
+
+
+def test_what_a_run_says_moves_no_terminal(monkeypatch):
+    """A log may hold anything: a clipboard's new content, a prompt for a password."""
+    told = []
+    monkeypatch.setattr(follow.display, "display", lambda text, **_: told.append(text))
+    screen = follow.Screen(log_every=10)
+    screen.tell("rank 0: \x1b]52;c;cm0gLXJm\x07\x1b[2JBECOME password: ")
+    screen.draw("step 1\x1b[8m", 0.0, True, [("node1\x1b[1A", "runs")])
+    assert len(told) == 2 and all("\x1b" not in one.removeprefix("\r\x1b[K") for one in told)
+    assert "rank 0: BECOME password: " in told[0]

@@ -15,6 +15,7 @@ from plugins.filter.run_saved import (
     export_about,
     export_arguments,
     export_place,
+    found_below,
     generate_arguments,
     saved_choice,
     saved_fault,
@@ -300,7 +301,13 @@ def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_mod
     words = module.as_unit(["/t", "--prompt=$HOME 5$"], "u", "/v", True, {}, {})
     assert words[words.index("--") + 1 :] == ["/t", "--prompt=$$HOME 5$$"]
     assert "--property=CPUWeight=1" in words and "--setenv=CUDA_VISIBLE_DEVICES=" in words
-    assert "--property=OOMScoreAdjust=1000" in words and "--property=ReadWritePaths=/v" in words
+    assert (
+        "--property=OOMScoreAdjust=1000" in words and "--property=ReadWritePaths=-/v/runs -/v/cache" in words
+    )
+    assert "--property=InaccessiblePaths=-/v/.ssh" in words and "--setenv=HOME=/v/cache" in words
+    assert "--property=ReadWritePaths=/v" in module.as_unit(
+        ["/t", "fetch", "model"], "u", "/v", False, {}, {}
+    )
     assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", False, {}, {})
 
 
@@ -416,3 +423,23 @@ def test_what_came_damaged_is_not_kept(tmp_path, source):
     with pytest.raises(run_export.Refused, match="SHA-256"):
         Bringer()._bring(tmp_path / "to", {}, source, files, {})
     assert run_export.present(tmp_path / "to") == {}
+
+
+@pytest.mark.parametrize("name", ["../.bashrc", "../../root/.ssh/authorized_keys", "a/../../b"])
+def test_a_host_puts_no_file_outside_of_the_export(tmp_path, source, name):
+    forged = [*listed(source), {"path": f"{source}/{name}", "checksum": "0" * 64, "size": 3}]
+    with pytest.raises(run_export.Refused, match="which is outside of it"):
+        Bringer()._bring(tmp_path / "to", {}, source, forged, {})
+    assert not (tmp_path / "to").exists()
+
+
+def test_of_what_a_host_says_a_run_left_only_what_is_below_its_directory_is_brought():
+    run_dir = "/var/lib/trainyard/runs/a"
+    named = [
+        f"{run_dir}/summary.json",
+        f"{run_dir}/../b/x",
+        "/etc/passwd",
+        f"{run_dir}/logs/../../../x",
+        f"{run_dir}-b/x",
+    ]
+    assert found_below(named, run_dir) == named[:1]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.errors import AnsibleFilterError
 
 from plugins.filter import cluster
 
@@ -327,3 +328,36 @@ def test_the_memory_of_runs_outlives_a_minority_of_its_members(hosts, members):
     found = cluster.etcd_members(names, {name: {"cluster_address": f"10.0.0.{name[4:]}"} for name in names})
     assert [member["name"] for member in found] == names[:members]
     assert all(member["address"] == f"10.0.0.{member['name'][4:]}" for member in found)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "ssh-ed25519 AAAA x\nssh-ed25519 BBBB",
+        "x\nssh-ed25519 AAAA",
+        'command="sh" ssh-ed25519 AAAA',
+        "ssh-ed25519",
+        "ssh-ed25519 AAAA\r\n@cert-authority * ssh-ed25519 BBBB",
+    ],
+)
+def test_what_a_host_says_is_its_key_is_one_key(forged):
+    """A second line would be a key without from= on every peer, or a host key for another's name."""
+    with pytest.raises(AnsibleFilterError, match="node1: found a public key that is none"):
+        cluster.peer_authorized_keys(HOSTS, {"node1": forged})
+    kind, _, key = forged.partition(" ")
+    facts = {"ssh_host_key_rsa_public_keytype": kind, "ssh_host_key_rsa_public": key}
+    hostvars = {host["name"]: {"ansible_facts": facts} for host in HOSTS}
+    if key not in ("", "AAAA"):
+        with pytest.raises(AnsibleFilterError, match="found a public key that is none"):
+            cluster.peer_known_hosts(HOSTS, hostvars)
+
+
+def test_a_line_with_an_end_of_line_in_it_is_no_line(run_module, tmp_path):
+    file = {
+        "path": str(tmp_path / "keys"),
+        "mode": "0600",
+        "lines": {"node2": ["restrict ssh-rsa A\nssh-rsa B trainyard@node2"]},
+    }
+    told = run_module("peer_lines", files=[file], keep=["node2"])
+    assert "FAILED" in told["output"] and "a line of node2's with an end of line in it" in told["msg"]
+    assert not (tmp_path / "keys").exists()
