@@ -78,6 +78,11 @@ def python_env_chain(hosts: list[str], answers: dict[str, dict], host: str, alon
     ]
 
 
+def python_env_hashes(files: list[dict]) -> dict[str, str]:
+    """SHA-256 by name of what was brought."""
+    return {one["path"].rpartition("/")[2]: one["sha256"] for one in files}
+
+
 def python_env_brought(lock: str, folder: str) -> dict[str, dict]:
     """For each machine (`x86_64`) its Python: name, URL and SHA-256 of an archive.
 
@@ -99,5 +104,6 @@ class FilterModule:
             "python_env_brought": python_env_brought,
             "python_env_chain": python_env_chain,
             "python_env_differences": python_env_differences,
+            "python_env_hashes": python_env_hashes,
             "python_env_mix": python_env_mix,
         }

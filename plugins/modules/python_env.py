@@ -72,6 +72,10 @@ options:
   wheels:
     description: Directory on the host with wheels that were brought from the controller; removed once all is installed.
     type: path
+  hashes:
+    description: SHA-256 of each of these wheels, by its name; no others are taken.
+    type: dict
+    default: {}
   brought:
     description: For each machine (C(x86_64)) the C(name) of a Python's archive and its C(sha256), to take where
       I(python) is C(python3) and that is none of the lock, or is C(bring).
@@ -236,6 +240,25 @@ def remove_brought(directory: str) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(directory))
+
+
+def keep(file, target: str) -> str:
+    """Have an open file at `target`, too, where its user alone may come; its SHA-256.
+
+    The very file where nobody else may change it, else a copy.
+    """
+    found, digest = os.fstat(file.fileno()), hashlib.sha256()
+    linked = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    try:
+        if linked:
+            os.link(f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=file.fileno(), follow_symlinks=True)
+    except OSError:  # another disk
+        linked = False
+    with open(os.devnull if linked else target, "wb") as copy:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            copy.write(block)
+    return digest.hexdigest()
 
 
 def environment_key(lock: str, torch: str, python_version: str, machine: str) -> str:
@@ -435,7 +458,7 @@ class Environment:
         lock = self.write("requirements.txt", self.options["lock"])
         install = ("--no-compile", "--only-binary=:all:")
         if offline:
-            install = ("--isolated", *install, "--no-index", "--find-links", self.options["wheels"])
+            install = ("--isolated", *install, "--no-index", "--find-links", self.own_wheels())
         # The lock is complete but for torch, which some of its packages ask for.
         locked = len(re.findall(r"^[\w.-]+==", self.options["lock"], re.MULTILINE))
         self.install(*install, "--no-deps", "--require-hashes", "--requirement", lock, wanted=locked)
@@ -466,6 +489,32 @@ class Environment:
         os.rename(path, os.path.join(self.path, ".complete"))
         subprocess.run(["sync", "-f", self.path], check=True)
         return record
+
+    def own_wheels(self) -> str:
+        """A directory of root's with the wheels that were brought, each as it was announced. Raises Failure.
+
+        The lock has no hash of torch, and these lie in the service user's directory: who was let in as that user may
+        have put others there since they arrived.
+        """
+        folder = os.path.join(self.temporary(), "wheels")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder, 0o700)
+        for name, digest in self.options["hashes"].items():
+            source, target = os.path.join(self.options["wheels"], name), os.path.join(folder, name)
+            try:
+                file = open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb")  # noqa: SIM115 - closed below
+            except OSError as error:
+                raise Failure(
+                    f"{source}: {error.strerror}, and it was brought a moment ago. Run again."
+                ) from None
+            with file:
+                found = keep(file, target)
+            if found != digest:
+                raise Failure(
+                    f"{source}: found a SHA-256 of {found[:12]}…; expected {digest[:12]}…. Somebody has changed it "
+                    "since it was brought: see who may log in there as the service user."
+                )
+        return folder
 
     def make_current(self) -> bool:
         """Point `current` here and `previous` to the one before; whether that changed anything."""
@@ -579,6 +628,7 @@ def main() -> None:
             "lock_timeout": {"type": "int", "default": 3600},
             "venv_follows": {"type": "bool", "default": False},
             "wheels": {"type": "path"},
+            "hashes": {"type": "dict", "default": {}},
             "brought": {"type": "dict", "default": {}},
             "archive": {"type": "path"},
         },

@@ -142,3 +142,36 @@ def test_lines_are_written_as_their_owner(run_module, home):
     arguments["lines"] = {"node1": ["other trainyard@node1"]}
     assert run_module("peer_lines", files=[arguments], keep=["node1"])["changed"]
     assert owner(path) == USER and "other" in path.read_text()
+
+
+def test_a_runs_files_are_had_and_removed(run_module, home):
+    home.chmod(0o777)  # root, who may not be its user, puts them there
+    (home / "exit").write_text("1")
+    (home / ".config.yaml.part").write_text("of one that was killed")
+    wanted = {"config.yaml": "run: a\n", "exit": None, "never": None}
+    options = {"directory": str(home), "files": wanted, "user": USER}
+    assert run_module("run_files", check=True, **options)["names"] == ["config.yaml", "exit"]
+    assert (home / "exit").exists() and not (home / "config.yaml").exists()
+    assert run_module("run_files", **options)["names"] == ["config.yaml", "exit"]
+    assert {path.name: path.read_text() for path in home.iterdir()} == {"config.yaml": "run: a\n"}
+    assert (home / "config.yaml").stat().st_mode & 0o777 == 0o640
+    assert run_module("run_files", **options)["changed"] is False
+    elsewhere = {**options, "directory": str(home / "none")}
+    assert run_module("run_files", check=True, **elsewhere)["changed"] is True
+    assert "No such file or directory for the service user" in run_module("run_files", **elsewhere)["msg"]
+    assert (
+        "expected the name of a file" in run_module("run_files", **{**options, "files": {"../x": ""}})["msg"]
+    )
+
+
+@pytest.mark.skipif(not ROOT, reason="another user's rights need root")
+def test_a_run_directory_that_was_swapped_has_root_write_nowhere_else(run_module):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        state, roots = Path(folder, "state"), Path(folder, "netplan")
+        for path in (state, roots):
+            path.mkdir(mode=0o755)
+        os.chown(state, pwd.getpwnam("nobody").pw_uid, -1)
+        (state / "a").symlink_to(roots)
+        told = run_module("run_files", directory=str(state / "a"), files={"config.yaml": "x"}, user="nobody")
+        assert "Permission denied for the service user" in told["msg"] and not list(roots.iterdir())

@@ -66,6 +66,7 @@ class Case:
             "cache_dir": None,
             "lock_timeout": 60,
             "wheels": str(root / "state" / "wheels" / "0a1b"),
+            "hashes": {path.name: sha256(path) for path in self.wheels.glob("*.whl")},
         }
         os.makedirs(self.options["dir"])
         self.stage()
@@ -479,3 +480,26 @@ def test_site_refuses_the_mix_before_it_changes_a_host(tmp_path):
     assert code != 0 and "3.11.2 on node1; 3.12.3 on node2" in said, said
     assert "`python_env_python: bring` into the inventory, as a variable of node1:" in said, said
     assert run("-l", "node2")[0] == 0 and not (tmp_path / "env").exists()
+
+
+@pytest.mark.parametrize("swapped", ["the whole directory", "a link", "another wheel beside it"])
+def test_what_the_service_user_puts_among_the_wheels_is_not_installed(case, tmp_path, swapped):
+    """torch has no hash in the lock; what was brought has one, which counts when it is installed, too."""
+    staging = Path(case.options["wheels"])
+    (torch,) = staging.glob("torch-*.whl")
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    make_wheel(evil, "torch", "2.0+zz", asks=["alpha>=1"])
+    (other,) = evil.glob("torch-*.whl")
+    if swapped == "a link":
+        torch.unlink()
+        torch.symlink_to(other)
+    elif swapped == "the whole directory":
+        torch.write_bytes(other.read_bytes())
+    else:
+        (staging / other.name).write_bytes(other.read_bytes())
+        assert case.have()["torch"] == "2.0+cpu"
+        return
+    with pytest.raises(python_env.Failure, match="found a SHA-256 of|a moment ago"):
+        case.have()
+    assert not list(Path(case.options["dir"]).glob("*/.complete"))
