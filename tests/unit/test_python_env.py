@@ -500,6 +500,6 @@ def test_what_the_service_user_puts_among_the_wheels_is_not_installed(case, tmp_
         (staging / other.name).write_bytes(other.read_bytes())
         assert case.have()["torch"] == "2.0+cpu"
         return
-    with pytest.raises(python_env.Failure, match="found a SHA-256 of|a moment ago"):
+    with pytest.raises(python_env.Failure, match=r"found a SHA-256 of|a moment ago"):
         case.have()
     assert not list(Path(case.options["dir"]).glob("*/.complete"))
