@@ -239,7 +239,9 @@ def run_status(run_dir: str) -> dict | None:
     if not os.path.isdir(run_dir):
         return None
     try:
-        with open(os.path.join(run_dir, "status.json"), encoding="utf-8") as file:
+        # The directory is the service user's: neither a link nor a pipe there shall hold this up.
+        path = os.path.join(run_dir, "status.json")
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
             status = json.load(file)
         return {**status, "state": str(status["state"])}
     except (OSError, ValueError, KeyError, TypeError):

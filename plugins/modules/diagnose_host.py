@@ -171,8 +171,8 @@ def stacks(spy: str, pid: int, seconds: float) -> tuple[list[str], dict[str, lis
 def last_words(path: str) -> tuple[str, float | None]:
     """A log's last line, and the seconds since it was written."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - 4096))
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().decode(errors="replace").strip().splitlines()
         return (lines[-1] if lines else ""), time.time() - os.path.getmtime(path)
     except OSError:

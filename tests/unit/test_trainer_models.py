@@ -11,7 +11,7 @@ from trainer.config import from_mapping
 from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, load, lora, packing, quantize, router
+from trainer.model import files, load, lora, packing, quantize, router, saved
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -592,3 +592,13 @@ def test_padding_the_model_has_no_embedding_for_is_left_alone(tmp_path):
         settings = GPT2Config(vocab_size=size, bos_token_id=0, eos_token_id=0)
         load._check(config, load.Source(settings, tokens, None, {}))
         assert tokens.pad_token == pads and tokens.pad_token_id < size
+
+
+def test_an_adapter_that_is_pickled_is_not_opened(tmp_path):
+    """peft takes adapter_model.bin where there is no other."""
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x02")
+    with pytest.raises(
+        BadInput, match=r"found no adapter_model\.safetensors; expected the adapter in that format"
+    ):
+        saved.open_model(saved.find(tmp_path))

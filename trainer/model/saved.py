@@ -68,6 +68,11 @@ def open_model(saved: Saved, base: str | None = None, dtype: str = "auto", trust
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
+    if saved.adapter is not None and not (saved.path / "adapter_model.safetensors").is_file():
+        raise BadInput(
+            f"{saved.path}: found no adapter_model.safetensors; expected the adapter in that format, for what is "
+            "pickled runs code as it is read: save it anew, by peft's save_pretrained"
+        )
     logging.disable_progress_bar()
     with _explained(saved.path, "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(saved.path, local_files_only=True, trust_remote_code=trust)
