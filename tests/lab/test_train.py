@@ -147,6 +147,35 @@ def test_a_dataset_of_the_controller_is_brought_to_every_host(plays, results, tm
         assert plays.sh(host, f"sha256sum < {named}") == plays.sh("node1", f"sha256sum < {named}")
         assert plays.sh(host, f"stat -c %a {named}").strip() == "640"
 
+    # Another machine in the head's place has nothing of it, and is given all: the data, too.
+    plays.sh(
+        "node1",
+        "rm -r /var/lib/trainyard/runs/own-data /var/lib/trainyard/data /etc/trainyard/runs/own-data.*",
+    )
+    done = book(plays, "train.yml", run="own-data", resume="true", steps=4, trainer_results_dir=results)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert plays.sh("node1", f"sha256sum < {named}") == plays.sh("node2", f"sha256sum < {named}")
+    assert plays.sh("node1", f"stat -c %U:%G:%a {named} /var/lib/trainyard/data").split() == [
+        "root:trainyard:640",
+        "root:trainyard:750",
+    ]
+    for host in ("node1", "node2", "node3"):
+        assert status(plays, "own-data", host)["step"] == 4
+    assert list(losses(results / "own-data/metrics.jsonl")) == [1, 2, 3, 4]
+
+
+@pytest.mark.full
+def test_a_smoke_test_leaves_nothing_that_the_run_would_go_on_from(plays, results, tmp_path):
+    done = book(plays, "train.yml", run="smoked", smoke="true", trainer_results_dir=results, **SETTINGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (results / "smoked/metrics.jsonl").read_text().splitlines()]
+    assert next(row["event"] for row in rows if row["kind"] == "event") == "start"
+    alone = of_one_process(tmp_path, **SETTINGS)
+    assert losses(results / "smoked/metrics.jsonl") == pytest.approx(alone, rel=1e-5)
+    for host in ("node1", "node2", "node3"):
+        assert status(plays, "smoked", host)["attempt"] == 1
+        assert plays.sh(host, "ls -A /var/lib/trainyard/runs /etc/trainyard/runs | grep smoke- || true") == ""
+
 
 @pytest.mark.full
 def test_a_failed_host_is_named_with_its_reason_and_the_others_are_stopped(plays, results):
