@@ -269,10 +269,10 @@ def test_what_a_start_leaves_of_the_attempts_before_is_no_attempt_of_its_own(rep
     from ansible.parsing.dataloader import DataLoader
     from ansible.template import Templar, trust_as_template
 
-    (book,) = re.findall(r'content: "(\{\{ __trainer_host.*?\}\})', (repository / START).read_text())
+    (book,) = re.findall(r'__trainer_closed: "(\{\{.*?\}\})"', (repository / START).read_text())
     known = {"state": "failed", "attempt": 5, "note": "node3 is gone", "reason": "no space left"}
     facts = {"__trainer_host": {"host_facts": {"run_status": known}}}
-    status = json.loads(Templar(loader=DataLoader(), variables=facts).template(trust_as_template(book)))
+    status = Templar(loader=DataLoader(), variables=facts).template(trust_as_template(book))
     assert status["attempt"] == 5 and not view("b", status=status).has_gone_on(2)
     assert view("b", status=known).has_gone_on(2)
 
