@@ -100,7 +100,8 @@ def export_place(words: dict, choice: dict) -> str:
 
 def found_below(paths: list[str], directory: str) -> list[str]:
     """Those of the paths that a host names which are below a directory of it; no others have a place here."""
-    return [path for path in paths if os.path.normpath(path) == path and path.startswith(f"{directory}/")]
+    top = f"{os.path.normpath(directory)}/"
+    return [path for path in paths if os.path.normpath(path).startswith(top) and ".." not in path.split("/")]
 
 
 def export_arguments(words: dict, choice: dict) -> list[str]:

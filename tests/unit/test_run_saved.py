@@ -443,3 +443,6 @@ def test_of_what_a_host_says_a_run_left_only_what_is_below_its_directory_is_brou
         f"{run_dir}-b/x",
     ]
     assert found_below(named, run_dir) == named[:1]
+    assert found_below(["/v//runs/a/x"], "/v//runs/a") == [
+        "/v//runs/a/x"
+    ]  # as an inventory's trailing slash has it
