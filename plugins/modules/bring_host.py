@@ -269,18 +269,6 @@ def fill(files: list[dict], state_dir: str, user: str) -> None:
                 shutil.copyfileobj(file, copy, AT_ONCE)
 
 
-def linked(above: int, name: str) -> int:
-    """The directory that a link of root's leads to, as to another disk, open; -1 where it is not root's."""
-    link = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=above)
-    try:
-        found = os.fstat(link)
-        if not stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
-            return -1
-        return os.open(os.readlink("", dir_fd=link), os.O_RDONLY | os.O_DIRECTORY, dir_fd=above)
-    finally:
-        os.close(link)
-
-
 @contextlib.contextmanager
 def folder(state_dir: str, below: str, owner: int, group: int | None = None) -> Iterator[int]:
     """The directory `below` of the state directory, open (a descriptor); with a group, made for it if it is not there.
@@ -301,9 +289,10 @@ def folder(state_dir: str, below: str, owner: int, group: int | None = None) -> 
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise OSError(error.errno, error.strerror, way) from None
-                inner = -1 if depth else linked(handle, name)
-            if inner < 0:
-                raise Failure(f"{way}: found no directory there; expected one, or nothing. See what it is")
+                raise Failure(
+                    f"{way}: found no directory there; expected one, or nothing. See what it is. Another disk is "
+                    "mounted there, or holds all of trainer_state_dir"
+                ) from None
             os.close(handle)
             handle = inner
             if os.fstat(handle).st_uid != owner:

@@ -243,18 +243,12 @@ def remove_brought(directory: str) -> None:
 
 
 def keep(file, target: str) -> str:
-    """Have an open file at `target`, too, where its user alone may come; its SHA-256.
+    """Copy an open file to `target`; its SHA-256.
 
-    The very file where nobody else may change it, else a copy.
+    No link to it: who wrote it, under a name of its own once, may still have it open.
     """
-    found, digest = os.fstat(file.fileno()), hashlib.sha256()
-    linked = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-    try:
-        if linked:
-            os.link(f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=file.fileno(), follow_symlinks=True)
-    except OSError:  # another disk
-        linked = False
-    with open(os.devnull if linked else target, "wb") as copy:
+    digest = hashlib.sha256()
+    with open(target, "wb") as copy:
         while block := file.read(1 << 20):
             digest.update(block)
             copy.write(block)
@@ -510,6 +504,7 @@ class Environment:
             with file:
                 found = keep(file, target)
             if found != digest:
+                remove_brought(self.options["wheels"])  # they shall come anew
                 raise Failure(
                     f"{source}: found a SHA-256 of {found[:12]}…; expected {digest[:12]}…. Somebody has changed it "
                     "since it was brought: see who may log in there as the service user."

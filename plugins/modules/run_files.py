@@ -33,6 +33,7 @@ names: {description: "The files that were not so.", type: list, returned: always
 
 import contextlib
 import os
+import socket
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
@@ -59,18 +60,22 @@ def is_there(handle: int, name: str) -> bool:
 def have(handle: int, name: str, text: str | None) -> None:
     """Have the file so. Raises OSError."""
     if text is None:
-        os.unlink(name, dir_fd=handle)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=handle)
         return
-    part = f".{name}.part"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(part, dir_fd=handle)  # of one that was killed
+    part = f".{name}.{socket.gethostname()}-{os.getpid()}"  # hosts may share the directory
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640, dir_fd=handle)
-    with open(file, "w", encoding="utf-8") as new:
-        new.write(text)
-        new.flush()
-        os.fchmod(file, 0o640)
-        os.fsync(file)
-    os.replace(part, name, src_dir_fd=handle, dst_dir_fd=handle)
+    try:
+        with open(file, "w", encoding="utf-8") as new:
+            new.write(text)
+            new.flush()
+            os.fchmod(file, 0o640)
+            os.fsync(file)
+        os.replace(part, name, src_dir_fd=handle, dst_dir_fd=handle)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part, dir_fd=handle)
+        raise
 
 
 def main() -> None:
@@ -96,6 +101,8 @@ def main() -> None:
                     if not module.check_mode:
                         have(handle, name, text)
     except KeyError:
+        if module.check_mode:  # an untouched host
+            module.exit_json(changed=True, names=list(p["files"]))
         module.fail_json(msg=f"There is no user {p['user']} on this host; run site.yml, which makes it.")
     except OSError as error:
         if not (module.check_mode and isinstance(error, FileNotFoundError)):

@@ -147,7 +147,6 @@ def test_lines_are_written_as_their_owner(run_module, home):
 def test_a_runs_files_are_had_and_removed(run_module, home):
     home.chmod(0o777)  # root, who may not be its user, puts them there
     (home / "exit").write_text("1")
-    (home / ".config.yaml.part").write_text("of one that was killed")
     wanted = {"config.yaml": "run: a\n", "exit": None, "never": None}
     options = {"directory": str(home), "files": wanted, "user": USER}
     assert run_module("run_files", check=True, **options)["names"] == ["config.yaml", "exit"]
