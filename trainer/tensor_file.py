@@ -26,9 +26,8 @@ TYPES = {
 }
 
 
-SETTLE = (
-    64 << 20
-)  # bytes that may wait for the disk at once: who syncs next there, as etcd does, waits for all of them
+# Bytes that may wait for the disk at once: who syncs next there, as etcd does, waits for all of them.
+SETTLE = 64 << 20
 
 
 class TensorFile:

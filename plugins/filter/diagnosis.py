@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from telling import hangs, names, not_asked, silence, table, unasked
+from telling import names, not_asked, silence, table, timed_out, unasked
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
@@ -18,10 +18,8 @@ UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slow
 SEE_STACK = "see its stack above"
 LOOK_AGAIN = "look again, for its stack had no answer"
 MOST_TOLD = 10  # lines of NCCL's
-MANY_DROPPED, PART_DROPPED = (
-    20,
-    0.001,
-)  # packets between two looks, and of all, up to which a drop says nothing
+# Packets between two looks, and their part of all, up to which it says nothing that they were dropped.
+MANY_DROPPED, PART_DROPPED = 20, 0.001
 STATES = {"T": "stopped", "t": "traced", "D": "waiting for a disk", "Z": "dead", "X": "dead", "gone": "gone"}
 # The innermost frame of a rank that waits for the others: in torch's collectives, or where the trainer waits for them.
 COLLECTIVE = re.compile(
@@ -156,7 +154,7 @@ def _silent(silent: list[str], found: dict, results: dict[str, dict]) -> str:
     elif paused and not any(one["ranks"] for one in found.values()):
         rest = paused[0]
     cure = "see whether the machine is on, and its cable; when it is back, it takes part again by itself"
-    if all(hangs(results[host]) for host in silent):
+    if all(timed_out(results[host]) for host in silent):
         cure = "it lets us in, and nothing comes of it: see its disks and its mounts there, `dmesg`"
     return f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer, {rest}: {cure}."
 

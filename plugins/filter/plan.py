@@ -195,8 +195,7 @@ def run_regained(facts: dict[str, dict], asked: dict, state_dir: str) -> dict:
     some = set().union(*lacking) - set.intersection(*lacking) if lacking else set()
     kept = [
         {"key": key, "name": name}
-        for key in ("model", "dataset", "validation")
-        for name in ([asked["config"]["model"]] if key == "model" else names(asked["config"].get(key) or ""))
+        for key, name in _named(asked["config"])
         if name in some and name.startswith(f"{state_dir}/")
     ]
     return {**asked, "elsewhere": [*asked["elsewhere"], *kept]}
@@ -205,12 +204,13 @@ def run_regained(facts: dict[str, dict], asked: dict, state_dir: str) -> dict:
 def run_kept_paths(config: dict, uploads: list[dict[str, str]]) -> list[str]:
     """The paths of a run's model and data that must lie on the hosts already."""
     brought = {(one["key"], one["name"]) for one in uploads}
-    return [
-        name
-        for key in ("model", "dataset", "validation")
-        for name in ([config["model"]] if key == "model" else names(config.get(key) or ""))
-        if name.startswith("/") and (key, name) not in brought
-    ]
+    return [name for key, name in _named(config) if name.startswith("/") and (key, name) not in brought]
+
+
+def _named(config: dict) -> list[tuple[str, str]]:
+    """(key, name) of a run's model and of each of its sets of data."""
+    data = [(key, name) for key in ("dataset", "validation") for name in names(config.get(key) or "")]
+    return [("model", config["model"]), *data]
 
 
 def run_problems(

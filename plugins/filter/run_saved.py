@@ -92,9 +92,8 @@ def export_place(words: dict, choice: dict) -> str:
     """The directory on the host where an export lies until it was fetched, beside what it is made of."""
     run_dir = choice["path"].rsplit("/model" if choice["kind"] == "model" else "/checkpoints/", 1)[0]
     base = words.get("base") or ""
-    besides = (
-        f"-{hashlib.sha256(base.encode()).hexdigest()[:8]}" if base else ""
-    )  # the base's name is in its files
+    # The base's name is in its files.
+    besides = f"-{hashlib.sha256(base.encode()).hexdigest()[:8]}" if base else ""
     return f"{run_dir}/export-{choice['digest'][:12]}{'-merged' if words.get('merge') else ''}{besides}"
 
 

@@ -232,6 +232,14 @@ def run_variables(path: str) -> dict[str, str]:
     return variables
 
 
+def opened(path: str):
+    """A file of a run's directory, open for its bytes. Raises OSError.
+
+    The directory is the service user's: neither a link nor a pipe there shall hold this up.
+    """
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
 def run_status(run_dir: str) -> dict | None:
     """The run's status.json; with the state `unknown` alone if there is none to read; None without a
     directory.
@@ -239,9 +247,7 @@ def run_status(run_dir: str) -> dict | None:
     if not os.path.isdir(run_dir):
         return None
     try:
-        # The directory is the service user's: neither a link nor a pipe there shall hold this up.
-        path = os.path.join(run_dir, "status.json")
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
+        with opened(os.path.join(run_dir, "status.json")) as file:
             status = json.load(file)
         return {**status, "state": str(status["state"])}
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def hangs(result: dict) -> re.Match | None:
+def timed_out(result: dict) -> re.Match | None:
     """Whether a host let us in, and the task then took longer (seconds, as group 1) than is waited for it."""
     return re.search(r"Timed out after (\d+) second", str(result.get("msg") or ""))
 
@@ -23,7 +23,7 @@ def hangs(result: dict) -> re.Match | None:
 def silence(host: str, result: dict) -> str:
     """Why a host has nothing to show; `result`: what its task registered."""
     lines = str(result.get("msg") or "it was not asked").strip().splitlines()
-    if late := hangs(result):
+    if late := timed_out(result):
         return f"{host}: no answer within {late[1]} s, though it lets us in: a disk or a mount that hangs? (`dmesg`)"
     return f"{host}: no answer: {lines[-1][:200]}"
 

@@ -70,6 +70,7 @@ from ansible.module_utils.host_runs import (
     gpus,
     interfaces,
     known_runs,
+    opened,
     run_processes,
     run_status,
     within,
@@ -171,7 +172,7 @@ def stacks(spy: str, pid: int, seconds: float) -> tuple[list[str], dict[str, lis
 def last_words(path: str) -> tuple[str, float | None]:
     """A log's last line, and the seconds since it was written."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with opened(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().decode(errors="replace").strip().splitlines()
         return (lines[-1] if lines else ""), time.time() - os.path.getmtime(path)
@@ -183,8 +184,7 @@ def groups_of(run_dir: str, rank: int, pid: int) -> list[dict]:
     """What the rank itself has written of its groups (trainer/collectives.py); empty where it has not."""
     try:
         path = os.path.join(run_dir, "logs", f"collectives-{rank}.json")
-        # The directory is the service user's: neither a link nor a pipe there shall hold this up.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with opened(path) as file:
             word = json.loads(file.read(GROUPS_BYTES))
         if word["pid"] != pid:
             return []

@@ -71,10 +71,8 @@ UNIT = {
 }
 
 
-WRITTEN = (
-    "runs",
-    "cache",
-)  # below the state directory, the service user's home, of which it may not touch the rest
+# Below the state directory, the service user's home, of which a command may not touch the rest.
+WRITTEN = ("runs", "cache")
 
 
 def variables(behind: bool) -> dict[str, str]:
