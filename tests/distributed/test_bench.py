@@ -35,6 +35,7 @@ def bench(environment: dict, *arguments: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.full
 def test_two_hosts_with_one_and_two_ranks_measure_every_collective():
     port = free_port()
     hosts = [

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.distributed
 FAREWELL = "import atexit, os\nif 'RANK' in os.environ: atexit.register(os.abort)\n"
 
 
+@pytest.mark.full
 def test_hosts_with_different_numbers_of_ranks(material, whole, tmp_path):
     """One rank on the head, two on the other; logs by global rank; equal to one process."""
     (tmp_path / "farewell").mkdir()
@@ -91,6 +92,7 @@ def test_a_stop_that_the_ranks_see_before_the_launcher(material, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.full
 def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     """Where the first fault shall end a run."""
     long = ("steps=100000", "checkpoint_every=0", "restarts=0")
@@ -105,6 +107,7 @@ def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     assert ranks.status(tmp_path / "node0")["state"] == "failed"
 
 
+@pytest.mark.full
 @pytest.mark.full
 def test_a_rank_that_hears_no_signal_is_not_waited_for_when_another_has_failed(material, tmp_path):
     """As on a GPU, where it waits for the one that is gone; torchrun's agent would wait half a minute for it."""

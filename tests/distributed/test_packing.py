@@ -56,7 +56,9 @@ def two(config, environment, everyone):
     return [torch.device("cpu")] * 2
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (2, "fsdp"), (1, "split")])
+@pytest.mark.parametrize(
+    ("size", "strategy"), [pytest.param(2, "ddp", marks=pytest.mark.full), (2, "fsdp"), (1, "split")]
+)
 def test_a_model_that_gets_masks_has_one_loss_curve(gpt_oss, alone, tmp_path, size, strategy):
     chosen = (f"strategy={strategy}", "gradient_checkpointing=true")
     patch = {("trainer.world", "_devices"): two} if strategy == "split" else {}

@@ -179,7 +179,7 @@ def test_bytes_of_frozen_weights_are_those_that_are_sent(small, tmp_path, bits):
         pytest.param("16bit", marks=pytest.mark.full),
         pytest.param("8bit", marks=pytest.mark.full),
         pytest.param("powersgd", marks=pytest.mark.full),
-        "diloco",
+        pytest.param("diloco", marks=pytest.mark.full),
     ],
 )
 def test_bytes_of_each_way_are_those_that_are_sent(small, tmp_path, comm):
@@ -251,6 +251,7 @@ def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
         assert plan.budget("ddp", config, found, place(1 << 40), 0).device["checkpoint"] == each * 1000
 
 
+@pytest.mark.full
 @pytest.mark.full
 def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")

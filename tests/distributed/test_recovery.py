@@ -195,6 +195,7 @@ def test_a_host_is_cut_off_and_comes_back(launch, curve):
         assert [one["reason"] for one in events(run, node)] == ["node1 is gone", "node1 takes part"]
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_while_its_store_was_silent_does_not_begin_again(material, tmp_path):
     """The head's power fails, and the store goes with it; the other host is stopped, and tells it later."""
     root, untold = tmp_path / "runs", tmp_path / "untold"

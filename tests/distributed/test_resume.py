@@ -75,6 +75,7 @@ def test_of_two_starts_that_went_on_apart_the_later_one_counts(material, whole, 
     assert checkpoints(head) == checkpoints(tmp_path / "node1") == ["step-00000008", "step-00000012"]
 
 
+@pytest.mark.full
 def test_resume_of_an_adapter(material, tmp_path):
     """Its checkpoint is what peft writes and reads, without the frozen weights."""
     from peft import PeftModel

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from plays import Plays
 
 from lab.lab import Lab, Options, install_missing_tools, obstacles
 
@@ -51,5 +52,19 @@ def lab3(make_lab):
 
 @pytest.fixture(scope="session")
 def cluster(make_lab):
-    """Three hosts that test_main_job provisions by site.yml, and on which test_train trains."""
+    """Three bare hosts, which test_main_job provisions by site.yml; everybody else takes them `deployed`."""
     return make_lab("job", hosts=3)
+
+
+@pytest.fixture(scope="session")
+def deployed(cluster, tmp_path_factory):
+    """`cluster` after site.yml, once for all who train on it. Whoever breaks something there mends it again."""
+    if not getattr(cluster, "deployed", False):  # by test_main_job
+        done = Plays(cluster, tmp_path_factory.mktemp("deployed")).book("site.yml", seconds=1500)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return cluster
+
+
+def pytest_collection_modifyitems(items):
+    """test_main_job comes before those who have `cluster` deployed: it looks at the hosts while they are bare."""
+    items.sort(key=lambda item: item.path.name != "test_main_job.py")

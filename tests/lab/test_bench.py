@@ -16,14 +16,11 @@ HOSTS = ("node1", "node2", "node3")
 
 
 @pytest.fixture(scope="module")
-def plays(cluster, tmp_path_factory):
+def plays(deployed, tmp_path_factory):
     """Three hosts, deployed by site.yml, with node2 behind 50 Mbit/s."""
-    plays = Plays(cluster, tmp_path_factory.mktemp("bench"))
-    done = plays.book("site.yml", seconds=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    cluster.set_rate("node2", "50mbit")
-    yield plays
-    cluster.set_rate("node2", None)
+    deployed.set_rate("node2", "50mbit")
+    yield Plays(deployed, tmp_path_factory.mktemp("bench"))
+    deployed.set_rate("node2", None)
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,7 @@ def test_a_disk_without_room_is_named_with_the_cure(plays):
     assert rules(plays, "node2") == ""
 
 
+@pytest.mark.full
 def test_limited_to_one_host_it_lets_the_peers_in_and_names_what_it_closes(plays):
     play = plays.role("firewall", "node1", None, "-l", "node1")
     assert play.rc == 0, play.text
@@ -101,6 +102,7 @@ def test_a_peer_reaches_any_listening_port(plays):
     assert json.loads(found) == {"tcp": [22, 8000], "udp": "ping"}
 
 
+@pytest.mark.full
 def test_a_narrowed_firewall_allow_is_told_before_it_is_in_force(plays):
     allow = {"firewall_allow": [{"port": 8000, "from": ["192.0.2.0/24", "198.51.100.7"]}]}
     play = plays.role("firewall", "node1", allow)

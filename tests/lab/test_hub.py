@@ -27,11 +27,8 @@ GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=64, n_layer=2,
 
 
 @pytest.fixture(scope="module")
-def plays(cluster, tmp_path_factory):
-    plays = Plays(cluster, tmp_path_factory.mktemp("hub"))
-    done = plays.book("site.yml", seconds=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return plays
+def plays(deployed, tmp_path_factory):
+    return Plays(deployed, tmp_path_factory.mktemp("hub"))
 
 
 @pytest.fixture

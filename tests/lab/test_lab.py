@@ -320,6 +320,7 @@ def test_packages_come_as_they_do_on_this_machine(lab3):
             lab3.exec("node1", "touch", str(path / "written" if path.is_dir() else path))
 
 
+@pytest.mark.full
 def test_offline_with_odd_names_on_another_release_and_unknown_keys(make_lab):
     lab = make_lab(
         "odd",

@@ -195,6 +195,7 @@ def test_what_somebody_changed_by_hand_is_put_right(plays, prefix):
     assert plays.role("network", "node2", wanted).changed["node2"] == 0
 
 
+@pytest.mark.full
 def test_a_new_name_with_which_the_host_cannot_be_reached_is_taken_back(plays, prefix):
     """networkd knows a renamed interface by its permanent address alone, and these have none: so it drops lan0."""
     mac = plays.sh("node2", "cat /sys/class/net/eth0/address").strip()

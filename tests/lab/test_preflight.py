@@ -19,12 +19,8 @@ VETH = "ip link add odd0 type veth peer name odd1; ip link set odd0 up"
 
 
 @pytest.fixture(scope="module")
-def plays(cluster, tmp_path_factory):
-    """Three hosts, deployed by site.yml (test_main_job has done so, where it ran before)."""
-    plays = Plays(cluster, tmp_path_factory.mktemp("preflight"))
-    done = book(plays, "site.yml", seconds=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return plays
+def plays(deployed, tmp_path_factory):
+    return Plays(deployed, tmp_path_factory.mktemp("preflight"))
 
 
 def book(plays, playbook, seconds=600, **extra):
@@ -49,6 +45,7 @@ def complaints(result):
     return [one for one in result["checks"] if one["result"] in ("warn", "fail")]
 
 
+@pytest.mark.full
 def test_of_healthy_hosts_it_says_nothing_within_a_minute_and_leaves_nothing(plays, tmp_path):
     start = time.monotonic()
     status, said, result = preflight(plays, tmp_path)

@@ -32,12 +32,8 @@ LONG = {**SETTINGS, "steps": 100_000}
 
 
 @pytest.fixture(scope="module")
-def plays(cluster, tmp_path_factory):
-    """Three hosts, deployed by site.yml (test_main_job has done so, where it ran before)."""
-    plays = Plays(cluster, tmp_path_factory.mktemp("train"))
-    done = book(plays, "site.yml", seconds=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return plays
+def plays(deployed, tmp_path_factory):
+    return Plays(deployed, tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture

@@ -339,6 +339,7 @@ def test_a_fault_in_it_brings_ansibles_own_and_the_playbook_goes_on(place):
     assert "changed: [node2]" in done.stdout and "PLAY RECAP" in done.stdout
 
 
+@pytest.mark.full
 def test_check_mode_handlers_retries_and_the_free_strategy(place):
     tasks = [
         {"name": "Notify", "ansible.builtin.command": "true", "notify": "Handle"},

@@ -48,6 +48,7 @@ def test_a_burn_loads_every_node_for_half_of_its_minutes(yard):
     assert found["found"].endswith("TFLOP/s, each product the same")
 
 
+@pytest.mark.full
 def test_a_warning_ends_with_1(yard):
     """By ansible-playbook itself: ansible-runner brings callbacks of its own instead of the checkout's."""
     (yard.results / "two words.txt").write_text("It was.")

@@ -93,6 +93,7 @@ def test_a_run_without_a_model_yet_says_what_to_do(yard):
     )
 
 
+@pytest.mark.full
 def test_a_model_is_brought_once_and_what_is_anothers_stays(yard):
     told = yard.play("playbooks/export.yml", arguments="--check", run="first")
     to = yard.results / "first/export"

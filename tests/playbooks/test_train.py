@@ -143,6 +143,7 @@ def test_a_plan_of_all_hosts_says_what_a_run_takes_and_starts_nothing(yard):
     assert refused.rc and "quantize" in failures(refused)[0], said(refused)
 
 
+@pytest.mark.full
 def test_a_smoke_test_comes_first_and_leaves_nothing(yard):
     run = yard.play(run="first", smoke="true", trainer_smoke_steps=1, **SMALL)
     assert run.rc == 0, said(run)

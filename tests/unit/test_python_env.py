@@ -148,6 +148,7 @@ def test_built_once_then_unchanged_and_whole_again_after_any_interruption(case, 
     assert case.have()["digest"] == first["digest"]
 
 
+@pytest.mark.full
 def test_an_environment_that_someone_changed_is_built_anew(case):
     first = case.have()
     (metadata,) = Path(first["path"]).glob("lib/python*/site-packages/alpha-1.0.dist-info")
@@ -202,6 +203,7 @@ def test_a_lock_that_is_never_given_back_is_named(case):
             case.have(lock_timeout=1)
 
 
+@pytest.mark.full
 def test_the_current_and_the_previous_environment_and_those_of_releases_stay(case, tmp_path):
     released = case.have()["path"]
     release = tmp_path / "releases" / "r1"

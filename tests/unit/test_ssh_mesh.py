@@ -1,6 +1,7 @@
 """The mesh's files: who is let in, whose host key is pinned, and what a run over some hosts leaves alone."""
 
 import base64
+import re
 import subprocess
 from pathlib import Path
 
@@ -328,6 +329,12 @@ def test_the_memory_of_runs_outlives_a_minority_of_its_members(hosts, members):
     found = cluster.etcd_members(names, {name: {"cluster_address": f"10.0.0.{name[4:]}"} for name in names})
     assert [member["name"] for member in found] == names[:members]
     assert all(member["address"] == f"10.0.0.{member['name'][4:]}" for member in found)
+
+
+def test_in_check_mode_a_key_that_is_not_made_yet_stands_for_itself():
+    text = (ROOT / "roles/ssh_mesh/vars/main.yml").read_text()
+    (key,) = re.findall(r"mesh_keys\(hostvars, '(.+?)' if ansible_check_mode", text)
+    assert cluster.peer_authorized_keys(HOSTS, {"node1": key})["node1"][0].split()[1:-1] == key.split()
 
 
 @pytest.mark.parametrize(
