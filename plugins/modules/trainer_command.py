@@ -9,6 +9,7 @@ short_description: Run a command of the trainer to its end, without disturbing a
 description:
   - On a host with systemd it runs as a unit of its own, which may write below O(state_dir) alone.
   - Without systemd it runs as the user that Ansible logs in as.
+  - What it fetches comes by the proxy that the host's own environment names (C(/etc/environment)).
   - The kernel, if memory runs out, ends it before any rank.
 options:
   program: {type: path, required: true, description: The trainer.}
@@ -71,6 +72,16 @@ UNIT = {
 }
 
 
+# What an administrator tells all programs of the way to the internet (/etc/environment), for what is fetched there.
+WAY_OUT = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "ssl_cert_file",
+    "ssl_cert_dir",
+    "requests_ca_bundle",
+)
 # Below the state directory, the service user's home, of which a command may not touch the rest.
 WRITTEN = ("runs", "cache")
 
@@ -88,8 +99,10 @@ def as_unit(
 
     secrets: the files of its credentials, by their names.
     """
+    fetches = command[1:2] == ["fetch"]
     # What is fetched is linked from the cache to incoming/, which systemd's mounts of each alone would not let through.
-    written = [state_dir] if command[1:2] == ["fetch"] else [f"-{state_dir}/{name}" for name in WRITTEN]
+    written = [state_dir] if fetches else [f"-{state_dir}/{name}" for name in WRITTEN]
+    passed = [name for name in sorted(os.environ) if fetches and name.lower() in WAY_OUT]
     properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": " ".join(written)}
     properties["InaccessiblePaths"] = f"-{state_dir}/.ssh"
     return [
@@ -98,6 +111,7 @@ def as_unit(
         *(f"--property={name}={value}" for name, value in properties.items()),
         *(f"--property=LoadCredential={name}:{path}" for name, path in secrets.items()),
         f"--setenv=HOME={state_dir}/cache",
+        *(f"--setenv={name}" for name in passed),  # without its value, which may hold a password
         *(f"--setenv={name}={value}" for name, value in {**variables(behind), **more}.items()),
         "--",
         # systemd puts variables into a unit's words, except where the mark is doubled.

@@ -7,6 +7,7 @@ those of one process.
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import ranks
@@ -14,6 +15,7 @@ from processes import kill_all
 from test_launch import rank_pids
 
 from trainer import cli
+from trainer.cluster import store
 
 pytestmark = pytest.mark.distributed
 
@@ -374,13 +376,35 @@ def test_a_run_that_waits_for_its_newest_checkpoint_is_stopped(launch):
 
 @pytest.mark.full
 def test_a_launcher_that_stands_still_is_left_behind_and_taken_in_again(launch, curve):
-    """Its lease runs out. Its rank lives, but has nobody left to make a step with, and ends when the launcher wakes."""
+    """Its lease runs out. Its rank, which has nobody left to make a step with, is ended without it."""
     run = launch(2)
     wait(lambda: step(run, 0) > 12)
     os.kill(run.nodes[1].pid, signal.SIGSTOP)
     wait(lambda: running(run, 0, 2, 1))
     os.kill(run.nodes[1].pid, signal.SIGCONT)
     wait(lambda: running(run, 0, 3, 2) and running(run, 1, 3, 2))
+    stop(run, 0, 1)
+    same(run, 0, curve)
+
+
+@pytest.mark.full
+def test_a_lone_rank_ends_without_its_launcher_before_others_begin(launch, curve):
+    """It has nobody to lose, and would train on beside those for whom its host's lease has run out."""
+    run = launch(2)
+    wait(lambda: step(run, 0) > 12)
+    power_cut(run, 1)
+    wait(lambda: running(run, 0, 2, 1))
+    rank = Path(f"/proc/{rank_pids(run.nodes[0].pid)['0']}/stat")
+    os.kill(run.nodes[0].pid, signal.SIGSTOP)
+    lasted = wait(lambda: not rank.exists() or rank.read_text().rpartition(") ")[2][0] == "Z", 30)
+    assert store.OUT_OF_TOUCH - 1 < lasted < store.LEASE
+    run.nodes[1] = run.start(1)
+    time.sleep(2)
+    os.kill(run.nodes[0].pid, signal.SIGCONT)
+    wait(lambda: any(running(run, 0, attempt, 2) for attempt in (3, 4)))
+    assert any(
+        "node0 was cut off: its launcher stood still for 9 s" in one["reason"] for one in events(run, 0)
+    )
     stop(run, 0, 1)
     same(run, 0, curve)
 

@@ -106,30 +106,36 @@ def test_a_power_cut_and_back_after_30_seconds(plays, curve, importing, host):
     run.end(curve, *HOSTS, reason=f"restart: {host} is gone")
 
 
-def test_a_wire_is_out_for_20_seconds(plays, curve, importing):
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_a_wire_is_out_for_20_seconds(plays, curve, importing, host):
     run = Run(plays)
-    plays.lab.cut("node2")
-    time.sleep(20)
-    plays.lab.join("node2")
+    plays.lab.cut(host)
+    try:
+        time.sleep(20)
+    finally:
+        plays.lab.join(host)
     seconds = 20 + run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in (2, 3, 4)))
-    held("a wire is out for 20 s, until all take part", seconds, None, importing)
-    run.end(curve, *HOSTS, reason=r"restart: (node\d, )*node2(, node\d)* ((is|are) gone|(was|were) cut off)")
+    held(f"{host}'s wire is out for 20 s, until all take part", seconds, None, importing)
+    named = rf"(node\d, )*{host}(, node\d)*"
+    run.end(curve, *HOSTS, reason=f"restart: {named} ((is|are) gone|(was|were) cut off)")
 
 
-def test_a_wire_is_out_for_good(plays, curve, importing):
+@pytest.mark.parametrize("host", ["node1", "node3"])
+def test_a_wire_is_out_for_good(plays, curve, importing, host):
     """Two halves never train the same run: the host that is alone stops before the others go on."""
     run = Run(plays)
-    plays.lab.cut("node3")
+    others = [one for one in HOSTS if one != host]
+    plays.lab.cut(host)
     try:
-        seconds = run.wait(lambda: run.goes_on(2, "node1", "node2"))
-        held("a wire is out for good", seconds, 20, importing)
-        assert not plays.sh("node3", "pgrep -f 'trainer [t]rain' || true")
-        run.wait(lambda: run.status("node3").get("state") == "stalled", 30)
-        assert "etcd" in run.status("node3")["reason"]
+        seconds = run.wait(lambda: run.goes_on(2, *others))
+        held(f"{host}'s wire is out for good", seconds, 20, importing)
+        assert not plays.sh(host, "pgrep -f 'trainer [t]rain' || true")
+        run.wait(lambda: run.status(host).get("state") == "stalled", 30)
+        assert "etcd" in run.status(host)["reason"]
     finally:
-        plays.lab.join("node3")
+        plays.lab.join(host)
     run.wait(lambda: run.goes_on(3, *HOSTS))
-    run.end(curve, *HOSTS, reason="restart: node3 is gone")
+    run.end(curve, *HOSTS, reason=f"restart: {host} is gone")
 
 
 def test_a_flipped_byte_in_the_newest_checkpoint(plays, curve, importing):

@@ -35,6 +35,9 @@ class Ranks:
         self.used, self.disk, self.signs, self.waiting, self.stands = 0.0, False, 0, False, False
         self.held = ""
 
+    def is_renewed(self, at):
+        """Nothing to end without its launcher."""
+
     def work(self):
         return attempt.Work(self.used, self.disk, self.signs, self.waiting)
 

@@ -311,6 +311,22 @@ def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_mod
     assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", False, {}, {})
 
 
+def test_what_is_fetched_comes_by_the_hosts_proxy_and_nothing_else_does(load_module, monkeypatch):
+    module = load_module("trainer_command")
+    for name in ("https_proxy", "NO_PROXY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "http://user:secret@10.0.0.9:3128")
+    monkeypatch.setattr(
+        module.os,
+        "environ",
+        {name: module.os.environ[name] for name in ("https_proxy", "NO_PROXY", "HF_TOKEN")},
+    )
+    words = {verb: module.as_unit(["/t", verb], "u", "/v", False, {}, {}) for verb in ("fetch", "generate")}
+    asked = [word for word in words["fetch"] if word.startswith("--setenv") and "=" not in word[9:]]
+    assert asked == ["--setenv=NO_PROXY", "--setenv=https_proxy"]  # systemd-run takes the values from its own
+    assert not any("secret" in word or "TOKEN" in word for word in words["fetch"])
+    assert not any("proxy" in word.lower() for word in words["generate"])
+
+
 # ---- the files that come ----
 
 

@@ -8,11 +8,13 @@ import contextlib
 import ctypes
 import functools
 import json
+import mmap
 import os
 import re
 import signal
 import socket
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from typing import NamedTuple
 
 from trainer import waiting
 from trainer.cluster.membership import LOST, STOPPED, Plan
+from trainer.cluster.store import LEASE
 from trainer.config import Config
 from trainer.environment import Environment, number
 
@@ -32,6 +35,9 @@ MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises 
 # What NCCL's watchdog says in a rank that it then aborts for another one's fault.
 NCCL_LOST = re.compile(r"Watchdog caught collective operation timeout|ncclRemoteError[^\n]*")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Seconds since the launcher renewed this host's record, after which its agent ends the ranks, where the launcher itself
+# stands still (SIGSTOP, a machine that swaps) and does not: before the others begin without this host.
+UNWATCHED = LEASE - 1
 GRACE = 5.0  # seconds for ranks to end by themselves once another one has failed
 ENDS = 30.0  # seconds that the kernel may take to end a killed process: it may have much memory to give back
 HELD = "; process {} was killed and does not end (a driver or a disk holds it): see `journalctl -k`; a reboot helps"
@@ -96,11 +102,22 @@ def prepare() -> None:
 class Attempt:
     """The ranks of `plan` on host number `node`, under way from the moment that this is made.
 
-    Raises OSError where the system has no process for them.
+    renewed: when this host's record in the store was renewed (time.monotonic), from then on told by `is_renewed`; None
+    where there are no other hosts. Raises OSError where the system has no process for them.
     """
 
-    def __init__(self, plan: Plan, node: int, config: Config, environment: Environment, arguments: list):
+    def __init__(
+        self,
+        plan: Plan,
+        node: int,
+        config: Config,
+        environment: Environment,
+        arguments: list,
+        renewed: float | None = None,
+    ):
         self.plan, self.begin = plan, time.monotonic()
+        self._renewed = memoryview(mmap.mmap(-1, 8)).cast("d")  # shared with the agent
+        self._renewed[0] = renewed or 0.0
         self._environment = environment
         me = next(number for number, member in enumerate(plan.members) if member.node == node)
         ranks = [member.processes for member in plan.members]
@@ -148,11 +165,18 @@ class Attempt:
                     port = RAS_PORT + zlib.crc32(config.run.encode()) % RAS_PORTS
                     os.environ.setdefault("NCCL_RAS_ADDR", f"127.0.0.1:{port}")
                     os.environ["TRAINYARD_LAUNCHER"] = str(os.getpid())
+                    if renewed is not None:
+                        told = (self._renewed, environment.host, write)
+                        threading.Thread(target=_end_unwatched, args=told, daemon=True).start()
                     outcome = _run_agent(config, arguments, variables)
-                    os.write(write, json.dumps(outcome).encode())
+                    _tell(write, outcome)
             finally:
                 os._exit(0)
         os.close(write)
+
+    def is_renewed(self, at: float) -> None:
+        """The launcher has renewed this host's record, at `at`: its ranks may go on."""
+        self._renewed[0] = at
 
     @property
     def has_started(self) -> bool:
@@ -205,7 +229,9 @@ class Attempt:
         with os.fdopen(self._answer) as answer:
             text = answer.read()
         held = _kill_children(meanwhile)
-        outcome = self._outcome(json.loads(text) if text else {}, os.waitstatus_to_exitcode(status))
+        outcome = self._outcome(
+            json.loads(text.splitlines()[0]) if text else {}, os.waitstatus_to_exitcode(status)
+        )
         return replace(outcome, reason=with_held(outcome.reason, held))
 
     def kill(self, meanwhile: Callable[[], None] | None = None) -> str:
@@ -222,7 +248,8 @@ class Attempt:
         """status: the agent's exit code, or minus the signal that ended it."""
         if "failures" not in told:
             ended = f"was killed by {_signal(status)}" if status < 0 else "ended without a word"
-            return Outcome(told.get("code", 1), told.get("reason") or f"torchrun's agent {ended}")
+            reason = told.get("reason") or f"torchrun's agent {ended}"
+            return Outcome(told.get("code", 1), reason, told.get("cut_off", False))
         host = self._environment.host
         rank, code = _root_cause(told["failures"])
         words = _words(self._log(rank))
@@ -247,7 +274,7 @@ def _signal(code: int) -> str:
 def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
     """Run torchrun's agent to its end, in the forked process; what `Attempt._outcome` takes:
 
-    {code, reason}, or {failures: [[rank, code, seconds since 1970], …]}, the first one first.
+    {code, reason, cut_off}, or {failures: [[rank, code, seconds since 1970], …]}, the first one first.
     """
     try:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
@@ -290,6 +317,23 @@ def _run_agent(config: Config, arguments: list, variables: dict) -> dict:
             "code": 1,
             "reason": f"the ranks could not be started: {type(error).__name__}: {said}; {cure}",
         }
+
+
+def _tell(write: int, outcome: dict) -> None:
+    """The agent's word for the launcher, which takes the first one."""
+    os.write(write, f"{json.dumps(outcome)}\n".encode())
+
+
+def _end_unwatched(renewed: memoryview, host: str, write: int) -> None:
+    """The agent's thread: end ranks and agent once `renewed[0]` is UNWATCHED seconds ago."""
+    while (silent := time.monotonic() - renewed[0]) < UNWATCHED:
+        time.sleep(0.25)
+    why = f"{host} was cut off: its launcher stood still for {silent:.0f} s, and its ranks were ended without it"
+    _tell(write, {"code": LOST, "reason": why, "cut_off": True})
+    for pid, _ in _family(os.getpid())[1:]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
 
 
 def _close(context, close, death_sig=None, timeout: float = 30) -> None:

@@ -376,14 +376,19 @@ class Launcher:
                 self.me = dataclasses.replace(self.me, done=attempt, reason=back, ended=time.time())
             self.met = True
             self.begin = time.monotonic()  # until now nobody could have told it anything
-        self.store.live(self.key, membership.pack(self.me))
+        self._live()
         self.entries = self.store.read()
         self.touched = time.monotonic()
+
+    def _live(self) -> None:
+        self.store.live(self.key, membership.pack(self.me))
+        if self.attempt:
+            self.attempt.is_renewed(self.store.renewed)
 
     def _renew(self) -> None:
         """Renew this host's record as it is: who gives back much memory is slow to end, and its host is not gone."""
         with contextlib.suppress(OSError, MemoryError):
-            self.store.live(self.key, membership.pack(self.me))
+            self._live()
 
     def _out_of_touch(self, why: str) -> int | None:
         """The store does not answer: wait for it; end the ranks before others may take this host for dead."""
@@ -505,7 +510,9 @@ class Launcher:
         self.troubled, self.pulse = None, Pulse(self.config)
         try:
             self.environment.yield_file.unlink(missing_ok=True)
-            self.attempt = Attempt(plan, self.me.node, self.config, self.environment, self.arguments)
+            renewed = self.store.renewed if self.expected > 1 else None
+            place = (self.config, self.environment, self.arguments)
+            self.attempt = Attempt(plan, self.me.node, *place, renewed)
         except OSError as error:
             self._note(plan.attempt, Outcome(1, self._refusal(error)))
 
