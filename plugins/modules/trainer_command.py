@@ -72,16 +72,10 @@ UNIT = {
 }
 
 
-# What an administrator tells all programs of the way to the internet (/etc/environment), for what is fetched there.
-WAY_OUT = (
-    "http_proxy",
-    "https_proxy",
-    "all_proxy",
-    "no_proxy",
-    "ssl_cert_file",
-    "ssl_cert_dir",
-    "requests_ca_bundle",
-)
+# What an administrator tells all programs of the way to the internet, for what is fetched there.
+WAY_OUT = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
+SETTINGS = "/etc/environment"
+OUT = "way-out"  # the file that a unit has it from: it may hold a proxy's password
 # Below the state directory, the service user's home, of which a command may not touch the rest.
 WRITTEN = ("runs", "cache")
 
@@ -92,26 +86,56 @@ def variables(behind: bool) -> dict[str, str]:
     return {"LANG": "C.UTF-8", **(few if behind else {})}
 
 
+def way_out() -> dict[str, str]:
+    """What stands in this module's environment, else in SETTINGS (Debian's sudo does not read it), of WAY_OUT.
+
+    A SOCKS proxy is left out: what fetches has no words for it, and refuses to begin.
+    """
+    told = {}
+    with contextlib.suppress(OSError), open(SETTINGS, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, mark, value = line.strip().removeprefix("export ").partition("=")
+            if mark:
+                told[name.strip()] = value.strip().strip("\"'")
+    told |= os.environ
+    return {
+        name: value
+        for name, value in told.items()
+        if name.lower() in WAY_OUT and value and not value.lower().startswith("socks")
+    }
+
+
+def environment_file(told: dict[str, str]) -> str:
+    """Variables as systemd reads them of a file."""
+    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in told.items()}
+    return "".join(f'{name}="{value}"\n' for name, value in quoted.items())
+
+
 def as_unit(
-    command: list[str], user: str, state_dir: str, behind: bool, more: dict[str, str], secrets: dict[str, str]
+    command: list[str],
+    user: str,
+    state_dir: str,
+    behind: bool,
+    more: dict[str, str],
+    secrets: dict[str, str],
+    environment: str = "",
 ) -> list[str]:
     """The command line that runs `command` as a unit of its own, and waits for it.
 
-    secrets: the files of its credentials, by their names.
+    secrets: the files of its credentials, by their names. environment: a file of variables.
     """
-    fetches = command[1:2] == ["fetch"]
     # What is fetched is linked from the cache to incoming/, which systemd's mounts of each alone would not let through.
-    written = [state_dir] if fetches else [f"-{state_dir}/{name}" for name in WRITTEN]
-    passed = [name for name in sorted(os.environ) if fetches and name.lower() in WAY_OUT]
+    written = [state_dir] if command[1:2] == ["fetch"] else [f"-{state_dir}/{name}" for name in WRITTEN]
     properties = {**UNIT, **(BEHIND if behind else {}), "ReadWritePaths": " ".join(written)}
     properties["InaccessiblePaths"] = f"-{state_dir}/.ssh"
+    if environment:
+        properties["EnvironmentFile"] = environment
     return [
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--uid={user}", f"--gid={user}"),
         f"--working-directory={state_dir}",
         *(f"--property={name}={value}" for name, value in properties.items()),
         *(f"--property=LoadCredential={name}:{path}" for name, path in secrets.items()),
         f"--setenv=HOME={state_dir}/cache",
-        *(f"--setenv={name}" for name in passed),  # without its value, which may hold a password
         *(f"--setenv={name}={value}" for name, value in {**variables(behind), **more}.items()),
         "--",
         # systemd puts variables into a unit's words, except where the mark is doubled.
@@ -179,8 +203,12 @@ def main() -> None:
     options = {"env": environment, "preexec_fn": lambda: in_child(p["behind"])}
     with contextlib.ExitStack() as kept:
         if p["user"]:
-            secrets = kept.enter_context(secret_files(p["credentials"])) if p["credentials"] else {}
-            command, options = as_unit(command, p["user"], p["state_dir"], p["behind"], more, secrets), {}
+            told = environment_file(way_out()) if p["arguments"][:1] == ["fetch"] else ""
+            files = {**p["credentials"], **({OUT: told} if told else {})}
+            secrets = kept.enter_context(secret_files(files)) if files else {}
+            out = secrets.pop(OUT, "")
+            command = as_unit(command, p["user"], p["state_dir"], p["behind"], more, secrets, out)
+            options = {}
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd="/", **options)
     said = done.stderr.decode(errors="replace")
     if done.returncode:

@@ -92,7 +92,6 @@ def test_a_stop_that_the_ranks_see_before_the_launcher(material, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     """Where the first fault shall end a run."""
     long = ("steps=100000", "checkpoint_every=0", "restarts=0")
@@ -107,7 +106,6 @@ def test_a_killed_rank_is_named_with_its_signal(material, tmp_path):
     assert ranks.status(tmp_path / "node0")["state"] == "failed"
 
 
-@pytest.mark.full
 @pytest.mark.full
 def test_a_rank_that_hears_no_signal_is_not_waited_for_when_another_has_failed(material, tmp_path):
     """As on a GPU, where it waits for the one that is gone; torchrun's agent would wait half a minute for it."""

@@ -252,7 +252,6 @@ def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("NNODES", "2")

@@ -81,7 +81,6 @@ def test_a_disk_without_room_is_named_with_the_cure(plays):
     assert rules(plays, "node2") == ""
 
 
-@pytest.mark.full
 def test_limited_to_one_host_it_lets_the_peers_in_and_names_what_it_closes(plays):
     play = plays.role("firewall", "node1", None, "-l", "node1")
     assert play.rc == 0, play.text

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from trainer.cluster.membership import LOST, STOPPED
 from trainer.commands import launch, tell
 from trainer.errors import TrainerError
 
+ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "192.0.2.7"  # documentation's, and nobody's
 
 
@@ -189,6 +191,53 @@ def test_a_process_that_is_refused_leaves_no_pipe_behind(monkeypatch, tmp_path):
     with pytest.raises(BlockingIOError):
         attempt.Attempt(membership.Plan(1, [member]), 0, config.load(), environment.read("a"), [])
     assert os.listdir("/proc/self/fd") == before
+
+
+# An agent with a rank that hears no signal, and a launcher that does not renew its host's record any more.
+UNWATCHED = """
+import dataclasses, json, os, subprocess, sys, time
+from pathlib import Path
+from trainer import config, environment
+from trainer.cluster import attempt, membership
+
+def agent(*_):
+    rank = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(60)"]
+    with subprocess.Popen(rank, stdout=subprocess.PIPE, start_new_session=True) as process:
+        process.stdout.readline()
+        Path("rank").write_text(str(process.pid))
+    time.sleep(60)
+
+attempt._run_agent, attempt.UNWATCHED = agent, 1.0
+plan = membership.Plan(1, [membership.Host(0, "node0", "127.0.0.1", 29500, 1)])
+mine = attempt.Attempt(plan, 0, config.load(), environment.read("a"), [], time.monotonic())
+watched = time.monotonic() + 3
+while not Path("rank").exists() or time.monotonic() < watched:
+    mine.is_renewed(time.monotonic())
+    assert mine.poll() is None
+    time.sleep(0.1)
+begin, rank = time.monotonic(), Path("/proc", Path("rank").read_text(), "stat")
+while rank.exists() and rank.read_text().rpartition(") ")[2][0] != "Z":
+    assert time.monotonic() - begin < 20
+    time.sleep(0.1)
+lasted = time.monotonic() - begin
+while (outcome := mine.poll()) is None:
+    time.sleep(0.1)
+print(json.dumps([lasted, dataclasses.asdict(outcome)]))
+"""
+
+
+def test_ranks_end_without_a_launcher_that_stands_still(tmp_path, monkeypatch):
+    for name, value in {"RUN_DIR": tmp_path, "HOST": "node0"}.items():
+        monkeypatch.setenv(f"TRAINYARD_{name}", str(value))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", UNWATCHED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lasted, outcome = json.loads(done.stdout)
+    assert 0.5 < lasted < 10
+    assert (outcome["code"], outcome["cut_off"]) == (LOST, True)
+    assert re.match("node0 was cut off: its launcher stood still for 1 s", outcome["reason"]), outcome
 
 
 def running(launcher):

@@ -790,13 +790,16 @@ def test_who_loses_the_store_ends_its_ranks_before_its_lease_runs_out(etcd, monk
         def stopped(self):
             return False
 
-        def poll(self):
+        def is_renewed(self, at):
+            """Nothing to end without its launcher."""
+
+        def poll(self, meanwhile=None):
             return None
 
         def work(self):
             return Work(time.process_time(), False, None, False)
 
-        def kill(self):
+        def kill(self, meanwhile=None):
             killed.append(time.monotonic())
             return ""
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -311,20 +313,58 @@ def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_mod
     assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", False, {}, {})
 
 
-def test_what_is_fetched_comes_by_the_hosts_proxy_and_nothing_else_does(load_module, monkeypatch):
+def test_what_is_fetched_comes_by_the_hosts_proxy(load_module, monkeypatch, tmp_path):
     module = load_module("trainer_command")
-    for name in ("https_proxy", "NO_PROXY", "HF_TOKEN"):
-        monkeypatch.setenv(name, "http://user:secret@10.0.0.9:3128")
-    monkeypatch.setattr(
-        module.os,
-        "environ",
-        {name: module.os.environ[name] for name in ("https_proxy", "NO_PROXY", "HF_TOKEN")},
+    settings = tmp_path / "environment"
+    proxy = 'http://me:se"cr\\et@10.0.0.9:3128'
+    settings.write_text(
+        f"PATH=/bin\nexport HTTPS_PROXY='{proxy}'\nall_proxy=socks5://10.0.0.9\nno_proxy=lan\n# x=y\n"
     )
-    words = {verb: module.as_unit(["/t", verb], "u", "/v", False, {}, {}) for verb in ("fetch", "generate")}
-    asked = [word for word in words["fetch"] if word.startswith("--setenv") and "=" not in word[9:]]
-    assert asked == ["--setenv=NO_PROXY", "--setenv=https_proxy"]  # systemd-run takes the values from its own
-    assert not any("secret" in word or "TOKEN" in word for word in words["fetch"])
-    assert not any("proxy" in word.lower() for word in words["generate"])
+    monkeypatch.setattr(module, "SETTINGS", str(settings))
+    monkeypatch.setattr(module.os, "environ", {"no_proxy": "house", "HF_TOKEN": "t"})
+    told = module.way_out()
+    assert told == {"HTTPS_PROXY": proxy, "no_proxy": "house"}
+    assert (
+        module.environment_file(told)
+        == 'HTTPS_PROXY="http://me:se\\"cr\\\\et@10.0.0.9:3128"\nno_proxy="house"\n'
+    )
+    settings.unlink()
+    assert module.way_out() == {"no_proxy": "house"}
+    words = module.as_unit(["/t", "fetch"], "u", "/v", False, {}, {}, "/run/x/way-out")
+    assert "--property=EnvironmentFile=/run/x/way-out" in words
+    assert not any(
+        "EnvironmentFile" in word for word in module.as_unit(["/t", "fetch"], "u", "/v", False, {}, {})
+    )
+
+
+@pytest.mark.parametrize("verb", ["fetch", "generate"])
+def test_the_way_out_is_a_file_of_roots_and_gone_afterwards(load_module, monkeypatch, tmp_path, verb):
+    module = load_module("trainer_command")
+    monkeypatch.setattr(module, "way_out", lambda: {"https_proxy": "http://me:secret@10.0.0.9"})
+    seen = []
+
+    def run(command, **options):
+        files = [word.partition("EnvironmentFile=")[2] for word in command if "EnvironmentFile=" in word]
+        seen.append([(Path(file).read_text(), Path(file).stat().st_mode & 0o777) for file in files])
+        seen.append(files)
+        assert "secret" not in str(command)
+        return subprocess.CompletedProcess(command, 0, b"", b"")
+
+    class Ended(Exception):
+        pass
+
+    def end(*_, **told):
+        raise Ended(told)
+
+    params = {"program": "/bin/true", "arguments": [verb], "user": "u", "state_dir": "/v", "behind": False}
+    params |= {"creates": None, "variables": {}, "credentials": {}}
+    fake = SimpleNamespace(params=params, check_mode=False, exit_json=end, fail_json=end)
+    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
+    monkeypatch.setattr(module.subprocess, "run", run)
+    with pytest.raises(Ended):
+        module.main()
+    assert seen[0] == ([('https_proxy="http://me:secret@10.0.0.9"\n', 0o600)] if verb == "fetch" else [])
+    assert not any(Path(file).exists() for file in seen[1])
 
 
 # ---- the files that come ----

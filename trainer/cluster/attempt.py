@@ -150,7 +150,6 @@ class Attempt:
             os.close(write)
             raise
         if self._pid == 0:
-            outcome = {}
             try:
                 os.close(self._answer)
                 for asks in (signal.SIGTERM, signal.SIGINT):
@@ -168,8 +167,10 @@ class Attempt:
                     if renewed is not None:
                         told = (self._renewed, environment.host, write)
                         threading.Thread(target=_end_unwatched, args=told, daemon=True).start()
-                    outcome = _run_agent(config, arguments, variables)
-                    _tell(write, outcome)
+                    _tell(write, _run_agent(config, arguments, variables))
+            except RuntimeError as error:  # no thread for it
+                cure = "look at this host's memory, and at how many processes it allows"
+                _tell(write, {"code": 1, "reason": f"the ranks could not be started: {error}; {cure}"})
             finally:
                 os._exit(0)
         os.close(write)
@@ -325,15 +326,26 @@ def _tell(write: int, outcome: dict) -> None:
 
 
 def _end_unwatched(renewed: memoryview, host: str, write: int) -> None:
-    """The agent's thread: end ranks and agent once `renewed[0]` is UNWATCHED seconds ago."""
+    """The agent's thread: end ranks and agent once `renewed[0]` is UNWATCHED seconds ago.
+
+    On a machine that may be short of anything; what is left of ranks then hears from the kernel that the agent is gone.
+    """
     while (silent := time.monotonic() - renewed[0]) < UNWATCHED:
         time.sleep(0.25)
-    why = f"{host} was cut off: its launcher stood still for {silent:.0f} s, and its ranks were ended without it"
-    _tell(write, {"code": LOST, "reason": why, "cut_off": True})
-    for pid, _ in _family(os.getpid())[1:]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    os._exit(0)
+    try:
+        why = f"{host} was cut off: its launcher stood still for {silent:.0f} s, and its ranks were ended without it"
+        with contextlib.suppress(OSError):
+            _tell(write, {"code": LOST, "reason": why, "cut_off": True})
+        for _ in range(20):  # one may be missed by a look at all processes
+            living = [pid for pid, state in _family(os.getpid())[1:] if state != b"Z"]
+            for pid in living:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if not living:
+                break
+            time.sleep(0.05)
+    finally:
+        os._exit(0)
 
 
 def _close(context, close, death_sig=None, timeout: float = 30) -> None:
