@@ -51,6 +51,8 @@ def begin(run: Run) -> list[dict[int, float]]:
             known = max(known, min(asked, balance.at_once[world.rank]))
             if balance.learns:
                 balance.begin(each)
+    if memory:
+        torch.cuda.empty_cache()  # what was tried and is not needed at once; NCCL does not take it from torch
     balance.tried(max(world.gather(time.perf_counter() - start)))  # of all, who are to come to the same
     return found
 

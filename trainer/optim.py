@@ -23,6 +23,9 @@ def adamw(trainable: Collection[torch.nn.Parameter], config: Config) -> torch.op
         return torch.optim.AdamW(groups, **settings, fused=True)
     import bitsandbytes.optim as bnb
 
+    # A rank may have no row of a small one, for which bitsandbytes' kernels end the process.
+    groups = [{**group, "params": [p for p in group["params"] if p.numel()]} for group in groups]
+    groups = [group for group in groups if group["params"]]
     kinds = {
         "adamw_8bit": bnb.AdamW8bit,
         "paged_adamw": bnb.PagedAdamW,
@@ -65,6 +68,8 @@ def restore(
     exp_avg_sq: torch.Tensor,
 ) -> None:
     """Set the state of a parameter (or a rank's part of it) to what `state` once gave."""
+    if not part.numel():
+        return
     kept = optimizer.state[part]
     if isinstance(optimizer, torch.optim.AdamW):
         if not kept:

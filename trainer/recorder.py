@@ -31,10 +31,6 @@ LOG_EVERY = 10.0  # seconds between lines in the log
 SIGN_EVERY = 60.0  # seconds between signs of life in a step
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
-IDLE_CARDS = (
-    "hosts of this run are one machine with fewer GPUs than they have processes, so that all compute on the CPU; with "
-    "one of these hosts (-l) it would be on the GPU"
-)
 FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
@@ -62,7 +58,8 @@ class Recorder:
         self.sinks = Sinks(run.config, self.environment, settings, self._say, goes_on, begun)
         self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
         self.flops = flops.per_token(run.strategy.model)
-        self.peak = flops.peak(run.world.devices, run.config.dtype)
+        peaks = run.world.gather(flops.peak(run.world.devices, run.config.dtype))
+        self.peak = None if None in peaks else sum(peaks)  # of all ranks, whose cards may differ
         self.saver = checkpoint.Saver(
             self.environment.run_dir,
             run.strategy,
@@ -98,7 +95,7 @@ class Recorder:
         cleared = {"warning": None, "reason": None}
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         if run.world.idle_cards:
-            self._warn("cards", IDLE_CARDS)
+            self._warn("cards", run.world.idle_cards)
         self._tell_attempt()
 
     def _tell_attempt(self) -> None:
@@ -592,14 +589,14 @@ class Recorder:
             self.bar.refresh()
 
     def _mfu(self, report: StepReport) -> float | None:
-        """The share of the ranks' peak that the model's work makes, if this rank's is everyone's (model/flops.py).
+        """The share of all ranks' peak that the model's work makes (model/flops.py).
 
         Tokens without a loss are computed, too.
         """
         if self.peak is None:
             return None
         tokens = self.run.config.batch_size * self.run.config.sequence_length
-        return tokens * self.flops / (report.step_seconds * self.run.world.size * self.peak)
+        return tokens * self.flops / (report.step_seconds * self.peak)
 
     def close(self) -> None:
         """End what watches the run; what it holds back is written."""

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
 from pathlib import Path
 
@@ -19,10 +20,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer import __version__, errors, waiting
+from trainer import __version__, cards, errors, waiting
 from trainer.config import Config
 from trainer.environment import Environment, rdma
 
+FEWER_CARDS = (
+    "hosts of this run are one machine with fewer GPUs than they have processes, so that all compute on the CPU; with "
+    "one of these hosts (-l) it would be on the GPU"
+)
 MARK = "host-"  # in a run directory: of `find_sharers`
 PATIENCE = datetime.timedelta(hours=2)
 # What may differ by host: paths (their content is compared) and how a host computes.
@@ -78,7 +83,7 @@ class World:
             "node": environment.node_rank,
             "address": os.environ.get("CLUSTER_ADDRESS", ""),
             "versions": versions(),
-            "cards": _cards(config),
+            "cards": cards.seen(config),
             "settings": {k: v for k, v in dataclasses.asdict(config).items() if k not in OWN_SETTINGS},
         }
         # All have only just met, and are at nothing that takes long: who does not get through has a network to blame.
@@ -95,17 +100,26 @@ class World:
         for key in mine["settings"]:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
-        cards = [(one["node"], *one["cards"]) for one in everyone]
-        self.devices = self.together(lambda: _devices(config, environment, cards))
+        self.idle_cards = self.together(lambda: _idle_cards(config))  # why, for the run's warning
+        found = [(one["node"], *one["cards"]) for one in everyone]
+        self.devices = self.together(lambda: _devices(config, environment, found))
         self.device = self.devices[0]
-        # Cards that are there, and too few for all processes of this machine.
-        self.idle_cards = bool(mine["cards"]) and self.device.type == "cpu" and config.device == "auto"
+        if mine["cards"] and self.device.type == "cpu" and config.device == "auto":
+            self.idle_cards = FEWER_CARDS
+        self.together(lambda: cards.check(config, self.devices))
         # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.
         cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
-        self.same("kind of device", self.gather(self.device.type), cure)
+        told = self.gather([self.device.type, _kind(self.device)])
+        self.same("kind of device", [one for one, _ in told], cure)
+        self._alike = len({kind for _, kind in told}) == 1
         if self.size > 1 and self.device.type == "cuda":
+            have = self.gather(rdma())
+            if any(have) and not all(have):
+                # NCCL chooses for each rank by itself, and between two ways there is none.
+                os.environ["NCCL_IB_DISABLE"] = "1"
             with translated(self):
                 self.training = dist.new_group(backend="nccl", timeout=timeout, group_desc="training")
+                self._meet(self.training)
 
     @property
     def first(self) -> bool:
@@ -203,7 +217,43 @@ class World:
             backend = "nccl" if device.type == "cuda" else "gloo"
             with translated(self):
                 group = dist.new_group(ranks, backend=backend, timeout=self._timeout, group_desc="circle")
+                if backend == "nccl" and self.rank in ranks:
+                    self._meet(group)
         return Circle(ranks, ranks.index(self.rank) if self.rank in ranks else None, group, device)
+
+    def _meet(self, group) -> None:
+        """Have NCCL connect the ranks of `group` now: the memory of cards that it takes is to be there before steps.
+
+        NCCL itself waits for ever for a rank that it does not reach.
+        """
+
+        def give_up() -> None:
+            where = os.environ.get("NCCL_SOCKET_IFNAME") or "NCCL's own choice"
+            waited = f"NCCL did not connect the ranks within {patience:.0f} s (interface: {where})"
+            print(f"error: {_peer_message(self, waited)}", flush=True)
+            os._exit(errors.LostPeers.code)
+
+        patience = self._timeout.total_seconds()
+        timer = threading.Timer(patience, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+            torch.cuda.synchronize(self.device)
+        finally:
+            timer.cancel()
+
+    def as_first(self, number: float) -> float:
+        """Rank 0's `number`, where what ranks compute of equal values may differ in the last bit; all ranks must call.
+
+        Sums are added up in another order by another card, or by another number of threads.
+        """
+        if self._alike or self.size == 1:
+            return number
+        told = torch.tensor([number], dtype=torch.float64, device=self.device)
+        with translated(self):
+            dist.broadcast(told, 0, group=self.training)
+        return told.item()
 
     def gather(self, message, group=None) -> list:
         """Every rank's `message` (anything that JSON holds), by rank; all ranks must call.
@@ -313,11 +363,25 @@ def release() -> str:
         return __version__
 
 
-def _cards(config: Config) -> list[str]:
-    """The ids of the GPUs that this rank sees; none where it is to compute on the CPU."""
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return []
-    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+def _idle_cards(config: Config) -> str:
+    """Why this host's cards do nothing, where the nodes of a run are one machine's (a store that is a directory).
+
+    Raises BadInput on a cluster's hosts: nobody has cards there to compute on processors.
+    """
+    why = cards.unseen(config)
+    if why and not os.environ.get("TRAINYARD_STORE", "").startswith("/"):
+        raise errors.BadInput(
+            f"device: {why}. See there nvidia-smi, and docs/gpus.md for the builds of torch that a driver runs; "
+            "site.yml installs both. To train on processors all the same, set device to cpu"
+        )
+    return f"{why}, so that all compute on the CPU" if why else ""
+
+
+def _kind(device: torch.device) -> str:
+    """What decides in which order a device adds up."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
 def _devices(config: Config, environment: Environment, everyone: list[tuple]) -> list[torch.device]:
@@ -359,11 +423,19 @@ def translated(world: World | None = None):
     except MemoryError as error:
         raise errors.OutOfMemory(_memory_message(world, "host memory is used up")) from error
     except dist.DistError as error:
+        if lacks_memory(error):  # of a card, for NCCL's own buffers
+            raise errors.OutOfMemory(_memory_message(world, str(error))) from error
         raise errors.LostPeers(_peer_message(world, str(error))) from error
     except RuntimeError as error:
         text = str(error)
         if lacks_memory(error):
             raise errors.OutOfMemory(_memory_message(world, text)) from error
+        if isinstance(error, torch.AcceleratorError):
+            where = (
+                f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
+            )
+            cure = "the card or its driver has failed: see there `journalctl -k` (Xid) and nvidia-smi"
+            raise errors.TrainerError(f"{where}: {text.strip().splitlines()[0]}; {cure}") from error
         if re.search(r"gloo|nccl|connection (closed|reset)|broken pipe|timed out", text, re.IGNORECASE):
             raise errors.LostPeers(_peer_message(world, text)) from error
         raise

@@ -491,7 +491,7 @@ def _noted_status(path, content, settle=True):
 
 def test_cards_that_are_too_few_and_idle_are_a_warning(material, tmp_path):
     """As of make demo's two hosts on a machine with one GPU; a line in a rank's log is seen by nobody."""
-    patch = {("trainer.world", "_cards"): _one_card}
+    patch = {("trainer.cards", "seen"): _one_card}
     ranks.run(tmp_path, 2, material / "run.yaml", "device=auto", "steps=2", patch=patch)
     for node in ("node0", "node1"):
         assert (

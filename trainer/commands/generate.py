@@ -31,6 +31,8 @@ def main(
     """
     import torch
 
+    from trainer.world import lacks_memory
+
     model, tokenizer = saved.open_model(saved.find(directory), base, trust=trust)
     if torch.cuda.is_available():
         model = _on_the_gpu(model)
@@ -45,7 +47,9 @@ def main(
             _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)
         else:
             _converse(model, tokenizer, sampling)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
         raise OutOfMemory(
             "the GPU's memory has run out; a run under way may hold it. Set CUDA_VISIBLE_DEVICES= (to nothing) for the "
             "CPU, or lower --max-new-tokens"

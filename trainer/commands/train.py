@@ -150,6 +150,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     }
     module = TokenLoss(model, config.loss_chunk, config.loss_kernel, world.device.type)
     strategy = strategies.make(config, module, world)
+    world.gather(None)  # who has read its weights waits patiently for slower disks, and not in a step's time
     packing.check(config, strategy.module, world)
     optimizer = optim.adamw(strategy.trainable.values(), config)
     strategy.adopt(optimizer)

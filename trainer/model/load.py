@@ -23,6 +23,8 @@ from trainer.model.files import weights_of
 from trainer.model.loss import HALF
 from trainer.world import World, log
 
+COMPILED = (7, 0)  # the compute capability from which on torch.compile writes code for a card
+
 
 @dataclass(frozen=True)
 class Source:
@@ -465,6 +467,11 @@ def _check_compiler(what: str, cure: str, device: torch.device) -> None:
         raise BadInput(
             f"{what}: there is no compiler here, which torch.compile needs ({' or '.join(compilers)}); install one "
             f"(apt install g++), or {cure}"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < COMPILED:
+        raise BadInput(
+            f"{what}: torch.compile writes no code for the {torch.cuda.get_device_name(device)} (compute capability "
+            f"below {COMPILED[0]}.{COMPILED[1]}); {cure}"
         )
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():

@@ -155,11 +155,24 @@ def move(layer: nn.Module, device: torch.device) -> None:
 
 
 def prepared(model: nn.Module) -> nn.Module:
-    """`model` with the one thing undone that bitsandbytes would do at an evaluation on some CPUs.
+    """`model`, whose layers by bitsandbytes compute alike on all devices, and leave their weights as they are.
 
-    With avx512_bf16 a pass in evaluation mode packs the weights anew in place, and training goes on with others.
+    With avx512_bf16 a pass in evaluation mode packs weights in 4 bits anew in place, and training goes on with others.
+    Those in 8 bits are multiplied as whole ones by whole inputs, as bitsandbytes trains them on CPUs. On cards it would
+    round the inputs, too, all but columns in which any token of the micro-batch stands out: a token's output would
+    depend on others.
     """
+    import bitsandbytes
+
+    bitsandbytes.matmul = _as_whole
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _as_whole(inputs, weight, out=None, state=None, threshold=0.0, bias=None):
+    """Stands in for bitsandbytes.matmul: of inputs (…, K), and a weight (N, K) in 8 bits of a layer with that state."""
+    from bitsandbytes.autograd._functions import MatMul8bitFp
+
+    return MatMul8bitFp.apply(inputs, weight, out, bias, state)

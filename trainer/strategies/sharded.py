@@ -227,7 +227,8 @@ class Sharded(Strategy):
     def weights(self, ranks: list[int], frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.parameters(frozen).items():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            wholes = self.whole(name, [local.detach()], ranks)
+            # Patiently, and on the CPU: the others wait for whoever writes, to a slow disk maybe.
+            wholes = self.whole(name, [local.detach().cpu()], ranks, self.world.control)
             if wholes:
                 yield name, wholes[0]
 
