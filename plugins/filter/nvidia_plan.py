@@ -13,7 +13,8 @@ from typing import Any
 
 OPEN, PROPRIETARY = "open", "proprietary"
 # Packages whose version is the driver's; one of them is in every installation.
-DRIVER = re.compile(r"libcuda1|libnvidia-compute-\d+(-server)?|nvidia-smi|nvidia-utils-\d+(-server)?")
+# From 590 on those of NVIDIA's repository for Ubuntu have no branch in their names.
+DRIVER = re.compile(r"libcuda1|libnvidia-compute(-\d+(-server)?)?|nvidia-smi|nvidia-utils(-\d+(-server)?)?")
 KERNEL_KIND = {
     "Debian": r"-((?:cloud-|rt-)?(?:amd64|arm64))$",  # 6.1.0-50-cloud-amd64
     "Ubuntu": r"-\d+-([a-z][a-z0-9-]*)$",  # 6.8.0-49-generic
@@ -22,6 +23,7 @@ KERNEL_KIND = {
 # release (580.95.05-0ubuntu0.24.04.1).
 NVIDIAS = r"[\d.]+-\d+(ubuntu\d+)?"
 SIGNED = "linux-modules-nvidia-"  # modules that Ubuntu has built and signed, a package for each kernel
+FLAVOUR = re.compile(rf"{SIGNED}(\d+(?:-server)?(?:-open)?)-")
 # What unattended upgrades pass over: the driver; and, where each kernel's modules are packages, the kernels.
 DRIVERS = ["nvidia", "libnvidia", "linux-modules-nvidia", "libcuda", "libcudadebugger", "cuda-drivers"]
 KERNELS = ["linux-image", "linux-headers", "linux-modules"]
@@ -40,8 +42,9 @@ def nvidia_plan(
     """What the role is to do on a host.
 
     `survey` is nvidia_survey's; of `facts`, distribution, distribution_version and architecture count. `options`:
-    required, source, modules, branch, driver, cuda_toolkit, repository, rdma, kernel (a release to build for, although
-    this is a container), and, once it is known, common (the function nvidia_common's choice for all hosts). Returns
+    required, source, modules, branch, driver, cuda_toolkit, repository, rdma, torch (its requirement, as the role
+    python_env installs it), kernel (a release to build for, although this is a container), and, once it is known,
+    common (the function nvidia_common's choice for all hosts). Returns
     {skip: why nothing is done, or ""; problems: [str]; notes: [str]} alone, or with what the function plan returns.
     """
     notes: list[str] = []
@@ -168,10 +171,18 @@ def plan(
     if survey["runfile"]:
         raise Refused(
             "this host's driver came from NVIDIA's .run file, which packages cannot replace. Remove it (sudo "
-            "nvidia-uninstall), reboot, and run again."
+            "nvidia-uninstall), reboot, and run again; or keep it, and add --skip-tags nvidia to each site.yml."
+        )
+    if survey["loaded"] and not installed_branch(survey["packages"]) and not survey["container"]:
+        raise Refused(
+            f"this host's kernel runs NVIDIA's driver {survey['loaded']['version']}, which is of no package that "
+            "Trainyard knows, so that it would be installed over. If it works, keep it, and add --skip-tags nvidia to "
+            "each site.yml; if it was removed, reboot, and run again."
         )
     family = facts["distribution"]
+    refuse_cards_without_code(cards, options, tables)
     offers = offered(options, tables, distribution, cards, survey, facts)
+    refuse_old_driver(survey, options, tables)
     there_already = next((one for one in offers if installed_whole(one, family, survey, tables)), None)
     asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
     source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
@@ -220,6 +231,8 @@ def plan(
     keep = "" if there_already or ours or lacks_fabric else kept(survey, cards, options)
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
+        if signed and not any(branch_of(one["version"]) == installed for one in survey["modules"]):
+            wanted = signed_of_kernel(survey)
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
@@ -377,6 +390,8 @@ def branch_fault(
             return f"the {card_name(card)} needs {limits['from']} or newer"
         if limits["to"] and branch > limits["to"]:
             return f"the {card_name(card)} is served up to {limits['to']}"
+    if branch < (least := least_branch(options, tables)):
+        return too_old_for_torch(branch, least, options, tables)
     switches = survey["nvswitches"] or any(card["device"] in tables["fifth_nvlink"] for card in cards)
     if source == "distribution":
         offered = distribution.get("branches")
@@ -402,6 +417,78 @@ def branch_fault(
             f"from {tables['renamed_since']} on its packages have other names, which this role does not know"
         )
     return ""
+
+
+def torch_cuda(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    """The CUDA that torch's build is for, such as 12.6 of torch==2.13.0+cu126; "" for a build for none, or one unknown.
+
+    Without a tag it is what the public index has.
+    """
+    version, _, tag = options.get("torch", "").partition("+")
+    if not version or not tag:
+        return tables["torch_cuda"] if version else ""
+    found = re.fullmatch(r"cu(\d+)(\d)", tag)
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
+def least_branch(options: Mapping[str, Any], tables: Mapping[str, Any]) -> int:
+    """The first branch that runs torch's build; 0 where that is not known. Of one major number a branch runs all."""
+    cuda = torch_cuda(options, tables)
+    known = {int(major): branch for major, branch in tables["branch_of_cuda"].items()}
+    return known.get(numbers(cuda)[0], 0) if cuda else 0
+
+
+def too_old_for_torch(branch: int, least: int, options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    return (
+        f"torch's build ({options['torch']}) is for CUDA {torch_cuda(options, tables)}, which {branch} does not run, "
+        f"and {least} does"
+    )
+
+
+def refuse_old_driver(
+    survey: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any]
+) -> None:
+    """Raise Refused where a driver that is there, and that nobody asked to give way, does not run torch's build."""
+    installed, least = installed_branch(survey["packages"]), least_branch(options, tables)
+    if installed and installed < least and options["source"] == "auto" and not options["branch"]:
+        raise Refused(
+            f"{too_old_for_torch(installed, least, options, tables)}; a driver of {installed} is installed. Set "
+            f"nvidia_branch: {least} to have it replaced, or python_env_torch to a build that it runs "
+            f"({other_build(options, tables)}), for all hosts; {GUIDE} has the table."
+        )
+
+
+def refuse_cards_without_code(
+    cards: list[dict], options: Mapping[str, Any], tables: Mapping[str, Any]
+) -> None:
+    """Raise Refused where torch's build is for a CUDA that makes no code for one of the cards."""
+    cuda = torch_cuda(options, tables)
+    for card in cards if cuda else ():
+        serves = card["generation"]["cuda"]
+        if numbers(cuda) < numbers(serves["from"]) or (
+            serves.get("to") and numbers(cuda) > numbers(serves["to"])
+        ):
+            until = f" to {serves['to']}" if serves.get("to") else " or later"
+            version = options["torch"].partition("+")[0]
+            newer = numbers(cuda) < numbers(serves["from"])
+            such = f"such as {version}, as the public index has it" if newer else other_build(options, tables)
+            raise Refused(
+                f"torch's build ({options['torch']}) is for CUDA {cuda}; the {card_name(card)} is served by builds for "
+                f"{serves['from']}{until}. Set python_env_torch to such a build for all hosts "
+                f"({such}), or leave this host out of the run; {GUIDE} has the table."
+            )
+
+
+def other_build(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    version = options["torch"].partition("+")[0]
+    return f"such as {version}+{tables['torch_older']}, from an index or a folder that has it"
+
+
+def signed_of_kernel(survey: Mapping[str, Any]) -> list[str]:
+    """The package of signed modules for the running kernel, of the flavour that the owner has chosen."""
+    found = (FLAVOUR.match(item["name"]) for item in survey["packages"])
+    flavours = {one[1] for one in found if one}
+    return [f"{SIGNED}{flavour}-{survey['kernel']}" for flavour in sorted(flavours)]
 
 
 def choose_modules(
@@ -471,8 +558,9 @@ def dkms_packages(survey: Mapping[str, Any]) -> list[str]:
 def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
     """The kind of modules of an installed driver that works, and that nobody asked to give way; "" for none.
 
-    Whoever installed it: its packages are whole, its modules are there, or DKMS can build them, and it is what the
-    inventory asks for. Where it came from is not known, so that a wish for a source replaces it.
+    Whoever installed it: its packages are whole, its modules are there, or DKMS can build them, or they come signed
+    with another kernel, and it is what the inventory asks for. Where it came from is not known, so that a wish for a
+    source replaces it.
     """
     installed, found = installed_branch(survey["packages"]), survey["packages"]
     if not installed or not all(one["whole"] for one in found) or options["source"] != "auto":
@@ -480,7 +568,8 @@ def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any
     if str(options["branch"]) not in ("", str(installed)):
         return ""
     built = any(branch_of(module["version"]) == installed for module in survey["modules"])
-    return kept_kind(survey, cards, options) if built or dkms_packages(survey) else ""
+    comes = built or dkms_packages(survey) or has_signed(survey)
+    return kept_kind(survey, cards, options) if comes else ""
 
 
 def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
@@ -631,7 +720,8 @@ def belongs(item: Mapping[str, Any], family: str, suite: str) -> bool:
     """Whether a source is the distribution's own, of its release: by suite, and by key or address."""
     suites = all(re.fullmatch(rf"{suite}(-updates|-security)?(/updates)?/?", one) for one in item["suites"])
     keys = f"{family.lower()}-archive-keyring" in item["options"].get("Signed-By", "")
-    names = all(uri.rstrip("/").rpartition("/")[2].startswith(family.lower()) for uri in item["uris"])
+    # In any part of the path: mirror.hetzner.com/ubuntu/packages.
+    names = all(f"/{family.lower()}" in uri.partition("://")[2] for uri in item["uris"])
     return bool(item["suites"]) and suites and (keys or names)
 
 
@@ -691,6 +781,7 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
     wanted = [module for module in wanted if branch_of(module["version"]) == branch]
     container, loaded = survey["container"], survey["loaded"]
     signing = bool(survey["secure_boot"]) and not plan["prebuilt"]
+    rejected = signing and survey["enrolled"] is False  # which a reboot would not help
     why, runs = "", survey["runs"]
     if wanted and not container:
         module = wanted[-1]
@@ -704,7 +795,9 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
             why = "the kernel runs nouveau, which gives way to the installed driver at a boot"
     if signing and not (loaded and not why):
         told.append(secure_boot_words())
-    if why and reboot and runs:
+    if why and reboot and rejected:
+        told.append(f"{why}; not rebooted, because the kernel would not take the module yet (see above)")
+    elif why and reboot and runs:
         told.append(
             f"{why}; not rebooted, because {', '.join(runs)} is training here: run again when it has ended"
         )
@@ -728,7 +821,7 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
         "build": not wanted and not plan["prebuilt"],
         "load": bool(wanted and not loaded and not why and not container),
         "pending": why,
-        "reboot": bool(why and reboot and not runs),
+        "reboot": bool(why and reboot and not runs and not rejected),
         "running": bool(loaded and not why),
         "container": container,
         "version": wanted[-1]["version"] if wanted else "",

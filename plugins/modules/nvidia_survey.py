@@ -47,6 +47,8 @@ KERNEL_PACKAGE = re.compile(r"linux-image-(?!unsigned|dbg)[a-z]\S*")  # one that
 MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|xz|zst))?")
 COMPANION = re.compile(r"-(uvm|drm|modeset|peermem)\.ko")
 OWN_SOURCES = "trainyard-nvidia.sources"  # these two as in roles/nvidia/vars/main/paths.yml
+MOK = "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23"  # the keys that the machine's owner has enrolled
+KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")  # DKMS' own: Debian's, Ubuntu's
 BLACKLIST = "/etc/modprobe.d/trainyard-nvidia.conf"
 UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
@@ -123,6 +125,23 @@ def secure_boot(root: str) -> bool | None:
     except OSError:
         return None
     return content[4:5] == b"\1"  # four bytes of attributes stand before the value
+
+
+def enrolled(root: str) -> bool | None:
+    """Whether a key by which DKMS signs is among those that the owner has enrolled; None where that is not told."""
+    keys = [content for path in KEYS if (content := content_of(path))]
+    known = b"".join(
+        map(content_of, sorted(glob.glob(f"{root}/sys/firmware/efi/efivars/{MOK[:9]}*{MOK[9:]}")))
+    )
+    return any(key in known for key in keys) if keys and known else None
+
+
+def content_of(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def packages() -> tuple[list[dict], list[str]]:
@@ -252,6 +271,7 @@ def survey(root: str, kernel: str) -> dict:
         "loaded": loaded_module(root),
         "nouveau": os.path.isdir(f"{root}/sys/module/nouveau"),
         "secure_boot": secure_boot(root),
+        "enrolled": enrolled(root),
         "container": in_container(),
         "kernel": kernel,
         "headers": os.path.isdir(f"/lib/modules/{kernel}/build/"),
@@ -265,7 +285,7 @@ def survey(root: str, kernel: str) -> dict:
         "runs": active_runs(),
         "device_nodes": len(glob.glob(f"{root}/dev/nvidia[0-9]*")),
         "sources": sources(source_files()),
-        "free_bytes": {path: free_bytes(path) for path in ("/usr", "/var/lib/dkms")},
+        "free_bytes": {path: free_bytes(path) for path in ("/usr", "/var/lib/dkms", "/boot")},
     }
 
 

@@ -31,10 +31,10 @@ def survey(device, *packages):
     }
     return {
         **dict.fromkeys(("nouveau", "container", "runfile", "desktop", "initramfs_stale"), False),
-        **dict.fromkeys(("loaded", "secure_boot")),
+        **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
         **{"kernel_packages": [], "runs": [], "units": [], "modules": [], "headers": True, "nvswitches": 0},
         **{"cards": [card], "device_nodes": 0, "kernel": "6.1.0-50-amd64", "sources": [mirror]},
-        "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11},
+        "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11, "/boot": 10**11},
         "packages": [
             {"name": name, "version": version, "source": "nvidia", "held": True, "whole": True}
             for name, version in packages
@@ -72,6 +72,7 @@ def play(tmp_path):
         plays[0]["tasks"] = [{"ansible.builtin.include_role": role}]
         book = tmp_path / "play.json"
         book.write_text(json.dumps(plays))
+        extra = {"python_env_torch": "torch==2.13.0+cu128", **extra}  # which older drivers run, too
         settings = {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_LIBRARY": f"{modules}:{ROOT / 'plugins/modules'}",

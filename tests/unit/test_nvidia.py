@@ -108,12 +108,12 @@ def look(facts, *devices, **more):
     fresh = {
         **dict.fromkeys(("nouveau", "container", "headers", "runfile", "desktop", "initramfs_stale"), False),
         **{name: [] for name in ("modules", "packages", "kernel_packages", "runs", "units")},
-        **dict.fromkeys(("loaded", "secure_boot")),
+        **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
         "nvswitches": 0,
         "device_nodes": 0,
         "kernel": KERNELS[family],
         "sources": [mirror],
-        "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11},
+        "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11, "/boot": 10**11},
     }
     return {**fresh, "cards": cards, **more}
 
@@ -408,10 +408,12 @@ def test_a_container_is_left_to_its_machine():
 
 
 def test_no_room_is_refused_before_anything_is_installed():
-    problem = refused(DEBIAN_12, "2204", survey={"free_bytes": {"/usr": 10**9, "/var/lib/dkms": 10**11}})
+    problem = refused(
+        DEBIAN_12, "2204", survey={"free_bytes": {"/usr": 10**9, "/var/lib/dkms": 10**11, "/boot": 10**11}}
+    )
     assert problem.startswith("/usr has 1.0 GB free")
     there = [package(name, "535.261.03-1") for name in plan_for(DEBIAN_12, "2204")["packages"]]
-    full = {"free_bytes": {"/usr": 0, "/var/lib/dkms": 0}, "packages": there}
+    full = {"free_bytes": {"/usr": 0, "/var/lib/dkms": 0, "/boot": 0}, "packages": there}
     assert plan_for(DEBIAN_12, "2204", survey=full)["missing"] == []
 
 
@@ -424,6 +426,12 @@ def test_debians_mirror_gets_the_components_that_it_lacks():
         f"Components: contrib non-free\nSigned-By: {KEYRING}\n"
     )
     assert plan_for(UBUNTU_24, "2204")["sources"] == ""
+
+
+def test_a_mirror_is_known_by_any_part_of_its_path():
+    uri = "https://mirror.hetzner.com/ubuntu/packages"
+    mirror = {"uris": [uri], "suites": ["noble"], "components": ["main", "restricted"], "options": {}}
+    assert f"URIs: {uri}" in plan_for(UBUNTU_24, "2204", survey={"sources": [mirror]})["sources"]
 
 
 def test_other_peoples_sources_are_no_place_for_components():
@@ -643,14 +651,90 @@ def test_half_a_driver_is_completed_or_replaced():
     broken = copy.deepcopy(BY_DKMS)
     broken["packages"][-1]["whole"] = False
     assert plan_for(UBUNTU_24, "2482", survey=broken)["source"] == "distribution"
-    none_built = {**SIGNED, "modules": []}  # as after a boot into a kernel without its signed modules
-    plan = plan_for(UBUNTU_24, "2684", survey=none_built)
-    assert plan["prebuilt"] and plan["missing"][0].startswith("linux-modules-nvidia-580-server-open-6.8.0")
     some = {"packages": [package(name, "535.261.03-1") for name in ("libcuda1", "nvidia-kernel-dkms")]}
     plan = plan_for(DEBIAN_12, "2204", survey=some)
     assert (plan["source"], plan["missing"]) == ("distribution", ["nvidia-smi", "nvidia-persistenced"])
     switches = plan_for(UBUNTU_22, "2330", survey={**SIGNED, "nvswitches": 4})
     assert "nvidia-fabricmanager-580" in switches["packages"]
+
+
+@pytest.mark.parametrize("secure_boot", [True, False])
+def test_the_owners_signed_driver_gets_the_modules_of_a_new_kernel(secure_boot):
+    """As after a boot into one: they may need a newer driver of the branch, whose packages are held."""
+    plan = plan_for(UBUNTU_24, "2684", survey={**SIGNED, "modules": [], "secure_boot": secure_boot})
+    assert (plan["source"], plan["branch"], plan["prebuilt"], plan["move"]) == ("installed", 580, True, True)
+    assert plan["missing"] == ["linux-modules-nvidia-580-open-6.8.0-49-generic"] and plan["remove"] == []
+
+
+@pytest.mark.parametrize(("dkms", "kind"), [("nvidia-dkms-open", "open"), ("nvidia-dkms", "proprietary")])
+def test_a_driver_of_nvidias_repository_with_its_later_names_stays(dkms, kind):
+    names = ("libnvidia-compute", dkms, "nvidia-driver-open", "nvidia-persistenced")
+    there = {"packages": [package(name, "615.71.09-1ubuntu1") for name in names]}
+    plan = plan_for(UBUNTU_24, "2204", survey=there)
+    assert (plan["source"], plan["branch"], plan["modules"]) == ("installed", 615, kind)
+    assert (plan["packages"], plan["remove"], plan["move"]) == ([], [], False)
+    assert "Pin: version 615.*" in plan["preferences"]
+
+
+def test_a_driver_that_runs_and_is_of_no_known_package_is_not_installed_over():
+    runs = {"loaded": {"version": "605.10.02", "open": True}}
+    problem = refused(UBUNTU_24, "2204", survey=runs)
+    assert "605.10.02" in problem and "--skip-tags nvidia" in problem and "reboot" in problem
+    assert plan_for(UBUNTU_24, "2204", survey={**runs, "container": True}, kernel="6.8.0-49-generic")[
+        "packages"
+    ]
+
+
+# ---- and torch's build ----
+
+TORCH = {"torch": "torch==2.13.0"}
+OLDER = {"torch": "torch==2.13.0+cu126"}
+
+
+@pytest.mark.parametrize("facts", [DEBIAN_12, DEBIAN_13])
+def test_a_fresh_host_has_a_driver_that_runs_torchs_build(facts):
+    plan = plan_for(facts, "2204", **TORCH)
+    assert (plan["source"], plan["branch"]) == ("nvidia", 580)
+    assert plan_for(facts, "2204", **OLDER)["source"] == "distribution"
+    for unknown in ("torch==2.13.0+cpu", "torch==2.13.0+rocm7.1", ""):
+        assert plan_for(facts, "2204", torch=unknown)["source"] == "distribution"
+    said = refused(facts, "2204", source="distribution", **TORCH)
+    assert "torch's build (torch==2.13.0) is for CUDA 13.0, which" in said and "580 does" in said
+
+
+def test_a_driver_that_is_there_and_does_not_run_torchs_build_is_not_replaced_unasked():
+    names = ("libcuda1", "nvidia-kernel-dkms", "nvidia-smi", "nvidia-persistenced")
+    there = {"packages": [package(name, "535.261.03-1") for name in names]}
+    said = refused(DEBIAN_12, "2204", survey=there, **TORCH)
+    assert "a driver of 535 is installed" in said and "nvidia_branch: 580" in said
+    assert "such as torch==2.13.0+cu126" in said
+    assert plan_for(DEBIAN_12, "2204", survey=there, **OLDER)["branch"] == 535
+    asked = plan_for(DEBIAN_12, "2204", survey=there, branch="580", **TORCH)
+    assert (asked["source"], asked["branch"], asked["move"]) == ("nvidia", 580, True)
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "words"),
+    [
+        (
+            "1b06",
+            TORCH,
+            "the Pascal card at 0000:01:00.0 (PCI id 10de:1b06) is served by builds for 8.0 to 12.9",
+        ),
+        ("1db6", TORCH, "(such as torch==2.13.0+cu126, from an index"),
+        ("2b85", OLDER, "is served by builds for 12.8 or later"),
+        ("2b85", OLDER, "(such as torch==2.13.0, as the public index has it)"),
+    ],
+)
+def test_a_card_for_which_torchs_build_has_no_code_is_refused(device, torch, words):
+    assert words in refused(UBUNTU_24, device, **torch)
+    plan_for(UBUNTU_24, device, **(OLDER if torch is TORCH else TORCH))
+
+
+def test_what_the_public_index_has_is_of_the_version_that_is_locked():
+    """Another version may be built for another CUDA: see what its build says (torch.version.cuda), and correct both."""
+    assert (ROOT / "requirements/torch.txt").read_text().strip() == TORCH["torch"]
+    assert TABLES["torch_cuda"] == "13.0"
 
 
 def test_a_new_kernels_signed_modules_may_bring_a_newer_driver_of_the_branch():
@@ -853,6 +937,17 @@ def test_a_fresh_driver_is_loaded_without_a_reboot():
     found = outcome()
     assert (found["load"], found["pending"], found["reboot"], found["build"]) == (True, "", False, False)
     assert found["version"] == "535.261.03" and found["says"] == []
+
+
+@pytest.mark.parametrize(("enrolled", "comes"), [(False, False), (True, True), (None, True)])
+def test_no_reboot_into_a_kernel_that_would_not_take_the_module(enrolled, comes):
+    plan = plan_for(DEBIAN_12, "2204", survey={"secure_boot": True})
+    made = {"modules": [{"path": "nvidia.ko", "version": "535.261.03", "open": False}], "nouveau": True}
+    made["packages"] = [package("libcuda1", "535.261.03-1")]
+    now = look(DEBIAN_12, "2204", **made, secure_boot=True, enrolled=enrolled)
+    found = nvidia_outcome(now, plan, True)
+    assert found["reboot"] is comes and any("mokutil" in one for one in found["says"])
+    assert any("not rebooted, because the kernel would not take" in one for one in found["says"]) is not comes
 
 
 def test_a_driver_that_runs_needs_nothing():
@@ -1182,6 +1277,20 @@ def test_secure_boot_is_read_from_the_firmwares_variable(survey, machine):
     for value, expected in ((b"\0", False), (b"\1", True)):
         (place / survey.SECURE_BOOT).write_bytes(b"\x06\0\0\0" + value)
         assert survey.secure_boot(str(machine)) is expected
+
+
+def test_whether_the_owner_has_enrolled_dkms_key(survey, machine, monkeypatch):
+    key = machine / "mok.pub"
+    monkeypatch.setattr(survey, "KEYS", (str(key),))
+    place = machine / "sys/firmware/efi/efivars"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / survey.MOK).write_bytes(b"\x06\0\0\0" + b"distribution's")
+    assert survey.enrolled(str(machine)) is None  # there is no key yet
+    key.write_bytes(b"\x30\x82ours")
+    assert survey.enrolled(str(machine)) is False
+    second = survey.MOK.replace("MokListRT-", "MokListRT1-")  # what is long is told in parts
+    (place / second).write_bytes(b"\x06\0\0\0" + b"head\x30\x82ours")
+    assert survey.enrolled(str(machine)) is True
 
 
 @pytest.mark.parametrize(
