@@ -420,7 +420,7 @@ def branch_fault(
 
 
 def torch_cuda(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    """The CUDA that torch's build is for, such as 12.6 of torch==2.13.0+cu126; "" for a build for none, or one unknown.
+    """The CUDA that torch's build is for, 12.6 of one tagged +cu126; "" for a build for none, or one unknown.
 
     Without a tag it is what the public index has.
     """
