@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import glob
 import gzip
 import os
@@ -75,7 +76,7 @@ EXAMPLES = r"""
 
 STATUS = "/var/lib/dpkg/status"
 LISTS = "/var/lib/apt/lists"
-PLACES = ("/", "/var", "/var/cache/apt/archives")  # that apt and dpkg fill
+PLACES = ("/", "/var", "/var/cache/apt/archives", "/boot")  # that apt and dpkg fill
 LOCKED = re.compile(
     r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
 )
@@ -114,7 +115,7 @@ def run(command: list[str], words: str = "") -> str:
             free = ", ".join(f"{shutil.disk_usage(one).free / 2**20:,.0f} MiB at {one}" for one in there)
             tail += (
                 f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
-                "`journalctl --vacuum-size=200M`, `df -h`), and run again."
+                "`journalctl --vacuum-size=200M`, old kernels: `apt-get autoremove`, `df -h`), and run again."
             )
         raise Failure(f"`{' '.join(command)}` ended with {code}:\n{tail}")
     return output
@@ -201,18 +202,28 @@ def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
         run_apt(command, lock_timeout, "working out what to install")
 
 
-def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> None:
-    """Install from the host's own package index, and look at the index anew if what it names is gone."""
-    fresh = index_age() < cache_valid_time
+def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> str:
+    """Install from the host's own package index, and look at the index anew if what it names is gone.
+
+    One source of several that fails, somebody's PPA that is gone, does not stand in the way of what others have:
+    what apt said of it is returned.
+    """
+    fresh, said = index_age() < cache_valid_time, ""
     if not fresh:
-        apt_update(lock_timeout)
+        try:
+            apt_update(lock_timeout)
+        except Failure as failure:
+            said = str(failure)
     try:
         apt_install(missing, lock_timeout)
-    except Failure:
+    except Failure as failure:
+        if said:
+            raise Failure(f"{said}\nand with the index as it is:\n{failure}") from None
         if not fresh:
             raise
         apt_update(lock_timeout)
         apt_install(missing, lock_timeout)
+    return said
 
 
 def versions() -> str:
@@ -226,7 +237,8 @@ def move(names: list[str], remove: list[str], upgrade: list[str], lock_timeout: 
     Held packages give way here alone, and the pins are what may lower a version.
     """
     before = versions()
-    apt_update(lock_timeout)
+    with contextlib.suppress(Failure):  # what lacks then is named by what comes
+        apt_update(lock_timeout)
     forced = ("--allow-downgrades", "--allow-change-held-packages")
     if names:
         apt_install([*names, *(f"{name}-" for name in remove)], lock_timeout, *forced)
@@ -347,7 +359,11 @@ def main() -> None:
         elif options["source"] == "controller" or (options["source"] == "auto" and not reaches_index()):
             module.exit_json(changed=False, installed=[], wanted=missing, apt_state=apt_state())
         else:
-            from_index(missing, options["cache_valid_time"], options["lock_timeout"])
+            said = from_index(missing, options["cache_valid_time"], options["lock_timeout"])
+            if said:
+                module.warn(
+                    f"not all of this host's package sources answer; see to those, or remove them: {said}"
+                )
     except (Failure, Damaged) as failure:
         module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
     finally:

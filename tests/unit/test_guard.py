@@ -21,7 +21,7 @@ def code():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.SETTLE = 0
-    module.VERIFY_LIMIT = 0
+    module.verify_limit, module.really = lambda timeout: 0, module.verify_limit
     module.UNDO_TRIES = 1
     return module
 
@@ -159,6 +159,11 @@ def test_confirmed_only_after_it_was_applied_and_by_its_token(guard, etc):
     assert guard.restore("network") == {"state": "none"}
     assert (etc / "plan.yaml").read_text() == "new\n"
     assert not [name for name in os.listdir(guard.state_dir) if "confirmed" in name]
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(20, 10), (30, 12), (45, 20), (90, 65), (600, 575)])
+def test_a_longer_guard_waits_longer_for_a_switch(code, timeout, seconds):
+    assert code.really(timeout) == seconds
 
 
 @pytest.mark.parametrize(

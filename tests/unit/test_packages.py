@@ -129,3 +129,28 @@ def test_whether_a_host_reaches_an_index(packages, monkeypatch, printed, answers
     monkeypatch.setattr(packages.subprocess, "run", run)
     assert packages.reaches_index() == (asked > 0 and answers != "nobody")
     assert len(calls) == asked and len(set(calls)) == asked
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_one_source_that_fails_does_not_stand_in_the_way_of_others(packages, monkeypatch, gone):
+    asked = []
+
+    def run_apt(command, lock_timeout, words=""):
+        asked.append(command[1])
+        if command[1] == "update" or gone:
+            raise packages.Failure(f"{command[1]}: E: somebody's repository does not have a Release file.")
+        return ""
+
+    monkeypatch.setattr(packages, "run_apt", run_apt)
+    monkeypatch.setattr(packages, "index_age", lambda: float("inf"))
+    if gone:
+        with pytest.raises(
+            packages.Failure, match=r"(?s)^update: .*and with the index as it is:.*install: E"
+        ):
+            packages.from_index(["nftables"], 3600, 60)
+    else:
+        assert "Release file" in packages.from_index(["nftables"], 3600, 60)
+    assert asked == ["update", "install"]
+    monkeypatch.setattr(packages, "versions", lambda: "")
+    if not gone:
+        assert packages.move(["driver"], [], [], 60) is False

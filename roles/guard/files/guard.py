@@ -43,12 +43,17 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 APPLY_DELAY = 1  # s: the answer to `change` must be out before the network under it goes
 SETTLE = 1  # s between the last command and "applied", so that a confirming connection meets the new state
 COMMAND_LIMIT = 30  # s
-VERIFY_LIMIT = 12  # s
+CONFIRM = 25  # s of a guard's time that are left to the commands before, and to the connection that confirms
 UNDO_TRIES = 3
 
 
 class GuardError(Exception):
     """What is wrong and what to do, for a person to read."""
+
+
+def verify_limit(timeout):
+    """Seconds in which what a change leads to must come true, of a guard's `timeout`."""
+    return max(min(12, timeout / 2), timeout - CONFIRM)
 
 
 def run(command, limit=COMMAND_LIMIT):
@@ -411,7 +416,7 @@ class Guard:
                 return self._give_up(
                     name, manifest, f"`{done['command']}` failed: {done['output'] or done['rc']}"
                 )
-        deadline = time.monotonic() + min(VERIFY_LIMIT, manifest["timeout"] / 2)
+        deadline = time.monotonic() + verify_limit(manifest["timeout"])
         for command in manifest["verify"]:
             while (done := run(command))["rc"]:
                 if time.monotonic() > deadline:
@@ -637,7 +642,10 @@ def main(arguments=None):
     guard = Guard()
     if given.command == "reachable":
         if not reachable(given.address, given.interface):
-            raise GuardError(f"nobody answers at {given.address} on {given.interface}")
+            raise GuardError(
+                f"nobody answers at {given.address} on {given.interface}. A switch that looks for loops first "
+                "(spanning tree without portfast) lets nothing through for 30 s or more: guard_timeout: 90 waits for it"
+            )
         return
     if given.command == "holds":
         return holds(given.address, given.interface)
