@@ -1,7 +1,12 @@
 """Where the role roce_qos keeps what its unit reads."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/roce_qos"
@@ -27,3 +32,58 @@ def test_what_is_written_is_what_the_unit_reads_and_reset_removes():
     assert {*written, *(command.split()[-1] for command in commands)} == {FILE}
     made = yaml.safe_load((ROLE / "vars/main.yml").read_text())["_roce_qos_made"]
     assert {FILE, BEFORE} <= {one["path"] for one in made}
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A host's files below a directory, and a `dcb` that takes all and shows nothing."""
+    (tmp_path / "sys/kernel/config/rdma_cm").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    dcb = tmp_path / "bin/dcb"
+    dcb.parent.mkdir()
+    dcb.write_text(
+        '#!/bin/sh\necho "$*" >> $ROOT/asked\ncase $* in *gone*) echo no device >&2; exit 1;; esac\n'
+    )
+    dcb.chmod(0o755)
+    return tmp_path
+
+
+def qos(host, what, *ports):
+    wanted = {"dscp": 26, "priority": 3, "pfc": True, "tos": 106, "ports": list(ports)}
+    (host / "wanted.json").write_text(json.dumps(wanted))
+    command = [sys.executable, ROLE / "files/roce_qos.py", what, host / "wanted.json"]
+    environment = {**os.environ, "ROOT": str(host), "PATH": f"{host}/bin:{os.environ['PATH']}"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def name_device(host, interface, device):
+    """As udev names it, and configfs makes its files."""
+    there = host / f"sys/class/net/{interface}/device/infiniband"
+    subprocess.run(["rm", "-rf", there], check=True)
+    (there / device).mkdir(parents=True)
+    (host / f"sys/kernel/config/rdma_cm/{device}/ports/1").mkdir(parents=True)
+
+
+def test_a_device_that_has_another_name_since_the_boot_is_found_by_its_interface(host):
+    port = {"device": "mlx5_0", "port": 1, "interface": "eth1"}
+    name_device(host, "eth1", "mlx5_0")
+    assert qos(host, "apply", port).returncode == 0
+    assert (host / "sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_tos").read_text() == "106"
+    subprocess.run(["rm", "-rf", host / "sys/kernel/config/rdma_cm/mlx5_0"], check=True)
+    name_device(host, "eth1", "rocep1s0")
+    (host / "run/trainyard-roce-qos.json").unlink()  # a boot
+    done = qos(host, "apply", port)
+    assert done.returncode == 0, done.stderr
+    assert (host / "sys/kernel/config/rdma_cm/rocep1s0/ports/1/default_roce_tos").read_text() == "106"
+
+
+def test_what_was_applied_to_a_card_that_is_gone_is_forgotten(host):
+    """Else nothing could be set again until the next boot."""
+    name_device(host, "gone1", "mlx5_0")
+    applied = {"dscp": 26, "priority": 3, "pfc": True, "tos": 106}
+    applied["ports"] = [{"device": "mlx5_0", "port": 1, "interface": "gone1"}]
+    (host / "run/trainyard-roce-qos.json").write_text(json.dumps(applied))
+    name_device(host, "eth1", "mlx5_1")
+    done = qos(host, "apply", {"device": "mlx5_1", "port": 1, "interface": "eth1"})
+    assert done.returncode == 0 and "gone1: not cleared" in done.stderr, done.stderr
+    assert json.loads((host / "run/trainyard-roce-qos.json").read_text())["ports"][0]["interface"] == "eth1"

@@ -9,6 +9,7 @@ FILE has it. What was applied is noted until the next boot, when the card forget
 FILE says by now. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
 """
 
+import glob
 import json
 import os
 import subprocess
@@ -50,11 +51,14 @@ def check_all(wanted):
 
 
 def clear_all(wanted):
-    """Undo what was applied; nothing else that the host may have."""
+    """Undo what was applied; nothing else that the host may have. A card that is gone by now has forgotten it."""
     if text := read(APPLIED):
         applied = json.loads(text)
         for port in applied["ports"]:
-            clear(applied, port)
+            try:
+                clear(applied, port)
+            except (OSError, Fault) as fault:
+                print(f"{port['interface']}: not cleared: {fault}", file=sys.stderr)
         os.unlink(APPLIED)
     return []
 
@@ -133,7 +137,7 @@ def dcb(area, verb, *words):
 
 def tos(port):
     """The file that marks the connections of RDMA-CM (NCCL marks its own: NCCL_IB_TC)."""
-    folder = f"{ROOT}/sys/kernel/config/rdma_cm/{port['device']}"
+    folder = f"{ROOT}/sys/kernel/config/rdma_cm/{device_of(port)}"
     if not os.path.isdir(os.path.dirname(folder)):
         raise Fault(
             f"there is no {os.path.dirname(folder)}: `modprobe rdma_cm` and `mount -t configfs none /sys/kernel/config`"
@@ -141,6 +145,12 @@ def tos(port):
     if sys.argv[1] != "check":
         os.makedirs(folder, exist_ok=True)  # configfs makes the files in it
     return f"{folder}/ports/{port['port']}/default_roce_tos"
+
+
+def device_of(port):
+    """The name of the interface's RDMA device now: rdma-core, installed beside it, names it anew at the next boot."""
+    there = sorted(glob.glob(f"{ROOT}/sys/class/net/{port['interface']}/device/infiniband/*"))
+    return os.path.basename(there[0]) if there else port["device"]
 
 
 def ecn(wanted, port):
