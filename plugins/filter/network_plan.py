@@ -65,6 +65,7 @@ def network_plan(survey, wanted, renderer="auto"):
         before = network_of(survey["files"]["netplan"].get(OUR_FILE, {}).get("text", ""))
         check_together(entries, survey["interfaces"])
         check_ipv6(entries, survey["interfaces"], before)
+        check_nameservers(entries, wanted, survey["interfaces"])
         renderer = choose_renderer(renderer, survey["active"])
         check_bridges(entries, survey["interfaces"], renderer)
         return {"errors": [], **plan(survey, entries, renderer, before)}
@@ -94,6 +95,25 @@ def check_ipv6(entries, present, before):
                     "IPv6 address, so it would be lost: write it under addresses, or give it up first by "
                     f"`ip address del {address} dev {item['now']}`"
                 )
+
+
+def check_nameservers(entries, wanted, present):
+    """A host does not lose its name servers unsaid: those that a lease names go with it.
+
+    `wanted`: the entries as the inventory has them; an empty list of servers says that none is meant.
+    """
+    told = any("nameservers" in item or "nameservers" in (item.get("options") or {}) for item in wanted)
+    changed = {item["now"] for item in entries}
+    leased = [link["name"] for link in present if any(":" not in one for one in link["dynamic"])]
+    for item in entries:
+        routes = item["definition"].get("routes", [])
+        leads_out = any(route["to"] in ("default", "0.0.0.0/0") for route in routes)
+        if leads_out and not told and item["now"] in leased and set(leased) <= changed:
+            raise Refused(
+                f"{item['where']}: {item['now']} has its address by a lease (DHCP), which tells this host its name "
+                "servers, too, and network_interfaces names none: write nameservers: [ADDRESS], mostly the gateway's "
+                "(`resolvectl dns`, or /etc/resolv.conf, has those in use), or nameservers: [] where it needs none"
+            )
 
 
 def choose_renderer(renderer, active):

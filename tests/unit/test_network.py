@@ -875,6 +875,23 @@ FIXED = "2001:db8::5/64"
 
 
 @pytest.mark.parametrize(
+    ("dynamic", "more", "refused"),
+    [
+        (["192.168.1.50/24"], {}, True),
+        (["192.168.1.50/24"], {"nameservers": ["192.168.1.1"]}, False),
+        (["192.168.1.50/24"], {"nameservers": []}, False),
+        ([], {}, False),  # nothing is lost
+        (["192.168.1.50/24"], {"gateway": None}, False),  # a net of the cluster's own
+    ],
+)
+def test_name_servers_of_a_lease_do_not_go_unsaid(dynamic, more, refused):
+    interfaces = [{**ETH0, "addresses": ["192.168.1.50/24"], "dynamic": dynamic}, copy.deepcopy(ETH1)]
+    given = {"name": "eth0", "addresses": ["192.168.1.10/24"], "gateway": "192.168.1.1", **more}
+    found = network_plan(survey(interfaces=interfaces), [{k: v for k, v in given.items() if v is not None}])
+    assert ["name servers" in one for one in found["errors"]] == [True] * refused
+
+
+@pytest.mark.parametrize(
     ("dynamic", "given", "before", "refused"),
     [
         ([], [], [], True),
