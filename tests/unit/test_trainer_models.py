@@ -515,6 +515,30 @@ def test_dropout_of_tokens_in_one_row_after_the_other():
     assert torch.equal(dropout(x.flatten(0, 1)[None])[0], dropout(x).flatten(0, 1))
 
 
+def drawn(place, seed):
+    """As `lora.draws` has it, in whole numbers without end."""
+    mixed = (seed + 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    mixed ^= mixed >> 31
+    found = (place * (mixed >> 32 | 1) + mixed) % 2**32
+    found = (found ^ found >> 16) * 0x7FEB352D % 2**32
+    found = (found ^ found >> 15) * 0x846CA68B % 2**32
+    return (found ^ found >> 16) % 2**31
+
+
+@pytest.mark.parametrize("seed", [0, 7, 8, 123456789012345678, 2**63 + 5])
+def test_dropout_is_by_numbers_that_every_device_has(seed):
+    """A device's own depend on how many processors it has: cards of two kinds would drop different values."""
+    found = lora.draws(5000, seed, torch.device("cpu"))
+    assert found.tolist() == [drawn(place, seed) for place in range(5000)]
+    dropped = (lora.draws(1 << 18, seed, torch.device("cpu")) < 0.1 * 2**31).float()
+    assert dropped.mean() == pytest.approx(0.1, abs=0.003)
+    other = (lora.draws(1 << 18, seed + 1, torch.device("cpu")) < 0.1 * 2**31).float()
+    for one, two in ((dropped, other), (dropped[1:], dropped[:-1]), (dropped[1:], other[:-1])):
+        assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 0.01
+
+
 def test_the_adapter_s_dropout_does_not_depend_on_who_computes():
     """A sequence's loss is the same alone and beside another; another key or layer drops others; without keys, none."""
     config = from_mapping({"adapter": "lora", "lora_dropout": 0.5, "lora_targets": "all-linear"})

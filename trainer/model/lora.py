@@ -105,7 +105,8 @@ def _linear(model: nn.Module) -> list[str]:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of the sample's key and the layer: equal on whichever rank computes it.
+    """Dropout whose mask is a function of the sample's key and the layer: equal on whichever rank computes it, and on
+    every kind of device, whose own random numbers depend on how many processors it has.
 
     `keys`, one number a sequence of the micro-batch, is set before every forward pass by `key_dropout`; without
     keys nothing is dropped. A pass that is computed again (gradient checkpointing) drops the same.
@@ -120,13 +121,32 @@ class KeyedDropout(nn.Module):
         """x, (B, S, D), (1, B x S, D) or (B x S, D), with a share `p` of its values zero, the others scaled up."""
         if self.keys is None:
             return x
-        generator = torch.Generator(x.device)
-        kept = torch.empty_like(x)
-        rows = kept.view(len(self.keys), -1, x.shape[-1]) if len(x) == 1 or x.ndim == 2 else kept
-        for row, key in zip(rows, self.keys, strict=True):
-            generator.manual_seed((key * 1_000_003 + self.layer) % 2**62)
-            row.bernoulli_(1 - self.p, generator=generator)
-        return x * kept / (1 - self.p)
+        count = x.numel() // len(self.keys)
+        rows = [draws(count, key * 1_000_003 + self.layer, x.device) >= self.p * 2**31 for key in self.keys]
+        return x * torch.stack(rows).view_as(x) / (1 - self.p)
+
+
+def draws(count: int, seed: int, device: torch.device) -> torch.Tensor:
+    """`count` whole numbers (int32) from 0 to 2**31 - 1, evenly distributed: a hash of their places and of `seed`.
+
+    The hash functions are splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)
+    and lowbias32 (Wellons, "Prospecting for hash functions", 2018), in arithmetic that wraps.
+    """
+    mixed = (seed + 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    mixed ^= mixed >> 31
+    found = torch.arange(count, dtype=torch.int32, device=device)
+    found.mul_(_signed(mixed >> 32 | 1)).add_(_signed(mixed))  # each seed has another order of places, too
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        # The bits that come in from the left are to be zeros.
+        found.bitwise_xor_((found >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(_signed(factor))
+    return found.bitwise_and_(2**31 - 1)
+
+
+def _signed(number: int) -> int:
+    """The lowest 32 bits of `number`, as an int32 has them."""
+    return (number + 2**31) % 2**32 - 2**31
 
 
 def key_dropout(module: nn.Module, keys: list[int] | None) -> None:
