@@ -468,16 +468,17 @@ def _check_compiler(what: str, cure: str, device: torch.device) -> None:
             f"{what}: there is no compiler here, which torch.compile needs ({' or '.join(compilers)}); install one "
             f"(apt install g++), or {cure}"
         )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < COMPILED:
-        raise BadInput(
-            f"{what}: torch.compile writes no code for the {torch.cuda.get_device_name(device)} (compute capability "
-            f"below {COMPILED[0]}.{COMPILED[1]}); {cure}"
-        )
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
         raise BadInput(
             f"{what}: torch.compile needs Python's headers, and {header} is not there; install them "
             f"(apt install python{sysconfig.get_python_version()}-dev), or {cure}"
+        )
+    on_card = device.type == "cuda" and torch.cuda.is_available()
+    if on_card and torch.cuda.get_device_capability(device) < COMPILED:
+        raise BadInput(
+            f"{what}: torch.compile writes no code for the {torch.cuda.get_device_name(device)} (compute capability "
+            f"below {COMPILED[0]}.{COMPILED[1]}); {cure}"
         )
 
 
