@@ -10,6 +10,8 @@ from trainer.config import Config
 from trainer.errors import BadInput
 
 DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each card that NVIDIA's driver has
+NODES = Path("/dev")  # where a container has those that it was given
+CONTAINER = (Path("/run/systemd/container"), Path("/.dockerenv"))  # one of which is in a container
 BFLOAT16 = (8, 0)  # the compute capability from which on a card has it; torch emulates it on others
 
 
@@ -26,7 +28,9 @@ def unseen(config: Config) -> str:
     torch itself says it in a warning, and computes on the CPU.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    count = 0 if hidden or config.device == "cpu" else len(list(DRIVER.glob("*")))
+    # A container shows its machine's driver, whatever it was given.
+    place, pattern = (NODES, "nvidia[0-9]*") if any(one.exists() for one in CONTAINER) else (DRIVER, "*")
+    count = 0 if hidden or config.device == "cpu" else len(list(place.glob(pattern)))
     if not count or torch.cuda.is_available():
         return ""
     try:
@@ -41,11 +45,11 @@ def unseen(config: Config) -> str:
 def check(config: Config, devices: list[torch.device]) -> None:
     """Raise BadInput where torch's build has no kernels for one of these devices, or the card lacks the dtype."""
     for device in devices:
-        if device.type != "cuda" or torch.version.hip:
+        if device.type != "cuda":
             continue
         capability, name = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device)
         card = f"the {name} (compute capability {capability[0]}.{capability[1]})"
-        if not _is_built_for(capability, torch.cuda.get_arch_list()):
+        if not has_code(device):
             raise BadInput(
                 f"device: torch {torch.__version__} has no kernels for {card}; its build is for "
                 f"{' '.join(torch.cuda.get_arch_list())}. Set python_env_torch to one that has them, and run site.yml "
@@ -56,6 +60,12 @@ def check(config: Config, devices: list[torch.device]) -> None:
                 f"dtype: {card} has no bfloat16, and computes it many times slower and with more memory than is "
                 "counted. Set dtype to float16 (on all hosts), or leave the card out"
             )
+
+
+def has_code(device: torch.device) -> bool:
+    """Whether torch's build has kernels for the card."""
+    built = torch.cuda.get_arch_list()
+    return bool(torch.version.hip) or _is_built_for(torch.cuda.get_device_capability(device), built)
 
 
 def _is_built_for(capability: tuple[int, int], built: list[str]) -> bool:

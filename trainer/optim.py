@@ -41,8 +41,10 @@ def state(optimizer: torch.optim.Optimizer, part: torch.Tensor) -> dict[str, tor
     """
     kept = optimizer.state.get(part)
     if not kept:
+        # A part without rows takes no step with bitsandbytes, and is as far as the others.
+        others = (one["step"] for one in optimizer.state.values() if not part.numel() and "step" in one)
         return {
-            "step": torch.zeros(()),
+            "step": torch.tensor(float(next(others, 0))),
             "exp_avg": torch.zeros_like(part),
             "exp_avg_sq": torch.zeros_like(part),
         }

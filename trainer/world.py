@@ -65,7 +65,8 @@ class World:
     addresses: host's name by its cluster address, where known.
     """
 
-    def __init__(self, config: Config, environment: Environment):
+    def __init__(self, config: Config, environment: Environment, trains: bool = True):
+        """trains: whether a run is to be; else cards are not held against what it would take."""
         self.environment = environment
         self.rank, self.size = environment.rank, environment.world_size
         self.device = torch.device("cpu")  # until all have met
@@ -100,18 +101,19 @@ class World:
         for key in mine["settings"]:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
-        self.idle_cards = self.together(lambda: _idle_cards(config))  # why, for the run's warning
+        self.idle_cards = self.together(lambda: _idle_cards(config, trains))  # why, for the run's warning
         found = [(one["node"], *one["cards"]) for one in everyone]
         self.devices = self.together(lambda: _devices(config, environment, found))
         self.device = self.devices[0]
         if mine["cards"] and self.device.type == "cpu" and config.device == "auto":
             self.idle_cards = FEWER_CARDS
-        self.together(lambda: cards.check(config, self.devices))
+        if trains:
+            self.together(lambda: cards.check(config, self.devices))
         # Ranks on CPUs and ranks on GPUs would wait for each other over different backends.
         cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
-        told = self.gather([self.device.type, _kind(self.device)])
-        self.same("kind of device", [one for one, _ in told], cure)
-        self._alike = len({kind for _, kind in told}) == 1
+        told = self.gather([self.device.type, *map(_kind, self.devices)])
+        self.same("kind of device", [one for one, *_ in told], cure)
+        self._alike = all(kinds == told[0] for kinds in told)
         if self.size > 1 and self.device.type == "cuda":
             have = self.gather(rdma())
             if any(have) and not all(have):
@@ -363,13 +365,14 @@ def release() -> str:
         return __version__
 
 
-def _idle_cards(config: Config) -> str:
-    """Why this host's cards do nothing, where the nodes of a run are one machine's (a store that is a directory).
+def _idle_cards(config: Config, trains: bool) -> str:
+    """Why this host's cards do nothing.
 
-    Raises BadInput on a cluster's hosts: nobody has cards there to compute on processors.
+    Raises BadInput for a run on a cluster's hosts (their store is no directory): nobody has cards there to compute on
+    processors.
     """
     why = cards.unseen(config)
-    if why and not os.environ.get("TRAINYARD_STORE", "").startswith("/"):
+    if why and trains and os.environ.get("TRAINYARD_STORE", "").startswith("http"):
         raise errors.BadInput(
             f"device: {why}. See there nvidia-smi, and docs/gpus.md for the builds of torch that a driver runs; "
             "site.yml installs both. To train on processors all the same, set device to cpu"

@@ -103,16 +103,18 @@ def check_nameservers(entries, wanted, present):
     `wanted`: the entries as the inventory has them; an empty list of servers says that none is meant.
     """
     told = any("nameservers" in item or "nameservers" in (item.get("options") or {}) for item in wanted)
-    changed = {item["now"] for item in entries}
-    leased = [link["name"] for link in present if any(":" not in one for one in link["dynamic"])]
-    for item in entries:
-        routes = item["definition"].get("routes", [])
-        leads_out = any(route["to"] in ("default", "0.0.0.0/0") for route in routes)
-        if leads_out and not told and item["now"] in leased and set(leased) <= changed:
+    fixed = [item for item in entries if not item["definition"].get("dhcp4")]
+    taken = {name for item in entries for name in item["definition"].get("interfaces") or []}
+    leased = {link["name"] for link in present if any(":" not in one for one in link["dynamic"])}
+    for item in fixed:
+        routes = [route["to"] for route in item["definition"].get("routes", [])]
+        leads_out = {"default", "0.0.0.0/0"} & set(routes) or "gateway4" in item["definition"]
+        if leads_out and not told and leased and leased <= {one["now"] for one in fixed} | taken:
             raise Refused(
-                f"{item['where']}: {item['now']} has its address by a lease (DHCP), which tells this host its name "
-                "servers, too, and network_interfaces names none: write nameservers: [ADDRESS], mostly the gateway's "
-                "(`resolvectl dns`, or /etc/resolv.conf, has those in use), or nameservers: [] where it needs none"
+                f"{item['where']}: {', '.join(sorted(leased))} has its address by a lease (DHCP), which tells this host "
+                "its name servers, too, and network_interfaces names none: write nameservers: [ADDRESS], mostly the "
+                "gateway's (`resolvectl dns`, or /etc/resolv.conf, has those in use), or nameservers: [] where it needs "
+                "none"
             )
 
 

@@ -173,7 +173,7 @@ def plan(
             "this host's driver came from NVIDIA's .run file, which packages cannot replace. Remove it (sudo "
             "nvidia-uninstall), reboot, and run again; or keep it, and add --skip-tags nvidia to each site.yml."
         )
-    if survey["loaded"] and not installed_branch(survey["packages"]) and not survey["container"]:
+    if survey["loaded"] and not installed_branch(survey["packages"]) and not options["kernel"]:
         raise Refused(
             f"this host's kernel runs NVIDIA's driver {survey['loaded']['version']}, which is of no package that "
             "Trainyard knows, so that it would be installed over. If it works, keep it, and add --skip-tags nvidia to "
@@ -232,7 +232,7 @@ def plan(
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not any(branch_of(one["version"]) == installed for one in survey["modules"]):
-            wanted = signed_of_kernel(survey)
+            wanted = signed_of_kernel(survey, installed, keep)
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
@@ -484,10 +484,17 @@ def other_build(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
     return f"such as {version}+{tables['torch_older']}, from an index or a folder that has it"
 
 
-def signed_of_kernel(survey: Mapping[str, Any]) -> list[str]:
-    """The package of signed modules for the running kernel, of the flavour that the owner has chosen."""
+def signed_of_kernel(survey: Mapping[str, Any], branch: int, kind: str) -> list[str]:
+    """The package of signed modules for the running kernel, of the flavour that the owner has chosen.
+
+    Those of branches before may be there still.
+    """
     found = (FLAVOUR.match(item["name"]) for item in survey["packages"])
-    flavours = {one[1] for one in found if one}
+    flavours = {
+        one[1]
+        for one in found
+        if one and one[1].split("-")[0] == str(branch) and one[1].endswith("-open") == (kind == OPEN)
+    }
     return [f"{SIGNED}{flavour}-{survey['kernel']}" for flavour in sorted(flavours)]
 
 
@@ -662,8 +669,8 @@ def check_room(free: Mapping[str, int], room: Mapping[str, int]) -> None:
     for path, need in room.items():
         if free[path] < need:
             raise Refused(
-                f"{path} has {free[path] / GB:.1f} GB free; the driver and the build of its modules need "
-                f"{need / GB:.1f} GB. Free some (apt-get clean; old kernels: apt-get autoremove) and run again."
+                f"{path} has {free[path] / GB:.2f} GB free; the driver and the build of its modules need "
+                f"{need / GB:.2f} GB. Free some (apt-get clean; old kernels: apt-get autoremove) and run again."
             )
 
 
@@ -720,8 +727,10 @@ def belongs(item: Mapping[str, Any], family: str, suite: str) -> bool:
     """Whether a source is the distribution's own, of its release: by suite, and by key or address."""
     suites = all(re.fullmatch(rf"{suite}(-updates|-security)?(/updates)?/?", one) for one in item["suites"])
     keys = f"{family.lower()}-archive-keyring" in item["options"].get("Signed-By", "")
-    # In any part of the path: mirror.hetzner.com/ubuntu/packages.
-    names = all(f"/{family.lower()}" in uri.partition("://")[2] for uri in item["uris"])
+    ends = [
+        uri.rstrip("/").removesuffix("/packages").rpartition("/")[2] for uri in item["uris"]
+    ]  # as Hetzner's
+    names = all(end.startswith(family.lower()) for end in ends)
     return bool(item["suites"]) and suites and (keys or names)
 
 
@@ -796,7 +805,9 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
     if signing and not (loaded and not why):
         told.append(secure_boot_words())
     if why and reboot and rejected:
-        told.append(f"{why}; not rebooted, because the kernel would not take the module yet (see above)")
+        told.append(
+            f"{why}; not rebooted, because the key that signed the module is none that the firmware knows yet"
+        )
     elif why and reboot and runs:
         told.append(
             f"{why}; not rebooted, because {', '.join(runs)} is training here: run again when it has ended"

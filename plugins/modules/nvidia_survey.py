@@ -48,6 +48,8 @@ MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|
 COMPANION = re.compile(r"-(uvm|drm|modeset|peermem)\.ko")
 OWN_SOURCES = "trainyard-nvidia.sources"  # these two as in roles/nvidia/vars/main/paths.yml
 MOK = "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23"  # the keys that the machine's owner has enrolled
+KNOWN = "db-d719b2cb-3d3a-4596-a3bc-dad00e67656f"  # and those of the firmware itself
+DKMS = "/etc/dkms/framework.conf"
 KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")  # DKMS' own: Debian's, Ubuntu's
 BLACKLIST = "/etc/modprobe.d/trainyard-nvidia.conf"
 UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
@@ -129,10 +131,12 @@ def secure_boot(root: str) -> bool | None:
 
 def enrolled(root: str) -> bool | None:
     """Whether a key by which DKMS signs is among those that the owner has enrolled; None where that is not told."""
+    if re.search(rb"^\s*mok_(certificate|signing_key)=", content_of(DKMS), re.MULTILINE):
+        return None  # by a key somewhere else
     keys = [content for path in KEYS if (content := content_of(path))]
-    known = b"".join(
-        map(content_of, sorted(glob.glob(f"{root}/sys/firmware/efi/efivars/{MOK[:9]}*{MOK[9:]}")))
-    )
+    places = f"{root}/sys/firmware/efi/efivars"
+    parts = sorted(glob.glob(f"{places}/{MOK[:9]}*{MOK[9:]}"))
+    known = b"".join(map(content_of, [*parts, f"{places}/{KNOWN}"]))
     return any(key in known for key in keys) if keys and known else None
 
 

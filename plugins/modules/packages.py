@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import glob
 import gzip
 import os
@@ -89,6 +88,10 @@ class Failure(Exception):
     """What the user is told: what failed, and the cure."""
 
 
+class Hindered(Failure):
+    """Another process holds what apt needs, or the disk is full."""
+
+
 def installed(names: list[str]) -> set[str]:
     """Those of `names` (of all packages, if empty) that dpkg has fully installed."""
     query = subprocess.run(
@@ -109,7 +112,7 @@ def run(command: list[str], words: str = "") -> str:
     }
     code, output = apt_get(command, words, NOTE.say, env=environment)
     if code:
-        tail = "\n".join(output.strip().splitlines()[-15:])
+        tail, kind = "\n".join(output.strip().splitlines()[-15:]), Failure
         if re.search("No space left on device|enough free space in ", tail):
             there = filter(os.path.isdir, PLACES)
             free = ", ".join(f"{shutil.disk_usage(one).free / 2**20:,.0f} MiB at {one}" for one in there)
@@ -117,7 +120,8 @@ def run(command: list[str], words: str = "") -> str:
                 f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
                 "`journalctl --vacuum-size=200M`, old kernels: `apt-get autoremove`, `df -h`), and run again."
             )
-        raise Failure(f"`{' '.join(command)}` ended with {code}:\n{tail}")
+            kind = Hindered
+        raise kind(f"`{' '.join(command)}` ended with {code}:\n{tail}")
     return output
 
 
@@ -136,7 +140,7 @@ def run_apt(command: list[str], lock_timeout: int, words: str = "") -> str:
             NOTE.say(f"waiting for {holder}, which holds {path}")
             if time.monotonic() >= deadline:
                 look = f"ps -fp {process}" if process else f"fuser -v {path}"
-                raise Failure(
+                raise Hindered(
                     f"{holder} holds {path}, for more than {lock_timeout} s now. Let it come to its end (see it with "
                     f"`{look}` on the host) and run again, or set packages_lock_timeout higher."
                 ) from None
@@ -202,27 +206,42 @@ def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
         run_apt(command, lock_timeout, "working out what to install")
 
 
+def refreshed(lock_timeout: int) -> str:
+    """Refresh the index; what apt said where that failed. One source of several, somebody's PPA that is gone, does not
+    stand in the way of what the others have; a lock or a full disk does.
+    """
+    try:
+        apt_update(lock_timeout)
+    except Hindered:
+        raise
+    except Failure as failure:
+        return str(failure)
+    return ""
+
+
+def beside(failure: Failure, said: str) -> Failure:
+    """What failed, with what apt `said` when the index was refreshed."""
+    return Failure(f"{failure}\nBefore that, not all package sources answered:\n{said}") if said else failure
+
+
 def from_index(missing: list[str], cache_valid_time: int, lock_timeout: int) -> str:
     """Install from the host's own package index, and look at the index anew if what it names is gone.
 
-    One source of several that fails, somebody's PPA that is gone, does not stand in the way of what others have:
-    what apt said of it is returned.
+    Returns what `refreshed` said.
     """
-    fresh, said = index_age() < cache_valid_time, ""
-    if not fresh:
-        try:
-            apt_update(lock_timeout)
-        except Failure as failure:
-            said = str(failure)
+    fresh = index_age() < cache_valid_time
+    said = "" if fresh else refreshed(lock_timeout)
+    try:
+        apt_install(missing, lock_timeout)
+        return said
+    except Failure as failure:
+        if not fresh:
+            raise beside(failure, said) from None
+    said = refreshed(lock_timeout)
     try:
         apt_install(missing, lock_timeout)
     except Failure as failure:
-        if said:
-            raise Failure(f"{said}\nand with the index as it is:\n{failure}") from None
-        if not fresh:
-            raise
-        apt_update(lock_timeout)
-        apt_install(missing, lock_timeout)
+        raise beside(failure, said) from None
     return said
 
 
@@ -231,20 +250,23 @@ def versions() -> str:
     return run(["dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\n"])
 
 
-def move(names: list[str], remove: list[str], upgrade: list[str], lock_timeout: int) -> bool:
-    """Install `names` without `remove`, whatever is there, and upgrade `upgrade`; whether that changed anything.
+def move(names: list[str], remove: list[str], upgrade: list[str], lock_timeout: int) -> tuple[bool, str]:
+    """Install `names` without `remove`, whatever is there, and upgrade `upgrade`.
 
-    Held packages give way here alone, and the pins are what may lower a version.
+    Returns whether that changed anything, and what `refreshed` said. Held packages give way here alone, and the pins
+    are what may lower a version.
     """
     before = versions()
-    with contextlib.suppress(Failure):  # what lacks then is named by what comes
-        apt_update(lock_timeout)
+    said = refreshed(lock_timeout)
     forced = ("--allow-downgrades", "--allow-change-held-packages")
-    if names:
-        apt_install([*names, *(f"{name}-" for name in remove)], lock_timeout, *forced)
-    if upgrade:
-        apt_install(upgrade, lock_timeout, *forced, "--only-upgrade")
-    return versions() != before
+    try:
+        if names:
+            apt_install([*names, *(f"{name}-" for name in remove)], lock_timeout, *forced)
+        if upgrade:
+            apt_install(upgrade, lock_timeout, *forced, "--only-upgrade")
+    except Failure as failure:
+        raise beside(failure, said) from None
+    return versions() != before, said
 
 
 def from_files(missing: list[str], files: dict[str, str], archive: str, lock_timeout: int) -> None:
@@ -333,6 +355,12 @@ def main() -> None:
             "take the host out of the inventory."
         )
 
+    def warn(said: str) -> None:
+        if said:
+            module.warn(
+                f"not all of this host's package sources answer; see to those, or remove them: {said}"
+            )
+
     def missing_of(names: list[str]) -> list[str]:
         present = installed(names) if names else set()
         return [name for name in names if name not in present]
@@ -343,7 +371,8 @@ def main() -> None:
             module.exit_json(changed=bool(missing_of(names)), installed=missing_of(names))
         NOTE.path = PACKAGES
         try:
-            changed = move(names, options["remove"], options["upgrade"], options["lock_timeout"])
+            changed, said = move(names, options["remove"], options["upgrade"], options["lock_timeout"])
+            warn(said)
         except Failure as failure:
             module.fail_json(msg=str(failure))
         finally:
@@ -359,11 +388,7 @@ def main() -> None:
         elif options["source"] == "controller" or (options["source"] == "auto" and not reaches_index()):
             module.exit_json(changed=False, installed=[], wanted=missing, apt_state=apt_state())
         else:
-            said = from_index(missing, options["cache_valid_time"], options["lock_timeout"])
-            if said:
-                module.warn(
-                    f"not all of this host's package sources answer; see to those, or remove them: {said}"
-                )
+            warn(from_index(missing, options["cache_valid_time"], options["lock_timeout"]))
     except (Failure, Damaged) as failure:
         module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
     finally:

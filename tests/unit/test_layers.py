@@ -25,6 +25,7 @@ def world(monkeypatch, rank, nodes, device="cpu", rdma=True) -> World:
         "trainer.world.dist",
         SimpleNamespace(new_group=lambda ranks, **_: str(ranks), DistError=RuntimeError),
     )
+    made._meet = lambda group: None
     return made
 
 

@@ -887,8 +887,21 @@ FIXED = "2001:db8::5/64"
 def test_name_servers_of_a_lease_do_not_go_unsaid(dynamic, more, refused):
     interfaces = [{**ETH0, "addresses": ["192.168.1.50/24"], "dynamic": dynamic}, copy.deepcopy(ETH1)]
     given = {"name": "eth0", "addresses": ["192.168.1.10/24"], "gateway": "192.168.1.1", **more}
-    found = network_plan(survey(interfaces=interfaces), [{k: v for k, v in given.items() if v is not None}])
-    assert ["name servers" in one for one in found["errors"]] == [True] * refused
+    given = {key: value for key, value in given.items() if value is not None}
+    bridge = {**given, "name": "br0", "kind": "bridges", "options": {"interfaces": ["eth0"]}}
+    for wanted in ([given], [{"name": "eth0"}, bridge]):
+        found = network_plan(survey(interfaces=interfaces), wanted)
+        assert ["name servers" in one for one in found["errors"]] == [True] * refused, found["errors"]
+
+
+def test_a_lease_that_stays_tells_its_name_servers():
+    interfaces = [copy.deepcopy(ETH0), {**ETH1, "addresses": ["10.0.0.5/24"], "dynamic": ["10.0.0.5/24"]}]
+    static = {"name": "eth0", "addresses": ["192.168.1.10/24"], "gateway": "192.168.1.1"}
+    kept = {"name": "eth1", "options": {"dhcp4": True}}
+    for wanted in ([static], [static, kept]):
+        assert not any(
+            "name servers" in one for one in network_plan(survey(interfaces=interfaces), wanted)["errors"]
+        )
 
 
 @pytest.mark.parametrize(

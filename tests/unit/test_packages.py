@@ -131,26 +131,48 @@ def test_whether_a_host_reaches_an_index(packages, monkeypatch, printed, answers
     assert len(calls) == asked and len(set(calls)) == asked
 
 
+@pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("gone", [False, True])
-def test_one_source_that_fails_does_not_stand_in_the_way_of_others(packages, monkeypatch, gone):
+def test_one_source_that_fails_does_not_stand_in_the_way_of_others(packages, monkeypatch, fresh, gone):
+    """Where the index is fresh, what is asked for may be of a source that was added since."""
     asked = []
 
     def run_apt(command, lock_timeout, words=""):
         asked.append(command[1])
-        if command[1] == "update" or gone:
-            raise packages.Failure(f"{command[1]}: E: somebody's repository does not have a Release file.")
+        if command[1] == "update":
+            raise packages.Failure("update: E: somebody's repository does not have a Release file.")
+        if gone or (fresh and asked == ["install"]):
+            raise packages.Failure("install: E: Unable to locate package nftables")
         return ""
 
     monkeypatch.setattr(packages, "run_apt", run_apt)
-    monkeypatch.setattr(packages, "index_age", lambda: float("inf"))
-    if gone:
-        with pytest.raises(
-            packages.Failure, match=r"(?s)^update: .*and with the index as it is:.*install: E"
-        ):
-            packages.from_index(["nftables"], 3600, 60)
-    else:
-        assert "Release file" in packages.from_index(["nftables"], 3600, 60)
-    assert asked == ["update", "install"]
+    monkeypatch.setattr(packages, "index_age", lambda: 0 if fresh else float("inf"))
     monkeypatch.setattr(packages, "versions", lambda: "")
-    if not gone:
-        assert packages.move(["driver"], [], [], 60) is False
+    if gone:
+        for install in (
+            lambda: packages.from_index(["nftables"], 3600, 60),
+            lambda: packages.move(["nftables"], [], [], 60),
+        ):
+            with pytest.raises(
+                packages.Failure, match=r"(?s)^install: .*not all package sources .*Release file"
+            ):
+                install()
+        return
+    assert "Release file" in packages.from_index(["nftables"], 3600, 60)
+    assert asked == (["install", "update", "install"] if fresh else ["update", "install"])
+    changed, said = packages.move(["driver"], [], [], 60)
+    assert not changed and "Release file" in said
+
+
+def test_a_lock_that_is_held_is_waited_for_once(packages, monkeypatch):
+    asked = []
+
+    def run_apt(command, lock_timeout, words=""):
+        asked.append(command[1])
+        raise packages.Hindered("process 7 holds the lock")
+
+    monkeypatch.setattr(packages, "run_apt", run_apt)
+    monkeypatch.setattr(packages, "index_age", lambda: float("inf"))
+    with pytest.raises(packages.Failure, match="process 7"):
+        packages.from_index(["nftables"], 3600, 60)
+    assert asked == ["update"]

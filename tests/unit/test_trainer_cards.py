@@ -63,6 +63,7 @@ def test_cards_that_the_driver_has_and_torch_does_not_see(monkeypatch, tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(cards, "DRIVER", tmp_path)
+    monkeypatch.setattr(cards, "CONTAINER", ())
 
     def refuse():
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nSee there")
@@ -76,11 +77,19 @@ def test_cards_that_the_driver_has_and_torch_does_not_see(monkeypatch, tmp_path)
     assert cards.unseen(config.load(overrides=["device=cpu"])) == ""
     monkeypatch.setenv("TRAINYARD_STORE", "http://10.0.0.1:2389")
     with pytest.raises(errors.BadInput, match=r"too old.*set device to cpu"):
-        world._idle_cards(auto)
+        world._idle_cards(auto, True)
+    assert "too old" in world._idle_cards(auto, False)  # for who plans
     monkeypatch.setenv("TRAINYARD_STORE", "/tmp/store")  # nodes of one machine, as make demo's
-    assert "too old" in world._idle_cards(auto)
+    assert "too old" in world._idle_cards(auto, True)
+    inside = tmp_path / "container"
+    inside.touch()
+    monkeypatch.setattr(cards, "CONTAINER", (inside,))
+    monkeypatch.setattr(cards, "NODES", tmp_path)
+    assert world._idle_cards(auto, True) == ""  # which was given none
+    (tmp_path / "nvidia0").touch()
+    assert "an NVIDIA card" in world._idle_cards(auto, True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert world._idle_cards(auto) == ""
+    assert world._idle_cards(auto, True) == ""
 
 
 def ranks():
@@ -139,7 +148,10 @@ def test_a_part_without_rows_is_no_business_of_bitsandbytes():
     parts = [torch.nn.Parameter(torch.ones(4, 8)), torch.nn.Parameter(torch.ones(0, 8))]
     made = optim.adamw(parts, config.load(overrides=["optimizer=adamw_8bit"]))
     assert [list(map(len, group["params"])) for group in made.param_groups] == [[4]]
+    parts[0].grad = torch.ones(4, 8)
+    made.step()
     told = optim.state(made, parts[1])
+    assert told["step"] == optim.state(made, parts[0])["step"] == 1
     optim.restore(made, parts[1], 3.0, told["exp_avg"], told["exp_avg_sq"])
     assert parts[1] not in made.state
 

@@ -506,6 +506,15 @@ def test_what_a_parameter_under_adapters_was_called_before():
     } == before
 
 
+def test_what_is_dropped_does_not_depend_on_the_pieces_that_it_is_drawn_in(monkeypatch):
+    dropout, x = lora.KeyedDropout(0.5, 3), torch.ones(2, 10, 4)
+    dropout.keys = [7, 8]
+    whole = dropout(x)
+    monkeypatch.setattr(lora, "PIECE", 7)
+    assert torch.equal(dropout(x), whole) and 10 < whole.count_nonzero() < 70
+    assert dropout(x.bfloat16()).dtype == torch.bfloat16
+
+
 def test_dropout_of_tokens_in_one_row_after_the_other():
     """Shared experts see (B x S, D): what is dropped is the same."""
     dropout = lora.KeyedDropout(0.5, 3)
@@ -532,6 +541,9 @@ def test_dropout_is_by_numbers_that_every_device_has(seed):
     """A device's own depend on how many processors it has: cards of two kinds would drop different values."""
     found = lora.draws(5000, seed, torch.device("cpu"))
     assert found.tolist() == [drawn(place, seed) for place in range(5000)]
+    assert lora.draws(9, seed, torch.device("cpu"), 4990).tolist() == [
+        drawn(place, seed) for place in range(4990, 4999)
+    ]
     dropped = (lora.draws(1 << 18, seed, torch.device("cpu")) < 0.1 * 2**31).float()
     assert dropped.mean() == pytest.approx(0.1, abs=0.003)
     other = (lora.draws(1 << 18, seed + 1, torch.device("cpu")) < 0.1 * 2**31).float()

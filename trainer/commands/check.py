@@ -26,7 +26,7 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     from trainer.model import load
     from trainer.world import World
 
-    world = World(config, environment)
+    world = World(config, environment, trains=False)
     good_data = not problems
     if good_data or config.model != "tiny":  # its tokenizer needs the data
         try:

@@ -50,9 +50,12 @@ def main(
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
+        cure = "lower --max-new-tokens"
+        if model.device.type == "cpu":
+            raise OutOfMemory(f"this machine's memory has run out; {cure}") from None
         raise OutOfMemory(
             "the GPU's memory has run out; a run under way may hold it. Set CUDA_VISIBLE_DEVICES= (to nothing) for the "
-            "CPU, or lower --max-new-tokens"
+            f"CPU, or {cure}"
         ) from None
     return 0
 
@@ -61,6 +64,11 @@ def _on_the_gpu(model):
     """The model there, if it has room for it now."""
     import torch
 
+    from trainer import cards
+
+    if not cards.has_code(torch.device("cuda", 0)):
+        print("note: this build of torch has no code for the GPU: it speaks on the CPU", file=sys.stderr)
+        return model
     free, _ = torch.cuda.mem_get_info()
     needed = ROOM + sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
     if needed <= free:

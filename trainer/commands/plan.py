@@ -88,7 +88,7 @@ def main(
     from trainer.model import footprint, load, router
     from trainer.world import World
 
-    world = World(dataclasses.replace(config, strategy="ddp"), environment)
+    world = World(dataclasses.replace(config, strategy="ddp"), environment, trains=False)
     place = _place(config, world.device, link)
     found_shares = share(config, place.ranks, speeds)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -104,6 +104,9 @@ def _linear(model: nn.Module) -> list[str]:
     ]
 
 
+PIECE = 1 << 22  # values that numbers are drawn for at once, which take four times their memory
+
+
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a function of the sample's key and the layer: equal on whichever rank computes it, and on
     every kind of device, whose own random numbers depend on how many processors it has.
@@ -121,13 +124,24 @@ class KeyedDropout(nn.Module):
         """x, (B, S, D), (1, B x S, D) or (B x S, D), with a share `p` of its values zero, the others scaled up."""
         if self.keys is None:
             return x
-        count = x.numel() // len(self.keys)
-        rows = [draws(count, key * 1_000_003 + self.layer, x.device) >= self.p * 2**31 for key in self.keys]
-        return x * torch.stack(rows).view_as(x) / (1 - self.p)
+        return x * self._kept(x) / (1 - self.p)
+
+    @torch.compiler.disable  # it would be compiled anew for each key
+    def _kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Which values of `x` stay: bool, shaped like it."""
+        kept = torch.empty(len(self.keys), x.numel() // len(self.keys), dtype=torch.bool, device=x.device)
+        for row, key in zip(kept, self.keys, strict=True):
+            for begin in range(0, len(row), PIECE):
+                piece = row[begin : begin + PIECE]
+                found = draws(len(piece), key * 1_000_003 + self.layer, x.device, begin)
+                torch.ge(found, self.p * 2**31, out=piece)
+        return kept.view(x.shape)
 
 
-def draws(count: int, seed: int, device: torch.device) -> torch.Tensor:
+def draws(count: int, seed: int, device: torch.device, begin: int = 0) -> torch.Tensor:
     """`count` whole numbers (int32) from 0 to 2**31 - 1, evenly distributed: a hash of their places and of `seed`.
+
+    begin: the first one's place.
 
     The hash functions are splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)
     and lowbias32 (Wellons, "Prospecting for hash functions", 2018), in arithmetic that wraps.
@@ -136,7 +150,7 @@ def draws(count: int, seed: int, device: torch.device) -> torch.Tensor:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
     mixed ^= mixed >> 31
-    found = torch.arange(count, dtype=torch.int32, device=device)
+    found = torch.arange(count, dtype=torch.int32, device=device).add_(_signed(begin))
     found.mul_(_signed(mixed >> 32 | 1)).add_(_signed(mixed))  # each seed has another order of places, too
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         # The bits that come in from the left are to be zeros.

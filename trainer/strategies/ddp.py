@@ -94,7 +94,9 @@ class DDP(Strategy):
 
     def clip(self, limit: float, scale: float = 1.0) -> float:
         norms = torch.stack([torch.linalg.vector_norm(b.flat) for b in self.buckets])
-        norm = self.world.as_first(torch.linalg.vector_norm(norms).item()) / scale
+        norm = torch.linalg.vector_norm(norms).item() / scale
+        if not self.independent:
+            norm = self.world.as_first(norm)
         factor = clipping(norm, limit) / scale
         if factor != 1:
             for bucket in self.buckets:

@@ -133,7 +133,7 @@ class Split(Strategy):
     def clip(self, limit: float, scale: float = 1.0) -> float:
         gradients = [one.grad for one in self.trainable.values()]
         norms = [torch.linalg.vector_norm(one).to(self.world.device) for one in gradients]
-        norm = self.world.as_first(torch.linalg.vector_norm(torch.stack(norms)).item()) / scale
+        norm = self.world.as_first(torch.linalg.vector_norm(torch.stack(norms)).item() / scale)
         factor = clipping(norm, limit) / scale
         if factor != 1:
             for one in gradients:

@@ -55,10 +55,8 @@ def clear_all(wanted):
     if text := read(APPLIED):
         applied = json.loads(text)
         for port in applied["ports"]:
-            try:
+            if os.path.exists(f"{ROOT}/sys/class/net/{port['interface']}"):
                 clear(applied, port)
-            except (OSError, Fault) as fault:
-                print(f"{port['interface']}: not cleared: {fault}", file=sys.stderr)
         os.unlink(APPLIED)
     return []
 
@@ -95,7 +93,7 @@ def check(wanted, port):
             yield f"{path}: found {read(path) or 'nothing'}; expected 1"
     found = read(tos(port))
     if found != str(wanted["tos"]):
-        where = f"{port['device']}/{port['port']}"
+        where = f"{device_of(port)}/{port['port']}"
         yield f"{where}: RDMA-CM's type of service is {found or 'not set'}; expected {wanted['tos']}"
 
 
@@ -149,8 +147,9 @@ def tos(port):
 
 def device_of(port):
     """The name of the interface's RDMA device now: rdma-core, installed beside it, names it anew at the next boot."""
-    there = sorted(glob.glob(f"{ROOT}/sys/class/net/{port['interface']}/device/infiniband/*"))
-    return os.path.basename(there[0]) if there else port["device"]
+    there = glob.glob(f"{ROOT}/sys/class/net/{port['interface']}/device/infiniband/*")
+    names = sorted(map(os.path.basename, there))
+    return port["device"] if port["device"] in names or not names else names[0]
 
 
 def ecn(wanted, port):
