@@ -111,10 +111,10 @@ def check_nameservers(entries, wanted, present):
         leads_out = {"default", "0.0.0.0/0"} & set(routes) or "gateway4" in item["definition"]
         if leads_out and not told and leased and leased <= {one["now"] for one in fixed} | taken:
             raise Refused(
-                f"{item['where']}: {', '.join(sorted(leased))} has its address by a lease (DHCP), which tells this host "
-                "its name servers, too, and network_interfaces names none: write nameservers: [ADDRESS], mostly the "
-                "gateway's (`resolvectl dns`, or /etc/resolv.conf, has those in use), or nameservers: [] where it needs "
-                "none"
+                f"{item['where']}: {', '.join(sorted(leased))} has its address by a lease (DHCP), which tells "
+                "this host its name servers, too, and network_interfaces names none: write nameservers: [ADDRESS], "
+                "mostly the gateway's (`resolvectl dns`, or /etc/resolv.conf, has those in use), or nameservers: [] where "
+                "it needs none"
             )
 
 

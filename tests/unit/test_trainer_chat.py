@@ -303,6 +303,9 @@ def test_an_answer_has_room_before_old_turns_are_remembered(speak, monkeypatch):
 
 def test_a_card_without_room_is_left_to_who_holds_it(speak, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("trainer.cards.has_code", lambda device: False)
+    assert "cuda" not in speak("the cat") and "has no code for the GPU" in capsys.readouterr().err
+    monkeypatch.setattr("trainer.cards.has_code", lambda device: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 80 << 30))
     assert "cuda" not in speak("the cat")
     assert "note: the model needs 1.1 GB, and the GPU has 1.1 GB free" in capsys.readouterr().err
@@ -310,6 +313,8 @@ def test_a_card_without_room_is_left_to_who_holds_it(speak, monkeypatch, capsys)
     assert speak("the cat")[0] == "cuda" and capsys.readouterr().err == ""
     with pytest.raises(OutOfMemory, match="CUDA_VISIBLE_DEVICES="):
         speak("the cat", fault=torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(OutOfMemory, match="this machine's memory has run out"):
+        speak("the cat", fault=RuntimeError("DefaultCPUAllocator: can't allocate memory"))
 
 
 def test_instructions_begin_as_the_tokenizer_begins_a_text(tmp_path, make_tokenizer):

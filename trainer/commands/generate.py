@@ -51,7 +51,7 @@ def main(
         if not lacks_memory(error):
             raise
         cure = "lower --max-new-tokens"
-        if model.device.type == "cpu":
+        if model.device.type == "cpu" and not isinstance(error, torch.OutOfMemoryError):
             raise OutOfMemory(f"this machine's memory has run out; {cure}") from None
         raise OutOfMemory(
             "the GPU's memory has run out; a run under way may hold it. Set CUDA_VISIBLE_DEVICES= (to nothing) for the "
