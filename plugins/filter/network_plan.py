@@ -113,7 +113,7 @@ def check_nameservers(entries, wanted, present):
             raise Refused(
                 f"{item['where']}: {', '.join(sorted(leased))} has its address by a lease (DHCP), which tells "
                 "this host its name servers, too, and network_interfaces names none: write nameservers: [ADDRESS], "
-                "mostly the gateway's (`resolvectl dns`, or /etc/resolv.conf, has those in use), or nameservers: [] where "
+                "mostly the gateway's (see `resolvectl dns` or /etc/resolv.conf), or nameservers: [] where "
                 "it needs none"
             )
 
