@@ -434,11 +434,8 @@ def translated(world: World | None = None):
         if lacks_memory(error):
             raise errors.OutOfMemory(_memory_message(world, text)) from error
         if isinstance(error, torch.AcceleratorError):
-            where = (
-                f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
-            )
             cure = "the card or its driver has failed: see there `journalctl -k` (Xid) and nvidia-smi"
-            raise errors.TrainerError(f"{where}: {text.strip().splitlines()[0]}; {cure}") from error
+            raise errors.TrainerError(f"{_where(world)}: {text.strip().splitlines()[0]}; {cure}") from error
         if re.search(r"gloo|nccl|connection (closed|reset)|broken pipe|timed out", text, re.IGNORECASE):
             raise errors.LostPeers(_peer_message(world, text)) from error
         raise
@@ -451,11 +448,14 @@ def lacks_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(word in text for word in words)
 
 
+def _where(world: World | None) -> str:
+    return f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
+
+
 def _memory_message(world: World | None, text: str) -> str:
-    where = f"rank {world.rank} on {world.environment.host} ({world.device})" if world else "this process"
     first = text.strip().splitlines()[0]
     cure = "a smaller micro_batch_size, sequence_length or model, or dtype bfloat16"
-    return f"out of memory: {where}: {first}. Cure: {cure}"
+    return f"out of memory: {_where(world)}: {first}. Cure: {cure}"
 
 
 def _peer_message(world: World | None, text: str) -> str:

@@ -231,7 +231,7 @@ def plan(
     keep = "" if there_already or ours or lacks_fabric else kept(survey, cards, options)
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
-        if signed and not any(branch_of(one["version"]) == installed for one in survey["modules"]):
+        if signed and not is_built(survey, installed):
             wanted = signed_of_kernel(survey, installed, keep)
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
@@ -469,18 +469,18 @@ def refuse_cards_without_code(
             serves.get("to") and numbers(cuda) > numbers(serves["to"])
         ):
             until = f" to {serves['to']}" if serves.get("to") else " or later"
-            version = options["torch"].partition("+")[0]
             newer = numbers(cuda) < numbers(serves["from"])
-            such = f"such as {version}, as the public index has it" if newer else other_build(options, tables)
             raise Refused(
                 f"torch's build ({options['torch']}) is for CUDA {cuda}; the {card_name(card)} is served by builds for "
                 f"{serves['from']}{until}. Set python_env_torch to such a build for all hosts "
-                f"({such}), or leave this host out of the run; {GUIDE} has the table."
+                f"({other_build(options, tables, newer)}), or leave this host out of the run; {GUIDE} has the table."
             )
 
 
-def other_build(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+def other_build(options: Mapping[str, Any], tables: Mapping[str, Any], newer: bool = False) -> str:
     version = options["torch"].partition("+")[0]
+    if newer:
+        return f"such as {version}, as the public index has it"
     return f"such as {version}+{tables['torch_older']}, from an index or a folder that has it"
 
 
@@ -549,6 +549,11 @@ def branch_of(version: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def is_built(survey: Mapping[str, Any], branch: int) -> bool:
+    """Whether the running kernel has a module of the branch."""
+    return any(branch_of(module["version"]) == branch for module in survey["modules"])
+
+
 def has_signed(survey: Mapping[str, Any]) -> bool:
     """Whether the driver's modules are Ubuntu's signed ones, and none that DKMS builds."""
     names = [item["name"] for item in survey["packages"]]
@@ -574,8 +579,7 @@ def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any
         return ""
     if str(options["branch"]) not in ("", str(installed)):
         return ""
-    built = any(branch_of(module["version"]) == installed for module in survey["modules"])
-    comes = built or dkms_packages(survey) or has_signed(survey)
+    comes = is_built(survey, installed) or dkms_packages(survey) or has_signed(survey)
     return kept_kind(survey, cards, options) if comes else ""
 
 
