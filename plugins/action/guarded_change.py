@@ -26,7 +26,11 @@ from known_hosts import first_file, pin
 display = Display()
 
 COMMANDS = {"type": "list", "elements": "list", "default": []}
-CONNECT_TIMEOUT = 5  # s an attempt
+CONNECT_TIMEOUT = 5  # s until the host's SSH has answered
+# Of a change's timeout, until the login and sudo are through, which slow directories, names or processors may delay:
+# confirming takes two logins.
+LOGIN_SHARE = 1 / 3
+LOGIN_TIMEOUT = 15  # s, where nothing is to be confirmed
 RESTORE_LIMIT = 60  # s from the end of the timeout until the host must answer as before
 GUARD_FILES = Path(__file__).resolve().parents[2] / "roles" / "guard" / "files"
 UNITS = ("trainyard-guard@.service", "trainyard-guard-files.service", "trainyard-guard-boot.service")
@@ -156,8 +160,11 @@ class ActionModule(ActionBase):
         return answer["guard"]
 
     @contextlib.contextmanager
-    def _new_connection(self, address, here, known_hosts):
-        """The block talks over a connection of its own to `address`; no socket of an earlier one is used."""
+    def _new_connection(self, address, here, known_hosts, patience=LOGIN_TIMEOUT):
+        """The block talks over a connection of its own to `address`; no socket of an earlier one is used.
+
+        patience: seconds for the login and sudo.
+        """
         old = self._connection
         new = copy.copy(old)
         new._options = dict(old._options)
@@ -166,6 +173,7 @@ class ActionModule(ActionBase):
         if old.transport == "ssh":
             arguments = (
                 "-o ControlMaster=no -o ControlPath=none -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
+                f" -o ConnectTimeout={CONNECT_TIMEOUT}"
             )
             if address != here:
                 arguments += (
@@ -174,7 +182,7 @@ class ActionModule(ActionBase):
                 )
             new.set_option("ssh_args", f"{arguments} {old.get_option('ssh_args') or ''}")
             new.set_option("host", address)
-            new.set_option("timeout", CONNECT_TIMEOUT)
+            new.set_option("timeout", max(CONNECT_TIMEOUT, int(patience)))
             new.set_option("reconnection_retries", 0)
         self._connection = new
         try:
@@ -182,10 +190,10 @@ class ActionModule(ActionBase):
         finally:
             self._connection = old
 
-    def _ask(self, address, here, known_hosts, operation, **arguments):
+    def _ask(self, address, here, known_hosts, operation, patience=LOGIN_TIMEOUT, **arguments):
         """The answer over a new connection, or {state: unreachable, error}."""
         try:
-            with self._new_connection(address, here, known_hosts):
+            with self._new_connection(address, here, known_hosts, patience):
                 return self._host(operation, **arguments)
         except AnsibleActionFail:
             raise
@@ -256,7 +264,8 @@ class ActionModule(ActionBase):
             time.sleep(0.2 if proof else 1)
             for address in targets if time.monotonic() < end else []:
                 known = {"name": name, "token": armed["token"], "proof": proof}
-                answer = self._ask(address, here, known_hosts, "confirm", **known)
+                patience = timeout * LOGIN_SHARE
+                answer = self._ask(address, here, known_hosts, "confirm", patience, **known)
                 if answer["state"] == "confirmed":
                     self._forget_connection()
                     return address

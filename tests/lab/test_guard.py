@@ -71,6 +71,22 @@ def test_confirmed_by_a_new_connection_and_the_second_run_changes_nothing(plays)
     assert plays.run(change(), "node1").changed == {"node1": 0}
 
 
+def test_a_login_that_takes_long_confirms_too(plays):
+    """As where names are looked up in vain, accounts live in a directory, or the processors are busy."""
+    plays.sh(
+        "node1",
+        "cp /etc/pam.d/sshd /root; echo 'session optional pam_exec.so /bin/sleep 8' >> /etc/pam.d/sshd",
+    )
+    try:
+        play = plays.run(
+            change(timeout=45, files=[{"path": "/etc/guarded.conf", "content": "slow\n"}]), "node1"
+        )
+    finally:
+        plays.sh("node1", "cp /root/sshd /etc/pam.d/sshd")
+    assert play.rc == 0, play.text
+    assert plays.sh("node1", "cat /run/guarded.live").strip() == "slow"
+
+
 @pytest.mark.parametrize(
     "loss",
     [
