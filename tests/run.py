@@ -34,6 +34,7 @@ STAGES = (
 GUARDS = [
     f"tests/lab/test_{name}.py" for name in ("awake", "firewall", "guard", "lab", "molecule", "network")
 ]
+SLOW, SHOWN = 10, 12  # seconds from which on a test is told, and how many of a layer: what to shorten first
 RUNNING = set()  # processes under way
 
 
@@ -44,6 +45,7 @@ class Result:
     passed: int = 0
     failures: list[str] = field(default_factory=list)
     skips: list[str] = field(default_factory=list)  # the reason of each skipped test
+    times: list[tuple[float, str]] = field(default_factory=list)  # seconds and name of each test that ran
     seconds: float = 0.0
 
 
@@ -147,7 +149,6 @@ def pytest(layer, limit, report, output=None):
     places = {"lab": ["tests/lab", *(f"--ignore={file}" for file in GUARDS)], "guards": GUARDS}
     command = [BIN / "python", "-m", "pytest", "-q", *places.get(layer, [f"tests/{layer}"])]
     command += [f"--junit-xml={report}"]
-    command += ["--durations=8", "--durations-min=10"]  # what to shorten when the whole takes too long
     status = run(command, limit, output)
     result = read_report(report)
     if status is None:
@@ -163,7 +164,7 @@ def pytest(layer, limit, report, output=None):
 
 
 def read_report(path):
-    """Counts a JUnit XML report of pytest's; a missing or cut-off one counts as nothing."""
+    """Counts a JUnit XML report of pytest's, with each test's seconds; a missing or cut-off one counts as nothing."""
     result = Result()
     try:
         cases = list(ElementTree.parse(path).iter("testcase"))
@@ -171,8 +172,10 @@ def read_report(path):
         return result
     for case in cases:
         skipped = case.find("skipped")
+        name = f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}"
+        result.times.append((float(case.get("time", 0)), name))
         if case.find("failure") is not None or case.find("error") is not None:
-            result.failures.append(f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}")
+            result.failures.append(name)
         elif skipped is not None:
             result.skips.append(skipped.get("message") or "no reason given")
         else:
@@ -187,6 +190,14 @@ def summary(results):
         minutes, seconds = divmod(round(result.seconds), 60)
         counts = f"{result.passed:>8}{len(result.failures):>8}{len(result.skips):>9}"
         lines.append(f"{layer:<14}{counts}{f'{minutes}:{seconds:02}':>9}")
+    slowest = [
+        f"  {round(seconds):>4} s  {layer}: {name}"
+        for layer, result in results.items()
+        for seconds, name in sorted(result.times, reverse=True)[:SHOWN]
+        if seconds >= SLOW
+    ]
+    if slowest:
+        lines += ["", "Slowest, with their fixtures:", *slowest]
     reasons = Counter((layer, reason) for layer, result in results.items() for reason in result.skips)
     if reasons:
         lines += ["", "Skipped:"]

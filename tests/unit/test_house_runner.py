@@ -65,6 +65,25 @@ def test_passes_where_all_do(layers, capsys):
     assert last_line(capsys.readouterr().out) == "1 passed, 0 failed, 0 skipped"
 
 
+def test_the_slowest_are_named_with_their_fixtures_seconds(layers, capsys, monkeypatch):
+    monkeypatch.setattr(run_layers, "SLOW", 0.2)
+    monkeypatch.setattr(run_layers, "SHOWN", 2)
+    layers(
+        "unit",
+        "import pytest, time\n"
+        "@pytest.fixture\n"
+        "def host(): time.sleep(0.6)\n"
+        "def test_first(host): pass\n"
+        "def test_quick(): pass\n"
+        "def test_second(): time.sleep(0.5)\n"
+        "def test_third(): time.sleep(0.3)\n",
+    )
+    assert run_layers.main(["unit"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"s  unit: \S*::(\w+)", shown) == ["test_first", "test_second"]
+    assert "\n     1 s  unit: " in shown
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
