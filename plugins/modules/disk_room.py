@@ -40,6 +40,10 @@ EXAMPLES = r"""
     environment: /opt/trainyard/env
 """
 
+RETURN = r"""
+first: {description: Whether this is the first installation, type: bool, returned: success}
+"""
+
 import os
 
 from ansible.module_utils.basic import AnsibleModule
@@ -98,7 +102,7 @@ def main() -> None:
         if not there:
             cure += " python_env_dir places the environment on another disk."
         module.fail_json(msg=" ".join([*said, cure]))
-    module.exit_json(changed=False)
+    module.exit_json(changed=False, first=not there)
 
 
 if __name__ == "__main__":

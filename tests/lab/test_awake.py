@@ -40,6 +40,25 @@ def test_an_untouched_host_sleeps_and_reboots_as_its_owner_has_it(plays):
     assert (kept_from(plays), reboots(plays), plays.sh("node1", OURS)) == (set(), "true", "")
 
 
+def tuned(plays, tasks):
+    task = {"name": tasks, "become": True}
+    task["ansible.builtin.include_role"] = {"name": "tuning", "tasks_from": tasks, "apply": {"become": True}}
+    play = plays.run([task], "node1")
+    assert play.rc == 0 and play.changed == {"node1": 0}, play.text
+
+
+def test_while_much_is_installed_the_host_stays_awake_and_no_longer(plays):
+    for _ in range(2):  # as after a site.yml that was broken off
+        tuned(plays, "hold")
+        wait_for(lambda: kept_from(plays) == {"sleep", "idle", "handle-lid-switch"}, 10)
+    asked = plays.sh("node1", "systemctl suspend --check-inhibitors=yes 2>&1 || true")
+    assert "site.yml installs here" in asked
+    for _ in range(2):
+        tuned(plays, "release")
+        wait_for(lambda: not kept_from(plays), 10)
+    assert plays.sh("node1", OURS) == ""
+
+
 def test_a_run_keeps_its_host_awake_until_a_while_after_its_end(plays):
     play = plays.run("tuning")
     assert play.rc == 0, play.text

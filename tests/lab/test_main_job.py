@@ -129,11 +129,17 @@ def test_site_killed_in_the_middle_is_simply_run_again(controller, cluster):
     begin = time.monotonic()
     # Where the firewall's change waits for the controller to come back, and where the long work is.
     controller.kill_at("[firewall : Let in nobody", "site.yml")
+    # Whoever is at work there shall not fall asleep over it; what was killed is none the less over some time.
+    assert [cluster.exec(host, "systemctl", "is-active", "trainyard-setup") for host in HOSTS] == [
+        "active\n"
+    ] * 3
     if os.environ.get("TRAINYARD_FULL"):
         controller.kill_at("building the locked environment", "site.yml")
     status, text, _ = controller.run("site.yml")
     controller.seconds["first"] = time.monotonic() - begin
     assert status == 0, text
+    for host in HOSTS:
+        assert "Trainyard" not in cluster.exec(host, "systemd-inhibit", "--list")
     assert all(changed(text)[host] > 0 for host in HOSTS)
 
 
