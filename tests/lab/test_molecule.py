@@ -62,6 +62,8 @@ def test_a_scenario(able, request, name):
     if name in ON_VMS:
         request.getfixturevalue("able_to_emulate")
     plays = {one["tags"]: one for one in yaml.safe_load((ROOT / f"molecule/{name}/break.yml").read_text())}
+    if not os.environ.get("TRAINYARD_FULL"):  # the first break alone
+        plays = dict(list(plays.items())[:1])
     molecule("destroy", name)  # it remembers hosts that a killed run has left
     try:
         said = molecule("test", name, "--destroy", "never")
