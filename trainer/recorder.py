@@ -32,12 +32,20 @@ SIGN_EVERY = 60.0  # seconds between signs of life in a step
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
 SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
 FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
+RATE_STEPS = 10  # whose mean is the speed that is shown, and the time left goes by
+LONGEST_ROUND = 500  # steps between two meetings of diloco's that these means go over
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 # Of the progress in a manifest: a release from before they were there reads the rest.
 APART = ("launch", "evaluated_step", "held_out")
 PASSED_OVER = 10  # batches in a row, and ways back to one checkpoint, before a run is called diverged
 CURE = "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
+
+
+def _recent_steps(run, least: int) -> int:
+    """How many of the last steps a mean goes over: where not each of them sends, those of a whole round."""
+    rounds = run.config.comm == "diloco" and run.world.size > 1
+    return max(least, min(run.config.sync_every, LONGEST_ROUND) if rounds else 1)
 
 
 class Recorder:
@@ -78,13 +86,13 @@ class Recorder:
         self._returns = 0  # how often to that one
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
-        self._seconds = 0.0  # a step's, smoothed
+        self._lasted: deque[float] = deque(maxlen=_recent_steps(run, RATE_STEPS))  # steps' seconds
         self._evaluation_seconds = 0.0  # the last one's
         self._signed = time.monotonic()  # when the last sign of life in a step was given
         self._steps = 0  # of this attempt
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
-        self._recent: deque[dict] = deque(maxlen=RECENT_STEPS)  # lines of kind train
+        self._recent: deque[dict] = deque(maxlen=_recent_steps(run, RECENT_STEPS))  # lines of kind train
         several = run.world.size > 1 and run.config.strategy == "ddp"
         self._steps_to_proposal = SETTLED_STEPS if several and run.config.comm == "auto" else 0
         before = map(json.loads, self.metrics.lines()) if self.metrics else ()
@@ -239,13 +247,11 @@ class Recorder:
         run, progress = self.run, self.run.progress
         self._tell_saved()
         self._tell_full(report)
-        self._seconds = (
-            0.9 * self._seconds + 0.1 * report.step_seconds if self._seconds else report.step_seconds
-        )
+        self._lasted.append(report.step_seconds)
         self._steps += 1
         if self._steps == SETTLED_STEPS:
             self._warn("far apart", self._far_apart())
-        speed = report.tokens / self._seconds
+        speed = report.tokens / self._seconds()
         eta = self._left()
         slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
         progress.epoch_loss += report.loss * report.tokens
@@ -313,15 +319,19 @@ class Recorder:
         if run.balance.stale and progress.step < run.steps:
             self.calibrate()
 
+    def _seconds(self) -> float:
+        """What a step takes, of late."""
+        return sum(self._lasted) / len(self._lasted) if self._lasted else 0.0
+
     def _left(self) -> float:
         """Seconds to the end of the run, by what steps and evaluations have taken."""
         steps = self.run.steps - self.run.progress.step
-        return steps * self._seconds + evaluations_left(self.run) * self._evaluation_seconds
+        return steps * self._seconds() + evaluations_left(self.run) * self._evaluation_seconds
 
     def _far_apart(self) -> str | None:
         """What a fault would cost where checkpoints are far apart; None where that is bearable."""
         config, left = self.run.config, self.run.steps - self.run.progress.step
-        seconds = min(config.checkpoint_every or left, left) * self._seconds
+        seconds = min(config.checkpoint_every or left, left) * self._seconds()
         if config.checkpoint_minutes or seconds <= FAR_APART:
             return None
         return (

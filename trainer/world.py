@@ -113,7 +113,7 @@ class World:
         cure = "see there why torch finds no GPU (nvidia-smi), or set device to cpu for all"
         told = self.gather([self.device.type, *map(_kind, self.devices)])
         self.same("kind of device", [one for one, *_ in told], cure)
-        self._alike = all(kinds == told[0] for kinds in told)
+        self.alike = all(kinds == told[0] for kinds in told)
         if self.size > 1 and self.device.type == "cuda":
             have = self.gather(rdma())
             if any(have) and not all(have):
@@ -250,7 +250,7 @@ class World:
 
         Sums are added up in another order by another card, or by another number of threads.
         """
-        if self._alike or self.size == 1:
+        if self.alike or self.size == 1:
             return number
         told = torch.tensor([number], dtype=torch.float64, device=self.device)
         with translated(self):

@@ -13,8 +13,13 @@ class ActionModule(ActionBase):
     _supports_async = False
 
     def run(self, tmp=None, task_vars=None):
-        super().run(tmp, task_vars)
-        reset = getattr(self._connection, "reset", None)  # a local connection has nothing to close
+        result = super().run(tmp, task_vars)
+        if self._connection.transport == "local":  # it is the shell that this was typed in
+            text = "before train.yml, log out and in, or run `newgrp {}` in this shell: only then is {} in that group"
+            group = (task_vars or {}).get("identity_service_user", "trainyard")
+            user = (task_vars or {}).get("ansible_facts", {}).get("user_id", "your user")
+            return {**result, "changed": False, "warnings": [text.format(group, user)]}
+        reset = getattr(self._connection, "reset", None)
         if reset:
             reset()
-        return {"changed": False}
+        return {**result, "changed": False}

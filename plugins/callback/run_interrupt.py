@@ -32,6 +32,15 @@ def farewell(run: str, commands: dict[str, str]) -> str:
     )
 
 
+def is_trial(task) -> bool:
+    """Whether the task belongs to a smoke test, which comes before the run (roles/trainer/tasks/trial.yml)."""
+    while task is not None:
+        if "trial.yml" in str(getattr(task, "args", {}).get("_raw_params", "")):
+            return True
+        task = getattr(task, "_parent", None)
+    return False
+
+
 class CallbackModule(CallbackBase):
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -42,18 +51,22 @@ class CallbackModule(CallbackBase):
         self.run = ""
         self.commands: dict[str, str] = {}
         self.before = None
+        self.trial = False
 
     def v2_runner_on_ok(self, result) -> None:
         if result.task.action == "run_config" and "run" in result.result:
             self.run, self.commands = result.result["run"], dict(result.result["commands"])
 
     def v2_playbook_on_task_start(self, task, is_conditional) -> None:
-        if task.action == "run_follow" and self.before is None:
-            if not sys.stdout.isatty():
-                sys.stdout.reconfigure(line_buffering=True)
-            self.before = signal.signal(signal.SIGINT, self._interrupted)
+        if task.action == "run_follow":
+            self.trial = is_trial(task)
+            if self.before is None:
+                if not sys.stdout.isatty():
+                    sys.stdout.reconfigure(line_buffering=True)
+                self.before = signal.signal(signal.SIGINT, self._interrupted)
 
     def _interrupted(self, signum, frame) -> None:
-        self._display.display(farewell(self.run, self.commands))
+        trial = f"\nThe smoke test of run {self.run} ends by itself; the run was not started. Type the command again."
+        self._display.display(trial if self.trial else farewell(self.run, self.commands))
         signal.signal(signal.SIGINT, self.before)
         self.before(signum, frame)

@@ -241,6 +241,14 @@ def plan(
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
+    # Modules for another kernel may need a newer driver of the branch, whose packages are held.
+    move = bool(installed and (installed != branch or lacks_signed)) or bool(there & others)
+    if (move or (options["upgrade"] and upgrade)) and survey["runs"] and survey["loaded"]:
+        raise Refused(
+            f"{', '.join(survey['runs'])} is training here, and another driver would take the place of "
+            f"{survey['loaded']['version']}, which the kernel runs: no rank that is started anew would find its card. "
+            "Nothing was changed. Stop the run first (playbooks/stop.yml), or run site.yml when it has ended."
+        )
     if missing:
         check_room(survey["free_bytes"], tables["room"])
     sources = "" if keep else sources_text(source, family, distribution, survey, facts, options)
@@ -258,8 +266,7 @@ def plan(
         "headers": headers,
         "packages": wanted,
         "remove": sorted(there & others),
-        # Modules for another kernel may need a newer driver of the branch, whose packages are held.
-        "move": bool(installed and (installed != branch or lacks_signed)) or bool(there & others),
+        "move": move,
         "upgrade": upgrade,
         "missing": missing,
         "sources": sources,

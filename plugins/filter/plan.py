@@ -255,7 +255,13 @@ def run_problems(
 
     active = [h for h, f in facts.items() if run in f["active"]]
     # A directory without a status, or one that only says "starting", is what an interrupted start left.
-    known = [h for h, f in facts.items() if f["run_state"] not in (None, "unknown", "starting")]
+    # With a checkpoint it is a resume that was interrupted.
+    left = (None, "unknown", "starting")
+    known = [
+        h
+        for h, f in facts.items()
+        if f["run_state"] not in left or (f.get("run_status") or {}).get("last_checkpoint")
+    ]
     if follow:
         if not known and not active:
             problems.append(
@@ -287,8 +293,8 @@ def run_problems(
         )
         return problems
     if resume:
-        lacking = [h for h, f in facts.items() if f["run_state"] is None]
         if not known:
+            lacking = list(facts)
             problems.append(
                 f"run {run}: there is nothing to resume on {_hosts(lacking)}; start it without -e resume=true, "
                 "or on the hosts that it had (-l)"

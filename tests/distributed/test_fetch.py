@@ -92,6 +92,15 @@ def test_code_comes_only_where_it_is_asked_for(fetch):
     assert any(one["path"].endswith("modeling_own.py") for one in json.loads(said)["files"])
 
 
+@pytest.mark.parametrize("lacks", ["model.safetensors", "config.json"])
+def test_a_model_without_its_weights_is_refused(fetch, lacks):
+    """Pickled ones do not come: what is left would be trained from random weights."""
+    fetch.hub.models = {"org/model": {name: data for name, data in FILES.items() if name != lacks}}
+    code, _, complaint = fetch("model", "org/model")
+    assert code == 2 and ("safetensors" if lacks.startswith("model") else lacks) in complaint
+    assert "pickled" in complaint or lacks == "config.json"
+
+
 def test_of_a_data_set_its_training_part(fetch):
     code, said, complaint = fetch("dataset", "org/rows")
     assert code == 0, complaint

@@ -24,6 +24,7 @@ class World(SimpleNamespace):
     """Rank 0 of two; the other says `other(own)` where it says `own`."""
 
     size, rank, first, hosts = 2, 0, True, ["desktop", "laptop"]
+    alike = False
     device = torch.device("cpu")
     devices = [device]
     longer = 0.0  # seconds that the other took more for the trial

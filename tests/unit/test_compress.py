@@ -37,7 +37,7 @@ def world(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda flat, group: None)
     circles = Circle([0], 0, None, CPU), Circle([0, 1], 0, None, CPU)
     return SimpleNamespace(
-        rank=0, size=2, device=CPU, training=None, layers=lambda: None, circles=lambda: circles
+        rank=0, size=2, alike=True, device=CPU, training=None, layers=lambda: None, circles=lambda: circles
     )
 
 

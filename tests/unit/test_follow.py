@@ -633,3 +633,19 @@ def test_what_a_run_says_moves_no_terminal(monkeypatch):
     screen.draw("step 1\x1b[8m", 0.0, True, [("node1\x1b[1A", "runs")])
     assert len(told) == 2 and all("\x1b" not in one.removeprefix("\r\x1b[K") for one in told)
     assert "rank 0: BECOME password: " in told[0]
+
+
+def test_who_breaks_off_a_smoke_test_is_not_told_that_the_run_goes_on():
+    from plugins.callback import run_interrupt
+
+    def task(*files):
+        """One that these files lead to, the innermost first."""
+        found = SimpleNamespace(args={"run": "x"}, _parent=None)
+        inner = found
+        for file in files:
+            inner._parent = SimpleNamespace(args={"_raw_params": file}, _parent=None)
+            inner = inner._parent
+        return found
+
+    assert run_interrupt.is_trial(task("follow.yml", "trial.yml"))
+    assert not run_interrupt.is_trial(task("follow.yml"))

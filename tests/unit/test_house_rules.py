@@ -214,3 +214,41 @@ def test_the_shipped_texts_are_package_data():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["setuptools"]["package-data"]["trainer.data"] == ["texts/*"]
     assert TEXTS
+
+
+def roles_tasks():
+    """Every task file of a role's: (its path in the checkout, its tasks as they are nested)."""
+    for path in sorted(ROOT.glob("roles/*/tasks/*.yml")):
+        yield path.relative_to(ROOT).as_posix(), yaml.safe_load(path.read_text()) or []
+
+
+def nested(tasks):
+    for task in tasks:
+        yield task
+        for key in ("block", "rescue", "always"):
+            yield from nested(task.get(key, ()))
+
+
+def test_a_rescue_that_ends_in_a_fault_blames_no_host_that_is_well():
+    """By any_errors_fatal one host's fault brings all of them there."""
+    found = [
+        (name, task["name"], str(task.get("when", "")))
+        for name, tasks in roles_tasks()
+        for one in nested(tasks)
+        for task in nested(one.get("rescue", ()))
+        if "ansible.builtin.fail" in task and one.get("any_errors_fatal") is not False
+    ]
+    assert len(found) >= 4
+    assert [one for one in found if "ansible_failed_result is defined" not in one[2]] == []
+
+
+def test_what_hosts_ask_of_themselves_and_of_each_other_goes_by_no_proxy():
+    """One in /etc/environment would answer for an etcd that it does not reach; its no_proxy takes no networks."""
+    found = {
+        (name, task["name"]): task["ansible.builtin.uri"].get("use_proxy")
+        for name, tasks in roles_tasks()
+        for task in nested(tasks)
+        if "ansible.builtin.uri" in task
+    }
+    by_proxy = {place for place, use in found.items() if use is not False}
+    assert len(found) > len(by_proxy) and {name for name, _ in by_proxy} == {"roles/trainer/tasks/fetch.yml"}

@@ -334,6 +334,34 @@ def test_a_host_that_boots_with_a_disk_that_cannot_be_written_waits(start, monke
     assert not stop.exists()
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_host_that_shuts_down_with_such_a_disk_leaves_the_run_to_the_others(start, monkeypatch, trains):
+    """No file can ask it to leave, and what systemd sends next would end the run for all."""
+    launcher = start(known={"state": "running", "attempt": 1})
+    if trains:
+        running(launcher)
+    monkeypatch.setattr(launch.Path, "touch", refuse(errno.EROFS))
+    if not trains:
+        monkeypatch.setattr(launch.Path, "unlink", refuse(errno.EROFS))
+        assert launcher.turn() is None
+    launcher.ask_to_leave()
+    codes = [launcher.turn() for _ in range(2)]
+    assert STOPPED in codes and "end" not in launcher.store.read()
+    assert (status(launcher)["state"], status(launcher)["reason"]) == (
+        "restarting",
+        launch.LEAVES.format("node0"),
+    )
+
+
+def test_an_attempt_that_ends_before_its_ranks_have_written_has_made_no_step(start):
+    """status.json still has the attempt before."""
+    launcher = start(known={"state": "running", "attempt": 1, "slowest": {"rank": 0}})
+    ranks = running(launcher).attempt
+    assert ranks.plan.attempt == 2 and status(launcher)["attempt"] == 2
+    launcher._over(attempt.Outcome(1, "why"))
+    assert not launcher.me.stepped
+
+
 def test_a_stop_while_the_disk_cannot_be_written(start, monkeypatch):
     monkeypatch.setattr(launch.Path, "unlink", refuse(errno.EROFS))
     launcher = start(known={"state": "running", "attempt": 1})

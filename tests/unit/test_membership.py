@@ -78,10 +78,28 @@ def test_a_host_that_is_gone_is_left_behind_and_a_returned_one_taken_in():
     assert names(second) == ["node0", "node1"] and second.attempt == 2 and second.reason == "node2 is gone"
     assert second.blamed == {"node2": [NOW]} and second.saved == 10
 
-    yielded = [host(0, 2, STOPPED, saved=15), host(1, 2, STOPPED), host(2, done=2)]
+    yielded = [host(0, 2, STOPPED, saved=15, stepped=True), host(1, 2, STOPPED), host(2, done=2)]
     third = word(second, yielded)
     assert names(third) == ["node0", "node1", "node2"] and third.failures == 0
     assert third.reason == "node2 takes part"
+
+
+def test_a_reason_that_no_rank_came_to_tell_is_told_with_the_next_and_once():
+    """A host is back, or another is lost, before those that went on without the first have made a step."""
+    second = plan(0, 1, attempt=2, reason="node2 is gone")
+    yielded = [host(0, 2, STOPPED), host(1, 2, STOPPED), host(2, done=2)]
+    third = word(second, yielded)
+    assert third.reason == "node2 is gone; node2 takes part"
+    again = word(third, [host(node, 3, LOST, "lost a peer") for node in (0, 1)])
+    assert again.reason == "node2 is gone; node2 takes part"
+    killed = [host(0, 2, -9, "node0: rank 0 was killed by SIGKILL"), host(1, 2, LOST, "lost a peer")]
+    assert word(second, killed).reason == "node2 is gone; node0: rank 0 was killed by SIGKILL"
+    stepped = [dataclasses.replace(one, stepped=True) for one in killed]
+    assert word(second, stepped).reason == "node0: rank 0 was killed by SIGKILL"
+    anew = [host(node, 2, None, "its launcher was started anew") for node in (0, 1)]
+    assert "node2" not in word(second, anew).reason
+    # Whoever knows is gone, and has told it there.
+    assert word(second, [host(2, done=2)]).reason == "node0, node1 are gone; node2 takes part"
 
 
 def test_the_head_for_good():

@@ -119,7 +119,7 @@ def look(facts, *devices, **more):
 
 
 def options(**given):
-    names = ("required", "source", "modules", "branch", "driver", "cuda_toolkit", "repository")
+    names = ("required", "source", "modules", "branch", "driver", "upgrade", "cuda_toolkit", "repository")
     return {**{name: DEFAULTS[f"nvidia_{name}"] for name in names}, "kernel": "", "rdma": False, **given}
 
 
@@ -980,6 +980,28 @@ def test_a_reboot_comes_by_consent_alone_and_never_during_a_run(survey, words):
     assert agreed["reboot"] and agreed["says"] == []
     busy = outcome(reboot=True, runs=["first"], **survey)
     assert not busy["reboot"] and "first is training here" in busy["says"][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "refuses"), [({"branch": "580"}, True), ({"upgrade": True}, True), ({}, False)]
+)
+def test_no_driver_takes_the_place_of_the_one_that_a_run_lives_by(given, refuses):
+    """A rank that is started anew would not find its card, and the host is not rebooted under a run."""
+    there = {
+        "packages": [
+            package("libnvidia-compute-570", "570.133.20-0ubuntu1"),
+            package("nvidia-dkms-570-open", "570.133.20-0ubuntu1"),
+        ],
+        "modules": [{"path": "nvidia.ko", "version": "570.133.20", "open": True}],
+        "loaded": {"version": "570.133.20", "open": True},
+    }
+    plan_for(UBUNTU_24, "2c05", survey=there, **given)
+    there["runs"] = ["first"]
+    if not refuses:
+        plan_for(UBUNTU_24, "2c05", survey=there, **given)
+        return
+    said = refused(UBUNTU_24, "2c05", survey=there, **given)
+    assert "first is training here" in said and "playbooks/stop.yml" in said
 
 
 def test_secure_boot_is_told_until_the_module_runs():

@@ -197,6 +197,21 @@ TABLE = {
     "failed on one host": ([{"run_state": "failed"}, {}], {}, ["exists on node1 (state: failed)"]),
     "resumed": ([{"run_state": "failed"}, {"run_state": "failed"}], {"resume": True}, []),
     "nothing to resume": ([{}, {}], {"resume": True}, ["nothing to resume on node1, node2"]),
+    "a resume that was interrupted is resumed": (
+        [{"run_state": "starting", "run_status": {"last_checkpoint": 40}}, {"run_state": "starting"}],
+        {"resume": True},
+        [],
+    ),
+    "and is no new run": (
+        [{"run_state": "starting", "run_status": {"last_checkpoint": 40}}, {}],
+        {},
+        ["exists on node1 (state: starting)", "-e resume=true"],
+    ),
+    "resumed, though there is nothing": (
+        [{"run_state": "starting", "run_status": {}}, {}],
+        {"resume": True},
+        ["there is nothing to resume on node1, node2"],
+    ),
     "resumed with a new head": ([{}, {"run_state": "failed"}], {"resume": True}, []),
     "active": (
         [{"active": ["first"], "run_state": "running"}, {"active": ["first"], "run_state": "running"}],

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -71,6 +72,29 @@ def test_the_unit_runs_what_its_run_was_started_with(host, named, runs):
     assert f"{runs} stop" in done.stdout and "/run-dir\n" in done.stdout and "tail" in done.stdout, (
         done.stderr
     )
+
+
+@pytest.mark.parametrize(("system", "ended_by"), [("stopping", -signal.SIGUSR1), ("running", 0)])
+def test_where_no_file_can_ask_a_host_that_shuts_down_to_leave_a_signal_does(
+    host, tmp_path, system, ended_by
+):
+    """Its disk is read-only, say. What is not a shutdown is a stop, of which systemd's own signal tells."""
+    started(host, "first")
+    (host.opt / "releases/old/bin/trainer").write_text("#!/bin/sh\nexit 2\n")
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f"#!/bin/sh\n[ $1 = list-jobs ] || echo {system}\n")
+    systemctl.chmod(0o755)
+    launcher = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    variables = {
+        **host_runs.run_variables(host.etc / "runs/first.env"),
+        **{"TRAINYARD_RUN_DIR": "/run-dir", "MAINPID": str(launcher.pid)},
+        "PATH": f"{systemctl.parent}:/usr/bin:/bin",
+    }
+    stop = unit(host, "ExecStop").replace("exec tail", "echo tail")
+    done = subprocess.run(["sh", "-c", stop], env=variables, capture_output=True, text=True)
+    launcher.communicate(timeout=10)
+    assert (launcher.returncode, "tail" in done.stdout) == (ended_by, bool(ended_by)), done.stderr
 
 
 def test_every_keeper_is_told_the_release_by_its_path(repository):

@@ -86,7 +86,7 @@ def test_the_evaluations_that_are_left_count_for_the_time_to_the_end(every, batc
         assert count == sum(due for _, due in left[number + 1 :])
     assert left[-1] == (0, True)
     run.progress.step, run.progress.cursor = 1, batch
-    one = types.SimpleNamespace(run=run, _seconds=2.0, _evaluation_seconds=30.0)
+    one = types.SimpleNamespace(run=run, _seconds=lambda: 2.0, _evaluation_seconds=30.0)
     assert recorder.Recorder._left(one) == 20 + 30 * left[0][0]
 
 

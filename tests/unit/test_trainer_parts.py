@@ -62,7 +62,7 @@ def test_columns_that_are_orthonormal_whatever_they_come_of():
 @pytest.mark.parametrize("comm", ["8bit", "powersgd", "diloco"])
 def test_one_rank_alone_takes_the_gradients_that_had_not_travelled_to_its_first_step(comm):
     config = from_mapping({"comm": comm})
-    world = SimpleNamespace(size=1, rank=0, device=torch.device("cpu"))
+    world = SimpleNamespace(size=1, rank=0, alike=True, device=torch.device("cpu"))
     model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     strategy = strategies.make(config, TokenLoss(model), world)
     name, parameter = next(iter(strategy.trainable.items()))

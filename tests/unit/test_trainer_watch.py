@@ -333,7 +333,7 @@ def test_mfu_counts_the_tokens_that_carry_no_loss():
 def test_checkpoints_that_are_hours_apart_are_warned_of(settings, seconds, words):
     progress = types.SimpleNamespace(step=40)
     run = types.SimpleNamespace(config=from_mapping(settings), steps=1040, progress=progress)
-    found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=seconds))
+    found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=lambda: seconds))
     assert (found and found.partition(",")[0]) == words
 
 
@@ -509,3 +509,18 @@ def test_nobody_waits_for_a_copy_that_cannot_come(expected, left_out, wanted):
     with pytest.raises(checkpoint.Absent) as raised:
         train._wait_for_a_copy(absent, from_mapping({}), world, None, None)
     assert raised.value is absent
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "steps"),
+    [
+        ({}, 2, 10),
+        ({"comm": "diloco", "sync_every": 60}, 2, 60),  # one of them takes much longer
+        ({"comm": "diloco", "sync_every": 60}, 1, 10),  # which meets nobody
+        ({"comm": "diloco", "sync_every": 5}, 2, 10),
+        ({"comm": "diloco", "sync_every": 100_000}, 2, 500),
+    ],
+)
+def test_the_speed_is_that_of_a_whole_round(settings, ranks, steps):
+    run = types.SimpleNamespace(config=from_mapping(settings), world=types.SimpleNamespace(size=ranks))
+    assert recorder._recent_steps(run, 10) == steps

@@ -38,6 +38,7 @@ class Host:
     ended: float = 0.0  # seconds since 1970
     saved: int = 0  # step of the newest checkpoint that it knows of
     cut_off: bool = False  # the store was silent to it when that ended
+    stepped: bool = False  # that made a step as far as this host knows
     unreached: list[int] = field(
         default_factory=list
     )  # nodes that gave no answer once its ranks had lost them
@@ -164,7 +165,7 @@ def next_word(
         word,
         attempt=max([plan.attempt, *(host.done for host in hosts)]) + 1,
         members=chosen,
-        reason=word.reason + _changes(plan, chosen, word),
+        reason=_with_untold(plan, members, word.reason + _changes(plan, chosen, word)),
     )
 
 
@@ -320,6 +321,13 @@ def _given_up(plan: Plan, word: Plan, members: list[Host], gone: list[Host], res
     if culprit in gone:
         return End(code, f"{said}{_names(gone)} fell silent and did not come back")
     return End(code, said + culprit.reason + _unreached(members))
+
+
+def _with_untold(plan: Plan, members: list[Host], reason: str) -> str:
+    """The reason for the next attempt, after that of one which ended before its first step: no rank has told that."""
+    if not members or any(host.stepped or host.code is None for host in members):
+        return reason  # who was started anew does not know
+    return "; ".join(dict.fromkeys(filter(None, f"{plan.reason}; {reason}".split("; "))))
 
 
 def _newly_out(plan: Plan, word: Plan) -> list[str]:

@@ -56,6 +56,7 @@ def main(config: Config, environment: Environment, arguments: list) -> int:
         return code
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, launcher.ask_to_stop)
+    signal.signal(signal.SIGUSR1, launcher.ask_to_leave)
     try:
         prepare()
     except Exception as error:
@@ -159,6 +160,10 @@ class Launcher:
         elif now - self.asked_at >= (AFTER_FILE if self.by_file else ANOTHER):
             self.pressed = self.pressed or now
 
+    def ask_to_leave(self, *_) -> None:
+        """A signal, where the file that asks for it cannot be written (the unit's ExecStop): this host shuts down."""
+        self.leaving = True
+
     def begin_anew(self, error: Exception) -> int:
         """What torch is made of could not be loaded, for want of memory maybe: try it in a new process, after a while.
 
@@ -172,7 +177,7 @@ class Launcher:
         self._say("stalled", f"{why}; it is tried again")
         until = time.monotonic() + ANEW
         while time.monotonic() < until:
-            if self.environment.leave_file.exists():
+            if self.leaving or self.environment.leave_file.exists():
                 self._say("restarting", LEAVES.format(self.me.name))
                 return STOPPED
             if self.asked or self.environment.stop_file.exists():
@@ -308,6 +313,9 @@ class Launcher:
             with contextlib.suppress(OSError):
                 reason = with_held(reason, self.attempt.kill(self._renew))
             self._over(Outcome(1, reason))
+        elif self.leaving:
+            self._say("restarting", LEAVES.format(self.me.name))
+            return STOPPED
         elif self.asked:
             return self._conclude(self._stopped(f"stopped on request; {reason}"))
         else:
@@ -605,6 +613,7 @@ class Launcher:
             ended=time.time(),
             saved=known.get("last_checkpoint") or 0,
             cut_off=outcome.cut_off,
+            stepped=known.get("attempt") == attempt and bool(known.get("slowest")),
             unreached=unreached or [],
         )
         # Without its wire a host may have lost its address; it comes back.
@@ -652,7 +661,10 @@ class Launcher:
         self.shown = (state, reason)
         own = ("attempt", "world_size", "launch", "note")
         kept = {name: self.status.facts[name] for name in own if self.status.facts.get(name) is not None}
-        self.status.facts.update({**_status(self.environment), **kept})
+        known = _status(self.environment)
+        if known.get("attempt") != self.status.facts.get("attempt"):
+            known["slowest"] = None  # was another attempt's
+        self.status.facts.update({**known, **kept})
         self.status.facts["state"] = None
         with contextlib.suppress(OSError):  # a full disk must not take the reason with it
             self.status.update(state=state, reason=reason)

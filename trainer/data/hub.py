@@ -72,6 +72,7 @@ def _lacking(name: str, options: dict, error: Exception) -> str:
 @contextlib.contextmanager
 def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
     """Write to `progress` once a second how many of its bytes are in the cache."""
+    from filelock import FileLock, Timeout
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
@@ -82,8 +83,11 @@ def _told(progress: Path, name: str, options: dict) -> Iterator[None]:
     over, new = threading.Event(), progress.with_name(f"{progress.name}.new")
     _check_room(name, folder, sum(size for blob, size in blobs.items() if not (folder / blob).exists()))
     for blob in blobs:  # what a fetch that was killed left: the library begins a new one beside it
-        for part in folder.glob(f"{blob}.*"):
-            part.unlink(missing_ok=True)
+        lock = Path(HF_HUB_CACHE, ".locks", repository, f"{blob}.lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(Timeout), FileLock(lock, timeout=0, mode=0o664):  # else it is being fetched
+            for part in folder.glob(f"{blob}.*"):
+                part.unlink(missing_ok=True)
 
     def tell() -> None:
         while blobs and not over.wait(1):

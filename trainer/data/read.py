@@ -3,6 +3,7 @@
 The controller imports this to read data before any host is touched: neither numpy, pyarrow nor transformers here.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -34,8 +35,9 @@ class Dataset:
 
 def names(value: str) -> list[str]:
     """The entries of a comma-separated list; a path that is there and has a comma is one entry."""
-    if files.found(value):
-        return [value]
+    with contextlib.suppress(BadInput):  # what may not be looked at is refused where it is to be read
+        if files.found(value):
+            return [value]
     return [part.strip() for part in value.split(",")]
 
 

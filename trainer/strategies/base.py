@@ -28,7 +28,7 @@ class Strategy(ABC):
         False  # each rank steps by the gradient of its own share's mean loss, and all meet now and then
     )
     averages = False  # `whole` makes others of a rank's own moments, from which its optimizer is to go on
-    clips_alone = True  # a rank needs nobody for the gradient's norm
+    clips_alone = True  # a rank needs nobody for the gradient's norm (World.as_first where ranks are unlike)
     keeps: tuple[str, ...] = ()  # kinds of what `kept` has besides weights and moments
 
     module: TokenLoss  # called with (inputs, labels, positions), it gives the summed loss

@@ -37,6 +37,7 @@ class DDP(Strategy):
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world = module.to(world.device), world
+        self.clips_alone = self.independent or world.alike
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.buckets = [
             Bucket(parameters)

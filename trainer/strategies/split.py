@@ -53,6 +53,7 @@ class Split(Strategy):
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world, self.config = module, world, config
+        self.clips_alone = world.alike
         layers = outermost(blocks(self.model))
         if not layers:
             raise BadInput(
