@@ -402,10 +402,11 @@ def test_a_lone_rank_ends_without_its_launcher_before_others_begin(launch, curve
     if others:
         run.nodes[1] = run.start(1)
         wait(lambda: running(run, 1, 3, 1))
+        assert "node0 is gone" in events(run, 1)[-1]["reason"]
     os.kill(run.nodes[0].pid, signal.SIGCONT)
     wait(lambda: running(run, 0, 3 + others, 1 + others))
-    said = "node0 is gone" if others else "node0 was cut off: its launcher stood still for 9 s"
-    assert said in events(run, 0)[1]["reason"]
+    if not others:
+        assert "node0 was cut off: its launcher stood still for 9 s" in events(run, 0)[1]["reason"]
     stop(run, *range(1 + others))
     same(run, 0, curve)
 
