@@ -249,7 +249,7 @@ def is_ssh(socket, ports):
 
 
 def check_tunnels(tunnels, allowed):
-    """Refuse rules that would shut the tunnel by which SSH comes, where nobody tells its port."""
+    """Refuse rules that would shut a tunnel by which SSH or a peer comes, where nobody tells its port."""
     for tunnel in tunnels:
         wireguard = tunnel["kind"] == "wireguard"  # of UDP alone
         named = [
@@ -257,8 +257,8 @@ def check_tunnels(tunnels, allowed):
         ]
         if tunnel["ports"] is None and not named:
             raise Refused(
-                f"SSH comes by {tunnel['link']}, a tunnel to this host ({tunnel['kind']}) whose port was not found and "
-                f"would be shut: {'install wireguard-tools there, or ' if wireguard else ''}name it in "
+                f"SSH, or a peer, comes by {tunnel['link']}, a tunnel to this host ({tunnel['kind']}) whose port was "
+                f"not found and would be shut: {'install wireguard-tools there, or ' if wireguard else ''}name it in "
                 f"firewall_allow, without from: {{port: …, proto: udp{'' if wireguard else ' or tcp'}}}"
             )
 

@@ -21,7 +21,12 @@ DOCUMENTATION = r"""
 module: firewall_survey
 short_description: Read what listens on this host and which firewalls are active
 description: Reads only.
-options: {}
+options:
+  peers:
+    description: Addresses of the cluster's other hosts; a tunnel by which one of them is reached is to stay open.
+    type: list
+    elements: str
+    default: []
 """
 
 
@@ -82,7 +87,7 @@ def loaded(module):
 
 
 def ways(module, session, clients):
-    """Those of the host's interfaces() by which SSH's clients come, with what is in them where they are bridges.
+    """Those of the host's interfaces() by which `clients` come, with what is in them where they are bridges.
 
     The way back to a client leads there, or it has the session's address.
     """
@@ -100,8 +105,8 @@ def own_addresses(link):
 
 
 def tunnels(module, session, clients, found):
-    """[{link, kind, ports: [{proto, port}]}] of the tunnels to this host by which SSH's clients come; `ports`: where
-    it takes in who comes by it, None where that is not known.
+    """[{link, kind, ports: [{proto, port}]}] of the tunnels to this host by which `clients` come, SSH's or peers;
+    `ports`: where it takes in who comes by it, None where that is not known.
 
     The way to them would be shut with those ports: at first unnoticed, as long as what was said before is remembered.
     """
@@ -195,7 +200,8 @@ def ufw_enabled():
 
 
 def main():
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    spec = {"peers": {"type": "list", "elements": "str", "default": []}}
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     try:
         found = sockets(module.run_command)
         ports = ssh_ports(module.run_command, found)
@@ -208,7 +214,7 @@ def main():
             "published": published(module),
             "ssh_ports": ports,
             "session": session,
-            "tunnels": tunnels(module, session, clients, found),
+            "tunnels": tunnels(module, session, [*clients, *module.params["peers"]], found),
             "ipsec": ipsec(module, found),
             "clients": clients,
             "ufw": ufw_enabled(),

@@ -444,7 +444,7 @@ def test_a_host_that_fails_again_and_again_is_left_out_and_named(launch, curve):
         assert "SIGKILL" in state(run, node)["note"]
     wait(lambda: state(run, 1)["state"] == "stalled")
     said = "node1 is left out of the run: it failed again and again, or not all of the others reach it"
-    assert state(run, 1)["reason"] == said
+    assert state(run, 1)["reason"].startswith(said)
     assert not rank_pids(run.nodes[1].pid)
     # It lives, and is not taken in again.
     wait(lambda: step(run, 0) > 25)

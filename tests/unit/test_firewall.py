@@ -409,7 +409,7 @@ def test_the_tunnel_by_which_the_controller_came_stays_open():
 def test_a_tunnel_whose_port_is_not_known_is_refused_until_it_is_named(kind, proto, said):
     unknown = [tunnel("vpn0", kind)]
     (refused,) = firewall_plan(survey(tunnels=unknown), ["192.168.1.101"], [], [], 1)["errors"]
-    assert f"SSH comes by vpn0, a tunnel to this host ({kind})" in refused and said in refused
+    assert f"SSH, or a peer, comes by vpn0, a tunnel to this host ({kind})" in refused and said in refused
     assert planned(tunnels=unknown, allow=[{"port": 1194, "proto": proto}])
     # What is open to some alone is no VPN's.
     some = [{"port": 9100, "proto": proto, "from": ["192.168.1.5"]}]
@@ -622,3 +622,13 @@ def test_rules_of_an_earlier_run_go_from_a_host_whose_firewall_is_not_ours(manag
     ] == included
     if said:
         assert said in environment.from_string(tell["ansible.builtin.debug"]["msg"]).render(given)
+
+
+def test_the_survey_is_told_of_the_peers(repository):
+    """By a tunnel that no login came by, the cluster's own traffic may come."""
+    (block,) = yaml.safe_load((repository / "roles/firewall/tasks/precheck.yml").read_text())
+    (survey,) = [task["firewall_survey"] for task in block["block"] if "firewall_survey" in task]
+    assert (
+        survey == {"peers": "{{ __firewall_peers }}"}
+        and "firewall_peers" in block["vars"]["__firewall_peers"]
+    )

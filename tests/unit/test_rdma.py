@@ -168,15 +168,26 @@ def test_the_class_is_set_and_checked(host, pfc):
     assert done.returncode == 0, done.stderr
     assert host.told()[:2] == [
         "app replace dev ens192 dscp-prio 26:3 48:6",
-        "pfc set dev ens192 prio-pfc all:off" + (" 3:on" if pfc else ""),
+        "pfc set dev ens192 prio-pfc 3:" + ("on" if pfc else "off"),
     ]
     assert host.tos.read_text() == "106"
     assert (host.root / "sys/class/net/ens192/ecn/roce_np/enable/3").read_text() == "1"
     assert host("check", pfc).returncode == 0, host("check", pfc).stdout
     wrong = host("check", not pfc)
-    assert wrong.returncode == 1 and "PFC is on for priorities" in wrong.stdout
+    assert (
+        wrong.returncode == 1 and f"PFC is {'on' if pfc else 'off'} for priority 3; expected" in wrong.stdout
+    )
     assert host("clear", pfc).returncode == 0
     assert host("check", pfc).returncode == 1 and host.classes() == {}
+
+
+def test_a_priority_that_is_lossless_for_its_owners_storage_stays_so(host):
+    own = {"app": {}, "pfc": [number == 4 for number in range(8)], "told": []}
+    (host.root / "dcb").write_text(json.dumps(own))
+    for what in ("apply", "check", "clear"):
+        assert host(what, True).returncode == 0
+        paused = json.loads((host.root / "dcb").read_text())["pfc"]
+        assert [number for number, on in enumerate(paused) if on] == ([4] if what == "clear" else [3, 4])
 
 
 def test_another_mark_takes_the_place_of_the_one_before(host):
@@ -198,6 +209,34 @@ def test_a_card_that_knows_no_classes_is_told(host):
 
 def test_the_mark_is_that_of_the_scenario():
     assert rdma_filter.traffic_class(26) == 106
+
+
+@pytest.mark.parametrize(
+    ("mode", "in_group", "marks"),
+    [
+        ("lossy", True, {"NCCL_IB_TC": "106"}),
+        ("lossless", True, {"NCCL_IB_TC": "106"}),
+        ("none", True, {}),
+        (None, True, {}),
+        ("lossy", False, {}),
+    ],
+)
+def test_nccl_marks_its_packets_where_roce_has_a_class(mode, in_group, marks):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    words = yaml.safe_load((ROOT / "roles/trainer/vars/main.yml").read_text())["_trainer_marks"]
+    words = words.replace("| traffic_class", "* 4 + 2")  # which test_the_mark_is_that_of_the_scenario has
+    known = {"inventory_hostname": "node1", "groups": {"rdma": ["node1"] if in_group else []}}
+    known |= {"roce_qos_mode": mode} if mode else {}
+    found = Templar(loader=DataLoader(), variables=known).template(trust_as_template(words))
+    assert {name: str(value) for name, value in found.items()} == marks
+    (env,) = [
+        task["ansible.builtin.copy"]["content"]
+        for task in yaml.safe_load((ROOT / "roles/trainer/tasks/start.yml").read_text())
+        if "rank variables" in task["name"]
+    ]
+    assert "_trainer_marks)" in env
 
 
 # ---- the switch ----

@@ -18,6 +18,7 @@ import math
 from trainer.cluster.attempt import Attempt, Work
 from trainer.config import Config
 
+LOOK = 5.0  # seconds between two looks, at most; of a short timeout_seconds a twentieth
 IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 MISSED = 5.0  # seconds after `timeout_seconds`, in which the others miss a rank
 SLOW = 1800.0  # seconds that a rank has at least for what may take long without a word: loading, saving, compiling
@@ -43,7 +44,7 @@ class Pulse:
         """Why one of them must have hung; None where all may be well. known: the host's status.json."""
         patience = self._config.timeout_seconds
         apart = now - self._looked if self._looked is not None else math.inf
-        if apart < patience / 20:  # it takes longer than all the rest of a launcher's look
+        if apart < min(patience / 20, LOOK):  # it takes longer than all the rest of a launcher's look
             return None
         self._looked = now
         self._stopped_since = (self._stopped_since or now) if attempt.stopped() else None

@@ -34,7 +34,10 @@ JOIN_AFTER = 10.0  # seconds that an attempt runs before it is interrupted to ta
 QUEUED = "queued/"  # keys in the store of hosts that wait for the runs before
 PORTS = 100  # that are tried, from MASTER_PORT on
 LEAVES = "{} shuts down; it takes part again when it is back"
-LEFT_OUT = "{} is left out of the run: it failed again and again, or not all of the others reach it"
+LEFT_OUT = (
+    "{} is left out of the run: it failed again and again, or not all of the others reach it; once that is cured, the "
+    "run, stopped and resumed, has it take part again"
+)
 FAULTS = 40  # looks in a row that a fault of the launcher itself may spoil
 ANEW = 10.0  # seconds before a launcher that could not load torch is another process
 ANEW_MARK = "TRAINYARD_ANEW"  # and that is one: what was asked meanwhile is meant for it

@@ -66,8 +66,10 @@ def apply(wanted, port):
     classes = [f"{one['dscp']}:{one['priority']}" for one in (wanted, CNP)]
     # A card that has such an entry trusts the DSCP of all packets, instead of their VLAN's priority.
     dcb("app", "replace", "dev", interface, "dscp-prio", *classes)
-    paused = [f"{wanted['priority']}:on"] if wanted["pfc"] else []
-    dcb("pfc", "set", "dev", interface, "prio-pfc", "all:off", *paused)
+    # Of no other priority: one may be lossless for its owner's storage.
+    dcb(
+        "pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:{'on' if wanted['pfc'] else 'off'}"
+    )
     for path in ecn(wanted, port):
         write(path, "1")
     write(tos(port), str(wanted["tos"]))
@@ -80,14 +82,11 @@ def check(wanted, port):
         found = classes.get(one["dscp"])
         if found != one["priority"]:
             yield f"{interface}: DSCP {one['dscp']} has priority {found}; expected {one['priority']}"
-    paused = {
-        number
-        for number, on in enumerate(dcb("pfc", "show", "dev", interface).get("prio_pfc", []))
-        if on not in (False, 0, "off")
-    }
-    expected = {wanted["priority"]} if wanted["pfc"] else set()
-    if paused != expected:
-        yield f"{interface}: PFC is on for priorities {sorted(paused)}; expected {sorted(expected)}"
+    shown = dcb("pfc", "show", "dev", interface).get("prio_pfc", [])
+    paused = wanted["priority"] < len(shown) and shown[wanted["priority"]] not in (False, 0, "off")
+    if paused != wanted["pfc"]:
+        found, expected = ("on" if one else "off" for one in (paused, wanted["pfc"]))
+        yield f"{interface}: PFC is {found} for priority {wanted['priority']}; expected {expected}"
     for path in ecn(wanted, port):
         if read(path) != "1":
             yield f"{path}: found {read(path) or 'nothing'}; expected 1"
@@ -107,7 +106,7 @@ def clear(wanted, port):
     ]
     if ours:
         dcb("app", "del", "dev", interface, "dscp-prio", *ours)
-    dcb("pfc", "set", "dev", interface, "prio-pfc", "all:off")
+    dcb("pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:off")
     write(tos(port), "0")
 
 
