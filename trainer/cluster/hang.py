@@ -18,7 +18,7 @@ import math
 from trainer.cluster.attempt import Attempt, Work
 from trainer.config import Config
 
-LOOK = 5.0  # seconds between two looks, at most; of a short timeout_seconds a twentieth
+LOOK = 5.0  # seconds between two looks for SIGSTOP, at most; else a twentieth of timeout_seconds
 IDLE = 0.01  # of a processor, or less: what a rank uses that makes no progress
 MISSED = 5.0  # seconds after `timeout_seconds`, in which the others miss a rank
 SLOW = 1800.0  # seconds that a rank has at least for what may take long without a word: loading, saving, compiling
@@ -32,6 +32,7 @@ class Pulse:
     def __init__(self, config: Config):
         self._config = config
         self._looked: float | None = None
+        self._looked_for_stopped: float | None = None
         self._stopped_since: float | None = None
         self._state: str | None = None
         # Since when they do nothing, and what they had used of processors by then.
@@ -43,13 +44,18 @@ class Pulse:
     def hangs(self, attempt: Attempt, known: dict, now: float) -> str | None:
         """Why one of them must have hung; None where all may be well. known: the host's status.json."""
         patience = self._config.timeout_seconds
-        apart = now - self._looked if self._looked is not None else math.inf
-        if apart < min(patience / 20, LOOK):  # it takes longer than all the rest of a launcher's look
-            return None
-        self._looked = now
-        self._stopped_since = (self._stopped_since or now) if attempt.stopped() else None
+        apart, since = (
+            now - then if then is not None else math.inf for then in (self._looked, self._looked_for_stopped)
+        )
+        # These take longer than all the rest of a launcher's look.
+        if since >= min(patience / 20, LOOK):
+            self._looked_for_stopped = now
+            self._stopped_since = (self._stopped_since or now) if attempt.stopped() else None
         if self._stopped_since and now - self._stopped_since > patience + MISSED:
             return f"it was stopped (SIGSTOP) for {now - self._stopped_since:.0f} s"
+        if apart < patience / 20:
+            return None
+        self._looked = now
         state = known.get("state") if known.get("attempt") == attempt.plan.attempt else None
         if state not in JUDGED:
             self._state = None
