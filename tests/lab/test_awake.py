@@ -41,7 +41,7 @@ def test_an_untouched_host_sleeps_and_reboots_as_its_owner_has_it(plays):
 
 
 def tuned(plays, tasks):
-    task = {"name": tasks, "become": True}
+    task = {"name": tasks}
     task["ansible.builtin.include_role"] = {"name": "tuning", "tasks_from": tasks, "apply": {"become": True}}
     play = plays.run([task], "node1")
     assert play.rc == 0 and play.changed == {"node1": 0}, play.text
