@@ -311,6 +311,7 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.full
 def test_no_host_has_all_of_a_sharded_model_in_memory_to_write_it(base, tmp_path):
     """Growth of each writer's own memory; what is mapped from a file does not count, for the kernel takes it back."""
     from transformers import AutoTokenizer, LlamaConfig

@@ -93,7 +93,8 @@ def _summed(world, config):
     return found
 
 
-@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], pytest.param([0, 0, 1], marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 0, 1]])
 def test_each_host_sends_what_one_rank_of_it_would(tmp_path, nodes):
     found = ranks.together(tmp_path, _summed, nodes)
 

@@ -129,7 +129,8 @@ def _far(*arguments):
     return loop.exchange_really(*arguments)
 
 
-@pytest.mark.parametrize("comm", ["auto", pytest.param("exact", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("comm", ["auto", "exact"])
 def test_on_a_slow_network_auto_says_once_what_would_be_faster(material, tmp_path, comm):
     patch = {("trainer.loop", "exchange"): _far}
     ranks.run(tmp_path, 2, material / "run.yaml", "steps=44", f"comm={comm}", "balance=even", patch=patch)

@@ -91,19 +91,20 @@ def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
     return records(root / "node0")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "keys"),
     [
-        pytest.param("config", "", marks=pytest.mark.full),
+        ("config", ""),
         ("config", "adapter=lora"),
-        pytest.param("config", "dtype=bfloat16", marks=pytest.mark.full),
-        pytest.param("config", f"adapter=lora dtype=bfloat16 {TWICE}", marks=pytest.mark.full),
-        pytest.param("config", f"adapter=lora dtype=bfloat16 quantize=4bit {TWICE}", marks=pytest.mark.full),
-        pytest.param("config", "adapter=lora quantize=8bit", marks=pytest.mark.full),
-        pytest.param("config", "gradient_checkpointing=true", marks=pytest.mark.full),
-        pytest.param("config", "attention=eager", marks=pytest.mark.full),
-        pytest.param("capped", "", marks=pytest.mark.full),
-        pytest.param("capped", "dtype=bfloat16", marks=pytest.mark.full),
+        ("config", "dtype=bfloat16"),
+        ("config", f"adapter=lora dtype=bfloat16 {TWICE}"),
+        ("config", f"adapter=lora dtype=bfloat16 quantize=4bit {TWICE}"),
+        ("config", "adapter=lora quantize=8bit"),
+        ("config", "gradient_checkpointing=true"),
+        ("config", "attention=eager"),
+        ("capped", ""),
+        ("capped", "dtype=bfloat16"),
     ],
 )
 def test_memory_is_within_15_percent_of_the_measured_peak(request, tmp_path, model, keys):
@@ -197,6 +198,7 @@ def test_bytes_of_each_way_are_those_that_are_sent(small, tmp_path, comm):
     assert answer["strategies"]["ddp"]["wire_bytes"] == answer["ways"][comm]["wire_bytes"]
 
 
+@pytest.mark.full
 def test_bytes_of_a_fragment_are_those_of_the_step_in_which_it_meets(small, tmp_path):
     overrides = [
         "micro_batch_size=1",
