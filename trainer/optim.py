@@ -70,10 +70,10 @@ def restore(
     exp_avg_sq: torch.Tensor,
 ) -> None:
     """Set the state of a parameter (or a rank's part of it) to what `state` once gave."""
-    if not part.numel():
+    if not part.numel() and not isinstance(optimizer, torch.optim.AdamW):
         return
     kept = optimizer.state[part]
-    if isinstance(optimizer, torch.optim.AdamW):
+    if isinstance(optimizer, torch.optim.AdamW):  # which counts the steps of a part without rows, too
         if not kept:
             kept["step"] = torch.zeros((), device=part.device)
             kept["exp_avg"], kept["exp_avg_sq"] = torch.zeros_like(part), torch.zeros_like(part)

@@ -301,12 +301,14 @@ def _last(run, sequences):
     return loop.token_loss_really(run, sequences) * (float("nan") if last else 1)
 
 
-def test_an_evaluation_that_a_stop_came_before_is_made_by_whoever_goes_on(material, tmp_path):
-    extra = (material / "run.yaml", "validation_split=0.2", "eval_every=4")
+@pytest.mark.parametrize(("strategy", "size"), [("ddp", 1), ("zero1", 2), ("fsdp", 2)])
+def test_an_evaluation_that_a_stop_came_before_is_made_by_whoever_goes_on(material, tmp_path, strategy, size):
+    """By the checkpoint's weights, although sharded ones were gathered before it was read."""
+    extra = (material / "run.yaml", "validation_split=0.2", "eval_every=4", f"strategy={strategy}")
     for name, stop in (("whole", None), ("cut", 8)):
-        ranks.run(tmp_path / name, 1, *extra, stop_in=stop, codes=[75 if stop else 0])
+        ranks.run(tmp_path / name, size, *extra, stop_in=stop, codes=[75 if stop else 0] * size)
     assert [one["step"] for one in ranks.records(tmp_path / "cut/node0", "eval")] == [4]
-    ranks.run(tmp_path / "cut", 1, *extra)
+    ranks.run(tmp_path / "cut", size, *extra)
     evals = [
         [(one["step"], one["loss"]) for one in ranks.records(tmp_path / name / "node0", "eval")]
         for name in ("whole", "cut")

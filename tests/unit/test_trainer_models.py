@@ -638,3 +638,14 @@ def test_an_adapter_that_is_pickled_is_not_opened(tmp_path):
         BadInput, match=r"found no adapter_model\.safetensors; expected the adapter in that format"
     ):
         saved.open_model(saved.find(tmp_path))
+
+
+def test_a_model_that_cannot_checkpoint_its_activations_is_refused():
+    from transformers import CTRLConfig, CTRLLMHeadModel
+
+    model = CTRLLMHeadModel(CTRLConfig(vocab_size=20, n_positions=8, n_embd=8, dff=8, n_layer=1, n_head=1))
+    load._check_trained(from_mapping({}), model)
+    with pytest.raises(
+        BadInput, match="gradient_checkpointing: model tiny does not support it; set it to false"
+    ):
+        load._check_trained(from_mapping({"gradient_checkpointing": True}), model)

@@ -591,6 +591,28 @@ def test_an_optimizer_s_state_goes_through_a_checkpoint(name):
     assert (torch.uint8 in kinds) == ("8bit" in name)
 
 
+def test_a_part_without_rows_is_as_far_as_the_others_after_a_resume():
+    """Its host may be the one that keeps the checkpoint's second copy, and write its own count of steps there."""
+    optimizers, parts = [], []
+    for _ in range(2):
+        part, other = torch.nn.Parameter(torch.zeros(0, 4)), torch.nn.Parameter(torch.ones(2, 4))
+        optimizers.append(optim.adamw([part, other], from_mapping({})))
+        parts.append((part, other))
+
+    def steps(number, count):
+        for _ in range(count):
+            for one in parts[number]:
+                one.grad = torch.ones_like(one)
+            optimizers[number].step()
+
+    steps(0, 3)
+    for before, after in zip(*parts, strict=True):
+        kept = optim.state(optimizers[0], before)
+        optim.restore(optimizers[1], after, *(kept[kind] for kind in ("step", "exp_avg", "exp_avg_sq")))
+    steps(1, 2)
+    assert [float(optim.state(optimizers[1], one)["step"]) for one in parts[1]] == [5, 5]
+
+
 def test_bitsandbytes_says_nothing_of_a_kernel_that_it_does_without(caplog):
     """By its own code where the CPU has bfloat16; its other messages come through."""
     code = "from trainer import cli; cli._quiet(); import bitsandbytes"

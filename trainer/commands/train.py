@@ -158,6 +158,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     if found:
         checkpoint.check_identity(found.manifest, identity, dataclasses.asdict(config))
         checkpoint.load(found, strategy, optimizer)
+        strategy.zero_grad()  # what the check of the packing has left gathered is older than the checkpoint
         progress = recorder.progress_in(found.manifest)
     progress.launch = max(progress.launch, environment.launch)
     run = Run(

@@ -148,6 +148,10 @@ def unloaded(config: Config, model_config) -> torch.nn.Module:
 def _check_trained(config: Config, model: torch.nn.Module) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput(f"model: {config.model}: it has no weights that can be trained")
+    if config.gradient_checkpointing and not getattr(
+        lora.without_adapter(model), "supports_gradient_checkpointing", True
+    ):
+        raise BadInput(f"gradient_checkpointing: model {config.model} does not support it; set it to false")
 
 
 def _tiny(config: Config, vocabulary: int, end_id: int):
