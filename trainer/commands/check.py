@@ -57,8 +57,7 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
     for look in (
         build,
         lambda: packing.foresee(config, found.config),
-        lambda: good_data and _check_chats(config, found),
-        lambda: good_data and _check_vocabulary(config, found),
+        lambda: good_data and _check_samples(config, found),
     ):
         try:
             look()
@@ -67,30 +66,23 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
     return problems
 
 
-def _check_chats(config: Config, found) -> None:
-    """Refuse exchanges that the tokenizer has no template for, or whose first ones it does not take."""
-    from trainer.data import chat, read
+def _check_samples(config: Config, found) -> None:
+    """Refuse what training would: exchanges that the template does not take, or whose answers cannot be told; what is
+    too long, and may not be cut; ids that the model has no embedding for.
+
+    The data is tokenised, as training does it, only where one of these may be: the tokenizer has such ids (of many it
+    is padding alone), or a single sample may be refused.
+    """
+    from trainer.data import chat, pack, read
+    from trainer.model import load
 
     everything = read.everything(config)
     chat.settle_template(found.tokenizer, {read.kind(one, config) for one in everything}, config.model)
-    render = chat.Renderer(found.tokenizer, config.loss_on == "answers")
-    for dataset in everything:
-        first = next(read.samples(dataset, config))
-        if first.messages:
-            render(first)
-
-
-def _check_vocabulary(config: Config, found) -> None:
-    """Refuse data with ids that the model has no embedding for, as training does.
-
-    The data is tokenised, as training does it, only where the tokenizer has such ids: of many it is padding alone.
-    """
-    from trainer.data import pack, read
-    from trainer.model import load
-
-    if max(found.tokenizer.get_vocab().values()) < found.config.get_text_config().vocab_size:
+    beyond = max(found.tokenizer.get_vocab().values()) >= found.config.get_text_config().vocab_size
+    chats = any(next(read.samples(one, config)).messages for one in everything)
+    if not (beyond or chats or config.overlong == "refuse" or config.loss_on == "answers"):
         return
-    names = [str(number) for number, _ in enumerate(read.everything(config))]
+    names = [str(number) for number, _ in enumerate(everything)]
     with tempfile.TemporaryDirectory() as folder:
         both = pack.prepare(config, names, found.tokenizer, Path(folder))
         load.check_vocabulary(found, max(one.largest_id for one in both if one))
