@@ -159,7 +159,9 @@ def test_the_tensors_of_a_pass_are_moved(kind, connected, monkeypatch):
     monkeypatch.setattr(split, "places", lambda sizes, outside, room: [0, 1, 1, 1])
     if not connected:
         monkeypatch.setattr(split.Split, "_connect", lambda self: None)
-    world = type("World", (), {"devices": devices, "device": devices[0], "size": 1, "rank": 0})()
+    world = type(
+        "World", (), {"devices": devices, "device": devices[0], "size": 1, "rank": 0, "alike": True}
+    )()
     strategy = split.Split(TokenLoss(_small(kind), chunk=16), world, from_mapping({"strategy": "split"}))
     held = [{one.device.type for one in layer.parameters()} for layer, _ in strategy.layers]
     assert held == [{"cpu"}, {"meta"}, {"meta"}, {"meta"}]

@@ -425,7 +425,7 @@ def test_buckets_are_as_large_as_is_asked():
 
     from trainer.strategies.ddp import DDP
 
-    world = SimpleNamespace(device=torch.device("cpu"), size=1)
+    world = SimpleNamespace(device=torch.device("cpu"), size=1, alike=True)
 
     def buckets(**keys):
         module = torch.nn.Module()

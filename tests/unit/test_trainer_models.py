@@ -649,3 +649,23 @@ def test_a_model_that_cannot_checkpoint_its_activations_is_refused():
         BadInput, match="gradient_checkpointing: model tiny does not support it; set it to false"
     ):
         load._check_trained(from_mapping({"gradient_checkpointing": True}), model)
+
+
+def test_of_a_layer_in_8_bits_no_inputs_are_kept():
+    """Else those of every layer would outlast what gradient_checkpointing drops; nobody plans for them."""
+    import gc
+    import weakref
+
+    state = types.SimpleNamespace(CB=torch.randint(-127, 127, (8, 16), dtype=torch.int8), SCB=torch.rand(8))
+    start = torch.randn(2, 3, 16, requires_grad=True)
+    inputs = start * 2
+    gone = weakref.ref(inputs)
+    found = quantize._as_whole(inputs, None, state=state)
+    del inputs
+    gc.collect()
+    assert gone() is None
+    found.sum().backward()
+    whole = state.CB.float() * (state.SCB / 127)[:, None]
+    assert torch.allclose(found, (2 * start) @ whole.T) and torch.allclose(
+        start.grad, 2 * whole.sum(0).expand(2, 3, 16)
+    )

@@ -173,6 +173,33 @@ def prepared(model: nn.Module) -> nn.Module:
 
 def _as_whole(inputs, weight, out=None, state=None, threshold=0.0, bias=None):
     """Stands in for bitsandbytes.matmul: of inputs (…, K), and a weight (N, K) in 8 bits of a layer with that state."""
-    from bitsandbytes.autograd._functions import MatMul8bitFp
+    return _Whole.apply(inputs, bias, state)
 
-    return MatMul8bitFp.apply(inputs, weight, out, bias, state)
+
+class _Whole(torch.autograd.Function):
+    """Inputs (…, K) by a frozen weight (N, K) in 8 bits, which is whole for as long as that takes.
+
+    As bitsandbytes' MatMul8bitFp, which keeps the inputs, too, for the weight's gradient: of checkpointed activations
+    all would stay.
+    """
+
+    @staticmethod
+    def forward(ctx, inputs, bias, state):
+        ctx.state, ctx.dtype, ctx.bias = state, inputs.dtype, None if bias is None else bias.dtype
+        return nn.functional.linear(inputs, _whole(state, inputs.dtype), bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        inputs = bias = None
+        if ctx.needs_input_grad[0]:
+            inputs = rows.to(ctx.dtype) @ _whole(ctx.state, ctx.dtype)
+            inputs = inputs.view(*gradient.shape[:-1], inputs.shape[-1])
+        if ctx.needs_input_grad[1]:
+            bias = rows.sum(0, dtype=ctx.bias)
+        return inputs, bias, None
+
+
+def _whole(state, dtype: torch.dtype) -> torch.Tensor:
+    """A layer's weight (N, K), of its codes (N, K) and the largest value of each row (N)."""
+    return state.CB.to(dtype, copy=True).mul_(state.SCB.unsqueeze(1).mul(1.0 / 127.0))
