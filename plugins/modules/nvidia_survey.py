@@ -42,7 +42,9 @@ DISPLAY = ("0300", "0302")  # VGA controller; 3D controller, which has no output
 OLDEST_NVSWITCH = 0x1AC0  # device ids of bridges below belong to chipsets
 SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # the EFI variable with its vendor's GUID
 OURS = re.compile(r"nvidia|cuda|^libnv|^libxnvctrl", re.IGNORECASE)
-KERNEL_PACKAGE = re.compile(r"linux-image-(?!unsigned|dbg)[a-z]\S*")  # one that pulls in the newest of a kind
+KERNEL_PACKAGE = re.compile(
+    r"linux-image-(?!unsigned|dbg)[a-z]\S*(?<!-dbg)"
+)  # one that pulls in the newest of a kind
 # nvidia.ko, as Debian (-current, -current-open) and others name it; not its companions such as nvidia-uvm.ko.
 MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|xz|zst))?")
 COMPANION = re.compile(r"-(uvm|drm|modeset|peermem)\.ko")

@@ -48,7 +48,15 @@ def test_resume_of_three_ranks_is_exact(material, tmp_path, strategy):
     assert ranks.run(tmp_path / "resumed", 3, *run, patch=small) == straight
 
 
-@pytest.mark.parametrize("strategies", [("ddp", "ddp", "ddp"), ("zero1", "fsdp", "infinity")])
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ("ddp", "ddp", "ddp"),
+        ("zero1", "fsdp", "infinity"),
+        pytest.param(("zero2", "offload", "zero3"), marks=pytest.mark.full),
+        pytest.param(("offload", "zero3", "zero2"), marks=pytest.mark.full),
+    ],
+)
 def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path, strategies):
     """2, then 3, then 1; the third host has no copy and receives one, the last attempt runs on the host of a copy."""
     first, second, third = (f"strategy={strategy}" for strategy in strategies)

@@ -223,6 +223,14 @@ def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
         assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
 
 
+def test_another_strategy_of_a_run_that_goes_on_is_asked_as_a_new_one():
+    """It shall not get by a resume what it is refused at the start."""
+    for settings, as_before in (({"strategy": "fsdp"}, True), ({"strategy": "ddp"}, False), ({}, True)):
+        found = SimpleNamespace(manifest={"settings": settings})
+        assert train._as_before(found, asked(strategy="fsdp")) == as_before
+    assert not train._as_before(None, asked())
+
+
 def test_a_rank_with_room_for_some_computes_so_many_at_once(monkeypatch, capsys):
     config = asked()
     monkeypatch.setattr(plan, "_host_memory", lambda: needs(config, LONG, 3) + (1 << 20))

@@ -134,7 +134,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
     model_load.check_vocabulary(source, max(one.largest_id for one in both))
     at_once = room.at_once(config, source.config, world)
-    room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world, goes_on=found is not None)
+    room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world, goes_on=_as_before(found, config))
     in_parts = strategies.reads_weights(config, world)
     model = model_load.build(config, source, world, in_parts)
     world.together(go_on)
@@ -229,6 +229,11 @@ def _shares(config: Config, world: World) -> str:
         )
         return "auto"
     return config.balance
+
+
+def _as_before(found: checkpoint.Found | None, config: Config) -> bool:
+    """Whether a run goes on, and by the strategy that it has had."""
+    return found is not None and found.manifest.get("settings", {}).get("strategy") in (None, config.strategy)
 
 
 def _micro_batch_size(config: Config, world: World, at_once: list[int]) -> int:
