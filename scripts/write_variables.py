@@ -61,7 +61,7 @@ def roles() -> list[str]:
     names = sorted(path.parts[-3] for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
     called = {}
     for name in names:  # where it does its work: what is refused first stands before all of that
-        if found := re.search(rf"\bname: {name}\b(?!,?\s+tasks_from: (look|precheck))", site):
+        if found := re.search(rf"\bname: {name}\b(?!,?\s+tasks_from: (look|precheck|hold))", site):
             called[name] = found.start()
     return sorted(names, key=lambda name: (called.get(name, len(site)), name))
 
