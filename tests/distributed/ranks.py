@@ -3,10 +3,12 @@
 Ranks are forked from a server that has torch loaded already, so that a run of three starts in a second.
 """
 
+import contextlib
 import importlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,9 +24,12 @@ MANAGED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free one below those that the kernel gives to whoever asks for any: until a rank listens it stays free."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _rank(environment: dict, arguments: list[str], patch: dict) -> None:
