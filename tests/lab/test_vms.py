@@ -262,7 +262,9 @@ def test_preflight_names_the_host_whose_clock_is_off(pair, tmp_path):
     """The fault that no container can have: test_preflight.py plants the others."""
     clocks = []
     for ahead in (30, 0):
-        pair.exec("node2", "date", "-s", f"@{time.time() + ahead:.3f}")
+        # Both, as each began by a clock of whole seconds.
+        for node, seconds in (("node1", 0), ("node2", ahead)):
+            pair.exec(node, "date", "-s", f"@{time.time() + seconds:.3f}")
         options = {"preflight_steps": 0, "trainer_results_dir": tmp_path}
         Plays(pair, tmp_path).book("playbooks/preflight.yml", **options)
         result = json.loads((tmp_path / "preflight/last.json").read_text())
