@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from rdma_ports import fastest
+
 ALL_PAIRS = (
     16  # hosts up to which every way is measured; of more, those to the 1st, 2nd, 4th, 8th, … after each
 )
@@ -56,8 +63,8 @@ def bench_peer(hosts: list[dict], name: str, offset: int, seen: dict[str, dict])
 
 
 def bench_device(seen: dict) -> str:
-    """The RDMA device of a host whose port is up, or ""."""
-    return next((one["device"] for one in seen["survey"]["rdma"] if one["state"] == "ACTIVE"), "")
+    """The RDMA device of a host whose port is up, the fastest, or ""."""
+    return fastest(seen["survey"]["rdma"])
 
 
 class FilterModule:

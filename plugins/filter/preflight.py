@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 sys.path.append(str(Path(__file__).parents[2]))
 
 from perftest import RDMA_SECONDS
+from rdma_ports import fastest
 
 from trainer import config as trainer_config
 from trainer.errors import BadInput
@@ -62,9 +63,7 @@ def preflight_takers(
         {
             **{"name": host["name"], "address": host["address"]},
             "port": surveys[host["name"]]["free_port"],
-            "rdma": next(
-                (one["device"] for one in surveys[host["name"]]["rdma"] if one["state"] == "ACTIVE"), ""
-            ),
+            "rdma": fastest(surveys[host["name"]]["rdma"]),
         }
         for host in hosts
         if surveys.get(host["name"], {}).get("free_port")

@@ -247,7 +247,7 @@ def firewall(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "The RDMA ports are up",
-    "an ACTIVE port on each host of the group rdma",
+    "an ACTIVE port on each host of the group rdma; none idle that is ACTIVE on others; one rate",
     "InfiniBand Architecture: only then a subnet manager has set it up",
     True,
 )
@@ -271,6 +271,14 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
     up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
     rates = {host: max(up[host]) for host in wanted if up[host]}
     slow = [host for host, rate in rates.items() if rate < max(rates.values())]
+    most = max(len(up[host]) for host in wanted)
+    for host in wanted:
+        idle = [one for one in cluster.facts[host]["survey"]["rdma"] if one["state"] != "ACTIVE"]
+        if idle and 0 < len(up[host]) < most:
+            well = False
+            told = "".join(f"; {one['device']}/{one['port']} {one['state']}" for one in idle)
+            text = f"{len(up[host])} ACTIVE, others {most}{told}"
+            yield Said(WARN, [host], text, "Plug the cable in: " + cluster.on([host], "rdma link show"))
     if slow:
         well = False
         text = f"{rates[slow[0]]:g} Gbit/s, others {max(rates.values()):g}"

@@ -43,6 +43,12 @@ def rdma_ports(root: str = "") -> list[dict]:
     return found
 
 
+def fastest(ports: list[dict]) -> str:
+    """The device whose port is up at the highest rate, the first of equals, to measure with; "" where none is up."""
+    up = [one for one in ports if one["state"] == "ACTIVE"]
+    return max(up, key=lambda one: one["gbit"])["device"] if up else ""
+
+
 def _gids(port: str) -> tuple[list[dict], str]:
     """The addresses of a port that are in use, and the interface that the first of them belongs to."""
     found, interface = [], ""

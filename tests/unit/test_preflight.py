@@ -112,6 +112,11 @@ def survey(name, nodes):
     }
 
 
+def second_port(state):
+    """A change: a host's first RDMA port has a like, in this state."""
+    return lambda ports: [*ports, {**ports[0], "device": "mlx5_1", "state": state}]
+
+
 def way(peer):
     return {
         "ports": {"29500": "open", "40001": "open"},
@@ -304,6 +309,7 @@ FAULTS = {
     "slow link": ([("node1", "pairs.node2.mbit", 94.0), ("node3", "pairs.node2.mbit", 93.0)], "bandwidth", WARN, "node2", "94.0 Mbit/s", "ethtool -S eth0"),
     "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
     "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
+    "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 ACTIVE, others 2; mlx5_1/1 DOWN", "rdma link show"),
     "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags opensm"),
     "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
 }  # fmt: skip
@@ -706,6 +712,12 @@ def test_who_takes_part_in_the_measurement():
     assert (
         filters.preflight_takers(hosts, {**seen, "node3": {"unreachable": True}}, asked, False) == takers[:2]
     )
+    port = seen["node2"]["survey"]["rdma"][0]
+    seen["node2"]["survey"]["rdma"] += [
+        {**port, "device": "mlx5_1", "gbit": 400.0},
+        {**port, "device": "mlx5_2", "gbit": 800.0, "state": "DOWN"},
+    ]
+    assert filters.preflight_takers(hosts, seen, asked, False)[1]["rdma"] == "mlx5_1"  # the fastest that is up
     asked["node2"]["host_facts"]["active"] = ["first"]
     assert filters.preflight_takers(hosts, seen, asked, False) == []
 
