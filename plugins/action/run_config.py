@@ -211,7 +211,8 @@ def upload(key: str, name: str, path: str) -> dict:
         raise BadInput(f"{key}: {name}: {error.filename}: {error.strerror}; expected to read it") from None
     digest = content_hash(hashes)
     below = "models" if key == "model" else "data"
-    place = f"{below}/{digest}/{os.path.basename(path)}"
+    # A comma would part it from itself where a run is resumed from a controller that has no such file.
+    place = f"{below}/{digest}/{os.path.basename(path).replace(',', '_')}"
     return {
         "key": key,
         "name": name,

@@ -22,6 +22,17 @@ ANSWERS = {
     "diagnose": r"The run goes on \(step \d+ of \d+\) without {} \(does not answer\)",
     "stop": "{}",  # what came of it the hosts tell
 }
+# Ten megabytes for etcd, and away with them.
+REMEMBER = """
+import base64, json, sys, urllib.request
+def ask(what, **words):
+    words = {key: base64.b64encode(value.encode()).decode() for key, value in words.items()}
+    url = f"http://{sys.argv[1]}:2379/v3/kv/{what}"
+    urllib.request.urlopen(url, json.dumps(words).encode(), timeout=30).read()
+for number in range(100):
+    ask("put", key=f"filler{number}", value="x" * 100_000)
+ask("deleterange", key="filler", range_end="filles")
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -298,6 +309,46 @@ def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
         run.end(curve, *HOSTS, reason="disk full: node2: no space left for metrics.jsonl")
     finally:
         plays.sh("node2", f"systemctl stop trainyard@{run.name}; umount -l {folders[0]}")
+
+
+def test_the_disk_that_the_memory_of_runs_is_on_is_full(plays, curve, importing):
+    """That host's etcd ends; the others remember, the run goes on, and it is back when there is room."""
+    data, kept, unit = "/var/lib/trainyard-etcd", "/root/kept", "trainyard-etcd"
+
+    def ends():
+        return int(plays.sh("node2", f"systemctl show -P NRestarts {unit}"))
+
+    def answers():
+        address = plays.lab.host("node2").address
+        asked = f"from urllib.request import urlopen; print(urlopen('http://{address}:2379/health').read())"
+        return "true" in plays.sh("node2", f'python3 -c "{asked}" 2>&1 || true')
+
+    plays.sh(
+        "node2",
+        f"systemctl stop {unit}; cp -a {data} {kept}; mount -t tmpfs -o size=90m small {data}; "
+        f"cp -a {kept}/. {data}; systemctl start {unit}",
+    )
+    try:
+        run = Run(plays)
+        filler = plays.sh("node2", f"ls -d {data}/*").strip() + "/filler"
+        plays.sh("node2", f"cat /dev/zero > {filler} || true")
+        begin = ends()
+        plays.sh("node1", f"python3 -c '{REMEMBER}' {plays.lab.host('node1').address}")
+        run.wait(lambda: ends() > begin + 1, 60)  # again: it is still full
+        step = run.status("node1")["step"]
+        run.wait(lambda: all(run.status(host)["step"] > step + 10 for host in HOSTS))
+        assert not answers()
+        plays.sh("node2", f"rm {filler}")
+        seconds = run.wait(answers, 60)
+        held("etcd's disk is full on a host, until it answers again", seconds, None, importing)
+        assert all(run.status(host)["attempt"] == 1 for host in HOSTS)
+        run.end(curve, *HOSTS)
+    finally:
+        plays.sh(
+            "node2",
+            f"systemctl stop {unit}; rm -r {kept}; cp -a {data} {kept}; umount {data}; rm -rf {data}; "
+            f"mv {kept} {data}; rm -f {data}/*/filler; systemctl start {unit}",
+        )
 
 
 def test_memory_runs_out_on_one_host(plays, curve, importing):

@@ -132,7 +132,7 @@ def test_several_sets_and_the_validation_file_are_brought(jsonl, tmp_path, monke
     answer = build(words)
     found = {item["key"]: item for item in answer["uploads"]}
     assert (found["dataset"]["name"], found["dataset"]["source"]) == ("talk.jsonl", str(jsonl))
-    assert re.fullmatch(r"data/[0-9a-f]{64}/held, out\.jsonl", found["validation"]["path"])
+    assert re.fullmatch(r"data/[0-9a-f]{64}/held_ out\.jsonl", found["validation"]["path"])
     assert answer["config"]["dataset"] == "talk.jsonl,austen"
     local = build(words, local=True)
     assert local["config"]["dataset"] == f"{jsonl},austen" and not local["uploads"]
