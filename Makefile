@@ -173,6 +173,6 @@ lab-down: ## take them down, or those of LAB="--name N"; nothing of them stays
 .PHONY: clean
 clean: ## remove what was generated here; runs, those on nodes of this machine too, and labs stay
 	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
-	[[ ! -d .trainyard ]] || find .trainyard -not -path '.trainyard/labs*' -not -path '.trainyard/*/var/runs*' \
-	  \( -not -type d -o -empty \) -delete
+	[[ ! -d .trainyard ]] || find .trainyard \( -not -type d -o -empty \) -not -path '.trainyard/labs*' \
+	  -not -path '.trainyard/*/var/runs*' -not -path '.trainyard/*/etc/runs*' -delete
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -43,6 +43,7 @@ import operator
 import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -245,10 +246,11 @@ def parts(steps: list[dict]) -> dict | None:
 
 
 class Went:
-    """Where the time of steps of as many ranks went, summed as they come."""
+    """Where the time of steps of as many ranks went, summed as they come; of the last `window` alone, if given."""
 
-    def __init__(self):
+    def __init__(self, window: int | None = None):
         self.steps = self.ranks = 0
+        self._window, self._kept = window, deque()
         self._own: list[list[float]] = []  # seconds of computing, compression, optimizer, by rank
         self._slowest = self._seconds = 0.0
 
@@ -261,6 +263,16 @@ class Went:
         self._slowest += max(map(sum, zip(*own, strict=True)))
         self._seconds += step["step_seconds"]
         self.steps, self.ranks = self.steps + 1, len(own[0])
+        if self._window:
+            self._kept.append((own, step["step_seconds"]))
+            if self.steps > self._window:
+                self._drop(*self._kept.popleft())
+
+    def _drop(self, own: list[list[float]], seconds: float) -> None:
+        self._own = [list(map(operator.sub, *both)) for both in zip(self._own, own, strict=True)]
+        self._slowest -= max(map(sum, zip(*own, strict=True)))
+        self._seconds -= seconds
+        self.steps -= 1
 
     def means(self) -> dict | None:
         """As `parts`."""

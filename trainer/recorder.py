@@ -92,7 +92,7 @@ class Recorder:
         self._steps = 0  # of this attempt
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
-        self._recent: deque[dict] = deque(maxlen=_recent_steps(run, RECENT_STEPS))  # lines of kind train
+        self._went = metrics.Went(_recent_steps(run, RECENT_STEPS))
         several = run.world.size > 1 and run.config.strategy == "ddp"
         self._steps_to_proposal = SETTLED_STEPS if several and run.config.comm == "auto" else 0
         before = map(json.loads, self.metrics.lines()) if self.metrics else ()
@@ -282,7 +282,7 @@ class Recorder:
             shares=report.shares,
             **memory(run.world.devices),
         )
-        self._recent.append(told)
+        self._went.add(told)
         self._trend.add(report.loss)
         self.show(
             step=progress.step,
@@ -292,7 +292,7 @@ class Recorder:
             shares=report.shares,
             speed_up=self._speed_up(report),
             parts=lambda: {
-                **metrics.parts(list(self._recent)),
+                **self._went.means(),
                 "ranks": run.world.hosts,
                 "watched": run.balance.watched,
             },
@@ -416,7 +416,7 @@ class Recorder:
         factors = factor_bytes(trained, run.config.powersgd_rank)
         size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
         row = run.world.layers() is None
-        parts = metrics.parts(list(self._recent))
+        parts = self._went.means()
         slowest = max(range(size), key=parts["compute"].__getitem__)
         passes = -(-run.balance.split[slowest] // run.config.micro_batch_size)
         text = ways.proposal(

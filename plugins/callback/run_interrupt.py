@@ -33,9 +33,10 @@ def farewell(run: str, commands: dict[str, str]) -> str:
 
 
 def is_trial(task) -> bool:
-    """Whether the task belongs to a smoke test, which comes before the run (roles/trainer/tasks/trial.yml)."""
+    """Whether the task belongs to roles/trainer/tasks/trial.yml: a smoke test before the run, or preflight's steps."""
     while task is not None:
-        if "trial.yml" in str(getattr(task, "args", {}).get("_raw_params", "")):
+        args = getattr(task, "args", {})
+        if "trial.yml" in str(args.get("_raw_params", "")) or args.get("tasks_from") == "trial":
             return True
         task = getattr(task, "_parent", None)
     return False
@@ -51,22 +52,34 @@ class CallbackModule(CallbackBase):
         self.run = ""
         self.commands: dict[str, str] = {}
         self.before = None
-        self.trial = False
+        self.words = ""
 
     def v2_runner_on_ok(self, result) -> None:
         if result.task.action == "run_config" and "run" in result.result:
             self.run, self.commands = result.result["run"], dict(result.result["commands"])
 
     def v2_playbook_on_task_start(self, task, is_conditional) -> None:
-        if task.action == "run_follow":
-            self.trial = is_trial(task)
-            if self.before is None:
-                if not sys.stdout.isatty():
-                    sys.stdout.reconfigure(line_buffering=True)
-                self.before = signal.signal(signal.SIGINT, self._interrupted)
+        if task.action == "run_follow" and self.before is None:
+            if not sys.stdout.isatty():
+                sys.stdout.reconfigure(line_buffering=True)
+            self.before = signal.signal(signal.SIGINT, self._interrupted)
+        if self.before is not None:
+            self.words = self._words(task)
+
+    def _words(self, task) -> str:
+        """What Ctrl-C says from this task on."""
+        if is_trial(task):
+            rest = f"; run {self.run} was not started" if self.run else ""
+            return f"\nThe trial ends by itself{rest}. Type the command again."
+        if not self.run:
+            return ""
+        leaving = farewell(self.run, self.commands)
+        if task.action == "run_follow" or self.words == leaving:
+            return leaving
+        return f"\nRun {self.run} may have been started; this tells:  {self.commands['follow']}"
 
     def _interrupted(self, signum, frame) -> None:
-        trial = f"\nThe smoke test of run {self.run} ends by itself; the run was not started. Type the command again."
-        self._display.display(trial if self.trial else farewell(self.run, self.commands))
+        if self.words:
+            self._display.display(self.words)
         signal.signal(signal.SIGINT, self.before)
         self.before(signum, frame)

@@ -262,12 +262,8 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         if any(one["state"] == "ACTIVE" for one in ports):
             continue
         well = False
-        waiting = [one for one in ports if one["state"] == "INIT" and one["layer"] == "InfiniBand"]
         told = ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports) or "no RDMA device"
-        cure = "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
-        if waiting:
-            cure = f"No subnet manager answers: have a host in the group opensm, and {cluster.site('opensm')}"
-        yield Said(FAIL, [host], told, cure)
+        yield Said(FAIL, [host], told, _cure_of(cluster, host, ports))
     up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
     rates = {host: max(up[host]) for host in wanted if up[host]}
     slow = [host for host, rate in rates.items() if rate < max(rates.values())]
@@ -278,13 +274,20 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
             well = False
             told = "".join(f"; {one['device']}/{one['port']} {one['state']}" for one in idle)
             text = f"{len(up[host])} ACTIVE, others {most}{told}"
-            yield Said(WARN, [host], text, "Plug the cable in: " + cluster.on([host], "rdma link show"))
+            yield Said(WARN, [host], text, _cure_of(cluster, host, idle))
     if slow:
         well = False
         text = f"{rates[slow[0]]:g} Gbit/s, others {max(rates.values()):g}"
         yield Said(WARN, slow, text, cluster.on(slow, "rdma link show") + "   then change the cable")
     if well:
         yield Said(PASS, wanted, f"ACTIVE at {min(rates.values()):g} Gbit/s or more")
+
+
+def _cure_of(cluster: Cluster, host: str, idle: list[dict]) -> str:
+    """What has these RDMA ports up."""
+    if any(one["state"] == "INIT" and one["layer"] == "InfiniBand" for one in idle):
+        return f"No subnet manager answers: have a host in the group opensm, and {cluster.site('opensm')}"
+    return "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
 
 
 @check(

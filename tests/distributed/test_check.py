@@ -113,15 +113,23 @@ def test_what_a_models_own_code_cannot_do_without_numbers_is_left_to_training(
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_a_sample_behind_the_first_one_that_training_would_refuse(material, tmp_path, capsys, long):
+def test_a_sample_behind_the_first_one_that_training_would_refuse(
+    material, tmp_path, capsys, monkeypatch, long
+):
     data = tmp_path / "data.jsonl"
+    (tmp_path / "cache").mkdir()  # as on a host: what is tokenised here need not be again
+    monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("TRAINYARD_CACHE_DIR", str(tmp_path / "cache"))
     texts = ["the ship sails", "over a calm sea", "nobody knows " * (40 if long else 2)]
     data.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
     chosen = [f"dataset={data}", "overlong=refuse", "steps=2"]
     one = ranks.Ranks(tmp_path / "run", 1, material / "run.yaml", *chosen)
     assert one.codes() == [2 if long else 0]
+    known = {path.name for path in (tmp_path / "run/cache").iterdir() if path.is_dir()}
     assert cli.main(["check", str(material / "run.yaml"), *chosen]) == (2 if long else 0)
     said = "".join(capsys.readouterr())
     if long:
         refused = one.log().partition("error: ")[2].splitlines()[0]
         assert refused in said and "data.jsonl:3" in said
+    else:
+        assert {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()} == known and known

@@ -149,6 +149,11 @@ def test_make_demo_from_nothing(user):
     shown = user.run("make", "clean")
     assert shown.returncode == 0, shown.stdout
     left = {path.name for path in user.checkout.iterdir()}
-    assert not left & {".venv", ".trainyard", ".ansible", "build"}, left
+    assert not left & {".venv", ".ansible", "build"}, left
+    below = user.checkout / ".trainyard"  # what a run is resumed from stays
+    kept = {str(path.relative_to(below)) for path in below.rglob("*") if not path.is_dir()}
+    assert any(re.search(r"^node\d/var/runs/.*/step-\d+/model.safetensors$", one) for one in kept), kept
+    assert any(re.search(r"^node\d/etc/runs/.*\.yaml$", one) for one in kept), kept
+    assert [one for one in kept if not re.search(r"^node\d/(var|etc)/runs/", one)] == []
     assert not list(user.checkout.rglob("__pycache__"))
     assert (run / "model/model.safetensors").exists() and (run / "report.html").exists()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -650,3 +651,42 @@ def test_who_breaks_off_a_smoke_test_is_not_told_that_the_run_goes_on():
 
     assert run_interrupt.is_trial(task("follow.yml", "trial.yml"))
     assert not run_interrupt.is_trial(task("follow.yml"))
+    preflight = task("follow.yml")
+    preflight._parent._parent = SimpleNamespace(args={"name": "trainer", "tasks_from": "trial"}, _parent=None)
+    assert run_interrupt.is_trial(preflight)
+
+
+@pytest.mark.parametrize("smoke", [True, False])
+def test_what_ctrl_c_says_at_each_moment(smoke, monkeypatch):
+    from plugins.callback import run_interrupt
+
+    stand_in = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda *_: signal.default_int_handler)
+    monkeypatch.setattr(run_interrupt, "signal", stand_in)
+    told = []
+    callback = run_interrupt.CallbackModule()
+    callback._display = SimpleNamespace(display=told.append)
+
+    def at(action, *files):
+        above = None
+        for file in reversed(files):
+            above = SimpleNamespace(args={"_raw_params": file}, _parent=above)
+        callback.v2_playbook_on_task_start(SimpleNamespace(action=action, args={}, _parent=above), False)
+        told.clear()
+        with pytest.raises(KeyboardInterrupt):
+            callback._interrupted(signal.SIGINT, None)
+        return "".join(told)
+
+    trial = ("follow.yml", "trial.yml")
+    assert "The trial ends by itself. Type" in at("run_follow", *trial)  # preflight's, of no run
+    assert at("preflight_verdict") == ""
+    callback = run_interrupt.CallbackModule()
+    callback._display = SimpleNamespace(display=told.append)
+    commands = {"follow": "FOLLOW", "stop": "STOP", "resume": "RESUME"}
+    asked = SimpleNamespace(action="run_config")
+    callback.v2_runner_on_ok(SimpleNamespace(task=asked, result={"run": "first", "commands": commands}))
+    if smoke:
+        assert "run first was not started" in at("run_follow", *trial)
+        assert "run first was not started" in at("file", "trial.yml")
+        assert "Run first may have been started" in at("run_host", "start.yml")
+    for action in ("run_follow", "run_report"):  # it goes on while its results come, too
+        assert "Run first goes on" in at(action) and "RESUME" in told[0]

@@ -230,16 +230,22 @@ def nested(tasks):
 
 
 def test_a_rescue_that_ends_in_a_fault_blames_no_host_that_is_well():
-    """By any_errors_fatal one host's fault brings all of them there."""
+    """By any_errors_fatal one host's fault brings all of them there: its own words end the play for all.
+
+    One that does not answer any more brings the others there, too, and has no words: they may not go on without it.
+    """
     found = [
-        (name, task["name"], str(task.get("when", "")))
+        (name, [(task["name"], str(task.get("when", ""))) for task in faults])
         for name, tasks in roles_tasks()
         for one in nested(tasks)
-        for task in nested(one.get("rescue", ()))
-        if "ansible.builtin.fail" in task and one.get("any_errors_fatal") is not False
+        if one.get("any_errors_fatal") is not False
+        and (faults := [task for task in nested(one.get("rescue", ())) if "ansible.builtin.fail" in task])
     ]
     assert len(found) >= 4
-    assert [one for one in found if "ansible_failed_result is defined" not in one[2]] == []
+    for name, faults in found:
+        *own, last = faults
+        assert own and all("ansible_failed_result is defined" in when for _, when in own), (name, own)
+        assert last == ("Stop, as another host does not answer", ""), name
 
 
 def test_what_hosts_ask_of_themselves_and_of_each_other_goes_by_no_proxy():

@@ -717,7 +717,9 @@ def test_who_takes_part_in_the_measurement():
         {**port, "device": "mlx5_1", "gbit": 400.0},
         {**port, "device": "mlx5_2", "gbit": 800.0, "state": "DOWN"},
     ]
-    assert filters.preflight_takers(hosts, seen, asked, False)[1]["rdma"] == "mlx5_1"  # the fastest that is up
+    assert (
+        filters.preflight_takers(hosts, seen, asked, False)[1]["rdma"] == "mlx5_1"
+    )  # the fastest that is up
     asked["node2"]["host_facts"]["active"] = ["first"]
     assert filters.preflight_takers(hosts, seen, asked, False) == []
 

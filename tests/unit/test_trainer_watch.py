@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import checkpoint, cli, evaluate, recorder, sinks
+from trainer import checkpoint, cli, evaluate, metrics, recorder, sinks
 from trainer.balance import Balance
 from trainer.commands import train
 from trainer.config import from_mapping
@@ -524,3 +524,23 @@ def test_nobody_waits_for_a_copy_that_cannot_come(expected, left_out, wanted):
 def test_the_speed_is_that_of_a_whole_round(settings, ranks, steps):
     run = types.SimpleNamespace(config=from_mapping(settings), world=types.SimpleNamespace(size=ranks))
     assert recorder._recent_steps(run, 10) == steps
+
+
+def test_where_the_time_of_the_last_steps_went():
+    def step(number):
+        seconds = {"step_seconds": 2.0 + number, "compute_seconds": 0.0, "comm_seconds": 0.0}
+        own = [0.5 + number / 3, 1.0]
+        return {
+            **seconds,
+            "rank_seconds": own,
+            "rank_compression_seconds": [0.1, 0.0],
+            "rank_optimizer_seconds": [0.0, 0.2],
+        }
+
+    steps = [step(number % 7) for number in range(1000)]
+    went = metrics.Went(10)
+    for one in steps:
+        went.add(one)
+    found, wanted = went.means(), metrics.parts(steps[-10:])
+    assert found.keys() == wanted.keys()
+    assert all(found[name] == pytest.approx(wanted[name], abs=1e-9) for name in wanted)

@@ -1,5 +1,7 @@
 """`trainer check`: configuration, data and model validated, or checkpoints; nothing trained."""
 
+import contextlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     good_data = not problems
     if good_data or config.model != "tiny":  # its tokenizer needs the data
         try:
-            problems += refused(config, load.source(config, world), good_data)
+            problems += refused(config, load.source(config, world), environment.cache_dir, good_data)
         except BadInput as error:
             problems.append(str(error))
     if problems:
@@ -41,10 +43,11 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     return 0
 
 
-def refused(config: Config, found, good_data: bool = True) -> list[str]:
+def refused(config: Config, found, cache_dir: Path, good_data: bool = True) -> list[str]:
     """What training would refuse of `found`, a load.Source, only once it has tokenised the data or built the model.
 
-    No weights are read. good_data: the data can be read, so that what its tokens are has a say.
+    No weights are read. cache_dir: where training keeps tokenised data. good_data: the data can be read, so that what
+    its tokens are has a say.
     """
     from trainer.model import load, packing, router
 
@@ -57,7 +60,7 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
     for look in (
         build,
         lambda: packing.foresee(config, found.config),
-        lambda: good_data and _check_samples(config, found),
+        lambda: good_data and _check_samples(config, found, cache_dir),
     ):
         try:
             look()
@@ -66,12 +69,12 @@ def refused(config: Config, found, good_data: bool = True) -> list[str]:
     return problems
 
 
-def _check_samples(config: Config, found) -> None:
+def _check_samples(config: Config, found, cache_dir: Path) -> None:
     """Refuse what training would: exchanges that the template does not take, or whose answers cannot be told; what is
     too long, and may not be cut; ids that the model has no embedding for.
 
     The data is tokenised, as training does it, only where one of these may be: the tokenizer has such ids (of many it
-    is padding alone), or a single sample may be refused.
+    is padding alone), or a single sample may be refused. Then training finds it done, where this is its host.
     """
     from trainer.data import chat, pack, read
     from trainer.model import load
@@ -82,9 +85,10 @@ def _check_samples(config: Config, found) -> None:
     chats = any(next(read.samples(one, config)).messages for one in everything)
     if not (beyond or chats or config.overlong == "refuse" or config.loss_on == "answers"):
         return
-    names = [str(number) for number, _ in enumerate(everything)]
-    with tempfile.TemporaryDirectory() as folder:
-        both = pack.prepare(config, names, found.tokenizer, Path(folder))
+    with contextlib.ExitStack() as stack:
+        if not os.access(cache_dir, os.W_OK):
+            cache_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        both = pack.prepare(config, read.digests(config), found.tokenizer, cache_dir)
         load.check_vocabulary(found, max(one.largest_id for one in both if one))
 
 
