@@ -2,9 +2,13 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from plays import Plays
+from plays import ROOT, Plays, changed_tasks
 from test_train import LONG, SETTINGS, book, losses, status, stop, wait_for_step
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
@@ -62,3 +66,64 @@ def test_a_host_more_does_not_disturb_the_run_of_the_others(plays, tmp_path):
     for host in plays.lab.hosts:
         assert re.search(rf"{host} +1  cpu +[\d,]+ MiB +[\d,]+ MiB  fits", done.stdout), done.stdout
     assert status(plays, "next") == {}
+
+
+def test_one_host_has_a_new_release_and_one_goes_while_the_others_train(plays, tmp_path):
+    newer = tmp_path / "newer"
+    shutil.copytree(ROOT, newer, ignore=shutil.ignore_patterns(".*", "runs", "build", "__pycache__"))
+    with open(newer / "trainer/words.py", "a") as file:
+        file.write("# newer\n")
+
+    def play(*words, **extra):
+        """A playbook of the newer checkout."""
+        program = Path(sys.executable).with_name("ansible-playbook")
+        words = [*words, *(word for item in extra.items() for word in ("-e", "=".join(map(str, item))))]
+        done = subprocess.run(
+            [str(program), "-i", str(plays.lab.inventory), *words],
+            cwd=newer,
+            env={**plays.environment(), "ANSIBLE_CONFIG": str(newer / "ansible.cfg")},
+            capture_output=True,
+            text=True,
+            timeout=1500,
+        )
+        return done.returncode, done.stdout
+
+    def current():
+        return [plays.sh(host, "readlink -f /opt/trainyard/current").strip() for host in plays.lab.hosts]
+
+    def goes_on():
+        wait_for_step(plays, "under", status(plays, "under")["step"] + 3)
+        known = [status(plays, "under", host) for host in plays.lab.hosts]
+        assert [(one["attempt"], one["world_size"]) for one in known] == [(1, 3)] * 3
+
+    was = current()
+    assert len(set(was)) == 1
+    began = book(plays, "train.yml", run="under", detach="true", trainer_results_dir=tmp_path, **LONG)
+    assert began.returncode == 0, began.stdout
+    wait_for_step(plays, "under", 3)
+
+    rc, text = play("site.yml", "-l", "node3")
+    assert rc == 0, text
+    assert changed_tasks(text).keys() == {"node3"}, text
+    assert current()[:2] == was[:2] and current()[2] != was[2]
+    goes_on()
+    rc, text = play("train.yml", run="mixed", beside="true", trainer_results_dir=tmp_path, **SETTINGS)
+    assert rc != 0 and "the hosts have different releases of the trainer" in text and "node3 has" in text, (
+        text
+    )
+    rc, text = play("site.yml")
+    assert rc == 0 and len(set(current())) == 1, text
+    goes_on()
+
+    inventory = plays.lab.inventory / "hosts.yml"
+    whole = inventory.read_text()
+    groups = json.loads(whole.split("\n", 1)[1])
+    groups["all"]["children"]["cluster"]["children"]["workers"]["hosts"].pop("node3")
+    inventory.write_text(json.dumps(groups))
+    try:
+        rc, text = play("site.yml")
+        assert rc == 0 and "node3" not in changed_tasks(text), text
+        goes_on()
+    finally:
+        inventory.write_text(whole)
+        stop(plays, "under")

@@ -59,13 +59,25 @@ def hub(plays, model):
 
 
 def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path):
-    secrets = tmp_path / "secrets.json"
-    secrets.write_text(json.dumps({"trainer_hub_token": TOKEN}))
+    password, secrets = tmp_path / "password", tmp_path / "secrets.yml"
+    password.write_text("of the vault")
+    vault = [
+        Path(sys.executable).with_name("ansible-vault"),
+        "encrypt_string",
+        "--stdin-name",
+        "trainer_hub_token",
+    ]
+    encrypted = subprocess.run(
+        [*vault, "--vault-password-file", password], input=TOKEN, capture_output=True, text=True, check=True
+    )
+    secrets.write_text(encrypted.stdout)
+    assert "!vault" in encrypted.stdout and TOKEN not in encrypted.stdout
     keys = {"model": "org/model", "sequence_length": 32, "steps": 4, "batch_size": 6, "max_samples": 60}
     keys |= {"trainer_hub_endpoint": hub, "trainer_results_dir": tmp_path / "results"}
     refused = plays.book("train.yml", run="gated", **keys)
     assert refused.returncode != 0 and "trainer_hub_token" in refused.stdout, refused.stdout
-    done = plays.book("train.yml", "-vvv", "-e", f"@{secrets}", run="fetched", **keys)
+    vaulted = ("-e", f"@{secrets}", "--vault-password-file", str(password))
+    done = plays.book("train.yml", "-vvv", *vaulted, run="fetched", **keys)
     assert done.returncode == 0, done.stdout[-4000:]
     assert TOKEN not in done.stdout + done.stderr
     assert re.search(r"node1: [\d,]+ of [\d,]+ MB have come", done.stdout), done.stdout[-4000:]

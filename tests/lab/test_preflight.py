@@ -81,6 +81,13 @@ def test_of_healthy_hosts_it_says_nothing_within_a_minute_and_leaves_nothing(pla
 # name -> (host, what plants it, what undoes it, the check, its result, a piece of what is found, a piece of the cure)
 FAULTS = {
     "wrong MTU": ("node2", "ip link set eth0 mtu 1400", "ip link set eth0 mtu 1500", "mtu", "fail", "1400", "mtu 1500"),
+    # Ansible's own way, TCP, is left as it is.
+    "a switch that drops large packets": (
+        "node2",
+        "nft 'table ip switch { chain in { type filter hook input priority -300; meta l4proto != tcp ip length > 1400 drop; }; }'",
+        "nft delete table ip switch",
+        *("mtu", "fail", "packets of 1500 bytes do not arrive", "ip link set eth0 mtu 1500"),
+    ),
     "127.0.1.1": (
         "node2",
         "cp /etc/hosts /etc/hosts.keep; sed -i '1i 127.0.1.1 node2' /etc/hosts",

@@ -1,6 +1,7 @@
 """train.yml on three real hosts: equal to one process, left and found again, and what is said when a host fails."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -329,3 +330,39 @@ def test_ctrl_c_and_a_kill_of_the_controller_leave_the_run_which_is_followed_sto
     alone = of_one_process(tmp_path, **{**settings, "steps": step + 2})
     for number, loss in alone.items():
         assert resumed[number] == pytest.approx(loss, rel=1e-5), f"step {number}"
+
+
+@pytest.mark.full
+def test_a_finished_runs_model_comes_here_and_old_runs_go(plays, results):
+    """From hosts whose runs are the service user's: its adapter, and merged; then nothing of it is left there."""
+
+    def there():
+        return {
+            host: plays.sh(host, "find /var/lib/trainyard/ /etc/trainyard | sort") for host in plays.lab.hosts
+        }
+
+    keys = {"trainer_results_dir": results}
+    done = book(plays, "train.yml", run="thin", adapter="lora", lora_rank=2, **SETTINGS, **keys)
+    assert done.returncode == 0, done.stdout
+    before = there()
+    for to, more in (
+        (results / "thin/export", {}),
+        (results / "merged", {"merge": "true", "to": results / "merged"}),
+    ):
+        done = book(plays, "playbooks/export.yml", run="thin", **more, **keys)
+        assert done.returncode == 0, done.stdout
+        assert (to / "adapter_config.json").exists() == (not more)
+    sums = {
+        host: plays.sh(host, "sha256sum /var/lib/trainyard/runs/thin/model/adapter_model.safetensors || true")
+        for host in plays.lab.hosts
+    }
+    digest = hashlib.sha256((results / "thin/export/adapter_model.safetensors").read_bytes()).hexdigest()
+    assert any(one.startswith(digest) for one in sums.values()), sums
+    assert (results / "merged/model.safetensors").stat().st_size > 10_000
+    assert there() == before
+    done = book(plays, "train.yml", run="last", trainer_runs_kept=1, **SETTINGS, **keys)
+    assert done.returncode == 0, done.stdout
+    assert "old runs were removed" in done.stdout and "thin" in done.stdout, done.stdout
+    left = there()
+    assert all("runs/last" in text and "runs/thin" not in text for text in left.values()), left
+    assert (results / "thin/summary.json").exists()
