@@ -139,10 +139,29 @@ def retired_text(results: dict[str, dict], run: str) -> str:
     )
 
 
-def cluster_status(results: dict[str, dict], run: str = "", cluster: Iterable[str] = ()) -> str:
+def _memory(members: list[str], silent: list[str]) -> str:
+    """What it means for runs that some of etcd's members are silent; "" where none is, or there are not several."""
+    lost = [host for host in members if host in silent]
+    if len(members) < 3 or not lost:
+        return ""
+    spare = (len(members) - 1) // 2 - len(lost)
+    gone = f"{names(lost)} {'is' if len(lost) == 1 else 'are'} silent"
+    told = f"Of the hosts that remember who takes part in runs ({names(members)}) {gone}: "
+    if spare < 0:
+        return told + "too few are left, and every run pauses until one of them is back."
+    return told + (
+        f"runs outlive the loss of {spare} more of them."
+        if spare
+        else "if one more of them goes, every run pauses."
+    )
+
+
+def cluster_status(
+    results: dict[str, dict], run: str = "", cluster: Iterable[str] = (), members: Iterable[str] = ()
+) -> str:
     """The text: a table of runs (of `run` alone if it is given), what they say of themselves, a table of hosts.
 
-    `results`, cluster: as above.
+    `results`, cluster: as above. members: of etcd.
     """
     views = run_views(results)
     older = [name for name, view in views.items() if not view["active"]][ENDED_RUNS:]
@@ -158,7 +177,8 @@ def cluster_status(results: dict[str, dict], run: str = "", cluster: Iterable[st
         parts.append("\n".join(notes))
     parts.append(_host_table(results))
     if mute:
-        parts.append("\n".join(mute))
+        memory = _memory(list(members), [host for host in results if host not in answered])
+        parts.append("\n".join(filter(None, [*mute, memory])))
     if left_out:
         parts.append(unasked(left_out))
     releases: dict[str, list[str]] = {}

@@ -239,6 +239,26 @@ def test_what_was_cut_short_is_told_with_its_cure():
     assert "a was cut short and runs nowhere; go on with it: train.yml -e run=a -e resume=true" in text
 
 
+@pytest.mark.parametrize(
+    ("members", "silent", "words"),
+    [
+        (3, 1, "(node1, node2, node3) node1 is silent: if one more of them goes, every run pauses."),
+        (3, 2, "node1, node2 are silent: too few are left, and every run pauses until one of them is back."),
+        (5, 1, "node1 is silent: runs outlive the loss of 1 more of them."),
+        (5, 2, "node1, node2 are silent: if one more of them goes, every run pauses."),
+        (3, 0, ""),
+        (1, 1, ""),  # of two hosts each goes on, or pauses, by other rules
+    ],
+)
+def test_how_many_more_hosts_a_run_can_lose(members, silent, words):
+    everyone = [f"node{number}" for number in range(1, 7)]
+    results = {name: SILENT if place < silent else host() for place, name in enumerate(everyone)}
+    text = cluster_status(results, "", everyone, everyone[:members])
+    assert words in text and ("Of the hosts that remember" in text) == bool(words)
+    others = {name: SILENT if name == "node6" else host() for name in everyone}
+    assert "remember" not in cluster_status(others, "", everyone, everyone[:members])
+
+
 def test_what_may_run_on_a_silent_host_is_not_called_cut_short_nor_is_it_advised_to_go_on_with_it():
     text = cluster_status({"node1": host(a={"age": 60}), "node2": SILENT})
     assert "a was cut short on node1; it may go on on a host that is silent" in text
@@ -260,7 +280,7 @@ def test_what_may_run_on_a_host_that_l_leaves_out_is_not_called_cut_short():
 def test_who_tells_of_runs_knows_of_the_hosts_that_l_leaves_out(name):
     tasks = (ROOT / f"roles/trainer/tasks/{name}.yml").read_text()
     told = re.findall(r"_trainer_seen \| (?:run_choice_fault|diagnosis|cluster_status)\((.*)\)[ |}]", tasks)
-    assert told and all(words.endswith(", groups['cluster']") for words in told)
+    assert told and all(re.search(r", groups\['cluster'\](, _trainer_etcd .*)?$", words) for words in told)
 
 
 def test_cards_whose_driver_gives_no_answer_are_not_called_none():
