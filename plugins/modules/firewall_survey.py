@@ -190,8 +190,13 @@ def ipsec(module, found):
     )
 
 
-def ufw_enabled():
-    """Whether ufw is set to be on: its unit is active on machines where it does nothing, too."""
+def ufw_enabled(module):
+    """Whether ufw is there and set to be on: its unit is active on machines where it does nothing, too.
+
+    Its settings stay where apt has removed it.
+    """
+    if not module.get_bin_path("ufw"):
+        return False
     try:
         with open("/etc/ufw/ufw.conf") as source:
             return any(line.strip().lower() == "enabled=yes" for line in source)
@@ -217,7 +222,7 @@ def main():
             "tunnels": tunnels(module, session, [*clients, *module.params["peers"]], found),
             "ipsec": ipsec(module, found),
             "clients": clients,
-            "ufw": ufw_enabled(),
+            "ufw": ufw_enabled(module),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
             "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),
             "nft": bool(module.get_bin_path("nft")),

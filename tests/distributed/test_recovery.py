@@ -4,6 +4,7 @@ Each test does something to a run without an end, waits until it has gone on, st
 those of one process.
 """
 
+import re
 import os
 import signal
 import time
@@ -356,7 +357,9 @@ def test_both_hosts_with_the_newest_checkpoint_are_gone(launch, curve):
     run.nodes[1] = run.start(1)
     print("seconds", wait(lambda: running(run, 1, attempt + 1, 2) and running(run, 2, attempt + 1, 2)))
     (event,) = (one for one in events(run, 2) if one["attempt"] == attempt + 1)
-    assert event["step"] >= 10 and event["reason"] == "node1 takes part"
+    # Why the attempt in between was made had nobody told yet: it came to no step.
+    assert event["step"] >= 10
+    assert re.fullmatch(r"(node[01](, node1)? (is|are) gone; )+node1 takes part", event["reason"])
     stop(run, 1, 2)
     same(run, 1, curve)
     same(run, 2, curve)

@@ -101,6 +101,11 @@ def test_opensm_sets_the_fabric_up_and_its_standby_takes_over(plays, fabric):
     play = site(plays, fabric, beside)
     assert play.rc == 0, play.text
     assert "ibsim0/1: InfiniBand, ACTIVE at 10 Gbit/s" in play.words
+    # A card's that was there before.
+    old = "/etc/systemd/system/trainyard-opensm@0123456789abcdef.service"
+    plays.sh("node1", f"cp $(ls {old.rpartition('@')[0]}@*) {old}; systemctl enable {old}")
+    assert site(plays, fabric, beside).changed == {"node1": 1, "node2": 0}
+    assert plays.sh("node1", f"ls {old} 2>/dev/null; find /etc/systemd -xtype l") == ""
     assert site(plays, fabric, beside).changed == {"node1": 0, "node2": 0}
 
     assert plays.sh("node1", "systemctl is-enabled opensm || true").strip() == "masked"

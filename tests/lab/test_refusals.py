@@ -21,8 +21,8 @@ def plays(able, tmp_path_factory):
 # What node2 is given, and loses again; the groups that it is in besides; what is set; what is said of it.
 REFUSED = {
     "ufw": (
-        "mkdir -p /etc/ufw; echo ENABLED=yes > /etc/ufw/ufw.conf",
-        "rm -r /etc/ufw",
+        "mkdir -p /etc/ufw; echo ENABLED=yes > /etc/ufw/ufw.conf; install -m 755 /bin/true /usr/sbin/ufw",
+        "rm -r /etc/ufw /usr/sbin/ufw",
         (),
         {},
         "ufw is active on this host",

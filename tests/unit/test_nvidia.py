@@ -758,7 +758,7 @@ def test_a_kernel_without_signed_modules_has_its_cure_in_the_message():
         for task in yaml.safe_load((ROOT / "roles/nvidia/tasks/install.yml").read_text())
         if task["name"] == "Have the driver's packages"
     ]
-    said = block["rescue"][-1]
+    (said,) = [task for task in block["rescue"] if task["name"] == "Say what is the matter with the driver"]
     given = {"inventory_hostname": "node1", "__nvidia_compiler": {"stdout_lines": []}}
     given["__nvidia_plan"] = plan_for(UBUNTU_24, "2684", survey={"secure_boot": True})
     name = "linux-modules-nvidia-580-server-open-6.8.0-49-generic"
