@@ -61,7 +61,7 @@ class ActionModule(ActionBase):
         if not change["files"]:
             if found["armed"] and not found["guard_current"] and not self._task.check_mode:
                 self._host("install", files=own)  # an older one, or a damaged one, may not be able to undo
-            return {**result, "address": here, "paths": [], **self._settle(here, found["armed"])}
+            return {**result, "address": here, "paths": [], **self._settle(here, found)}
 
         if found["armed"] and not self._task.check_mode:
             # What was planned may rest on a state that is about to go, whoever plans it.
@@ -208,16 +208,21 @@ class ActionModule(ActionBase):
 
     # The course of a change.
 
-    def _settle(self, here, armed):
-        """Have what an earlier run left armed put back. Returns {changed, undone, warnings}."""
-        if not armed:
-            return {"changed": False, "undone": []}
-        if self._task.check_mode:
+    def _settle(self, here, found):
+        """Have what an earlier run left armed put back, and tell what was undone when none could say it.
+
+        Returns {changed, undone, warnings}.
+        """
+        armed = found["armed"]
+        warnings = [f"of an earlier run, {one['at']}: {sentence(one)}" for one in found["untold"]]
+        if armed and self._task.check_mode:
             later = f"{LEFT_BEHIND} of {', '.join(armed)}; without --check, it would be put back first"
-            return {"changed": True, "undone": [], "warnings": [later]}
-        undone = self._finish_undo(here)
-        warnings = [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
-        return {"changed": True, "undone": undone, "warnings": warnings}
+            return {"changed": True, "undone": [], "warnings": [*warnings, later]}
+        undone = self._finish_undo(here) if armed else []
+        if (undone or warnings) and not self._task.check_mode:
+            self._host("tell")
+        warnings += [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
+        return {"changed": bool(armed), "undone": undone, "warnings": warnings}
 
     def _refuse_insider(self, found):
         """Refuse where a new connection shows nothing: it is the host's own to itself, and others are there by SSH."""
@@ -289,6 +294,8 @@ class ActionModule(ActionBase):
                 "its next start; at its console, /usr/local/lib/trainyard/guard status tells more. "
                 f"Tried: {tried or 'nothing'}"
             )
+        with contextlib.suppress(AnsibleError):  # then the next run says it once more
+            self._host("tell")
         raise AnsibleActionFail(
             f"The change was undone; the host answers at {here} as before. {sentence(report)}"
             + (f" Connecting anew had failed: {tried}" if tried else "")

@@ -92,8 +92,9 @@ def host_keys(module):
 
 
 def compare(module, change, own):
-    """Which files differ, what is armed, the host's keys, whether the guard's `own` files (path: sha256) stand and
-    count, whether this very session comes from another machine, and from which ones people are logged in by SSH.
+    """Which files differ, what is armed, what was undone and not told, the host's keys, whether the guard's `own` files
+    (path: sha256) stand and count, whether this very session comes from another machine, and from which ones people are
+    logged in by SSH.
     """
     files = [{"path": item["path"], "differs": differs(item)} for item in change["files"]]
     if module._diff:
@@ -105,6 +106,7 @@ def compare(module, change, own):
     return {
         "files": files,
         "armed": armed(),
+        "untold": untold(),
         "host_keys": host_keys(module),
         "guard_current": current,
         "from_elsewhere": session is None or from_elsewhere(session["client"], session["address"]),
@@ -117,6 +119,29 @@ def armed(state_dir=STATE_DIR):
     return sorted(
         path.split(os.sep)[-2] for path in glob.glob(os.path.join(state_dir, "[!.]*", "manifest.json"))
     )
+
+
+def untold(state_dir=STATE_DIR):
+    """What was undone that no run has told yet, as where the controller was gone: the guard's reports."""
+    found = []
+    for path in sorted(glob.glob(os.path.join(state_dir, "*.report.json"))):
+        with open(path) as source:
+            report = json.load(source)
+        if digest(told_mark(path)) != hashlib.sha256(report["token"].encode()).hexdigest():
+            found.append(report)
+    return found
+
+
+def tell(state_dir=STATE_DIR):
+    """Note that all there is was told."""
+    for report in untold(state_dir):
+        with open(told_mark(os.path.join(state_dir, f"{report['name']}.report.json")), "w") as out:
+            out.write(report["token"])
+    return {}
+
+
+def told_mark(path):
+    return f"{path.removesuffix('.json')}.told"
 
 
 def enabled(module):
@@ -201,7 +226,7 @@ def main():
             "operation": {
                 "type": "str",
                 "required": True,
-                "choices": ["compare", "install", "change", "confirm", "status", "restore"],
+                "choices": ["compare", "install", "change", "confirm", "status", "restore", "tell"],
             },
             "name": {"type": "str"},
             "token": {"type": "str", "no_log": False},
@@ -223,6 +248,8 @@ def main():
         elif given["operation"] == "confirm":
             proof = ["--proof", given["proof"]] if given["proof"] else []
             result = guard(module, "confirm", given["name"], "--token", given["token"], *proof)
+        elif given["operation"] == "tell":
+            result = tell()
         elif given["operation"] == "status":
             result = guard(module, "status")
         else:

@@ -4,8 +4,8 @@ Each test does something to a run without an end, waits until it has gone on, st
 those of one process.
 """
 
-import re
 import os
+import re
 import signal
 import time
 from pathlib import Path

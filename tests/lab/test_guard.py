@@ -132,6 +132,12 @@ def test_killed_after_a_change_that_cuts_the_host_off_it_answers_again_within_60
     )
     assert plays.sh("node1", "nft list tables; ls /etc/cut.nft 2>/dev/null || true") == ""
     assert daemon_lives(plays)
+    for told in (True, False):  # nobody could say it then: the next run does, once
+        play = plays.run([include("guard")], "node1")
+        assert play.rc == 0 and play.changed["node1"] == 0, play.text
+        assert ("of an earlier run, 20" in play.words and "no new connection" in play.words) == told, (
+            play.text
+        )
 
 
 def test_a_restart_before_it_is_confirmed_brings_the_old_state_back(plays):

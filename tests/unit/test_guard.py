@@ -266,7 +266,7 @@ def test_what_is_on_disk_is_enough_for_another_process(code, guard, etc):
 def test_a_power_cut_before_arming_or_after_the_end_leaves_nothing_armed_and_is_swept(
     code, load_module, guard, etc
 ):
-    """guard_host, which asks first, and the guard itself agree on what is armed."""
+    """guard_host, which asks first, and the guard itself agree on what is armed, and on what was undone."""
     module = load_module("guard_host")
     for half in (".network.new", ".network.confirmed", ".network.restored"):
         directory = Path(guard.state_dir, half)
@@ -278,7 +278,14 @@ def test_a_power_cut_before_arming_or_after_the_end_leaves_nothing_armed_and_is_
     guard.change("network", change(all_kinds(etc)))
     assert guard.armed() == module.armed(guard.state_dir) == ["network"]
     guard.sweep()
-    assert guard.restore("network")["state"] == "restored"
+    assert module.untold(guard.state_dir) == []
+    assert guard.restore("network", why="test")["state"] == "restored"
+    assert [one["why"] for one in module.untold(guard.state_dir)] == ["test"]
+    module.tell(guard.state_dir)
+    assert module.untold(guard.state_dir) == []
+    guard.change("network", change(all_kinds(etc)))
+    guard.restore("network", why="again")
+    assert [one["why"] for one in module.untold(guard.state_dir)] == ["again"]
 
 
 def test_a_directory_without_a_manifest_is_no_change_that_waits(guard, etc):
@@ -401,6 +408,7 @@ CHANGE = {"name": "network", "why": "a test", "files": [{"path": "/etc/x", "cont
 FOUND = {
     "files": [{"path": "/etc/x", "differs": True}],
     "armed": [],
+    "untold": [],
     "host_keys": ["ssh-ed25519 AAAA"],
     "guard_current": True,
     "from_elsewhere": True,
@@ -493,11 +501,21 @@ def test_a_change_that_waits_is_put_back_without_files_and_in_the_way_of_a_chang
     with pytest.raises(Exception, match="A change of network waits to be confirmed on this host"):
         action({**waits, **SAME})
     done = action({**waits, "files": []}, files=[])
-    assert done.changed and done.asked == ["compare", "status", "restore", "status"]
+    assert done.changed and done.asked == ["compare", "status", "restore", "status", "tell"]
     assert "earlier run" in done.warnings[0]
     seen = action({**waits, "files": []}, files=[], check=True)
     assert seen.changed and seen.asked == ["compare"] and "would be put back first" in seen.warnings[0]
     assert not action({"files": []}, files=[]).changed
+    report = {
+        "at": "2026-11-27",
+        "change": "addresses",
+        "why": "nobody came",
+        "undone": ["a put back"],
+        "commands": [],
+    }
+    told = action({"untold": [report], "files": []}, files=[])
+    assert not told.changed and told.asked == ["compare", "tell"]
+    assert told.warnings == ["of an earlier run, 2026-11-27: addresses: nobody came. Undone: a put back."]
     damaged = action({**waits, "files": [], "guard_current": False}, files=[])
     assert damaged.asked.index("install") < damaged.asked.index("restore")
 
