@@ -215,8 +215,7 @@ def train_step(run: Run, observer) -> StepReport:
     run.strategy.finish()
     finished = now(world)
     grad_norm = run.strategy.clip(config.grad_clip, scale)
-    # Where ranks add up their parts' norms for it, they wait for each other in there.
-    clip_seconds = now(world) - finished if run.strategy.clips_alone or world.size == 1 else 0.0
+    clip_seconds = now(world) - finished - run.strategy.clip_waited
     flags = (observer.asked_to_stop(), observer.save_is_due(), observer.save_has_failed())
     loss, router_loss, squares, stop, save, save_failed, *by_rank = exchange(
         run,

@@ -278,9 +278,9 @@ def _shares(view: dict) -> str:
     if len(speeds) > SHOWN_SHARES:
         told += ":…"
     if gain.get("got"):
-        told += f"; {gain['got']:.2f} times as fast as with even ones ({gain['expected']:.2f} expected)"
+        told += f"; {gain['got']:.2f} times as fast as with even ones ({gain['expected']:.2f} of computing expected)"
     elif gain:
-        told += f"; {gain['expected']:.2f} times as fast as with even ones, as expected by these"
+        told += f"; they compute {gain['expected']:.2f} times as fast as even ones, as expected by these"
     return f"shares of a step {shown}{told}"
 
 

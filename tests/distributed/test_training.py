@@ -421,6 +421,18 @@ def test_clipping_is_a_ranks_own_work(material, tmp_path):
     assert all(row["rank_optimizer_seconds"][0] > 0.2 for row in rows[1:])  # told with the step after it
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_clipping_is_a_ranks_own_work_where_it_waits_for_others_in_it(material, tmp_path, strategy):
+    """Unlike ranks take the first one's norm; ranks with parts add theirs up."""
+    module = {"ddp": "trainer.strategies.ddp", "zero1": "trainer.strategies.sharded"}[strategy]
+    chosen = (f"strategy={strategy}", "steps=3", "tensorboard=false")
+    threads = [["threads=1"], ["threads=2"]]
+    patch = {(module, "clipping"): _slow_to_clip}
+    ranks.run(tmp_path, 2, material / "run.yaml", *chosen, patch=patch, per_rank=threads)
+    for row in ranks.records(tmp_path / "node0")[1:]:
+        assert min(row["rank_optimizer_seconds"]) > 0.2 and max(row["rank_optimizer_seconds"]) < 0.5
+
+
 def test_checkpoints_by_epochs_and_by_minutes(material, tmp_path):
     def saved(folder, *extra):
         ranks.run(folder, 2, material / "run.yaml", "checkpoint_every=0", *extra)

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from trainer import config
 from trainer.balance import AGAIN, REST, SETTLE, WINDOW, Balance, given, line, shares, solve
@@ -324,6 +325,16 @@ def test_ranks_are_not_tried_again_before_the_last_trial_has_paid():
 def test_plan_tells_the_shares_that_speeds_will_lead_to(keys, speeds, split, faster):
     found = plan.share(config.from_mapping({"batch_size": 48, **keys}), 3, speeds)
     assert found["split"] == split and found["speed_up"] == (faster and pytest.approx(faster))
+
+
+@pytest.mark.parametrize(("shares", "passes"), [("16,16,16", 4), ("28,10,10", 7)])
+def test_plan_counts_the_passes_that_listed_shares_take(shares, passes):
+    """Ranks that keep step go by the size that is set: what memory holds beyond it is for shares by speed."""
+    keys = {"batch_size": 48, "micro_batch_size": 4, "strategy": "fsdp", "balance": shares}
+    asked = config.from_mapping(keys)
+    assert plan.share(asked, 3, None)["at_once"] == 4
+    place = plan.Place(3, 3, 1, torch.device("cpu"), 0, 0, 1e9)
+    assert plan.wire("fsdp", asked, place, 0, 0, 300) == passes * 300 * 2 // 3
 
 
 @pytest.mark.parametrize("speeds", ["2,1", "2,1,0", "fast", "1,1,inf", ""])

@@ -195,7 +195,7 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
         "first: loss 7.66 █▄▂▁ 3.3\n"
         "first: of a step's 0.5 s, computing: node1 80%, node2 (rank 1) 60% and waits 20%, node2 (rank 2) 20% and "
         "waits 60%; the network: 16%\n"
-        "first: shares of a step 24:12:12; 1.31 times as fast as with even ones (1.33 expected)"
+        "first: shares of a step 24:12:12; 1.31 times as fast as with even ones (1.33 of computing expected)"
     )
     assert "RTX 3090 98 %, 20 of 24 GiB, 71 °C" in hosts and "12.0 of 16.0 GB" in hosts
     assert [line.split()[0] for line in hosts.splitlines()] == ["HOST", "node1", "node2", "node3"]
@@ -205,7 +205,9 @@ def test_the_status_of_a_run_on_two_hosts_and_a_silent_one():
 def test_shares_that_a_run_began_with_are_told_with_the_speeds_that_were_tried():
     told = {"age": 1, "shares": [12, 4], "speed_up": {"expected": 2.0, "got": None, "speeds": [1.0, 1 / 3]}}
     text = cluster_status({"node1": host(["a"], a=told)}, "a")
-    assert "12:4 by speeds 1.00:0.33; 2.00 times as fast as with even ones, as expected by these" in text
+    assert (
+        "12:4 by speeds 1.00:0.33; they compute 2.00 times as fast as even ones, as expected by these" in text
+    )
 
 
 def test_what_steps_do_not_tell_of_is_not_called_computing():

@@ -16,7 +16,7 @@ import torch
 from trainer import config as configuration
 from trainer import link as network
 from trainer import ways
-from trainer.balance import Balance, miscounted, shares
+from trainer.balance import Balance, given, miscounted, shares
 from trainer.config import Config
 from trainer.environment import Environment, number, rdma, resident_bytes
 from trainer.errors import BadInput
@@ -163,7 +163,7 @@ def share(config: Config, ranks: int, speeds: str | None) -> dict:
         grain=size if config.compile else 1,
         lockstep=size if kind.lockstep and ranks > 1 else 0,
         # What memory the other hosts have is known when they meet (trainer/room.py).
-        at_once=None if config.compile else [config.batch_size] * ranks,
+        at_once=None if config.compile or given(config.balance) else [config.batch_size] * ranks,
     )
 
     def told(speed_up: float | None, found: list[float] | None) -> dict:
@@ -340,7 +340,8 @@ def checkpoint_bytes(config: Config, found: Footprint) -> int:
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
     """Bytes that leave a host in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
     among = place.nodes if place.nodes > 1 and _inside_first(name, place) else place.ranks
-    passes = -(-max(shares(config.batch_size, place.ranks)) // config.micro_batch_size)
+    largest = max(given(config.balance) or shares(config.batch_size, place.ranks))
+    passes = -(-largest // config.micro_batch_size)
     whole = {
         "ddp": 2 * trained,
         "zero1": in_blocks + rest + trained,
@@ -759,7 +760,7 @@ def _shares(config: Config, place: Place, answer: dict) -> list[str]:
     split = ", ".join(map(str, found["split"][:16])) + (", …" if len(found["split"]) > 16 else "")
     line = f"shares: {split} of {config.batch_size} sequences a step"
     if found["speeds"]:
-        line += f"; by these speeds {found['speed_up']:.2f} times as fast as even ones"
+        line += f"; by these speeds they compute {found['speed_up']:.2f} times as fast as even ones"
         if found["at_once"] > config.micro_batch_size:
             line += f", where there is memory for {found['at_once']} sequences at once"
     elif config.balance == "auto":

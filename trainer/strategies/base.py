@@ -1,7 +1,8 @@
 """What the loop, the optimizer and the checkpoints ask of a strategy."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -28,7 +29,7 @@ class Strategy(ABC):
         False  # each rank steps by the gradient of its own share's mean loss, and all meet now and then
     )
     averages = False  # `whole` makes others of a rank's own moments, from which its optimizer is to go on
-    clips_alone = True  # a rank needs nobody for the gradient's norm (World.as_first where ranks are unlike)
+    clip_waited = 0.0  # seconds of the last clip that went to other ranks
     keeps: tuple[str, ...] = ()  # kinds of what `kept` has besides weights and moments
 
     module: TokenLoss  # called with (inputs, labels, positions), it gives the summed loss
@@ -73,6 +74,13 @@ class Strategy(ABC):
 
         Returns the norm in between, equal on all ranks.
         """
+
+    def _of_all(self, ask: Callable[..., float], *words) -> float:
+        """What `ask(*words)` says, for which ranks wait for each other; notes how long that took."""
+        begin = time.perf_counter()
+        found = ask(*words)
+        self.clip_waited = time.perf_counter() - begin
+        return found
 
     def stepped(self, tokens: int, last: bool) -> None:  # noqa: B027
         """The optimizer has taken a step, on this rank by the gradient of `tokens`; `last`: the run's last one."""

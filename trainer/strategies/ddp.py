@@ -37,7 +37,6 @@ class DDP(Strategy):
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world = module.to(world.device), world
-        self.clips_alone = self.independent or world.alike
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.buckets = [
             Bucket(parameters)
@@ -97,7 +96,7 @@ class DDP(Strategy):
         norms = torch.stack([torch.linalg.vector_norm(b.flat) for b in self.buckets])
         norm = torch.linalg.vector_norm(norms).item() / scale
         if not self.independent:
-            norm = self.world.as_first(norm)
+            norm = self._of_all(self.world.as_first, norm)
         factor = clipping(norm, limit) / scale
         if factor != 1:
             for bucket in self.buckets:

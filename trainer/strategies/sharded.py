@@ -51,7 +51,6 @@ class Sharded(Strategy):
     """See the module. Subclasses say what is shared beside the optimizer's moments."""
 
     lockstep = True
-    clips_alone = False
     shares_gradients = True  # gradients travel after each micro-batch, not once a step
     shares_weights = True  # weights are given up after each use, and frozen ones are shared too
 
@@ -170,7 +169,8 @@ class Sharded(Strategy):
         gradients = [part.grad for part in self.trainable.values()]
         norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
         square = torch.linalg.vector_norm(norms.double()).square().to(self.world.device)
-        norm = self.sum(square.reshape(1)).sqrt().item() / scale
+        square.item()  # its own part is done before it waits for the others'
+        norm = self._of_all(lambda: self.sum(square.reshape(1)).sqrt().item()) / scale
         factor = clipping(norm, limit) / scale
         if factor != 1:
             torch._foreach_mul_(gradients, factor)

@@ -53,7 +53,6 @@ class Split(Strategy):
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world, self.config = module, world, config
-        self.clips_alone = world.alike
         layers = outermost(blocks(self.model))
         if not layers:
             raise BadInput(
@@ -134,7 +133,8 @@ class Split(Strategy):
     def clip(self, limit: float, scale: float = 1.0) -> float:
         gradients = [one.grad for one in self.trainable.values()]
         norms = [torch.linalg.vector_norm(one).to(self.world.device) for one in gradients]
-        norm = self.world.as_first(torch.linalg.vector_norm(torch.stack(norms)).item() / scale)
+        norm = torch.linalg.vector_norm(torch.stack(norms)).item() / scale
+        norm = self._of_all(self.world.as_first, norm)
         factor = clipping(norm, limit) / scale
         if factor != 1:
             for one in gradients:
