@@ -157,15 +157,22 @@ def exact(material, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("comm", "near", "less"),
-    [("16bit", 0.005, 1.9), ("8bit", 0.02, 3.4), ("powersgd", 0.1, 2.0), ("diloco", 0.15, 25.0)],
+    ("comm", "near", "less", "shares"),
+    [
+        ("16bit", 0.005, 1.9, "even"),
+        ("8bit", 0.02, 3.4, "even"),
+        ("powersgd", 0.1, 2.0, "even"),
+        ("diloco", 0.15, 25.0, "even"),
+        pytest.param("powersgd", 0.1, 2.0, "7,3,2", marks=pytest.mark.full),
+        ("diloco", 0.15, 25.0, "7,3,2"),  # whoever is faster does more of each inner step
+    ],
 )
 def test_the_curve_stays_near_all_ranks_stay_alike_and_less_is_sent(
-    material, tmp_path, exact, comm, near, less
+    material, tmp_path, exact, comm, near, less, shares
 ):
     folder, reference = exact
     # Without checkpoints, for which more is sent than steps need.
-    words = (*LONG, f"comm={comm}", "sync_every=10", "checkpoint_every=0")
+    words = (*LONG, f"comm={comm}", "sync_every=10", "checkpoint_every=0", f"balance={shares}")
     patch = {("trainer.strategies.ddp", "BUCKET_BYTES"): 48 << 10}  # three buckets or more
     found = ranks.run(tmp_path, 3, material / "run.yaml", *words, patch=patch)
     assert found != reference

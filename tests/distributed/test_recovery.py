@@ -184,6 +184,27 @@ def test_a_killed_rank(launch, curve):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("keys", [("comm=8bit",), ("comm=diloco", "sync_every=6", "diloco_overlap=2")])
+def test_a_killed_rank_where_gradients_travel_otherwise(launch, keys):
+    """Also while what it sends is on its way beside its steps. The curve is another one, and one curve."""
+    run = launch(2, *keys)
+    wait(lambda: step(run, 0) > 12)
+    os.kill(rank_pids(run.nodes[1].pid)["1"], signal.SIGKILL)
+    wait(lambda: running(run, 0, 2, 2) and running(run, 1, 2, 2))
+    last = step(run, 0)
+    wait(lambda: step(run, 0) > last + 15)
+    stop(run, 0, 1)
+    one, other = (ranks.losses(run.root / f"node{node}") for node in (0, 1))
+    assert one == other and sum(one[-5:]) / 5 < 0.8 * one[0]
+    for node in (0, 1):
+        (event,) = events(run, node)
+        assert event["step"] >= 10 and "rank 1 on node1 was killed by SIGKILL" in event["reason"]
+    saved = [sorted((run.root / f"node{node}/checkpoints").iterdir())[-1] for node in (0, 1)]
+    weights = [(path / "model.safetensors").read_bytes() for path in saved]
+    assert saved[0].name == saved[1].name and weights[0] == weights[1]
+
+
+@pytest.mark.full
 def test_a_host_is_cut_off_and_comes_back(launch, curve):
     run = launch(3)
     wait(lambda: step(run, 0) > 12)
