@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 
 from trainer.balance import shares
 from trainer.commands import plan
@@ -60,9 +61,14 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
         return
     fast = world.device.type == "cuda" and rdma()  # NCCL then goes by that
     said = plan.interface_speed(), config.link_gbit and config.link_gbit * 1e9
-    speeds = world.gather(None if fast else min(filter(None, said), default=None))
-    slowest = min(filter(None, speeds), default=None)
-    if slowest is None or slowest > SLOW_LINK:
+    speeds = world.gather(math.inf if fast else min(filter(None, said), default=0.0))
+    slowest = min(filter(None, speeds), default=0.0)
+    if not slowest and world.first:
+        log(
+            f"warning: strategy: {config.strategy} sends the frozen weights, too, and how fast is not known; "
+            "playbooks/preflight.yml measures it. Strategy ddp, where it has room, sends the adapter's gradients alone"
+        )
+    if not slowest or slowest > SLOW_LINK:
         return
     place = dataclasses.replace(_place(config, world), link=slowest)
     try:

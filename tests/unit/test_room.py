@@ -194,8 +194,13 @@ def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, g
     monkeypatch.setattr(plan, "interface_speed", lambda: gigabits and gigabits * 1e9)
     world = World(gather=lambda own: [own, own])
     config = asked(**{**LORA, **keys})
+    told = []
+    monkeypatch.setattr(room, "log", told.append)
     if not refused:
-        return room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
+        room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
+        nobody_knows = gigabits is None and "link_gbit" not in keys
+        assert ["preflight.yml measures it" in one for one in told] == [True] * nobody_knows
+        return
     with pytest.raises(BadInput, match=r"strategy: fsdp sends the frozen weights, too: about .* at 1 Gbit/s"):
         room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
 
