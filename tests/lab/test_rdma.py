@@ -203,6 +203,13 @@ def test_a_class_of_service_for_roce(plays, card):
     play = site(roce_qos_dscp=34)
     assert play.rc == 0 and classes() == {"34": "3", "48": "6"}, play.text
 
+    # A card knows nothing of it after a boot: the unit tells it anew.
+    plays.sh(
+        "node2",
+        f"systemctl stop {unit}; rm -f /run/dcb /run/trainyard-roce-qos*; [ ! -e /run/dcb ]; systemctl start {unit}",
+    )
+    assert classes() == {"34": "3", "48": "6"}
+
     plays.sh("node2", "sed -i 's/ens192\"/ens999\"/' /usr/local/sbin/dcb")
     play = site(roce_qos_dscp=26)
     assert play.rc != 0 and "knows no DCB, the card is none for RoCE" in play.words, play.text
