@@ -194,6 +194,8 @@ class Recorder:
         checkpoint.load(found, run.strategy, run.optimizer)
         back = dataclasses.replace(progress_in(found.manifest), launch=run.progress.launch)
         vars(run.progress).update(vars(back))
+        # Newer ones are damaged: their steps are saved anew.
+        self.saved_step, self.best_saved = step, run.progress.best_step
         self.judge()
         if self.metrics:
             self.metrics.cut(run.progress.step, run.progress.evaluated_step)

@@ -265,6 +265,29 @@ def test_harm_after_each_way_back_ends_the_run(material, tmp_path):
     assert "went back to step 4 10 times and came to no newer checkpoint. Cure: a lower lr" in reason
 
 
+def test_a_step_whose_checkpoint_was_damaged_before_a_way_back_is_saved_anew(material, tmp_path):
+    patch = {("trainer.loop", "token_loss"): _harmful_after_damage}
+    chosen = ("on_nan=rollback", "checkpoint_every=3", "checkpoint_async=false")
+    ranks.run(tmp_path, 1, material / "run.yaml", *chosen, patch=patch)
+    log = (tmp_path / "node0/logs/rank-0.log").read_text()
+    assert "back to step 3" in log and log.count("step-00000006 in ") == 2, log
+
+
+def _harmful_after_damage(run, sequences):
+    """Once, after step 7: the checkpoint of step 6 is damaged, and so is the batch."""
+    import shutil
+
+    from trainer import loop
+
+    root = run.world.environment.run_dir
+    harm = run.progress.step == 7 and not (root / "done").exists()
+    if harm:
+        (root / "done").touch()
+        newest = root / "checkpoints/step-00000006"
+        shutil.copy(newest / "manifest.json", newest / "model.safetensors")
+    return loop.token_loss_really(run, sequences) * (float("nan") if harm else 1)
+
+
 def _harmful_after_step_6(run, sequences):
     from trainer import loop
 

@@ -239,7 +239,7 @@ def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_to
         *((one, None) for one in (ENDLESS, None, "{{ raise_exception('no') }}", "{{ messages[0].content }}")),
     ],
 )
-def test_what_ends_an_answer_ends_a_generated_one_too(make_tokenizer, template, ends):
+def test_what_ends_an_answer_ends_a_generated_one_too(make_tokenizer, tmp_path, template, ends):
     """Beside the tokens that the model's maker names, in whose list it may be missing; none twice."""
     tokens = make_tokenizer(template)
     token = chat.end_of_turn(tokens)
@@ -247,10 +247,32 @@ def test_what_ends_an_answer_ends_a_generated_one_too(make_tokenizer, template, 
     for named in (None, 7, [7, 9]):
         model = types.SimpleNamespace(generation_config=types.SimpleNamespace(eos_token_id=named))
         before = saved.ends(model, tokens)
-        saved.name_end_of_turn(model, tokens)
-        assert saved.ends(model, tokens) == before | ({token} - {None})
-        assert token or model.generation_config.eos_token_id == named
-    saved.name_end_of_turn(types.SimpleNamespace(), tokens)  # an adapter has none
+        file = tmp_path / "generation_config.json"
+        file.write_text(json.dumps({"eos_token_id": named, "top_k": 3}))
+        saved.name_end_of_turn(tmp_path, model, tokens)
+        told = json.loads(file.read_text())
+        model.generation_config.eos_token_id = told["eos_token_id"]
+        assert saved.ends(model, tokens) == before | ({token} - {None}) and told["top_k"] == 3
+        assert token or told["eos_token_id"] == named
+        file.unlink()
+        saved.name_end_of_turn(tmp_path, model, tokens)  # an adapter has none
+        assert not file.exists()
+
+
+def test_a_model_whose_makers_left_sampling_half_set_is_written(make_tokenizer, tmp_path):
+    """As some publish it: transformers reads and writes it as it is, and refuses it once it was changed."""
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=300, n_positions=32, n_embd=8, n_layer=1, n_head=1, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "published")
+    file = tmp_path / "published/generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": 0, "temperature": 0.6, "top_p": 0.9}))
+    tokens, model = make_tokenizer(ENDED), AutoModelForCausalLM.from_pretrained(tmp_path / "published")
+    model.save_pretrained(tmp_path / "out")
+    saved.name_end_of_turn(tmp_path / "out", model, tokens)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert again.generation_config.temperature == 0.6
+    assert chat.end_of_turn(tokens) in again.generation_config.eos_token_id
 
 
 @pytest.fixture

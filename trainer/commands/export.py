@@ -72,8 +72,8 @@ def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, 
             model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:  # weights that are no numbers
             raise BadInput(f"{found.path}: the adapter cannot go into its base: {error}") from None
-    saved.name_end_of_turn(model, tokenizer)
     model.save_pretrained(directory)
+    saved.name_end_of_turn(directory, model, tokenizer)
     tokenizer.save_pretrained(directory)
 
 

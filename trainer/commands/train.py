@@ -440,13 +440,13 @@ def _explained(path: Path, what: str, kind: type[Exception] | tuple[type[Excepti
 def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) -> None:
     """Write the model with `weights`, by parameter name; the directory appears complete."""
     temporary = directory.with_name(".model.tmp")
-    saved.name_end_of_turn(model, tokenizer)
     # safetensors raises what is its own where the disk does not take the model.
     with _explained(directory, "the model", (OSError, SafetensorError)):
         shutil.rmtree(temporary, ignore_errors=True)
         # transformers would save on rank 0 alone, but hosts have disks of their own.
         model.should_save_on_this_rank = lambda wanted: wanted
         model.save_pretrained(temporary, state_dict=weights)
+        saved.name_end_of_turn(temporary, model, tokenizer)
         model_load.restore_dropout(temporary, model.original_dropout)
         tokenizer.save_pretrained(temporary)
         found = saved.find(temporary)

@@ -94,11 +94,17 @@ def ends(model, tokenizer) -> set[int]:
     return {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
 
 
-def name_end_of_turn(model, tokenizer) -> None:
-    """Have the model's files name what ends an answer in its template, so that others' tools stop there, too."""
-    config, token = getattr(model, "generation_config", None), chat.end_of_turn(tokenizer)
-    if config is not None and token not in (None, *ends(model, tokenizer)):
-        config.eos_token_id = sorted({*ends(model, tokenizer), token})
+def name_end_of_turn(directory: Path, model, tokenizer) -> None:
+    """Have the model's files, just written, name what ends an answer in its template, so that others' tools stop there.
+
+    In the file, for transformers refuses to write a configuration that differs from the one it has read where that had
+    sampling's settings without sampling, as published ones have.
+    """
+    file, token = directory / "generation_config.json", chat.end_of_turn(tokenizer)
+    if token in (None, *ends(model, tokenizer)) or not file.is_file():
+        return
+    told = json.loads(file.read_text()) | {"eos_token_id": sorted({*ends(model, tokenizer), token})}
+    file.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
 
 
 def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
