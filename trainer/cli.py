@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -22,6 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _run(options)
     except TrainerError as error:
         failure = error
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 128 + signal.SIGINT
     except OSError as error:  # a path that the user gave, or a disk that is full
         failure = TrainerError(str(error))
     if options.command == "train":

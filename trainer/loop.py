@@ -124,6 +124,8 @@ def train(run: Run, observer) -> None:
             report = train_step(run, observer)
         except Harmful as harm:
             observer.after_harm(harm)
+        except Wordless as empty:
+            observer.after_wordless(empty)
         except Overflow:
             progress.loss_scale, progress.scaled_steps = progress.loss_scale / 2, 0
             continue
@@ -178,13 +180,15 @@ def evaluations_left(run: Run) -> int:
 def train_step(run: Run, observer) -> StepReport:
     """One optimizer step over the global batch; raises Harmful where it would do harm, before it is taken.
 
-    Raises Overflow where it is to be tried again.
+    Raises Overflow where it is to be tried again, and Wordless where there is nothing to learn.
     """
     config, world, progress = run.config, run.world, run.progress
     begin = time.perf_counter()
 
     batch = run.index.batch(progress.cursor, config.batch_size)
-    tokens = max(1, int(run.packed.valid[batch].sum()))
+    tokens = int(run.packed.valid[batch].sum())
+    if not tokens:
+        raise Wordless(f"step {progress.step + 1}: none of the batch's tokens counts")
     split = run.balance.split
     offset = sum(split[: world.rank])
     mine = batch[offset : offset + split[world.rank]]
@@ -277,6 +281,10 @@ def train_step(run: Run, observer) -> StepReport:
 
 class Harmful(Exception):
     """A batch whose loss or gradient is not finite, or a spike; equal on all ranks."""
+
+
+class Wordless(Exception):
+    """A batch without a token that counts, as where answers alone do: there is nothing to learn; equal on all ranks."""
 
 
 class Overflow(Exception):

@@ -19,7 +19,7 @@ from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
 from trainer.evaluate import evaluate
-from trainer.loop import Harmful, Progress, Run, StepReport, epoch_has_ended, evaluations_left
+from trainer.loop import Harmful, Progress, Run, StepReport, Wordless, epoch_has_ended, evaluations_left
 from trainer.metrics import Metrics, Status
 from trainer.model import flops
 from trainer.profiler import Profiler
@@ -164,14 +164,24 @@ class Recorder:
         count = progress.passed_over
         if what == "rollback":
             self.roll_back(harm)
-        progress.cursor, progress.passed_over = behind, count
+        progress.passed_over = count
+        self._pass_over(behind, harm, what)
+
+    def after_wordless(self, empty: Wordless) -> None:
+        """A batch that has nothing to learn."""
+        self._pass_over(self.run.progress.cursor + self.run.config.batch_size, empty, "skip")
+
+    def _pass_over(self, behind: int, why: Exception, what: str) -> None:
+        """Go on with the batch at `behind`."""
+        run, progress = self.run, self.run.progress
+        progress.cursor = behind
         run.steps = last_step(run.config, len(run.packed), progress.step, progress.cursor)
         if epoch_has_ended(run):
             self._end_epoch((behind - run.config.batch_size) // run.index.sequences)
-        self._tell("event", event="passed over", reason=str(harm), action=what)
+        self._tell("event", event="passed over", reason=str(why), action=what)
         if run.world.first:
             self._say(
-                f"{harm}: passed over" + (f", back to step {progress.step}" if what == "rollback" else "")
+                f"{why}: passed over" + (f", back to step {progress.step}" if what == "rollback" else "")
             )
 
     def roll_back(self, harm: Harmful) -> None:

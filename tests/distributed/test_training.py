@@ -273,6 +273,22 @@ def test_a_step_whose_checkpoint_was_damaged_before_a_way_back_is_saved_anew(mat
     assert "back to step 3" in log and log.count("step-00000006 in ") == 2, log
 
 
+def test_a_batch_without_a_token_that_counts_is_no_step(material, tmp_path):
+    """Answers alone do, and some sequences hold none."""
+    data = tmp_path / "data.jsonl"
+    asked = [
+        {"instruction": "what is the captain to say " * (n % 3 * 20 + 1), "output": "no"} for n in range(40)
+    ]
+    data.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    chosen = (f"dataset={data}", "loss_on=answers", "batch_size=1", "micro_batch_size=1", "balance=even")
+    for folder, size in (("one", 1), ("two", 2)):
+        losses = ranks.run(tmp_path / folder, size, material / "run.yaml", *chosen, f"batch_size={size}")
+        rows = ranks.records(tmp_path / folder / "node0", "event")
+        passed = [one for one in rows if one["event"] == "passed over"]
+        assert len(losses) == 12 and min(losses) > 0.1
+        assert passed and all("none of the batch's tokens counts" in one["reason"] for one in passed)
+
+
 def _harmful_after_damage(run, sequences):
     """Once, after step 7: the checkpoint of step 6 is damaged, and so is the batch."""
     import shutil

@@ -15,6 +15,7 @@ import pytest
 from trainer.commands import plan
 from trainer.config import check_together, from_mapping
 from trainer.data import cache, files, hub, index, pack, read, tokenizer
+from trainer.data import records as fields
 from trainer.errors import BadInput
 
 
@@ -865,3 +866,14 @@ def test_how_much_is_done_at_once_changes_nothing(tmp_path, monkeypatch, overlon
     if overlong == "split":
         for k in range(len(at_once)):
             assert all(np.array_equal(a, b) for a, b in zip(in_pieces[k], at_once[k], strict=True))
+
+
+def test_of_a_parquet_file_what_nobody_asks_for_is_not_read(tmp_path):
+    rows = {"instruction": ["say"], "output": ["yes"], "picture": [b"x" * 1000]}
+    path = tmp_path / "data.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    asked = fields.columns("instruction", from_mapping({}))
+    assert list(files.records(path, *asked)) == [(1, {"instruction": "say", "output": "yes"})]
+    assert list(files.records(path, ["messages"], ["tools"])) == [
+        (1, {key: one for key, (one,) in rows.items()})
+    ]

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.errors import BadInput
@@ -24,12 +24,15 @@ def place(path: Path, number: int) -> str:
     return f"{path}: row {number}" if path.suffix == ".parquet" else f"{path}:{number}"
 
 
-def records(path: Path, columns: list[str] | None = None) -> Iterator[tuple[int, dict]]:
-    """Yield (number, record) of a .jsonl or .parquet file; `columns`: those needed, where that saves reading.
+def records(
+    path: Path, columns: Sequence[str] = (), besides: Sequence[str] = ()
+) -> Iterator[tuple[int, dict]]:
+    """Yield (number, record) of a .jsonl or .parquet file.
 
+    columns: those needed, where that saves reading; besides: those read with them where they are there.
     Raises BadInput with file and line or row.
     """
-    return _parquet(path, columns) if path.suffix == ".parquet" else _jsonl(path)
+    return _parquet(path, columns, besides) if path.suffix == ".parquet" else _jsonl(path)
 
 
 def length(path: Path) -> int:
@@ -90,7 +93,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict]]:
         yield number, record
 
 
-def _parquet(path: Path, columns: list[str] | None) -> Iterator[tuple[int, dict]]:
+def _parquet(path: Path, columns: Sequence[str], besides: Sequence[str]) -> Iterator[tuple[int, dict]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -101,7 +104,8 @@ def _parquet(path: Path, columns: list[str] | None) -> Iterator[tuple[int, dict]
         try:
             table = pyarrow.parquet.ParquetFile(file)
             there = table.schema_arrow.names
-            wanted = columns if columns and set(columns) <= set(there) else None
+            needed = columns and set(columns) <= set(there)
+            wanted = [name for name in (*columns, *besides) if name in there] if needed else None
             for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1

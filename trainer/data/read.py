@@ -262,7 +262,7 @@ def _texts(path: Path) -> Iterator[Sample]:
 
 
 def _records(path: Path, what: str, config: Config) -> Iterator[Sample]:
-    for number, record in files.records(path, records.columns(what, config)):
+    for number, record in files.records(path, *records.columns(what, config)):
         sample = records.sample(path, number, record, what, config)
         if sample.text or sample.messages:
             yield sample

@@ -39,12 +39,12 @@ def kind(record: dict, config: Config) -> str:
     return "instruction" if {"instruction", "output"} <= set(record) else "text"
 
 
-def columns(kind: str, config: Config) -> list[str]:
-    """The fields that such records are read for."""
+def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
+    """The fields that such records are read for: those that each has, and those that it may have."""
     return {
-        "text": [config.text_field],
-        "instruction": ["instruction", "input", "output"],
-        "chat": ["messages", "tools"],
+        "text": ([config.text_field], []),
+        "instruction": (["instruction", "output"], ["input"]),
+        "chat": (["messages"], ["tools"]),
     }[kind]
 
 
