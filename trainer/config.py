@@ -191,7 +191,7 @@ class Config:
     on_nan: str = key(
         "stop",
         "when a loss or gradient is not finite: end the run, pass the batch over, or go back to the last checkpoint "
-        "and pass it over",
+        "and pass over all batches since",
         choices=("stop", "skip", "rollback"),
     )
     spike_factor: float = key(

@@ -623,3 +623,12 @@ def test_bitsandbytes_says_nothing_of_a_kernel_that_it_does_without(caplog):
     logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no such module")
     logger.warning("this one matters")
     assert [record.getMessage() for record in caplog.records] == ["this one matters"]
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capfd):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    assert cli.main(["export", "run", "out"]) == 130
+    assert capfd.readouterr().err.strip() == ""
