@@ -283,3 +283,28 @@ def test_a_port_that_is_up_is_one_that_nccl_takes(tmp_path, monkeypatch):
     assert environment.rdma(tmp_path)
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     assert not environment.rdma(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "loads"),
+    [
+        ("ddp", {}, False),  # the copy of a checkpoint is larger
+        ("ddp", {"checkpoint_async": False}, True),
+        ("zero2", {"checkpoint_async": False}, True),
+        ("ddp", {"adapter": "lora", "lora_targets": "all-linear"}, True),
+        (
+            "ddp",
+            {"adapter": "lora", "lora_targets": "all-linear", "quantize": "4bit"},
+            False,
+        ),  # goes to the GPU
+        ("fsdp", {"checkpoint_async": False}, False),  # reads its part
+    ],
+)
+def test_what_a_host_has_in_memory_before_its_gpus_have_the_model(strategy, keys, loads):
+    """Eight ranks of a host read a model eight times."""
+    config = asked(**keys)
+    found = footprint.measure(config, WIDE, "cuda")
+    place = plan.Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
+    host = plan.budget(strategy, config, found, place, 0).host
+    assert (sum(host.values()) == found.weights) == loads, host
+    assert host.get("while loading", 0) == (found.weights - host["checkpoint"] if loads else 0)

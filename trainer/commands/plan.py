@@ -245,6 +245,10 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
             host[what], lines[what] = lines[what], 0
         lines["weights"] = own - gathered  # quantised ones stay where they compute
         host["weights"] -= lines["weights"]
+    if not on_cpu and not shared and config.adapter == "none":
+        # Each rank makes all of the model float32 before the GPU has it, and before there is a checkpoint to copy.
+        # What an adapter leaves as it is on disk is the page cache's, which all ranks share.
+        host["while loading"] = max(0, found.weights - copies)
     if name == "infinity":
         (lines if on_cpu else host)["optimizer"] = 0  # on disk; the kernel keeps of it what there is room for
     if on_cpu:
