@@ -291,12 +291,7 @@ def test_a_port_that_is_up_is_one_that_nccl_takes(tmp_path, monkeypatch):
         ("ddp", {}, False),  # the copy of a checkpoint is larger
         ("ddp", {"checkpoint_async": False}, True),
         ("zero2", {"checkpoint_async": False}, True),
-        ("ddp", {"adapter": "lora", "lora_targets": "all-linear"}, True),
-        (
-            "ddp",
-            {"adapter": "lora", "lora_targets": "all-linear", "quantize": "4bit"},
-            False,
-        ),  # goes to the GPU
+        ("ddp", {"adapter": "lora", "lora_targets": "all-linear"}, False),  # files that are mapped
         ("fsdp", {"checkpoint_async": False}, False),  # reads its part
     ],
 )
