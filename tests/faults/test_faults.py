@@ -27,7 +27,7 @@ REMEMBER = """
 import base64, json, sys, urllib.request
 def ask(what, **words):
     words = {key: base64.b64encode(value.encode()).decode() for key, value in words.items()}
-    url = f"http://{sys.argv[1]}:2379/v3/kv/{what}"
+    url = f"http://{sys.argv[1]}:2389/v3/kv/{what}"
     urllib.request.urlopen(url, json.dumps(words).encode(), timeout=30).read()
 for number in range(100):
     ask("put", key=f"filler{number}", value="x" * 100_000)
@@ -349,7 +349,7 @@ def test_the_disk_that_the_memory_of_runs_is_on_is_full(plays, curve, importing)
 
     def answers():
         address = plays.lab.host("node2").address
-        asked = f"from urllib.request import urlopen; print(urlopen('http://{address}:2379/health').read())"
+        asked = f"from urllib.request import urlopen; print(urlopen('http://{address}:2389/health').read())"
         return "true" in plays.sh("node2", f'python3 -c "{asked}" 2>&1 || true')
 
     plays.sh(
