@@ -20,11 +20,17 @@ def names(directory):
     return sorted(path.name for path in (directory / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background):
-    """A disk that takes two seconds for a file: the steps after the checkpoint come before its end, or not."""
+@pytest.mark.parametrize(
+    ("background", "strategy"),
+    [(True, "ddp"), (False, "ddp"), pytest.param(True, "fsdp", marks=pytest.mark.full)],
+)
+def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background, strategy):
+    """A disk that takes two seconds for a file: the steps after the checkpoint come before its end, or not.
+
+    Those of parts gather them for it meanwhile.
+    """
     patch = {("trainer.checkpoint", "TensorFile"): _slow}
-    chosen = (f"checkpoint_async={background}", "checkpoint_every=6")
+    chosen = (f"checkpoint_async={background}", "checkpoint_every=6", f"strategy={strategy}")
     assert ranks.run(tmp_path, 2, material / "run.yaml", *chosen, patch=patch) == pytest.approx(
         whole, rel=1e-5
     )
