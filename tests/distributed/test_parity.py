@@ -1,29 +1,71 @@
 """One loss curve: a plain loop's, on any number of ranks, with any micro-batch."""
 
+import itertools
 import json
 import math
 
+import numpy as np
 import peft
 import pytest
 import ranks
 import torch
 
+from trainer import config as configuration
+from trainer.data import pack, read
 from trainer.data.index import Index
+from trainer.model.loss import IGNORE
 
 pytestmark = pytest.mark.distributed
 
 
-def plain_loop(material, steps=12, batch_size=7, length=32, adapter="none"):
-    """What the trainer must equal: no ranks, no micro-batches, no packing: every document's piece runs alone."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+def documents(material):
+    """The tokens of each."""
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(material / "model")
-    stream = []  # (token, begins a document)
-    for line in (material / "data.jsonl").read_text().splitlines():
-        ids = [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
-        stream += [(token, n == 0) for n, token in enumerate(ids)]
-    windows = [stream[k : k + length + 1] for k in range(0, len(stream) - 1, length)]
+    lines = (material / "data.jsonl").read_text().splitlines()
+    return [[*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id] for line in lines]
 
+
+def in_pieces(material, length):
+    """The sequences, each as the pieces of documents in it, where those go on in the next one."""
+    stream = [(token, n == 0) for ids in documents(material) for n, token in enumerate(ids)]
+    for begin in range(0, len(stream) - 1, length):
+        pieces = [[]]
+        for token, begins in stream[begin : begin + length + 1]:
+            if begins and pieces[-1]:
+                pieces.append([])
+            pieces[-1].append(token)
+        yield pieces
+
+
+def kept_whole(material, folder, length):
+    """The sequences of whole documents, each cut to one at most: which go together is the trainer's to say."""
+    from transformers import AutoTokenizer
+
+    chosen = [f"dataset={material}/data.jsonl", f"sequence_length={length}", "overlong=cut"]
+    config = configuration.load(material / "run.yaml", chosen)
+    tokenizer = AutoTokenizer.from_pretrained(material / "model")
+    tokenizer.pad_token = tokenizer.eos_token
+    packed, _ = pack.prepare(config, read.digests(config), tokenizer, folder)
+    for inputs, labels, positions in (packed[k] for k in range(len(packed))):
+        begins = [*np.flatnonzero(positions == 0), length]
+        pieces = []
+        for begin, end in itertools.pairwise(begins):
+            count = int((labels[begin:end] != IGNORE).sum())
+            if count:
+                pieces.append([*inputs[begin : begin + count].tolist(), int(labels[begin + count - 1])])
+        yield pieces
+
+
+def plain_loop(material, steps=12, batch_size=7, length=32, adapter="none", rows=None):
+    """What the trainer must equal: no ranks, no micro-batches, no packing: every document's piece runs alone.
+
+    rows: the sequences, as lists of pieces.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    windows = rows or list(in_pieces(material, length))
     torch.manual_seed(0)
     model_config = AutoConfig.from_pretrained(material / "model", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     model = AutoModelForCausalLM.from_config(model_config, attn_implementation="eager")
@@ -42,12 +84,7 @@ def plain_loop(material, steps=12, batch_size=7, length=32, adapter="none"):
     for step in range(steps):
         total, count = 0.0, 0
         for k in samples[step * batch_size : (step + 1) * batch_size]:
-            pieces = [[]]
-            for token, begins in windows[k]:
-                if begins and pieces[-1]:
-                    pieces.append([])
-                pieces[-1].append(token)
-            for piece in (torch.tensor(p) for p in pieces if len(p) > 1):
+            for piece in (torch.tensor(p) for p in windows[k] if len(p) > 1):
                 logits = model(piece[None, :-1]).logits[0]
                 total = total + torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum")
                 count += len(piece) - 1
@@ -135,6 +172,26 @@ def test_uneven_shares_of_an_adapter(material, tmp_path, size, strategy):
     assert ranks.run(tmp_path, size, material / "run.yaml", *chosen) == pytest.approx(expected, rel=1e-5)
     assert abs(expected[-1] - expected[0]) > 0.01
     assert ranks.records(tmp_path / "node1")[0]["shares"] == {2: [5, 2], 3: [4, 1, 2]}[size]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "strategy"),
+    [
+        ("none", "ddp"),
+        pytest.param("lora", "ddp", marks=pytest.mark.full),
+        pytest.param("none", "fsdp", marks=pytest.mark.full),
+    ],
+)
+def test_documents_that_are_kept_whole_on_four_unlike_ranks(material, tmp_path, adapter, strategy):
+    """Each accumulates as many single sequences as its share has."""
+    rows = list(kept_whole(material, tmp_path, 32))
+    cut = [ids[:32] for ids in documents(material)]
+    assert sorted(itertools.chain(*rows)) == sorted(cut) and max(map(len, cut)) == 32
+    expected = plain_loop(material, batch_size=8, adapter=adapter, rows=rows)
+    chosen = (f"strategy={strategy}", f"adapter={adapter}", "lora_rank=4", "overlong=cut", "batch_size=8")
+    found = ranks.run(tmp_path, 4, material / "run.yaml", *chosen, "balance=4,2,1,1", "micro_batch_size=1")
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert abs(found[-1] - found[0]) > 0.01
 
 
 @pytest.mark.full
