@@ -173,6 +173,7 @@ lab-down: ## take them down, or those of LAB="--name N"; nothing of them stays
 .PHONY: clean
 clean: ## remove what was generated here; runs, those on nodes of this machine too, and labs stay
 	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) .ansible .pytest_cache .ruff_cache build *.egg-info
-	[[ ! -d .trainyard ]] || find .trainyard \( -not -type d -o -empty \) -not -path '.trainyard/labs*' \
-	  -not -path '.trainyard/*/var/runs*' -not -path '.trainyard/*/etc/runs*' -delete
+	[[ ! -d .trainyard ]] || find .trainyard -mindepth 1 -maxdepth 1 ! -name labs -exec find {} \( -not -type d -o -empty \) \
+	  -not -path '.trainyard/*/var/runs*' -not -path '.trainyard/*/etc/runs*' -delete \;
+	[[ ! -d .trainyard ]] || rmdir --ignore-fail-on-non-empty .trainyard
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -176,6 +176,9 @@ class Recorder:
         run, progress = self.run, self.run.progress
         progress.cursor = behind
         run.steps = last_step(run.config, len(run.packed), progress.step, progress.cursor)
+        self.show(steps=run.steps)
+        if self.bar is not None:
+            self.bar.total = run.steps
         if epoch_has_ended(run):
             self._end_epoch((behind - run.config.batch_size) // run.index.sequences)
         self._tell("event", event="passed over", reason=str(why), action=what)

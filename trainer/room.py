@@ -107,11 +107,14 @@ def _size(config: Config, model_config, world: World) -> int:
 
     def budgets(rows: int, config: Config = config) -> dict[str, plan.Budget]:
         own = dataclasses.replace(config, micro_batch_size=rows)
-        found = plan.every(own, footprint.measure(own, model_config, world.device.type), place, overhead)
+        size = footprint.measure(own, model_config, world.device.type)
+        found = plan.every(own, size, place, overhead)
         for name, one in found.items():
             for parts in (one.device, one.host):
                 if "checkpoint" in parts and name in ("ddp", "split"):  # one rank a host makes the copy
                     parts["checkpoint"] //= place.here
+            if "while loading" in one.host:  # which is over before there is one
+                one.host["while loading"] = max(0, size.weights - one.host["checkpoint"])
         return found
 
     try:

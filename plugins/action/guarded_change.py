@@ -262,6 +262,8 @@ class ActionModule(ActionBase):
         end = time.monotonic() + timeout
         armed = self._host("change", name=name, change=json.dumps(change))
         if armed["state"] == "restored":
+            with contextlib.suppress(AnsibleError):
+                self._host("tell")
             raise AnsibleActionFail(f"Nothing was applied. {sentence(armed['report'])}")
         errors, report, proof = {}, None, None
         # Past the timeout nothing can be confirmed; the question is then when the host answers as before.

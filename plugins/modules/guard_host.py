@@ -19,7 +19,7 @@ options:
     description: What to do.
     type: str
     required: true
-    choices: [compare, install, change, confirm, status, restore]
+    choices: [compare, install, change, confirm, status, restore, tell]
   name: {description: The name of the change., type: str}
   token: {description: The token of the change to confirm., type: str}
   proof: {description: What a connection after the change was applied has learned., type: str}

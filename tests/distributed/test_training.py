@@ -287,6 +287,9 @@ def test_a_batch_without_a_token_that_counts_is_no_step(material, tmp_path):
         passed = [one for one in rows if one["event"] == "passed over"]
         assert len(losses) == 12 and min(losses) > 0.1
         assert passed and all("none of the batch's tokens counts" in one["reason"] for one in passed)
+    ranks.run(tmp_path / "epoch", 1, material / "run.yaml", *chosen, "steps=99", "epochs=1", "max_samples=6")
+    known = ranks.status(tmp_path / "epoch/node0")
+    assert known["steps"] == known["step"] > 0  # as few as there were
 
 
 def _harmful_after_damage(run, sequences):

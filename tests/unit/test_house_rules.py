@@ -246,6 +246,14 @@ def test_a_rescue_that_ends_in_a_fault_blames_no_host_that_is_well():
         *own, last = faults
         assert own and all("ansible_failed_result is defined" in when for _, when in own), (name, own)
         assert last == ("Stop, as another host does not answer", ""), name
+    held = [
+        (name, one["name"])
+        for name, tasks in roles_tasks()
+        for one in nested(tasks)
+        if any(task["name"].startswith("Stop, as another") for task in one.get("rescue", ()))
+        and "when" in one
+    ]
+    assert held == []  # the rescue would have the condition, too
 
 
 def test_what_hosts_ask_of_themselves_and_of_each_other_goes_by_no_proxy():
