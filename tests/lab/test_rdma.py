@@ -103,9 +103,11 @@ def test_opensm_sets_the_fabric_up_and_its_standby_takes_over(plays, fabric):
     assert "ibsim0/1: InfiniBand, ACTIVE at 10 Gbit/s" in play.words
     # A card's that was there before.
     old = "/etc/systemd/system/trainyard-opensm@0123456789abcdef.service"
-    plays.sh("node1", f"cp $(ls {old.rpartition('@')[0]}@*) {old}; systemctl enable {old}")
+    plays.sh(
+        "node1", f"cp $(ls -d {old.rpartition('@')[0]}@*.service | head -1) {old}; systemctl enable {old}"
+    )
     assert site(plays, fabric, beside).changed == {"node1": 1, "node2": 0}
-    assert plays.sh("node1", f"ls {old} 2>/dev/null; find /etc/systemd -xtype l") == ""
+    assert plays.sh("node1", "find /etc/systemd -name '*0123456789abcdef*'") == ""
     assert site(plays, fabric, beside).changed == {"node1": 0, "node2": 0}
 
     assert plays.sh("node1", "systemctl is-enabled opensm || true").strip() == "masked"
@@ -173,6 +175,7 @@ def card(plays):
     write += ["mkdir -p /opt/card/sys/class/net/ens192", "echo 9000 > /opt/card/sys/class/net/ens192/mtu"]
     configured = "/sys/kernel/config/rdma_cm/rocep11s0/ports/1"
     write += [f"mount -t tmpfs none /sys/kernel && mkdir -p {configured}"]
+    write += ["ip link add ens192 type veth peer name ens192p"]  # of one that is gone nothing is cleared
     plays.sh("node2", " && ".join(write))
     plays.sh("node2", f"cat > /usr/local/sbin/dcb <<'END'\n{DCB}END\nchmod +x /usr/local/sbin/dcb")
 
