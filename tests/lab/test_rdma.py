@@ -115,6 +115,7 @@ def test_opensm_sets_the_fabric_up_and_its_standby_takes_over(plays, fabric):
     for host in HOSTS:
         (unit,) = plays.sh(host, "ls /etc/systemd/system | grep trainyard-opensm@.*.service$").split()
         owner[int(unit[len("trainyard-opensm@") :].removesuffix(".service"), 16)] = host, unit
+    wait_for(lambda: master(plays, fabric) in owner, 60)
     first = master(plays, fabric)
     host, unit = owner.pop(first)
     plays.sh(host, f"systemctl stop {unit}")
