@@ -224,6 +224,11 @@ class ActionModule(ActionBase):
         warnings += [f"{LEFT_BEHIND}; this was put back first: {item}" for item in undone]
         return {"changed": bool(armed), "undone": undone, "warnings": warnings}
 
+    def _note_told(self):
+        """Have the host know that what was undone is told; else the next run says it once more."""
+        with contextlib.suppress(AnsibleError):
+            self._host("tell")
+
     def _refuse_insider(self, found):
         """Refuse where a new connection shows nothing: it is the host's own to itself, and others are there by SSH."""
         inside = self._connection.transport == "local" or not found["from_elsewhere"]
@@ -262,8 +267,7 @@ class ActionModule(ActionBase):
         end = time.monotonic() + timeout
         armed = self._host("change", name=name, change=json.dumps(change))
         if armed["state"] == "restored":
-            with contextlib.suppress(AnsibleError):
-                self._host("tell")
+            self._note_told()
             raise AnsibleActionFail(f"Nothing was applied. {sentence(armed['report'])}")
         errors, report, proof = {}, None, None
         # Past the timeout nothing can be confirmed; the question is then when the host answers as before.
@@ -296,8 +300,7 @@ class ActionModule(ActionBase):
                 "its next start; at its console, /usr/local/lib/trainyard/guard status tells more. "
                 f"Tried: {tried or 'nothing'}"
             )
-        with contextlib.suppress(AnsibleError):  # then the next run says it once more
-            self._host("tell")
+        self._note_told()
         raise AnsibleActionFail(
             f"The change was undone; the host answers at {here} as before. {sentence(report)}"
             + (f" Connecting anew had failed: {tried}" if tried else "")

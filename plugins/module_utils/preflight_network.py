@@ -262,8 +262,7 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         if any(one["state"] == "ACTIVE" for one in ports):
             continue
         well = False
-        told = ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports) or "no RDMA device"
-        yield Said(FAIL, [host], told, _cure_of(cluster, host, ports))
+        yield Said(FAIL, [host], _states(ports) or "no RDMA device", _cure_of(cluster, host, ports))
     up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
     rates = {host: max(up[host]) for host in wanted if up[host]}
     slow = [host for host, rate in rates.items() if rate < max(rates.values())]
@@ -272,8 +271,7 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         idle = [one for one in cluster.facts[host]["survey"]["rdma"] if one["state"] != "ACTIVE"]
         if idle and 0 < len(up[host]) < most:
             well = False
-            told = "".join(f"; {one['device']}/{one['port']} {one['state']}" for one in idle)
-            text = f"{len(up[host])} ACTIVE, others {most}{told}"
+            text = f"{len(up[host])} ACTIVE, others {most}; {_states(idle)}"
             yield Said(WARN, [host], text, _cure_of(cluster, host, idle))
     if slow:
         well = False
@@ -281,6 +279,10 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         yield Said(WARN, slow, text, cluster.on(slow, "rdma link show") + "   then change the cable")
     if well:
         yield Said(PASS, wanted, f"ACTIVE at {min(rates.values()):g} Gbit/s or more")
+
+
+def _states(ports: list[dict]) -> str:
+    return ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports)
 
 
 def _cure_of(cluster: Cluster, host: str, idle: list[dict]) -> str:

@@ -56,10 +56,10 @@ class Play:
 
 
 class Plays:
-    """A lab, and playbooks written to `directory` and run against it."""
+    """A lab, and playbooks written to `directory` and run against it. root: the checkout whose own ones are meant."""
 
-    def __init__(self, lab, directory):
-        self.lab, self.directory = lab, directory
+    def __init__(self, lab, directory, root=ROOT):
+        self.lab, self.directory, self.root = lab, directory, root
 
     def command(self, tasks, host="cluster", variables=None, *arguments, fatal=False):
         """The command line that runs `tasks` on `host` with `variables` (of that play alone, below the inventory's).
@@ -81,7 +81,7 @@ class Plays:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         # What a user sees is tested in tests/playbooks; here Ansible's own lines are read (RECAP).
         settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_STDOUT_CALLBACK": "default"}
-        return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **settings}
+        return {**kept, "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"), **settings}
 
     def book(self, playbook, *arguments, seconds=900, **extra):
         """Run one of the checkout's playbooks, with `extra` after -e; returns what subprocess.run does."""
@@ -105,7 +105,7 @@ class Plays:
     def _done(self, command, seconds):
         return subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=self.root,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -139,7 +139,7 @@ class Plays:
         """Start a playbook and kill -9 all of it as soon as `condition()` is true."""
         process = subprocess.Popen(
             self.command(tasks, host, variables),
-            cwd=ROOT,
+            cwd=self.root,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -158,7 +158,7 @@ class Plays:
         target = ["-e", f"ansible_host={address}"] if address else []
         done = subprocess.run(
             [str(program), "-i", str(self.lab.inventory), host, "-b", "-T", "20", "-m", "ping", *target],
-            cwd=ROOT,
+            cwd=self.root,
             env={**self.environment(), "ANSIBLE_SSH_ARGS": "-o ControlMaster=no -o ControlPath=none"},
             capture_output=True,
             text=True,

@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from plays import ROOT, Plays, changed_tasks
@@ -73,20 +70,7 @@ def test_one_host_has_a_new_release_and_one_goes_while_the_others_train(plays, t
     shutil.copytree(ROOT, newer, ignore=shutil.ignore_patterns(".*", "runs", "build", "__pycache__"))
     with open(newer / "trainer/words.py", "a") as file:
         file.write("# newer\n")
-
-    def play(*words, **extra):
-        """A playbook of the newer checkout."""
-        program = Path(sys.executable).with_name("ansible-playbook")
-        words = [*words, *(word for item in extra.items() for word in ("-e", "=".join(map(str, item))))]
-        done = subprocess.run(
-            [str(program), "-i", str(plays.lab.inventory), *words],
-            cwd=newer,
-            env={**plays.environment(), "ANSIBLE_CONFIG": str(newer / "ansible.cfg")},
-            capture_output=True,
-            text=True,
-            timeout=1500,
-        )
-        return done.returncode, done.stdout
+    ours = Plays(plays.lab, plays.directory, newer)
 
     def current():
         return [plays.sh(host, "readlink -f /opt/trainyard/current").strip() for host in plays.lab.hosts]
@@ -102,17 +86,16 @@ def test_one_host_has_a_new_release_and_one_goes_while_the_others_train(plays, t
     assert began.returncode == 0, began.stdout
     wait_for_step(plays, "under", 3)
 
-    rc, text = play("site.yml", "-l", "node3")
-    assert rc == 0, text
-    assert changed_tasks(text).keys() == {"node3"}, text
+    done = ours.book("site.yml", "-l", "node3", seconds=1500)
+    assert done.returncode == 0, done.stdout
+    assert changed_tasks(done.stdout).keys() == {"node3"}, done.stdout
     assert current()[:2] == was[:2] and current()[2] != was[2]
     goes_on()
-    rc, text = play("train.yml", run="mixed", beside="true", trainer_results_dir=tmp_path, **SETTINGS)
-    assert rc != 0 and "the hosts have different releases of the trainer" in text and "node3 has" in text, (
-        text
-    )
-    rc, text = play("site.yml")
-    assert rc == 0 and len(set(current())) == 1, text
+    done = book(ours, "train.yml", run="mixed", beside="true", trainer_results_dir=tmp_path, **SETTINGS)
+    assert done.returncode != 0 and "node3 has" in done.stdout, done.stdout
+    assert "the hosts have different releases of the trainer" in done.stdout, done.stdout
+    done = book(ours, "site.yml", seconds=1500)
+    assert done.returncode == 0 and len(set(current())) == 1, done.stdout
     goes_on()
 
     inventory = plays.lab.inventory / "hosts.yml"
@@ -121,8 +104,8 @@ def test_one_host_has_a_new_release_and_one_goes_while_the_others_train(plays, t
     groups["all"]["children"]["cluster"]["children"]["workers"]["hosts"].pop("node3")
     inventory.write_text(json.dumps(groups))
     try:
-        rc, text = play("site.yml")
-        assert rc == 0 and "node3" not in changed_tasks(text), text
+        done = book(ours, "site.yml", seconds=1500)
+        assert done.returncode == 0 and "node3" not in changed_tasks(done.stdout), done.stdout
         goes_on()
     finally:
         inventory.write_text(whole)
