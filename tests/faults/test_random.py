@@ -1,7 +1,8 @@
 """Faults two at a time, in random order, at random moments, on three real hosts: nothing is lost.
 
 The second begins up to eight seconds after the first: on another host while that may still last, on the same one when
-that is over, as a host without power can be done nothing to.
+that is over, as a host without power can be done nothing to. What is done to all hosts at once waits for the first, and
+is waited for.
 
 TRAINYARD_SEED says which (0), TRAINYARD_ROUNDS how many rounds (20).
 """
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cupboard import HOSTS, Calm, Run, memory_eaten, rank_of, saved
+from test_train import book, stop
 
 SEED = int(os.environ.get("TRAINYARD_SEED", "0"))
 ROUNDS = int(os.environ.get("TRAINYARD_ROUNDS", "20"))
@@ -39,6 +41,17 @@ def cut_the_power(run, host, chance):
     run.plays.lab.power(host, False)
     time.sleep(chance.uniform(0, 30))
     run.plays.lab.power(host, True)
+
+
+def lose_the_host(run, host, chance):
+    """For good, as far as the others know: until they have saved twice without it."""
+    others = [one for one in HOSTS if one != host]
+    run.plays.lab.power(host, False)
+    try:
+        enough = saved(run) + 2 * run.settings["checkpoint_every"]
+        run.wait(lambda: all((run.status(one).get("last_checkpoint") or 0) >= enough for one in others))
+    finally:
+        run.plays.lab.power(host, True)
 
 
 def cut_the_wire(run, host, chance):
@@ -71,7 +84,29 @@ def run_out_of_memory(run, host, chance):
         run.wait(lambda: not pid or rank_of(run.plays, host) != pid, 60)
 
 
+def restart_every_unit(run, host, chance):
+    for one in HOSTS:
+        run.plays.sh(one, f"systemctl restart --no-block trainyard@{run.name} trainyard-etcd")
+
+
+def cut_all_power(run, host, chance):
+    for one in HOSTS:
+        run.plays.lab.power(one, False)
+    for one in HOSTS:
+        run.plays.lab.power(one, True)
+
+
+def stop_and_resume(run, host, chance):
+    """What a person does, and no fault; with what the first fault left under way."""
+    stop(run.plays, run.name)
+    done = book(run.plays, "train.yml", run=run.name, resume="true", detach="true")
+    assert done.returncode == 0, done.stdout
+
+
+EVERYWHERE = (restart_every_unit, cut_all_power, stop_and_resume)
 FAULTS = (
+    *EVERYWHERE,
+    lose_the_host,
     kill_a_rank,
     hang_a_rank,
     kill_the_launcher,
@@ -95,11 +130,15 @@ def test_two_faults_at_a_time(plays, tmp_path):
         two = [(chance.choice(FAULTS), chance.choice(HOSTS)) for _ in range(2)]
         begin = time.monotonic()
         with ThreadPoolExecutor() as at_once:
-            under_way = {}
+            under_way, first = {}, None
             for fault, host in two:
                 time.sleep(chance.uniform(0, 8))
-                if host in under_way:
-                    under_way[host].result()
+                # Without two hosts for good there is no majority that could go on.
+                alone = (*EVERYWHERE, lose_the_host) if fault is lose_the_host else EVERYWHERE
+                if host in under_way or fault in EVERYWHERE or first in alone:
+                    for one in under_way.values():
+                        one.result()
+                first = fault
                 if fault is flip_a_byte:
                     flipped.append(max(run.status(one).get("attempt") or 0 for one in HOSTS))
                 # What it draws must not hang on which of the two comes first.

@@ -161,6 +161,47 @@ def test_a_dataset_of_the_controller_is_brought_to_every_host(plays, results, tm
     assert list(losses(results / "own-data/metrics.jsonl")) == [1, 2, 3, 4]
 
 
+@pytest.fixture
+def shared(plays, tmp_path):
+    """A directory that all hosts have at one path: one disk, for they have one kernel."""
+    image, place = tmp_path / "disk.img", "/srv/own"
+    subprocess.run(["mkfs.ext4", "-q", image, "16M"], check=True)
+    attach = ["losetup", "--find", "--show", image]
+    device = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        for host in plays.lab.hosts:
+            node = f"mknod /dev/own b 7 {device.removeprefix('/dev/loop')}"
+            plays.sh(host, f"{node}; mkdir {place}; mount /dev/own {place}")
+        yield place
+    finally:
+        for host in plays.lab.hosts:
+            plays.sh(host, f"! mountpoint -q {place} || umount {place}; rm -rf {place} /dev/own")
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+@pytest.mark.full
+def test_a_dataset_in_a_directory_that_all_hosts_share_is_used_where_it_is(plays, shared, results, tmp_path):
+    data = tmp_path / "talk.jsonl"
+    data.write_text("".join(json.dumps({"text": f"Sentence number {n} of many."}) + "\n" for n in range(300)))
+    small = {**SETTINGS, "steps": 2, "max_samples": 300, "trainer_results_dir": results}
+    done = book(plays, "train.yml", run="brought", dataset=data, **small)
+    assert done.returncode == 0, done.stdout
+    plays.sh("node1", f"cat > {shared}/talk.jsonl <<'END'\n{data.read_text()}END")
+    brought = {host: plays.sh(host, "ls /var/lib/trainyard/data") for host in plays.lab.hosts}
+
+    there = {**small, "dataset": f"{shared}/talk.jsonl", "storage_path": shared}
+    done = book(plays, "train.yml", run="there", **there)
+    assert done.returncode == 0, done.stdout
+    assert yaml.safe_load((results / "there/config.yaml").read_text())["dataset"] == there["dataset"]
+    assert losses(results / "there/metrics.jsonl") == losses(results / "brought/metrics.jsonl")
+    assert {host: plays.sh(host, "ls /var/lib/trainyard/data") for host in plays.lab.hosts} == brought
+
+    plays.sh("node3", f"umount {shared}")
+    done = book(plays, "train.yml", run="not-there", **there)
+    assert done.returncode != 0 and "node3" in done.stdout and there["dataset"] in done.stdout, done.stdout
+    assert status(plays, "not-there") == {}
+
+
 @pytest.mark.full
 def test_a_smoke_test_leaves_nothing_that_the_run_would_go_on_from(plays, results, tmp_path):
     done = book(plays, "train.yml", run="smoked", smoke="true", trainer_results_dir=results, **SETTINGS)
@@ -360,9 +401,11 @@ def test_a_finished_runs_model_comes_here_and_old_runs_go(plays, results):
     assert any(one.startswith(digest) for one in sums.values()), sums
     assert (results / "merged/model.safetensors").stat().st_size > 10_000
     assert there() == before
-    done = book(plays, "train.yml", run="last", trainer_runs_kept=1, **SETTINGS, **keys)
-    assert done.returncode == 0, done.stdout
+    for run, more in (("newer", {}), ("last", {"trainer_runs_kept": 1})):
+        done = book(plays, "train.yml", run=run, **more, **SETTINGS, **keys)
+        assert done.returncode == 0, done.stdout
     assert "old runs were removed" in done.stdout and "thin" in done.stdout, done.stdout
     left = there()
-    assert all("runs/last" in text and "runs/thin" not in text for text in left.values()), left
+    for text in left.values():
+        assert "runs/last" in text and "runs/newer" in text and "runs/thin" not in text, left
     assert (results / "thin/summary.json").exists()
