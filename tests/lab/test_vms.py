@@ -361,6 +361,26 @@ def test_soft_roce_between_two_on_their_second_network(pair):
 
 
 @pytest.mark.full
+def test_preflight_measures_what_rdma_carries_between_them(pair, tmp_path):
+    """By perftest over the ports of the test before, both ways; emulated, it is far from what they promise."""
+    beside = tmp_path / "rdma.yml"
+    beside.write_text("rdma: {hosts: {node1: {}, node2: {}}}\n")
+    options = {"depth": "full", "preflight_steps": 0, "trainer_results_dir": tmp_path}
+    done = Plays(pair, tmp_path).book("playbooks/preflight.yml", "-i", beside, seconds=1200, **options)
+    result = json.loads((tmp_path / "preflight/last.json").read_text())
+    checks = {one["check"]: one for one in result["checks"]}
+    assert checks["rdma"]["result"] == "pass", checks["rdma"]
+    carried = result["figures"]["gbit"]
+    assert carried.keys() == {"node1>node2", "node2>node1"} and all(carried.values()), checks[
+        "rdma_bandwidth"
+    ]
+    found = checks["rdma_bandwidth"]
+    shares = [float(one) for one in re.findall(r"([\d.]+) % of the port's rate", found["found"])]
+    assert found["result"] == ("fail" if min(shares) < 85 else "warn" if min(shares) < 90 else "pass"), found
+    assert found["found"] in " ".join(done.stdout.split()), done.stdout
+
+
+@pytest.mark.full
 def test_a_reboot_keeps_its_files_and_loads_its_modules(pair):
     pair.exec("node2", "sh", "-c", "echo nfsd > /etc/modules-load.d/ours.conf; touch /run/forgotten")
     before = boot_id(pair, "node2")
