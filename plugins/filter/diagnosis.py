@@ -15,6 +15,7 @@ from telling import names, not_asked, silence, table, timed_out, unasked
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
+NETWORK = 0.4  # a share of a step that the network takes, from which a run is slow by it
 SEE_STACK = "see its stack above"
 LOOK_AGAIN = "look again, for its stack had no answer"
 MOST_TOLD = 10  # lines of NCCL's
@@ -234,6 +235,8 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     if mute:
         return ""
     at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
+    if said := _slow_network(found, status):
+        return f"The run goes on {at}; {said}."
     if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
         slow = own.index(max(own))
         host = next((rank["host"] for rank in ranks if rank["rank"] == slow), "a host that was not asked")
@@ -242,6 +245,25 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
             f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."
         )
     return f"The run goes on {at}, and no rank is much slower than another."
+
+
+def _slow_network(found: dict, status: dict) -> str:
+    """What the network takes of a step, where that is much, whose link is slower than the others', and what helps."""
+    parts = status.get("parts") or {}
+    wire = parts.get("wire") or 0.0
+    step = wire + sum(parts[name][0] for name in ("compute", "compression", "optimizer", "waiting") if wire)
+    if wire <= NETWORK * step:
+        return ""
+    links = {host: one["interface"] for host, one in found.items() if one["interface"].get("speed")}
+    slow = min(links, key=lambda host: links[host]["speed"], default=None)
+    most = max((link["speed"] for link in links.values()), default=0)
+    advice = str(status.get("advice") or "")
+    if "the network takes" not in advice:
+        advice = f"the network takes {wire:.2f} s of a step's {step:.2f} s: docs/slow-networks.md says what sends less"
+    if slow and links[slow]["speed"] < most:
+        name, speed = links[slow]["name"], links[slow]["speed"]
+        return f"{slow}'s {name} is at {speed:,} Mbit/s, others at {most:,}: see its cable and port; {advice}"
+    return f"{advice}; playbooks/bench.yml, once no run is active, measures every way"
 
 
 def _why_slow(one: dict | None) -> str:

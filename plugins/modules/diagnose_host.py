@@ -216,6 +216,16 @@ def counters(interface: str | None) -> dict[str, int]:
     return found
 
 
+def link_speed(interface: str | None) -> int | None:
+    """The interface's speed in Mbit/s, where it says one."""
+    try:
+        with open(f"/sys/class/net/{interface}/speed", encoding="ascii") as file:
+            speed = int(file.read())
+    except (OSError, ValueError):  # EINVAL of one that is down
+        return None
+    return speed if speed > 0 else None
+
+
 def processes() -> dict[int, dict]:
     """Every process of the machine, by pid."""
     pids = [int(path[6:]) for path in glob.glob("/proc/[0-9]*")]
@@ -376,7 +386,11 @@ def main() -> None:
             "age": time.time() - (status.get("updated") or 0),
             "seconds": seconds,
             "ranks": told,
-            "interface": {"name": interface, **{key: received[key] - sent.get(key, 0) for key in received}},
+            "interface": {
+                "name": interface,
+                "speed": link_speed(interface),
+                **{key: received[key] - sent.get(key, 0) for key in received},
+            },
             "kernel": seen["the kernel's log"] or [],
             "ras": seen.get("NCCL's own watch") or [],
             "flights": sorted(glob.glob(os.path.join(glob.escape(run_dir), "logs", "flight-*"))),

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -371,6 +372,51 @@ def test_ctrl_c_and_a_kill_of_the_controller_leave_the_run_which_is_followed_sto
     alone = of_one_process(tmp_path, **{**settings, "steps": step + 2})
     for number, loss in alone.items():
         assert resumed[number] == pytest.approx(loss, rel=1e-5), f"step {number}"
+
+
+@pytest.mark.full
+def test_diagnose_says_why_a_run_is_slow(plays):
+    """A processor that is slow, somebody else's program, and a network that is; then none of them."""
+
+    def said():
+        begin = status(plays, "slow")["step"]
+        wait_for_step(plays, "slow", begin + 25)  # the means are over the last steps
+        done = book(plays, "playbooks/diagnose.yml", run="slow")
+        assert done.returncode == 0, done.stdout
+        return " ".join(done.stdout.split())
+
+    began = book(plays, "train.yml", run="slow", detach="true", **{**LONG, "lr": 1e-5})
+    assert began.returncode == 0, began.stdout
+    try:
+        slowest = (
+            r"rank \d on node2 is the slowest, [\d.]+ s of own work a step where the fastest takes [\d.]+ s"
+        )
+        plays.lab.set_cpus("node2", 0.2)
+        words = said()
+        assert re.search(
+            f"{slowest}; nothing else runs there, so its processor or card is the slower", words
+        ), words
+        plays.lab.set_cpus("node2", 0.6)
+        plays.sh("node2", "systemd-run --quiet --unit=glutton sh -c 'while :; do :; done'")
+        words = said()
+        assert re.search(
+            f"{slowest}, because `sh` .process \\d+. takes \\d+% of a core there: end it", words
+        ), words
+        plays.sh("node2", "systemctl stop glutton")
+        plays.lab.set_cpus("node2", None)
+        plays.lab.set_rate("node3", "4mbit")
+        words = said()
+        assert re.search(
+            r"The run goes on \(step [^)]+\); the network takes .*; playbooks/bench.yml", words
+        ), words
+        plays.lab.set_rate("node3", None)
+        words = said()
+        assert "The run goes on (step" in words and "; the network takes" not in words, words
+    finally:
+        plays.sh("node2", "systemctl stop glutton || true")
+        plays.lab.set_cpus("node2", None)
+        plays.lab.set_rate("node3", None)
+        stop(plays, "slow")
 
 
 @pytest.mark.full

@@ -53,6 +53,16 @@ Warnings
 """.splitlines()
 
 
+SPENT = {
+    "compute": [0.2, 0.4],
+    "compression": [0.0, 0.0],
+    "optimizer": [0.1, 0.1],
+    "waiting": [0.2, 0.0],
+    "wire": 1.5,
+}
+SLOWLY = {"steps": (7, 9), "age": 0.1, "compute": (0.2, 0.4), "status": {"parts": SPENT}}
+
+
 def rank(number, stack=WAITS, **facts):
     return {
         "rank": number,
@@ -272,6 +282,37 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
         (
             {"a": host(rank(0), steps=(7, 9), age=0.1), "b": host(rank(1))},
             r"no rank is much slower than another",
+        ),
+        # By the network, and whose link is the slower one; a rank's own work is little beside it.
+        (
+            {"a": host(rank(0), **SLOWLY), "b": host(rank(1), **SLOWLY)},
+            r"^The run goes on \(step 9 of 100\); the network takes 1\.50 s of a step's 2\.00 s: "
+            r"docs/slow-networks\.md says what sends less; playbooks/bench\.yml, once no run is active, measures "
+            r"every way\.$",
+        ),
+        (
+            {
+                "a": host(rank(0), **SLOWLY, interface={"speed": 1000}),
+                "b": host(rank(1), **SLOWLY, interface={"speed": 100}),
+                "c": host(rank(2), **SLOWLY),
+            },
+            r"; b's eth0 is at 100 Mbit/s, others at 1,000: see its cable and port; the network takes 1\.50 s",
+        ),
+        (
+            {
+                "a": host(
+                    rank(0), **{**SLOWLY, "status": {"parts": SPENT, "advice": "the network takes 9% x"}}
+                ),
+                "b": host(rank(1), **SLOWLY),
+            },
+            r"; the network takes 9% x; playbooks/bench\.yml",
+        ),
+        (
+            {
+                "a": host(rank(0), **{**SLOWLY, "status": {"parts": {**SPENT, "wire": 0.2}}}),
+                "b": host(rank(1)),
+            },
+            r"rank 1 on b is the slowest, 0\.40 s",
         ),
         # A step of a minute, 40 s after the last one: not hung.
         ({"a": host(rank(0), compute=(60, 61)), "b": host(rank(1))}, r"The run goes on \(step 7 of 100\)"),
