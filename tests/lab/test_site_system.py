@@ -4,6 +4,7 @@ The tests follow one lab through its life, in this order. Its hosts begin untouc
 asks for a password, and host keys that nobody has seen.
 """
 
+import json
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from plays import ROOT, Play, Plays
+from test_firewall import SCAN
 
 SYSTEM = ("--tags", "identity,ssh_mesh,tuning")
 HOSTS = ("node1", "node2", "node3")
@@ -317,3 +319,38 @@ def test_two_hosts_with_one_host_key_are_refused_before_any_change(lab, site):
     assert "SSH host key" in play.text
     assert "the one that node1 has, too" in play.words
     assert states(lab) == state
+
+
+def test_an_sshd_at_another_port_is_let_in_there_by_peers_and_strangers_and_nobody_elsewhere(
+    lab, site, tmp_path
+):
+    """As docs/security.md has it: both ports at first, for site.yml lets in where sshd listens by then."""
+    beside, address = tmp_path / "port.yml", lab.host("node2").address
+    beside.write_text("all: {hosts: {node2: {ansible_port: 2222}}}\n")
+    arguments = ("-l", "node1,node2", "-e", "accept_new_host_keys=true", "--tags", "ssh_mesh,firewall")
+    login = ("runuser", "-u", "trainyard", "--", "ssh", "-o", "BatchMode=yes", "node2", "hostname")
+
+    def listens_on(*ports):
+        lines = "".join(f"Port {port}\\n" for port in ports)
+        lab.exec(
+            "node2",
+            "sh",
+            "-ec",
+            f"printf '{lines}' > /etc/ssh/sshd_config.d/port.conf; systemctl restart ssh",
+        )
+
+    def reached():
+        scan = ("python3", "-c", SCAN, address, "22", "2222", "8000")
+        return json.loads(lab.stranger(*scan).stdout)["tcp"]
+
+    play = site(*arguments)
+    assert play.rc == 0 and reached() == [22], play.text
+    listens_on(22, 2222)
+    assert reached() == [22]
+    assert site(*arguments).rc == 0 and reached() == [22, 2222]
+    listens_on(2222)
+    for changes in (True, False):
+        play = site("-i", str(beside), *arguments)
+        assert play.rc == 0 and (play.changed["node2"] > 0) == changes, play.text
+        assert reached() == [2222]
+        assert lab.exec("node1", *login).strip() == "node2"
