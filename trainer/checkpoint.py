@@ -411,12 +411,14 @@ def _holders(path: Path) -> list[str]:
         return []
 
 
-def newest(folder: Path, step: int | None = None) -> tuple[dict | None, Path | None, dict[Path, str]]:
+def newest(
+    folder: Path, step: int | None = None, beyond: int = -1
+) -> tuple[dict | None, Path | None, dict[Path, str]]:
     """The newest valid checkpoint in `folder`: its manifest and path; and by path, what is wrong with newer ones.
 
-    step: no other than that step's.
+    step: no other than that step's. beyond: none up to that step.
     """
-    problems, paths = {}, _list(folder)
+    problems, paths = {}, [path for path in _list(folder) if _step(path) > beyond]
     launches = {path: _launch_of(path) for path in paths}
     last = max(filter(None, launches.values()), default="")  # what is damaged may be of that
     paths.sort(key=lambda path: (last if launches[path] is None else launches[path], _step(path)))

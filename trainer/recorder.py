@@ -104,6 +104,12 @@ class Recorder:
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         if run.world.idle_cards:
             self._warn("cards", run.world.idle_cards)
+        if run.config.warmup_steps >= run.steps:
+            self._warn(
+                "warmup",
+                f"warmup_steps is {run.config.warmup_steps} of {run.steps} steps, so that lr never comes to "
+                f"{run.peak_lr:g}: set it lower, 5 % of the steps or less",
+            )
         self._tell_attempt()
 
     def _tell_attempt(self) -> None:

@@ -179,7 +179,7 @@ def model_directory(value: str) -> str | None:
 def data_paths(value: str) -> dict[str, str]:
     """The files and directories of the controller among the names in a list of data sets: {name: path}."""
     paths = {name: os.path.abspath(os.path.expanduser(name)) for name in trainer_data.names(value)}
-    return {name: path for name, path in paths.items() if os.path.exists(path)}
+    return {name: path for name, path in paths.items() if name and os.path.exists(path)}
 
 
 def is_shared(value: str, directory: str) -> bool:

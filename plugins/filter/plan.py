@@ -346,7 +346,7 @@ def run_problems(
         for one in elsewhere
         if all(one["name"] in fact["missing_paths"] for fact in facts.values())
     ]
-    return problems + _shares(facts, config or {})
+    return problems + _shares(facts, config or {}) + _least(facts, config or {})
 
 
 def _shares(facts: dict[str, dict], config: dict) -> list[str]:
@@ -365,6 +365,17 @@ def _shares(facts: dict[str, dict], config: dict) -> list[str]:
             f"on {_hosts(list(facts))}; correct them, or write auto"
         ]
     return []
+
+
+def _least(facts: dict[str, dict], config: dict) -> list[str]:
+    """What keeps a run of these hosts from ever going on, however many of them are there."""
+    least = config.get("min_nodes", 1)
+    if least <= len(facts):
+        return []
+    return [
+        f"min_nodes: found {least}; expected at most {len(facts)}, as many hosts as the run has "
+        f"({_hosts(list(facts))}); correct it, or have the run on more hosts"
+    ]
 
 
 def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = "systemd") -> bool:

@@ -19,13 +19,17 @@ SECONDS = 10.0  # that a server may take
 
 
 def names_below(path: str) -> list[str]:
-    """The files below a directory, or "" for a file's own; where a directory of them cannot be read, OSError."""
+    """The files below a directory, or "" for a file's own; hidden ones are neither data nor a model's.
+
+    Where a directory of them cannot be read, OSError.
+    """
     if not os.path.isdir(path):
         return [""]
     found = []
     for folder, folders, files in os.walk(path, onerror=_raise):
-        folders.sort()
-        found += [os.path.relpath(os.path.join(folder, name), path) for name in sorted(files)]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names = (name for name in sorted(files) if not name.startswith("."))
+        found += [os.path.relpath(os.path.join(folder, name), path) for name in names]
     return found
 
 

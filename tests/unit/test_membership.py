@@ -596,6 +596,13 @@ def test_a_run_that_was_under_way_is_begun_again_by_a_majority_alone(nodes, expe
         assert "playbooks/stop.yml" in found.reason
 
 
+def test_more_hosts_than_the_run_has_are_not_waited_for():
+    first = word(None, [host(0), host(1)], expected=2, least=3)
+    assert isinstance(first, Plan)
+    failed = [host(0, done=1, code=1), host(1, done=1, code=1)]
+    assert isinstance(word(first, failed, expected=2, least=3), Plan)
+
+
 def test_a_run_that_was_under_way_needs_its_least_hosts_too():
     assert isinstance(word(None, [host(0), host(1)], late=True, least=3, new=False), Wait)
 

@@ -88,6 +88,8 @@ def test_unequal_counts_give_every_rank_once():
             {"batch_size": 24, "balance": "12,6,6"},
             r"found 3 shares \(12,6,6\); expected one for each of the 5 ranks",
         ),
+        ({"min_nodes": 3}, "min_nodes: found 3; expected at most 2"),
+        ({"min_nodes": 2}, None),
         ({"batch_size": 5, "balance": "even"}, None),
         ({"batch_size": 8, "balance": "2,2,2,1,1"}, None),
     ],

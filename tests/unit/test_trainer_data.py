@@ -1,6 +1,7 @@
 """Reading, packing, holding out, mixing and indexing."""
 
 import collections
+import datetime
 import itertools
 import json
 import random
@@ -191,6 +192,33 @@ RECORDS = [
     {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]}
     for n in range(600)
 ]
+
+
+def test_what_lies_beside_the_data_is_none(tmp_path):
+    """A comma too many is not the current directory; hidden files are old copies, and other systems' notes."""
+    (tmp_path / "set/.ipynb_checkpoints").mkdir(parents=True)
+    for name in ("set/a", "set/.ipynb_checkpoints/a-checkpoint", "set/._a"):
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": name}])
+    assert [one.text for one in sampled(from_mapping({"dataset": str(tmp_path / "set")}))] == ["set/a"]
+    with pytest.raises(BadInput, match="dataset: : no such file or directory"):
+        sampled(from_mapping({"dataset": f"{tmp_path}/set,"}))
+
+
+@pytest.mark.parametrize("data_format", ["auto", "text"])
+def test_a_column_of_parquet_that_nobody_asks_for_is_not_read(tmp_path, data_format):
+    """Python has no time of a nanosecond."""
+    at = pyarrow.array([1, 2], pyarrow.timestamp("ns"))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"], "at": at}), tmp_path / "a.parquet")
+    config = from_mapping({"dataset": str(tmp_path / "a.parquet"), "data_format": data_format})
+    assert [one.text for one in sampled(config)] == ["one", "two"]
+
+
+def test_a_date_in_a_chat_of_parquet_is_no_fault(tmp_path):
+    said = [{"role": "user", "content": "when?"}, {"role": "assistant", "content": "now"}]
+    rows = [{"messages": [{**one, "at": datetime.datetime(2026, 1, 1), "raw": b"x"} for one in said]}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (found,) = sampled(from_mapping({"dataset": str(tmp_path / "a.parquet")}))
+    assert [one["content"] for one in found.messages] == ["when?", "now"]
 
 
 def test_parquet_equals_jsonl(tmp_path):

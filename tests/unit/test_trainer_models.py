@@ -669,3 +669,38 @@ def test_of_a_layer_in_8_bits_no_inputs_are_kept():
     assert torch.allclose(found, (2 * start) @ whole.T) and torch.allclose(
         start.grad, 2 * whole.sum(0).expand(2, 3, 16)
     )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_are_not_in_the_files_are_not_made_up(tied, world, tmp_path):
+    """transformers makes them up, and says so where nobody looks; tied ones are one weight."""
+    from transformers import LlamaConfig, LlamaModel
+
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaModel(LlamaConfig(**small, vocab_size=300, tie_word_embeddings=tied)).save_pretrained(tmp_path)
+    found = load.Source(LlamaConfig.from_pretrained(tmp_path), None, str(tmp_path), {})
+    config = from_mapping({"model": str(tmp_path)})
+    for opened in (
+        lambda: load._weights(config, found, world),
+        lambda: saved._weights(str(tmp_path), "auto", False),
+    ):
+        if tied:
+            opened()
+            continue
+        with pytest.raises(
+            BadInput, match=r"found no lm_head\.weight in its safetensors; expected all weights of Ll"
+        ):
+            opened()
+
+
+def test_of_a_run_that_goes_on_the_newest_checkpoint_is_taken(tmp_path, monkeypatch):
+    """Until it ends again its model is of the step at which it had ended."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "summary.json").write_text('{"steps": 200}')
+    monkeypatch.setattr(saved.checkpoint, "validate", lambda path: {"step": int(path.name[5:])})
+    for step, chosen in ((200, "model"), (250, "step-00000250")):
+        place = tmp_path / f"checkpoints/step-{step:08d}"
+        place.mkdir(parents=True)
+        (place / "manifest.json").write_text("{}")
+        assert saved.find(tmp_path).path.name == chosen

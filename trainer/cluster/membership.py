@@ -109,6 +109,7 @@ def next_word(
     now: seconds since 1970. new: the run has not been under way before: a store of one host's own forgets its plans.
     """
     hosts = sorted(hosts, key=lambda host: host.node)
+    least = min(least, expected)  # with more than there are, nothing would ever go on
     if plan is None:
         # One that was under way may have gone on elsewhere, or ended there. Of two, the first has the store.
         enough = 1 if new or (expected == 2 and hosts and hosts[0].node == 0) else expected // 2 + 1

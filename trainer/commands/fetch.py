@@ -83,7 +83,7 @@ def _model(name: str, code: bool, progress: Path, cached: bool = False) -> tuple
     if not any(path.parent == folder and path.suffix == ".safetensors" for path in files):
         raise BadInput(
             f"model: {name}: the hub's repository has no weights as safetensors; pickled ones, which can run code when "
-            "loaded, are not fetched. Name a revision that has them (NAME@REVISION), or save them so elsewhere "
+            "loaded, are not fetched. Save them so elsewhere "
             "(AutoModelForCausalLM.from_pretrained(NAME).save_pretrained(DIR), the tokenizer likewise) and give that "
             "directory"
         )

@@ -29,7 +29,8 @@ def records(
 ) -> Iterator[tuple[int, dict]]:
     """Yield (number, record) of a .jsonl or .parquet file.
 
-    columns: those needed, where that saves reading; besides: those read with them where they are there.
+    columns: those needed, where that saves reading; besides: those read with them where they are there. Of besides
+    alone the others are not read.
     Raises BadInput with file and line or row.
     """
     return _parquet(path, columns, besides) if path.suffix == ".parquet" else _jsonl(path)
@@ -105,7 +106,11 @@ def _parquet(path: Path, columns: Sequence[str], besides: Sequence[str]) -> Iter
             table = pyarrow.parquet.ParquetFile(file)
             there = table.schema_arrow.names
             needed = columns and set(columns) <= set(there)
-            wanted = [name for name in (*columns, *besides) if name in there] if needed else None
+            wanted = [name for name in (*columns, *besides) if name in there]
+            if besides and not columns and not wanted:  # pyarrow has no rows without columns
+                yield from ((1, {}) for _ in range(min(1, table.metadata.num_rows)))
+                return
+            wanted = wanted if needed or (besides and not columns) else None
             for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1
@@ -159,6 +164,8 @@ def opened(path: Path):
 
 def found(name: str) -> Path | None:
     """The file or directory that a user calls `name`, or None; raises BadInput where that cannot be told."""
+    if not name:  # which Path takes for the current directory
+        return None
     try:
         path = Path(name).expanduser()
         path.stat()
@@ -174,7 +181,7 @@ def found(name: str) -> Path | None:
 
 
 def below(folder: Path) -> list[Path]:
-    """The files of our kinds in `folder` and in directories below it, sorted.
+    """The files of our kinds in `folder` and in directories below it, sorted; hidden ones are no data.
 
     Raises BadInput where a directory cannot be read, or what is called so is no file: some data would be missing.
     """
@@ -182,8 +189,12 @@ def below(folder: Path) -> list[Path]:
     def refuse(error: OSError):
         raise unreadable(error.filename, error) from None
 
-    every = (Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names)
-    found = sorted(path for path in every if path.suffix in SUFFIXES)
+    found = []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        every = (Path(place, name) for name in names if not name.startswith("."))
+        found += [path for path in every if path.suffix in SUFFIXES]
+    found.sort()
     for path in found:
         try:
             what = kind(path.stat().st_mode)

@@ -119,7 +119,9 @@ def kind(dataset: Dataset, config: Config) -> str:
         )
     for path in dataset.files:
         if path.suffix != ".txt":
-            for _, record in files.records(path):
+            if config.data_format != "auto":
+                return config.data_format
+            for _, record in files.records(path, besides=records.TELLING):
                 return records.kind(record, config)
     return "text"
 

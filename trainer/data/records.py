@@ -39,6 +39,9 @@ def kind(record: dict, config: Config) -> str:
     return "instruction" if {"instruction", "output"} <= set(record) else "text"
 
 
+TELLING = ("messages", "instruction", "output")  # the fields by which `kind` tells
+
+
 def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
     """The fields that such records are read for: those that each has, and those that it may have."""
     return {
@@ -53,7 +56,8 @@ def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> 
     where = files.place(path, number)
     made = {"text": _text, "instruction": _instruction, "chat": _chat}[kind](where, record, config)
     try:
-        made_text = made.get("text") or json.dumps(made, ensure_ascii=False)
+        # Of parquet, values beside the texts may be dates or bytes.
+        made_text = made.get("text") or json.dumps(made, ensure_ascii=False, default=str)
         made_text.encode()
     except UnicodeEncodeError:
         field = f"field '{config.text_field}': " if kind == "text" else ""

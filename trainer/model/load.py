@@ -160,7 +160,7 @@ def _tiny(config: Config, vocabulary: int, end_id: int):
 
     return GPT2Config(
         vocab_size=vocabulary,
-        n_positions=config.sequence_length,
+        n_positions=max(8, config.sequence_length),  # packing.py tries it on eight
         n_embd=128,
         n_layer=4,
         n_head=4,
@@ -335,10 +335,34 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             # Strategy split takes layers from the CPU's memory to several devices.
             place = torch.device("cpu") if config.strategy == "split" else world.device
             common["device_map"] = {"": place}
-        model = AutoModelForCausalLM.from_pretrained(
-            found.weights, config=found.config, use_safetensors=True, dtype=frozen, **common
+        model = whole(
+            *AutoModelForCausalLM.from_pretrained(
+                found.weights,
+                config=found.config,
+                use_safetensors=True,
+                dtype=frozen,
+                output_loading_info=True,
+                **common,
+            ),
+            found.weights,
         )
         return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
+
+
+def whole(model, told: dict, name: str):
+    """`model`; raises BadInput where files of `name` lacked some of its weights, which transformers makes up then.
+
+    told: what from_pretrained tells with output_loading_info.
+    """
+    missing = sorted(set(told["missing_keys"]) & {key for key, _ in model.named_parameters()})
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
+        raise BadInput(
+            f"{name}: found no {shown} in its safetensors; expected all weights of {type(model).__name__}, for what is "
+            "missing would be random. It was saved without its head (AutoModel), names weights otherwise, or a file of "
+            "it is not here: save it anew (AutoModelForCausalLM), or copy it whole"
+        )
+    return model
 
 
 def _nothing_to_quantise(config: Config) -> BadInput:

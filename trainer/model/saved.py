@@ -33,7 +33,8 @@ class Saved:
 
 
 def find(directory: Path) -> Saved:
-    """What `directory` is: a model, an adapter, a checkpoint, or a run, of which model/ or else the newest checkpoint.
+    """What `directory` is: a model, an adapter, a checkpoint, or a run: its model/, or the newest checkpoint where that
+    is later, as of a run that goes on beyond its end, or where there is no model yet.
 
     Raises BadInput where it is none of them, or a damaged checkpoint.
     """
@@ -44,12 +45,16 @@ def find(directory: Path) -> Saved:
         whole = directory.resolve()
         facts = metrics.read_summary(whole.parent) if whole.name == "model" else {}
         return Saved(directory, _adapter(directory), facts)
-    if _holds_model(directory / "model"):
-        return find(directory / "model")
+    problems = {}
+    made = _holds_model(directory / "model")
     if (directory / "checkpoints").is_dir():
-        manifest, path, problems = checkpoint.newest(directory / "checkpoints")
+        ended = metrics.read_summary(directory).get("steps") or 0
+        manifest, path, problems = checkpoint.newest(directory / "checkpoints", beyond=ended if made else -1)
         if path:
             return _checkpoint(path, manifest)
+    if made:
+        return find(directory / "model")
+    if (directory / "checkpoints").is_dir():
         raise BadInput("\n".join([f"{directory}: no valid checkpoint in it", *problems.values()]))
     kind = (
         "neither a model (config.json), an adapter (adapter_config.json), a checkpoint (manifest.json) nor a run "
@@ -134,8 +139,16 @@ def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
 def _weights(name: str, dtype: str, trust: bool):
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        name, dtype=dtype, use_safetensors=True, local_files_only=Path(name).is_dir(), trust_remote_code=trust
+    model = model_load.whole(
+        *AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=Path(name).is_dir(),
+            trust_remote_code=trust,
+            output_loading_info=True,
+        ),
+        name,
     )
     return model.dequantize() if getattr(model, "is_quantized", False) else model
 
