@@ -99,23 +99,14 @@ def _size(config: Config, model_config, world: World) -> int:
     overhead = plan.KERNELS  # what this process holds already is not free any more
     wanted, asked = min(config.micro_batch_size, config.batch_size), _most(config, world)
     bytes_ = at_most(config, model_config, asked)
-    if (
-        bytes_ is not None
-        and bytes_ + max(overhead, plan.CONTEXT * (world.device.type == "cuda")) < place.memory
-    ):
+    there = min(place.memory, place.host_memory) if world.device.type == "cuda" else place.memory
+    if bytes_ is not None and bytes_ + max(overhead, plan.CONTEXT * (world.device.type == "cuda")) < there:
         return max(asked, config.micro_batch_size)
 
     def budgets(rows: int, config: Config = config) -> dict[str, plan.Budget]:
         own = dataclasses.replace(config, micro_batch_size=rows)
         size = footprint.measure(own, model_config, world.device.type)
-        found = plan.every(own, size, place, overhead)
-        for name, one in found.items():
-            for parts in (one.device, one.host):
-                if "checkpoint" in parts and name in ("ddp", "split"):  # one rank a host makes the copy
-                    parts["checkpoint"] //= place.here
-            if "while loading" in one.host:  # which is over before there is one
-                one.host["while loading"] = max(0, size.weights - one.host["checkpoint"])
-        return found
+        return plan.every(own, size, place, overhead)
 
     try:
         one = budgets(1)

@@ -37,8 +37,11 @@ class Snapshot:
                 later = torch.empty(strategy.shape(name), dtype=part.dtype, device="meta")
                 wholes = [later] * len(self._places[name]) if writes else []
             else:
+                # What is trained, on a GPU, too, comes to the CPU's memory one tensor after the other.
                 wholes = [
-                    _kept(whole, copy=apart and whole.data_ptr() == one.data_ptr())
+                    whole.detach()
+                    if not apart and whole.data_ptr() == one.data_ptr()
+                    else _kept(whole, copy=apart and whole.data_ptr() == one.data_ptr())
                     for whole, one in zip(strategy.whole(name, own, writers) or (), own, strict=False)
                 ]
                 if strategy.averages:  # of moments in 8 bits or paged ones `own` is a copy
@@ -59,7 +62,7 @@ class Snapshot:
         for file, tensors in self.files.items():
             for key, one in tensors.items():
                 if not one.is_meta:
-                    yield file, key, one
+                    yield file, key, _kept(one)
         for name in list(self._parts):
             parts = self._parts.pop(name) or [_kept(one) for one in self._own(name)[1]]
             wholes = self._strategy.whole(name, parts, self._writers, self._group)

@@ -1,5 +1,6 @@
 """A rank's memory before a run: told from the model's shape, refused or made do with. Sizes of memory are made up."""
 
+import copy
 import dataclasses
 from types import SimpleNamespace
 
@@ -290,15 +291,23 @@ def test_a_port_that_is_up_is_one_that_nccl_takes(tmp_path, monkeypatch):
     [
         ("ddp", {}, False),  # the copy of a checkpoint is larger
         ("ddp", {"checkpoint_async": False}, True),
+        ("ddp", {"checkpoint_async": False, "comm": "diloco"}, False),
         ("zero2", {"checkpoint_async": False}, True),
-        ("ddp", {"adapter": "lora", "lora_targets": "all-linear"}, False),  # files that are mapped
+        (
+            "ddp",
+            {"adapter": "lora", "checkpoint_async": False, "dtype": "bfloat16"},
+            False,
+        ),  # files that are mapped
+        ("ddp", {"adapter": "lora", "checkpoint_async": False, "dtype": "float16"}, True),  # and others
         ("fsdp", {"checkpoint_async": False}, False),  # reads its part
     ],
 )
 def test_what_a_host_has_in_memory_before_its_gpus_have_the_model(strategy, keys, loads):
     """Eight ranks of a host read a model eight times."""
     config = asked(**keys)
-    found = footprint.measure(config, WIDE, "cuda")
+    stored = copy.deepcopy(WIDE)
+    stored.dtype = torch.bfloat16
+    found = footprint.measure(config, stored, "cuda")
     place = plan.Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
     host = plan.budget(strategy, config, found, place, 0).host
     assert (sum(host.values()) == found.weights) == loads, host

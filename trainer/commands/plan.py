@@ -236,7 +236,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "loss and backward": found.working + 2 * found.largest,
     }
     lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
-    copies = checkpoint_bytes(config, found) // part
+    # One rank of a host makes ddp's copy: of the memory of each that is a part.
+    copies = checkpoint_bytes(config, found) // (part if name != "ddp" else place.here)
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
     host = {} if on_cpu else {"checkpoint": copies, "overhead": overhead}
@@ -245,9 +246,9 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
             host[what], lines[what] = lines[what], 0
         lines["weights"] = own - gathered  # quantised ones stay where they compute
         host["weights"] -= lines["weights"]
-    if not on_cpu and not shared and config.adapter == "none":
-        # Each rank makes all of the model float32 before the GPU has it, and before there is a checkpoint to copy.
-        # What an adapter leaves as it is on disk is the page cache's, which all ranks share.
+    if not on_cpu and not shared and found.converted:
+        # Each rank makes all of the model float32 before the GPU has it, and before there is a checkpoint to copy; or
+        # of an adapter's base what its files have otherwise. What stays as it is on disk is the page cache's.
         host["while loading"] = max(0, found.weights - copies)
     if name == "infinity":
         (lines if on_cpu else host)["optimizer"] = 0  # on disk; the kernel keeps of it what there is room for
@@ -318,7 +319,7 @@ def split_budget(config: Config, found: Footprint, place: Place, overhead: int) 
             }
         )
     fullest = max(zip(cards, place.cards, strict=True), key=lambda one: sum(one[0].values()) - one[1])[0]
-    host = {"checkpoint": checkpoint_bytes(config, found), "overhead": overhead}
+    host = {"checkpoint": checkpoint_bytes(config, found) // place.here, "overhead": overhead}
     ranks = place.nodes if config.strategy != "split" else place.ranks
     sent = ways.sent(found.gradients, found.factors, ranks, 1, place.nodes, place.row)["exact"]
     return Budget("split", fullest, host, sent, _seconds(sent, place), tuple(cards))
@@ -337,8 +338,8 @@ def optimizer_bytes(config: Config, found: Footprint) -> int:
 
 
 def checkpoint_bytes(config: Config, found: Footprint) -> int:
-    """The copy of weights and moments that is written while training goes on."""
-    return 12 * found.trainable if config.checkpoint_async else 0
+    """The copy of weights and moments that is written while training goes on; of diloco's ranks' means in any case."""
+    return 12 * found.trainable if config.checkpoint_async or config.comm == "diloco" else 0
 
 
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
@@ -786,7 +787,7 @@ def cures(config: Config, found: Footprint) -> list[str]:
         *([] if config.gradient_checkpointing else ["gradient_checkpointing: true"]),
         *(["adapter: lora"] if config.adapter == "none" else []),
         *(["quantize: 4bit"] if packs else []),
-        *(["checkpoint_async: false"] if config.checkpoint_async else []),
+        *(["checkpoint_async: false"] if config.checkpoint_async and config.comm != "diloco" else []),
     ]
 
 

@@ -54,6 +54,7 @@ class Footprint:
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
     flops: float  # of a token (model/flops.py)
+    converted: bool  # what is read is not as its files have it, whose pages all ranks of a host would share
 
 
 def measure(config: Config, model_config, device: str = "cpu") -> Footprint:
@@ -84,7 +85,10 @@ def measure(config: Config, model_config, device: str = "cpu") -> Footprint:
         raise BadInput(
             f"model: {config.model}: its memory cannot be told without running it: {type(error).__name__}: {reason}"
         ) from None
-    return _sums(config, model, activations, working)
+    on_disk = getattr(model_config, "dtype", None)
+    alike = config.quantize != "none" or on_disk in (None, load.frozen_dtype(config))
+    converted = config.adapter == "none" or not alike
+    return _sums(config, model, activations, working, converted)
 
 
 def _as_on_disk(config: Config, model_config) -> Config:
@@ -198,7 +202,7 @@ class Tracker(TorchDispatchMode):
         self.now -= size
 
 
-def _sums(config: Config, model: nn.Module, activations: int, working: int) -> Footprint:
+def _sums(config: Config, model: nn.Module, activations: int, working: int, converted: bool) -> Footprint:
     """The counts, from the shapes."""
     from trainer.strategies.sharded import blocks
     from trainer.strategies.split import outermost
@@ -248,6 +252,7 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int) -> F
         activations=activations,
         working=working,
         flops=flops.per_token(model),
+        converted=converted,
     )
 
 
