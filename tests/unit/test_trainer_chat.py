@@ -125,6 +125,19 @@ def test_only_the_answers_are_learnt(tmp_path, make_tokenizer, template, learnt)
     assert everything.valid.sum() == everything.token_count - 1
 
 
+@pytest.mark.parametrize(
+    "template", [ENDED, TRIMMED, ENDLESS, MARKED], ids=["ended", "trimmed", "endless", "marked"]
+)
+def test_a_greeting_that_nothing_asks_for_is_read(tmp_path, make_tokenizer, template):
+    """Templates refuse to render an exchange of no message, which is before it; marks tell of themselves."""
+    tokens = make_tokenizer(template)
+    greeting = {"role": "assistant", "content": "Welcome."}
+    packed = prepared(tmp_path, tokens, [{"messages": [greeting, *TALK]}])
+    _, found = whole_and_learnt(packed, tokens)
+    learnt = [one.removesuffix("<|end|>").removesuffix(tokenizer.END_OF_TEXT) for one in found]
+    assert learnt == (["Welcome."] if template == MARKED else []) + ANSWERS
+
+
 def test_spaces_around_an_answer_do_not_move_it(tmp_path, make_tokenizer):
     """The tokens that begin an answer would merge with the header's line end; the prompt has that one already."""
     talk = [TALK[0], {"role": "assistant", "content": " \n the mat \n\n"}]

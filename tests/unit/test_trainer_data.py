@@ -2,6 +2,8 @@
 
 import collections
 import datetime
+import errno
+import io
 import itertools
 import json
 import random
@@ -730,6 +732,7 @@ def repository(tmp_path, monkeypatch):
     )
     for name in names:
         write_lines(folder / name, [{"text": name}])
+    (folder / "LICENSE.txt").write_text("You may.")  # beside records a text is about them
     asked = []
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((*a, k)) or str(folder)
@@ -764,6 +767,34 @@ def test_an_epoch_is_what_is_trained_on(tmp_path):
         assert plan.trained_on(from_mapping({**data, **held_out})) == letters
     with pytest.raises(BadInput, match=r"validation: .*no such file"):
         plan.trained_on(from_mapping({**data, "validation": "none.jsonl"}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "split", "fault"), [(6, 0.02, "held out"), (1, 0.5, "to train on"), (10, 0.2, "")]
+)
+def test_a_share_that_leaves_nothing_is_refused_before_any_host_is_touched(tmp_path, rows, split, fault):
+    write_lines(tmp_path / "a.jsonl", [{"text": "words"}] * 500)
+    write_lines(tmp_path / "b.jsonl", [{"text": "words"}] * rows)
+    config = from_mapping({"dataset": f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl", "validation_split": split})
+    if not fault:
+        assert read.check(config)[0] == 510
+        return
+    with pytest.raises(
+        BadInput, match=f"b.jsonl: validation_split {split} of its {rows} documents .* none {fault}"
+    ):
+        read.check(config)
+
+
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
+    write_lines(tmp_path / "a.jsonl", [{"text": "words"}])
+
+    class Failing(io.BytesIO):
+        def readline(self, size=-1):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "opened", lambda path: Failing())
+    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: Input/output error; see its disk"):
+        sampled(from_mapping({"dataset": str(tmp_path / "a.jsonl"), "data_format": "text"}))
 
 
 def test_what_is_held_out_is_no_part_of_what_is_trained_on(repository, tmp_path):

@@ -236,10 +236,11 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "loss and backward": found.working + 2 * found.largest,
     }
     lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
-    # One rank of a host makes ddp's copy: of the memory of each that is a part.
-    copies = checkpoint_bytes(config, found) // (part if name != "ddp" else place.here)
+    copies = checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
+    if name == "ddp":  # one rank of a host makes them: a part of each one's memory
+        copies //= place.here
     host = {} if on_cpu else {"checkpoint": copies, "overhead": overhead}
     if name in ("offload", "infinity") and not on_cpu:
         for what in ("weights", "adapter", "gradients", "optimizer"):

@@ -81,7 +81,8 @@ class Renderer:
             text, spans = self._marked(sample)
         else:
             text = self._rendered(sample, sample.messages)
-            wanted = [n for n, one in enumerate(sample.messages) if one["role"] == "assistant"]
+            # One that nothing asks for, a greeting, is read; templates refuse to render what is before it.
+            wanted = [n for n, one in enumerate(sample.messages) if n and one["role"] == "assistant"]
             spans = [self._answer(sample, text, n) for n in wanted] if self.answers else []
         bare = text.rstrip()
         if not bare.endswith(self.ends):

@@ -133,7 +133,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, line with its end)."""
     with opened(path) as file:
         number = 0
-        while raw := file.readline(LONGEST_LINE + 1):
+        while raw := _line(file, path):
             number += 1
             if len(raw) > LONGEST_LINE:
                 raise BadInput(
@@ -146,6 +146,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}; "
                     f"convert it, for example: iconv -f LATIN1 -t UTF-8 {path.name}"
                 ) from None
+
+
+def _line(file, path: Path) -> bytes:
+    try:
+        return file.readline(LONGEST_LINE + 1)
+    except OSError as error:  # of a server's disk
+        raise unreadable(path, error) from None
 
 
 def opened(path: Path):
@@ -206,7 +213,9 @@ def below(folder: Path) -> list[Path]:
 
 
 def unreadable(path: Path | str, error: OSError) -> BadInput:
-    return BadInput(f"{path}: cannot be read: {error.strerror}; the run's user must be allowed to read it")
+    refused = error.errno in (errno.EACCES, errno.EPERM)
+    cure = "the run's user must be allowed to read it" if refused else "see its disk, or the server of it"
+    return BadInput(f"{path}: cannot be read: {error.strerror}; {cure}")
 
 
 def kind(mode: int) -> str:

@@ -141,8 +141,9 @@ def fetch(
 ) -> tuple[Path, ...]:
     """The files of a data set, downloaded to huggingface_hub's cache unless they are there; raises BadInput.
 
-    Without a pattern: all files of our kinds but those of a test or validation part; for the key `validation`, those of
-    a validation part. progress: as snapshot has it. cached: the hub is not asked.
+    Without a pattern: all files of our kinds but those of a test or validation part, and texts beside records, which
+    tell of the set; for the key `validation`, those of a validation part. progress: as snapshot has it. cached: the hub
+    is not asked.
     """
     name, revision, pattern = NAME.fullmatch(value).groups()
     try:
@@ -166,6 +167,8 @@ def fetch(
         ) from None
     found = sorted(path for path in folder.rglob("*") if path.suffix in files.SUFFIXES and path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in found}
+    if not pattern and {path.suffix for path in found} - {".txt"}:
+        found = [path for path in found if path.suffix != ".txt"]
     if pattern:
         chosen = [path for path in found if fnmatch.fnmatch(names[path], pattern)]
     elif key == "validation":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Config
-from trainer.data import files, hub, records
+from trainer.data import files, hub, index, records
 from trainer.data.records import Sample
 from trainer.errors import BadInput
 
@@ -196,9 +196,17 @@ def check(
                 continue
             sets.append(dataset)
             kinds.add(kind(dataset, config))
-            for sample in samples(dataset, config):
-                count += 1
+            held_out = number = 0
+            share = (config.validation_split or 0) if key == "dataset" else 0
+            for number, sample in enumerate(samples(dataset, config), 1):
                 letters += len(sample.words)
+                held_out += index.chosen(config.seed, number - 1, share)
+            count += number
+            if share and held_out in (0, number):
+                raise BadInput(
+                    f"{key}: {name}: validation_split {share} of its {number} documents leaves none "
+                    f"{'to train on' if held_out else 'held out'}; change it, or give a validation file"
+                )
         except BadInput as error:
             problems.append(str(error))
     if not problems:

@@ -51,6 +51,8 @@ def source(config: Config, world: World) -> Source:
         world.same("tokenizer", digests, "give every host the same files of the model")
     world.together(lambda: _check(config, found))
     world.together(lambda: _check_attention(config, found, world.device))
+    if config.compile:
+        world.together(lambda: _check_compiler("compile", "set compile to false", world.device))
     # What its maker once cut or padded texts to stands in tokenizer.json, and would silently do so here.
     found.tokenizer.backend_tokenizer.no_truncation()
     found.tokenizer.backend_tokenizer.no_padding()
@@ -514,7 +516,6 @@ def _compile(model: torch.nn.Module, world: World) -> None:
     """Have each layer compiled at its first pass: layers are alike, so that one compilation serves them all."""
     from trainer.strategies.sharded import blocks
 
-    _check_compiler("compile", "set compile to false", world.device)
     if world.device.type == "cpu":
         # A C++ compiler that is killed leaves half a library behind, which every later start would stumble over.
         # A host's own: it is for its CPU, also where hosts share the directory.
