@@ -78,16 +78,28 @@ def sets(given: str) -> list[str]:
         return [given]
 
 
+def model_times(path: str) -> float:
+    """MODEL_TIMES, of a model whose weights may be in 32 bits, as its config.json says."""
+    try:
+        with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
+            told = json.load(file)
+        wide = "float32" in (told.get("dtype"), told.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError):  # what is wrong with it, train.yml says
+        wide = False
+    return 1 + (MODEL_TIMES - 1) / (2 if wide else 1)
+
+
 def run_room(model: str, dataset: str, validation: str = "", adapter: str = "") -> tuple[float, str]:
     """Disk that a run takes, GB: data, model and three checkpoints; and of what of it the size is unknown.
 
     model, dataset, validation, adapter: as train.yml takes them, "" for none. What is not on this controller, on the
     hub or on the hosts, has a size that nobody here knows. Checkpoints of an adapter are small, of all weights large.
     """
-    times = MODEL_TIMES if adapter in ("", "none") else 1
-    weights, data, unknown = 0, 0, []
+    weights, data, unknown, times = 0, 0, [], 1.0
     if model and model not in SHIPPED:
         weights = size(os.path.expanduser(model))
+        if adapter in ("", "none"):
+            times = model_times(os.path.expanduser(model))
         unknown += [] if os.path.exists(os.path.expanduser(model)) else [model]
     for name in [*(sets(dataset) if dataset else []), *([validation] if validation else [])]:
         if os.path.exists(os.path.expanduser(name)):

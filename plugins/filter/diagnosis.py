@@ -260,10 +260,30 @@ def _slow_network(found: dict, status: dict) -> str:
     advice = str(status.get("advice") or "")
     if "the network takes" not in advice:
         advice = f"the network takes {wire:.2f} s of a step's {step:.2f} s: docs/slow-networks.md says what sends less"
+    if lost := _loses_packets(found):
+        return f"{lost}: see its cable and port; {advice}"
     if slow and links[slow]["speed"] < most:
         name, speed = links[slow]["name"], links[slow]["speed"]
         return f"{slow}'s {name} is at {speed:,} Mbit/s, others at {most:,}: see its cable and port; {advice}"
     return f"{advice}; playbooks/bench.yml, once no run is active, measures every way"
+
+
+def _loses_packets(found: dict) -> str:
+    """The first host whose interface had errors, or dropped more than a few packets, between the looks."""
+    for host, one in found.items():
+        errors = _errors(one["interface"])
+        if errors:
+            return f"{host}'s {one['interface']['name']} loses packets ({errors})"
+    return ""
+
+
+def _errors(interface: dict) -> str:
+    errors = {name: interface.get(name) or 0 for name in ("rx_errors", "tx_errors")}
+    for way in ("rx", "tx"):  # a switch's own packets, which nobody takes, count there, too
+        dropped, packets = (interface.get(f"{way}_{what}") or 0 for what in ("dropped", "packets"))
+        if dropped > max(MANY_DROPPED, PART_DROPPED * packets):
+            errors[f"{way}_dropped"] = dropped
+    return ", ".join(f"{name} {count}" for name, count in errors.items() if count)
 
 
 def _why_slow(one: dict | None) -> str:
@@ -274,6 +294,17 @@ def _why_slow(one: dict | None) -> str:
         return (
             f", because `{first['name']}` (process {first['pid']}) takes {first['cpu']:.0%} of a core there: "
             "end it, or let it run elsewhere"
+        )
+    if one.get("on_cards"):
+        first = one["on_cards"][0]
+        return (
+            f", because `{first['name']}` (process {first['pid']}) computes on a GPU there, too, with "
+            f"{first['memory']}: end it, or let it run elsewhere"
+        )
+    if one.get("slowed"):
+        return (
+            f", because a GPU there is slowed down ({', '.join(one['slowed'])}): see its fan, its dust, its power "
+            "(`nvidia-smi -q -d PERFORMANCE`)"
         )
     if one["load"] > 2 * one["cpus"]:
         return f", because its load is {one['load']:.0f} on {one['cpus']} cores: see there what runs, `top`"
@@ -403,18 +434,8 @@ def ras_complaints(lines: list[str]) -> dict[str, list[str]]:
 
 def _network(found: dict, ranks: list[dict]) -> str:
     """All wait in a collective, or for cards that do: what is between them."""
-    for host, one in found.items():
-        errors = {name: one["interface"].get(name) or 0 for name in ("rx_errors", "tx_errors")}
-        for way in ("rx", "tx"):  # a switch's own packets, which nobody takes, count there, too
-            dropped, packets = (one["interface"].get(f"{way}_{what}") or 0 for what in ("dropped", "packets"))
-            if dropped > max(MANY_DROPPED, PART_DROPPED * packets):
-                errors[f"{way}_dropped"] = dropped
-        if any(errors.values()):
-            listed = ", ".join(f"{name} {count}" for name, count in errors.items() if count)
-            return (
-                f"All ranks wait in a collective, and {host}'s {one['interface']['name']} loses packets ({listed}): "
-                "see its cable and port."
-            )
+    if lost := _loses_packets(found):
+        return f"All ranks wait in a collective, and {lost}: see its cable and port."
     for host, one in found.items():
         if one["kernel"]:
             return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
@@ -484,6 +505,8 @@ def _machines(found: dict) -> str:
         lines.append(
             f"{host}: {newest}; {link['name'] or 'no interface'} {rate}; load {one['load']:.1f} of {one['cpus']}"
         )
+        if errors := _errors(link):
+            lines.append(f"  {link['name']}: {errors} meanwhile")
         if one["late"]:
             lines.append(f"  no answer within {one['budget']:g} s: {', '.join(one['late'])}")
         lines += [
@@ -491,6 +514,11 @@ def _machines(found: dict) -> str:
             for busy in one["busy"]
         ]
         lines += [f"  {' '.join(card)}" for card in one["gpus"]]
+        lines += [f"  a GPU: {why}" for why in one.get("slowed") or []]
+        lines += [
+            f"  `{other['name']}` (process {other['pid']}) is on a GPU, too, with {other['memory']}"
+            for other in one.get("on_cards") or []
+        ]
         lines += [f"  kernel: {line}" for line in one["kernel"]]
         for title, told in ras_complaints(one.get("ras") or []).items():
             lines += [f"  NCCL's {title.lower()}: {line}" for line in told[:MOST_TOLD]]

@@ -172,7 +172,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         for version, kind in ((4, "ipv4"), (6, "ipv6"))
     )
     inside = inside_words(survey["bridges"])
-    live = survey["loaded"]["table"] and survey["loaded"]["unit"]
+    live = all(survey["loaded"][what] for what in ("table", "unit", "as_written"))
     closes = [
         f"{item['proto']} port {item['port']} ({item['process']})"
         for item in survey["listening"] + survey["published"]

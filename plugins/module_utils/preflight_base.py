@@ -116,6 +116,15 @@ class Cluster:
         """The command that has root run another on some hosts."""
         return f"{self.limits.ansible} {','.join(hosts)} -b -a '{command}'"
 
+    def opening(self, host: str) -> str:
+        """What has a host's firewall let its peers in."""
+        if self.facts[host]["expected"]["firewall"]:
+            return self.site("firewall", [host])
+        return (
+            f"{self.on([host], 'nft list ruleset')}   and open all ports between the peers in the firewall that you "
+            "keep there (firewall_manage is false)"
+        )
+
 
 @dataclass(frozen=True)
 class Check:

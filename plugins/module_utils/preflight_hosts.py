@@ -127,15 +127,24 @@ def address(cluster: Cluster) -> Iterable[Said]:
 )
 def names(cluster: Cluster) -> Iterable[Said]:
     wrong: dict[str, list[str]] = {}
+    lines: dict[str, list[int]] = {}
     for host, survey in cluster.survey().items():
         for fact in cluster.facts.values():
             canonical, wanted = fact["expected"]["hostname"], fact["expected"]["address"]
             got = survey["names"].get(canonical, [])
             if got[:1] != [wanted]:
                 leads = f"leads to {got[0]} first" if got else "is unknown"
+                line = next((one for one in survey.get("lines") or [] if canonical in one["names"]), None)
+                if line:  # the owner's, which identity leaves as it is
+                    leads += f" (line {line['number']} of /etc/hosts there: {line['text']})"
+                    lines.setdefault(host, []).append(line["number"])
                 wrong.setdefault(host, []).append(f"{canonical} {leads}; expected {wanted}")
     for host, told in wrong.items():
-        yield Said(FAIL, [host], "; ".join(told[:3]), cluster.site("identity", [host]))
+        cure = cluster.site("identity", [host])
+        if host in lines:
+            gone = ";".join(f"{number}d" for number in sorted(set(lines[host])))
+            cure = cluster.on([host], f"sed -i.before {gone} /etc/hosts") + "   or correct them there"
+        yield Said(FAIL, [host], "; ".join(told[:3]), cure)
     if not wrong:
         yield Said(PASS, cluster.alive, f"{len(cluster.facts)} names on each")
 
@@ -528,4 +537,4 @@ def store(cluster: Cluster) -> Iterable[Said]:
             yield Said(result, [host], text, cure)
         else:
             text = f"etcd on {host} does not answer {named(askers)}: {why}"
-            yield Said(FAIL, askers, text, cluster.site("firewall", [host]))
+            yield Said(FAIL, askers, text, cluster.opening(host))

@@ -21,7 +21,7 @@ def link(cluster: Cluster) -> Iterable[Said]:
         wire = survey["link"]
         if not wire:
             continue
-        look = cluster.on([host], f"ethtool {wire['name']}") + "   then change cable, port or card"
+        look = cluster.on([host], f"ip -s -s link show {wire['name']}") + "   then change cable, port or card"
         if wire["speed"] is not None and wire["speed"] < cluster.limits.link_mbit:
             well = False
             yield Said(WARN, [host], f"{wire['name']} has {wire['speed']} Mbit/s", look)
@@ -61,9 +61,13 @@ def mtu(cluster: Cluster) -> Iterable[Said]:
     for hosts, pairs in blamed(rest).items():
         told = ", ".join(f"{a} to {b}" for a, b in pairs[:4])
         text = f"packets of {sizes[pairs[0][0]]} bytes do not arrive from {told}"
-        named_hosts = list(hosts)
-        cure = cluster.on(named_hosts, f"ip link set {interfaces[named_hosts[0]]} mtu 1500")
-        yield Said(FAIL, named_hosts, text, cure + "   or set the switch to it")
+        most = [cluster.pairs()[pair].get("mtu_most") for pair in rest]
+        cure = f"set what is between them, a switch or a tunnel, to {sizes[pairs[0][0]]} bytes"
+        if all(most):
+            text += f", those of {min(most)} do"
+            less = _on_each(cluster, list(sizes), f"ip link set {{interface}} mtu {min(most)}")
+            cure = f"{less}   and mtu in network_interfaces; or {cure}"
+        yield Said(FAIL, list(hosts), text, cure)
     if not lost and not others:
         measured = any("mtu_arrives" in found for found in cluster.pairs().values())
         yield Said(
@@ -71,6 +75,15 @@ def mtu(cluster: Cluster) -> Iterable[Said]:
             cluster.alive,
             f"{common} bytes" if measured else "no way was measured",
         )
+
+
+def _on_each(cluster: Cluster, hosts: list[str], command: str) -> str:
+    """The command that has root run another, about its own `{interface}`, on each of these hosts."""
+    by_name: dict[str, list[str]] = {}
+    for host in hosts:
+        link = (cluster.facts[host]["survey"] or {}).get("link") or {}
+        by_name.setdefault(link.get("name", "eth0"), []).append(host)
+    return "; ".join(cluster.on(some, command.format(interface=name)) for name, some in by_name.items())
 
 
 def arrives(found: dict) -> bool:
@@ -98,7 +111,7 @@ def ways(cluster: Cluster) -> Iterable[Said]:
                 shut.setdefault(peer, {}).setdefault(f"{what} ({number_}): {state}", []).append(host)
     for host, faults in shut.items():
         told = "; ".join(f"{fault} from {named(askers)}" for fault, askers in faults.items())
-        yield Said(FAIL, [host], told, cluster.site("firewall", [host]))
+        yield Said(FAIL, [host], told, cluster.opening(host))
     if not shut:
         yield Said(PASS, cluster.alive, f"{len(pairs)} ways are open")
 
@@ -184,7 +197,7 @@ def bandwidth(cluster: Cluster) -> Iterable[Said]:
         rates,
         None,
         " Mbit/s",
-        "ethtool -S {interface}",
+        "ip -s -s link show {interface}",
         min,
         bad,
     )
@@ -202,8 +215,7 @@ def _bad_pairs(cluster, values, judge, unit, command, worst, bad=None) -> Iterab
     wrong = [pair for pair, result in results.items() if result != PASS]
     for hosts, pairs in blamed(wrong).items():
         result = FAIL if any(results[pair] == FAIL for pair in pairs) else WARN
-        interface = ((cluster.facts[hosts[0]]["survey"] or {}).get("link") or {}).get("name", "eth0")
-        cure = cluster.on(hosts, command.format(interface=interface)) + "   then change cable, port or switch"
+        cure = _on_each(cluster, list(hosts), command) + "   then change cable, port or switch"
         yield Said(result, list(hosts), shown_pairs(pairs, values, unit), cure)
     if not wrong:
         word = "at most" if worst is max else "at least"

@@ -87,6 +87,8 @@ TELLING = re.compile(
 )
 LINK = re.compile(r"kernel: (.*?)(?:NIC )?(?<!SATA )\blink (?:is )?(up|down)\b", re.IGNORECASE)
 KERNEL_LINES = 10
+# nvidia-smi -q -d PERFORMANCE: HW Thermal Slowdown : Active
+SLOWED = re.compile(r"^\s+((?:HW|SW) [\w ]*Slowdown)\s*: Active", re.MULTILINE)
 RAS = "127.0.0.1:28028"  # where NCCL answers on each host of a run unless NCCL_RAS_ADDR says otherwise
 RAS_BYTES = 1 << 20
 GROUPS_BYTES = 1 << 20  # of what a rank writes, read at most
@@ -276,6 +278,23 @@ def ras(seconds: float, place: tuple[str, int]) -> list[str] | None:
     return None if not text and time.monotonic() >= end else text.decode(errors="replace").splitlines()
 
 
+def slowed(seconds: float) -> list[str]:
+    """Why cards are slower than they could be: heat, the power supply; by nvidia-smi's own words."""
+    status, out, _ = within(seconds, ["nvidia-smi", "-q", "-d", "PERFORMANCE"])
+    return list(dict.fromkeys(SLOWED.findall(out))) if status == 0 else []
+
+
+def others_on_cards(seconds: float) -> list[dict]:
+    """[{pid, name, memory}], the programs that compute on cards."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
+    status, out, _ = within(seconds, query)
+    rows = [[value.strip() for value in line.split(",")] for line in out.splitlines()] if status == 0 else []
+    return [
+        {"pid": int(pid), "name": os.path.basename(name), "memory": memory}
+        for pid, name, memory in (row for row in rows if len(row) == 3 and row[0].isdigit())
+    ]
+
+
 def at_once(looks: dict, seconds: float) -> dict:
     """What each of `looks` finds, all side by side, by its key; None of one that takes longer than `seconds`."""
     found, faults = dict.fromkeys(looks), []
@@ -335,6 +354,8 @@ def main() -> None:
     left = max(0.5, end - time.monotonic())
     looks = {pid: partial(stacks, spy, pid, left) for pid in ranks}
     looks |= {"the kernel's log": partial(kernel_lines, left), "the GPUs": partial(gpus, left)}
+    if cards():
+        looks |= {"slowed": partial(slowed, left), "who is on the GPUs": partial(others_on_cards, left)}
     if ranks and cards():
         looks["NCCL's own watch"] = partial(ras, left, ras_place(ranks))
     seen = at_once(looks, left + 0.2)  # each ends by itself, and what it has started with it
@@ -395,6 +416,8 @@ def main() -> None:
             "ras": seen.get("NCCL's own watch") or [],
             "flights": sorted(glob.glob(os.path.join(glob.escape(run_dir), "logs", "flight-*"))),
             "gpus": seen["the GPUs"] or [],
+            "slowed": seen.get("slowed") or [],
+            "on_cards": [one for one in seen.get("who is on the GPUs") or [] if one["pid"] not in ours],
             "busy": [{"cpu": cpu, "name": name, "pid": pid} for cpu, name, pid in busy[:3] if cpu >= BUSY],
             "load": os.getloadavg()[0],
             "cpus": os.cpu_count() or 1,

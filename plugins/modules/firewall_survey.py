@@ -30,6 +30,7 @@ options:
 """
 
 
+FILE = "/etc/nftables.d/trainyard.nft"
 GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirmed yet
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
@@ -71,19 +72,33 @@ def published(module):
 
 
 def loaded(module):
-    """Our rules in the kernel: {table, unit (active, so that they come again with a restart of nftables), opened}.
+    """Our rules in the kernel: {table, unit (active, so that they come again with a restart of nftables), as_written,
+    opened}.
 
+    as_written: whether they are what our file yields, in a network of its own; somebody may have added one by hand.
     opened: [{proto, first, last}], the ports that they open to others than the peers, besides SSH's.
     """
     if not module.get_bin_path("nft"):
-        return {"table": False, "unit": False, "opened": []}
+        return {"table": False, "unit": False, "as_written": False, "opened": []}
     rc, out, _ = module.run_command(["nft", "list", "table", "inet", "trainyard"])
     unit = active(module.run_command, ["trainyard-firewall"])["trainyard-firewall"]
     opened = [
         {"proto": proto, "first": int(first), "last": int(last or first)}
         for proto, first, last in OPENED.findall(out)
     ]
-    return {"table": rc == 0 and "policy drop" in out, "unit": unit, "opened": opened}
+    again = ["unshare", "--net", "sh", "-c", f"nft -f {FILE} && nft list table inet trainyard"]
+    failed, yields, _ = module.run_command(again)
+    return {
+        "table": rc == 0 and "policy drop" in out,
+        "unit": unit,
+        "as_written": bool(failed) or words(yields) == words(out),
+        "opened": opened,
+    }
+
+
+def words(rules):
+    """The words of listed rules, without an order: that of a set's elements is nobody's."""
+    return sorted(re.findall(r"[^\s,]+", rules))
 
 
 def ways(module, session, clients):

@@ -44,8 +44,9 @@ RETURN = r"""
 pairs:
   description: >-
     By peer: C(ports) ({port: open, other (somebody else listens), refused, dropped or why}), C(sent), C(lost),
-    C(rtt_ms) (median), C(mtu_arrives), C(mbit) (the least of all passes), C(offset) (s, the peer's clock less this
-    one's), C(offset_error), C(rdma_gbit) (likewise, where all have a device), C(note), C(rdma_note).
+    C(rtt_ms) (median), C(mtu_arrives), C(mtu_most) (where it does not, a size that does), C(mbit) (the least of all
+    passes), C(offset) (s, the peer's clock less this one's), C(offset_error),
+    C(rdma_gbit) (likewise, where all have a device), C(note), C(rdma_note).
   type: dict
   returned: always
 heard: {description: The peers from which this host's measured port was reached., type: list, returned: always}
@@ -74,6 +75,8 @@ NO_PERFTEST = "perftest is not installed on both ends: apt-get install perftest"
 QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 WARM_UP = 0.2  # seconds of a stream that do not count
 IPV4_MOST = 65535  # bytes of a packet
+# MTUs that there are: jumbo frames, Ethernet, PPPoE, VXLAN over Ethernet, WireGuard, tunnels in tunnels, IPv6's least.
+SIZES = (8900, 4000, 1500, 1492, 1450, 1420, 1400, 1380, 1350, 1280, 576)
 
 
 def read_line(connection: socket.socket) -> bytes:
@@ -242,6 +245,13 @@ class Exchange:
 
     # ---- the asking side ----
 
+    def most(self, address: str, identity: int) -> int | None:
+        """The largest of the usual sizes of packets that arrives there."""
+        for number, size in enumerate(one for one in SIZES if one < self.options["mtu"]):
+            if echoes(address, self.own, 2, size, identity ^ number)[1]:
+                return size
+        return None
+
     def look(self, peer: str, patience: float) -> None:
         """Ports, loss, latency and packet size of the way to a peer."""
         address, own_port = self.places[peer]
@@ -255,6 +265,8 @@ class Exchange:
             found["rtt_ms"] = round(median(times) * 1000, 3) if times else None
             _, times = echoes(address, self.own, 5, min(self.options["mtu"], IPV4_MOST), identity ^ 0x8000)
             found["mtu_arrives"] = bool(times)
+            if not times and found["lost"] < count:
+                found["mtu_most"] = self.most(address, identity ^ 0x4000)
         except OSError as error:
             found["note"] = f"echo requests: {error.strerror or error}"
         if found["ports"][str(own_port)] != "open":

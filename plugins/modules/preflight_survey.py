@@ -58,6 +58,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import UNIT, environment_dir, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
+from ansible.module_utils.managed_block import BEGIN, END
 from ansible.module_utils.rdma_ports import rdma_ports
 
 GPU_FIELDS = (
@@ -120,6 +121,23 @@ def resolved(names: list[str]) -> dict[str, list[str]]:
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return dict(found)
+
+
+def owners_lines(text: str, hosts: list[dict]) -> list[dict]:
+    """[{number, text, names}], the lines of /etc/hosts outside ours that lead a host's name elsewhere.
+
+    Of those of the loopback the role identity takes the names away.
+    """
+    found, ours = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        ours = line.startswith(BEGIN) or (ours and not line.startswith(END))
+        address, *names = line.partition("#")[0].split() or [""]
+        wrong = [
+            name for host in hosts if host["address"] != address for name in host["names"] if name in names
+        ]
+        if wrong and not ours and not address.startswith("127."):
+            found.append({"number": number, "text": line.strip(), "names": wrong})
+    return found
 
 
 def routes(run_command, addresses: list[str]) -> dict[str, dict]:
@@ -407,6 +425,7 @@ def main() -> None:
             "machine_id": read("/etc/machine-id"),
             "host_keys": host_keys() if real else [],
             "names": resolved([host["names"][0] for host in p["hosts"]]) if real else {},
+            "lines": owners_lines(read("/etc/hosts"), p["hosts"]) if real else [],
             "interfaces": [{key: one[key] for key in ("name", "enabled", "addresses")} for one in found],
             "routes": routes(module.run_command, peers) if real else {},
             "link": link(holder, root) if holder else None,

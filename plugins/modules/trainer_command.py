@@ -58,6 +58,7 @@ OOM_FIRST = 1000  # of oom_score_adj: ended before all others
 BEHIND = {"CPUWeight": 1, "IOWeight": 1, "Nice": 19}
 UNIT = {
     "OOMScoreAdjust": OOM_FIRST,
+    "LimitMEMLOCK": "infinity",  # as a run's unit: with less RDMA fails, or NCCL goes by TCP without a word
     "UMask": "0027",
     "NoNewPrivileges": "yes",
     "CapabilityBoundingSet": "",

@@ -280,6 +280,20 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             r"nothing else runs there, so its processor or card is the slower one",
         ),
         (
+            {
+                "a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5)),
+                "b": host(rank(1), age=0.2, slowed=["HW Thermal Slowdown"]),
+            },
+            r"because a GPU there is slowed down \(HW Thermal Slowdown\): see its fan",
+        ),
+        (
+            {
+                "a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5)),
+                "b": host(rank(1), on_cards=[{"pid": 9, "name": "game", "memory": "900 MiB"}], slowed=["x"]),
+            },
+            r"because `game` \(process 9\) computes on a GPU there, too, with 900 MiB: end it",
+        ),
+        (
             {"a": host(rank(0), steps=(7, 9), age=0.1), "b": host(rank(1))},
             r"no rank is much slower than another",
         ),
@@ -297,6 +311,13 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
                 "c": host(rank(2), **SLOWLY),
             },
             r"; b's eth0 is at 100 Mbit/s, others at 1,000: see its cable and port; the network takes 1\.50 s",
+        ),
+        (
+            {
+                "a": host(rank(0), **SLOWLY, interface={"speed": 1000}),
+                "b": host(rank(1), **SLOWLY, interface={"speed": 100, "rx_errors": 7}),
+            },
+            r"; b's eth0 loses packets \(rx_errors 7\): see its cable and port; the network takes 1\.50 s",
         ),
         (
             {
@@ -815,3 +836,45 @@ def test_a_run_that_is_not_there_is_looked_at_all_the_same(run_module, tmp_path)
     )["diagnosis"]
     assert (found["active"], found["ranks"], found["status"]) == (False, [], {})
     assert found["interface"]["name"] == "lo" and found["interface"]["rx_bytes"] >= 0
+
+
+def test_what_an_interface_lost_meanwhile_is_told_of_any_run():
+    text = diagnosis(
+        {"a": host(rank(0), steps=(7, 9), age=0.1, interface={"rx_errors": 7}), "b": host(rank(1))}, "r"
+    )
+    assert "\n  eth0: rx_errors 7 meanwhile\n" in text and text.count("meanwhile") == 1
+
+
+# As drivers of 550 to 580 write it.
+PERFORMANCE = """
+GPU 00000000:01:00.0
+    Performance State                                  : P0
+    Clocks Event Reasons
+        Idle                                           : Not Active
+        SW Power Cap                                   : Active
+        HW Slowdown                                    : Active
+            HW Thermal Slowdown                        : Active
+            HW Power Brake Slowdown                    : Not Active
+        Sync Boost                                     : Not Active
+        SW Thermal Slowdown                            : Not Active
+"""
+
+
+def test_why_cards_are_slow_and_who_else_is_on_them_is_asked(load_module, monkeypatch):
+    module = load_module("diagnose_host")
+    answers = {
+        "-q": PERFORMANCE,
+        "--query": "4711, /usr/games/one, 900 MiB\n[N/A], x, y\n12, python, 3 MiB\n",
+    }
+    monkeypatch.setattr(
+        module,
+        "within",
+        lambda _, words: (0, next(out for key, out in answers.items() if words[1].startswith(key)), ""),
+    )
+    assert module.slowed(1) == ["HW Slowdown", "HW Thermal Slowdown"]
+    assert module.others_on_cards(1) == [
+        {"pid": 4711, "name": "one", "memory": "900 MiB"},
+        {"pid": 12, "name": "python", "memory": "3 MiB"},
+    ]
+    monkeypatch.setattr(module, "within", lambda *_: (9, "No devices were found", ""))
+    assert module.slowed(1) == module.others_on_cards(1) == []

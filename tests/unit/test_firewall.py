@@ -12,8 +12,8 @@ from plugins.filter.firewall_plan import firewall_peers, firewall_plan
 from plugins.module_utils import host_survey
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/firewall"
-LOADED = {"table": True, "unit": True, "opened": []}
-UNLOADED = {"table": False, "unit": False, "opened": []}
+LOADED = {"table": True, "unit": True, "as_written": True, "opened": []}
+UNLOADED = {"table": False, "unit": False, "as_written": False, "opened": []}
 SSHD = {"proto": "tcp", "port": 22, "address": "0.0.0.0", "process": "sshd"}
 SESSION = {"client": "192.168.1.9", "address": "192.168.1.50", "port": 22}
 
@@ -183,6 +183,7 @@ def test_which_ports_the_loaded_rules_open(load_module):
     assert load_module("firewall_survey").loaded(Module()) == {
         "table": True,
         "unit": True,
+        "as_written": False,  # what the stand-in's file yields is another word
         "opened": [
             {"proto": "tcp", "first": 8000, "last": 8010},
             {"proto": "tcp", "first": 9100, "last": 9100},
@@ -324,6 +325,7 @@ def test_odd_network_interfaces_of_a_peer_are_for_its_own_role_to_refuse(odd):
         (LOADED, True),
         ({**LOADED, "table": False}, False),  # nft flush ruleset
         ({**LOADED, "unit": False}, False),  # by hand: it would not come again with nftables
+        ({**LOADED, "as_written": False}, False),  # nft insert rule …
     ],
 )
 def test_rules_that_are_not_in_force_are_loaded_again(loaded, live):

@@ -23,6 +23,7 @@ from plugins.filter import preflight as filters
 from plugins.module_utils import address_probe, echo
 
 # On the path only since the action was imported.
+import preflight_network  # isort: skip
 from preflight_base import CHECKS, PASS, blamed, odd  # isort: skip
 from preflight_report import (  # isort: skip
     baseline_name,
@@ -289,10 +290,10 @@ FAULTS = {
     "a card that heat slows": ([("node2", "burn.0.last", 210.0)], "burn", WARN, "node2", "210 TFLOP/s in the last minute, 240 in the first", "TEMPERATURE"),
     "no load": ([("node2", "burn", [{"device": "", "error": "it was killed"}])], "burn", FAIL, "node2", "trainer burn: it was killed", "dmesg"),
     "half the lanes": ([("node2", "survey.gpu.gpus.0.pcie.link.width.current", "8")], "pcie", WARN, "node2", "8 of 16", "PCIE"),
-    "half duplex": ([("node2", "survey.link.duplex", "half")], "link", WARN, "node2", "half duplex", "ethtool eth0"),
+    "half duplex": ([("node2", "survey.link.duplex", "half")], "link", WARN, "node2", "half duplex", "ip -s -s link show eth0"),
     "slow interface": (
         [("node2", "survey.link.speed", 10), *((a, f"pairs.{b}.mbit", 9.4) for a, b in (("node1", "node2"), ("node3", "node2"), ("node2", "node1"), ("node2", "node3")))],
-        "link", WARN, "node2", "10 Mbit/s", "ethtool eth0",
+        "link", WARN, "node2", "10 Mbit/s", "ip -s -s link show eth0",
     ),
     "other MTU": (
         [("node2", "survey.link.mtu", 1400), *((a, "pairs.node2.mtu_arrives", False) for a in ("node1", "node3"))],
@@ -300,13 +301,26 @@ FAULTS = {
     ),
     "switch without jumbo frames": (
         [*((a, "survey.link.mtu", 9000) for a in NODES), *((a, f"pairs.{b}.mtu_arrives", False) for a, b in (("node1", "node3"), ("node2", "node3"), ("node3", "node1"), ("node3", "node2")))],
-        "mtu", FAIL, "node3", "9000", "mtu 1500",
+        "mtu", FAIL, "node3", "9000", "set what is between them, a switch or a tunnel, to 9000 bytes",
+    ),
+    "a tunnel": (
+        [*((a, f"pairs.{b}.{k}", v) for a, b in (("node1", "node3"), ("node2", "node3")) for k, v in (("mtu_arrives", False), ("mtu_most", 1420)))],
+        "mtu", FAIL, "node3", "packets of 1500 bytes do not arrive from node1 to node3, node2 to node3, those of 1420 do",
+        "node1,node2,node3 -b -a 'ip link set eth0 mtu 1420'   and mtu in network_interfaces; or set what is between",
+    ),
+    "the owner's line": (
+        [("node2", "survey.names.node3", ["10.0.0.9"]), ("node2", "survey.lines", [{"number": 4, "text": "10.0.0.9 node3", "names": ["node3"]}])],
+        "names", FAIL, "node2", "line 4 of /etc/hosts there: 10.0.0.9 node3", "node2 -b -a 'sed -i.before 4d /etc/hosts'",
+    ),
+    "closed port of the owner's firewall": (
+        [("node2", "expected.firewall", False), (("node1"), "pairs.node2.ports.29500", "dropped")],
+        "ways", FAIL, "node2", "29500): dropped from node1", "open all ports between the peers in the firewall that you keep there",
     ),
     "closed port": ([(a, "pairs.node2.ports.29500", "dropped") for a in ("node1", "node3")], "ways", FAIL, "node2", "29500): dropped from node1, node3", "--tags firewall -l node2"),
     "packets lost": ([*((a, f"pairs.{b}.lost", 4) for a, b in (("node1", "node2"), ("node2", "node1"), ("node2", "node3"), ("node3", "node2")))], "loss", WARN, "node2", "2.0 %", "ip -s -s link show eth0"),
     "many packets lost": ([("node1", "pairs.node2.lost", 50)], "loss", FAIL, "node1 node2", "25.0 %", "ip -s"),
     "latency": ([("node1", "pairs.node3.rtt_ms", 25.0), ("node2", "pairs.node3.rtt_ms", 26.0)], "latency", WARN, "node3", "25.0 ms", "ip -s"),
-    "slow link": ([("node1", "pairs.node2.mbit", 94.0), ("node3", "pairs.node2.mbit", 93.0)], "bandwidth", WARN, "node2", "94.0 Mbit/s", "ethtool -S eth0"),
+    "slow link": ([("node1", "pairs.node2.mbit", 94.0), ("node3", "pairs.node2.mbit", 93.0)], "bandwidth", WARN, "node2", "94.0 Mbit/s", "ip -s -s link show eth0"),
     "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
     "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
     "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 ACTIVE, others 2; mlx5_1/1 DOWN", "rdma link show"),
@@ -519,6 +533,10 @@ def test_an_adapters_checkpoints_take_next_to_nothing(tmp_path):
     room = preflight_verdict.run_room
     assert room(str(tmp_path / "model"), "", "", "lora") == (1e-6, "")
     assert room(str(tmp_path / "model"), "", "", "none") == room(str(tmp_path / "model"), "") == (19e-6, "")
+    # In 32 bits the files are twice as large; what training makes of them is not.
+    (tmp_path / "model/weights").write_bytes(b"x" * 1980)
+    (tmp_path / "model/config.json").write_text('{"dtype": "float32"}')
+    assert room(str(tmp_path / "model"), "") == (20e-6, "")
 
 
 def test_what_cannot_be_read_costs_no_report(tmp_path):
@@ -1155,3 +1173,26 @@ def test_echo_requests_have_the_sum_that_rfc_1071_wants():
         packet = echo.echo_request(77, 3, size)
         assert len(packet) == size - 20  # IPv4's header is the kernel's
         assert echo.checksum(packet + bytes(len(packet) % 2)) == 0
+
+
+def test_a_cure_on_several_hosts_names_each_ones_interface():
+    names = {"node1": "enp3s0", "node2": "eno1", "node3": "enp3s0"}
+    facts = {host: {"survey": {"link": {"name": name}}} for host, name in names.items()}
+    facts = {host: {**fact, "run": {}} for host, fact in facts.items()}
+    assert preflight_network._on_each(Cluster(facts, Limits()), list(names), "ip link show {interface}") == (
+        "ansible node1,node3 -b -a 'ip link show enp3s0'; ansible node2 -b -a 'ip link show eno1'"
+    )
+
+
+def test_the_owners_lines_that_lead_a_name_elsewhere(load_module):
+    """Not ours, not comments, nor those of the loopback, whose names the role identity takes away."""
+    text = (
+        "127.0.1.1 node2\n# 10.0.0.8 node2\n10.0.0.9 printer node2.lan # mine\n10.77.0.12 node2\n"
+        "# BEGIN trainyard\n10.77.0.13 node3\n10.0.0.7 node1\n# END trainyard\n10.0.0.6 node1\n"
+    )
+    hosts = [{"address": f"10.77.0.1{n}", "names": [f"node{n}", f"node{n}.lan"]} for n in (1, 2, 3)]
+    found = load_module("preflight_survey").owners_lines(text, hosts)
+    assert found == [
+        {"number": 3, "text": "10.0.0.9 printer node2.lan # mine", "names": ["node2.lan"]},
+        {"number": 9, "text": "10.0.0.6 node1", "names": ["node1"]},
+    ]

@@ -304,7 +304,9 @@ def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_mod
     assert words[words.index("--") + 1 :] == ["/t", "--prompt=$$HOME 5$$"]
     assert "--property=CPUWeight=1" in words and "--setenv=CUDA_VISIBLE_DEVICES=" in words
     assert (
-        "--property=OOMScoreAdjust=1000" in words and "--property=ReadWritePaths=-/v/runs -/v/cache" in words
+        "--property=LimitMEMLOCK=infinity" in words
+        and "--property=OOMScoreAdjust=1000" in words
+        and "--property=ReadWritePaths=-/v/runs -/v/cache" in words
     )
     assert "--property=InaccessiblePaths=-/v/.ssh" in words and "--setenv=HOME=/v/cache" in words
     assert "--property=ReadWritePaths=/v" in module.as_unit(
