@@ -65,14 +65,16 @@ def held(fault, seconds, limit, importing, note=""):
     assert not limit or seconds < limit + importing
 
 
-@pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_a_rank(plays, curve, importing, signal):
-    """Killed; or hung, without a word."""
-    reason = {"KILL": "restart: .*node2 was killed by SIGKILL", "STOP": "restart: node2: a rank hung"}[signal]
+@pytest.mark.parametrize(("signal", "host"), [("KILL", "node2"), ("KILL", "node1"), ("STOP", "node2")])
+def test_a_rank(plays, curve, importing, signal, host):
+    """Killed, the one that the others' connections begin at, too; or hung, without a word."""
+    reason = {"KILL": f"restart: .*{host} was killed by SIGKILL", "STOP": f"restart: {host}: a rank hung"}[
+        signal
+    ]
     run = Run(plays)
-    plays.sh("node2", f"kill -{signal} {rank_of(plays, 'node2')}")
+    plays.sh(host, f"kill -{signal} {rank_of(plays, host)}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS))
-    held(f"a rank gets SIG{signal}", seconds, 10 if signal == "KILL" else 40, importing)
+    held(f"{host}'s rank gets SIG{signal}", seconds, 10 if signal == "KILL" else 40, importing)
     run.end(curve, *HOSTS, reason=reason)
 
 
@@ -92,12 +94,13 @@ def test_diagnose_names_the_rank_that_hangs_and_its_cure_is_one(plays, curve):
     run.end(curve, *HOSTS)
 
 
-def test_a_launcher(plays, curve, importing):
+@pytest.mark.parametrize("host", ["node3", "node1"])
+def test_a_launcher(plays, curve, importing, host):
     run = Run(plays)
-    plays.sh("node3", f"systemctl kill --kill-whom=main --signal=KILL trainyard@{run.name}")
+    plays.sh(host, f"systemctl kill --kill-whom=main --signal=KILL trainyard@{run.name}")
     seconds = run.wait(lambda: run.goes_on(2, *HOSTS) or run.goes_on(3, *HOSTS))
-    held("a launcher gets SIGKILL", seconds, 10, importing)
-    run.end(curve, *HOSTS, reason="restart: node3(: its launcher was started anew| is gone)")
+    held(f"{host}'s launcher gets SIGKILL", seconds, 10, importing)
+    run.end(curve, *HOSTS, reason=f"restart: {host}(: its launcher was started anew| is gone)")
 
 
 @pytest.mark.parametrize("host", ["node1", "node3"])
@@ -408,10 +411,14 @@ def test_memory_runs_out_on_one_host_for_good(plays, curve, importing):
 
 
 def test_all_units_are_restarted(plays, curve, importing):
-    """The memory of runs, too, on all hosts at once."""
+    """The memory of runs, the firewall, what keeps network and clock, on all hosts at once."""
     run = Run(plays)
     for host in HOSTS:
-        plays.sh(host, f"systemctl restart --no-block trainyard@{run.name} trainyard-etcd")
+        plays.sh(
+            host,
+            f"systemctl restart --no-block trainyard@{run.name} trainyard-etcd trainyard-firewall; "
+            "systemctl try-restart --no-block systemd-networkd chrony",
+        )
     seconds = run.wait(lambda: any(run.goes_on(attempt, *HOSTS) for attempt in range(2, 6)))
     held("all units are restarted", seconds, None, importing)
     run.end(curve, *HOSTS, reason=f"restart: {NAMED}")

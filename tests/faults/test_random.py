@@ -86,7 +86,8 @@ def run_out_of_memory(run, host, chance):
 
 def restart_every_unit(run, host, chance):
     for one in HOSTS:
-        run.plays.sh(one, f"systemctl restart --no-block trainyard@{run.name} trainyard-etcd")
+        units = f"trainyard@{run.name} trainyard-etcd trainyard-firewall"
+        run.plays.sh(one, f"systemctl restart --no-block {units}")
 
 
 def cut_all_power(run, host, chance):

@@ -4,6 +4,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -85,14 +86,20 @@ FAULTS = {
     "a switch that drops large packets": (
         "node2",
         "nft 'table ip switch { chain in { type filter hook input priority -300; meta l4proto != tcp ip length > 1400 drop; }; }'",
-        "nft delete table ip switch",
-        *("mtu", "fail", "packets of 1500 bytes do not arrive", "ip link set eth0 mtu 1500"),
+        "nft delete table ip switch; ALL ip link set eth0 mtu 1500",
+        *("mtu", "fail", "packets of 1500 bytes do not arrive", "node1,node2,node3 -b -a 'ip link set eth0 mtu 1400'"),
     ),
     "127.0.1.1": (
         "node2",
         "cp /etc/hosts /etc/hosts.keep; sed -i '1i 127.0.1.1 node2' /etc/hosts",
         "mv /etc/hosts.keep /etc/hosts",
         *("names", "fail", "127.0.1.1", "--tags identity -l node2"),
+    ),
+    "the owner's line": (
+        "node3",
+        "cp /etc/hosts /etc/hosts.keep; sed -i '1i 10.99.0.9 node2' /etc/hosts",
+        "mv /etc/hosts.keep /etc/hosts; rm -f /etc/hosts.before",
+        *("names", "fail", "line 1 of /etc/hosts there: 10.99.0.9 node2", "sed -i.before 1d /etc/hosts"),
     ),
     "foreign process on the port": (
         "node1",
@@ -183,7 +190,7 @@ FAULTS = {
         "nft delete table ip odd",
         *("loss", "fail", "to node2: ", "ip -s -s link show eth0"),
     ),
-    "slow link": ("node2", "RATE 20mbit", "RATE", "bandwidth", "warn", "Mbit/s", "ethtool -S eth0"),
+    "slow link": ("node2", "RATE 20mbit", "RATE", "bandwidth", "warn", "Mbit/s", "ip -s -s link show eth0"),
     "cut off": ("node3", "CUT", "JOIN", "answer", "fail", "no answer", "-m ping"),
     "a unit that fails": (
         "node2",
@@ -206,6 +213,23 @@ def agreed(plays):
 
 
 IN_CI = ("wrong MTU", "foreign process on the port")
+# Those whose cure is one command, which mends it.
+MENDED = (
+    *(
+        "wrong MTU",
+        "a switch that drops large packets",
+        "127.0.1.1",
+        "the owner's line",
+        "memlock",
+        "stopped etcd",
+    ),
+    *("foreign process on the port", "duplicate hostname", "closed port", "open to strangers"),
+)
+
+
+def command(cure):
+    """What is to be pasted into a shell; what follows is for people."""
+    return cure.partition("   ")[0]
 
 
 def do(plays, host, words):
@@ -221,6 +245,9 @@ def do(plays, host, words):
     for name, value in known.items():
         if name in words:
             words = words.replace(name, value())
+    words, _, everywhere = words.partition("ALL ")
+    for one in HOSTS if everywhere else ():
+        plays.sh(one, everywhere)
     word, _, rest = words.partition(" ")
     own = {
         "RATE": lambda: lab.set_rate(host, rest or None),
@@ -229,6 +256,20 @@ def do(plays, host, words):
         "STRANGER": lambda: subprocess.run(lab.stranger_command("sh", "-ec", rest), check=True),
     }
     own.get(word, lambda: plays.sh(host, words))()
+
+
+def paste(plays, line):
+    """Type a cure into a shell, in the checkout, with its environment."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        line,
+        shell=True,
+        cwd=plays.root,
+        env={**plays.environment(), "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize(
@@ -241,12 +282,17 @@ def test_a_planted_fault_is_found_with_its_host_and_its_cure(plays, tmp_path, na
         start = time.monotonic()
         status, said, whole = preflight(plays, tmp_path, preflight_steps=int(check == "steps"))
         seconds = time.monotonic() - start
+        mine = [one for one in complaints(whole) if one["check"] == check]
+        if name in MENDED and mine and os.environ.get("TRAINYARD_FULL"):
+            paste(plays, command(mine[0]["cure"]))
+            wait_for(lambda: agreed(plays), 120)
+            _, after, left = preflight(plays, tmp_path / "mended", preflight_steps=0)
+            assert not [one for one in complaints(left) if one["check"] == check], after
     finally:
         do(plays, host, undo)
         wait_for(lambda: agreed(plays), 120)
     print(f"{name}: {seconds:.0f} s\n{said}")
     assert status == {"warn": 1, "fail": 2}[result], said
-    mine = [one for one in complaints(whole) if one["check"] == check]
     assert mine and {one["result"] for one in mine} == {result}, said
     assert any(host in one["hosts"] and found in one["found"] and cure in one["cure"] for one in mine), mine
     assert seconds < patience(), f"{seconds:.0f} s"

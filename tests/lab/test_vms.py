@@ -381,6 +381,34 @@ def test_preflight_measures_what_rdma_carries_between_them(pair, tmp_path):
 
 
 @pytest.mark.full
+def test_bench_measures_rdma_and_its_delay_with_and_without_load(pair, tmp_path):
+    """Its module, as the role plays it, for the trainer is not deployed here; what is said of that is unit-tested."""
+    addresses = {node: host.address for node, host in pair.hosts.items()}
+    for node in pair.hosts:
+        pair.exec(node, "sh", "-ec", "apt-get -qq install --no-install-recommends iperf3 >&2")
+    common = {"address": "{{ addresses[inventory_hostname] }}", "device": "rocep11s0", "port": 29650}
+    peer = {"name": "node1", "address": addresses["node1"], "device": "rocep11s0"}
+    here = "inventory_hostname == 'node2'"
+    told = ["rdma.gbit", "rdma.idle.us", "rdma.loaded.us", "rdma.marked.us", "mbit", "idle.ms", "loaded.ms"]
+    tasks = [
+        {"bench_pair": {**common, "step": "listen", "traffic_class": 106}},
+        {
+            "bench_pair": {**common, "step": "measure", "traffic_class": 106, "peer": peer, "seconds": 3},
+            "register": "found",
+            "when": here,
+        },
+        {"bench_pair": {"step": "done"}},
+        {"ansible.builtin.debug": {"var": "found.measured"}, "when": here},
+        {"ansible.builtin.assert": {"that": [f"found.measured.{one} > 0" for one in told]}, "when": here},
+    ]
+    tasks = [{"become": True, **task} for task in tasks]
+    plays = Plays(pair, tmp_path)
+    play = plays.finish(plays.command(tasks, "cluster", {"addresses": addresses}))
+    assert play.rc == 0, play.text
+    print(play.text)
+
+
+@pytest.mark.full
 def test_a_reboot_keeps_its_files_and_loads_its_modules(pair):
     pair.exec("node2", "sh", "-c", "echo nfsd > /etc/modules-load.d/ours.conf; touch /run/forgotten")
     before = boot_id(pair, "node2")

@@ -114,7 +114,9 @@ def test_torch_has_one_version():
             continue
         for found in re.findall(r"\btorch(?:==|_version: *[\"']?)(\d[\w.+]*)", text):
             # A build for another CUDA is of the same version.
-            assert found.partition("+")[0] == version, f"{name} names torch {found}; requirements/torch.txt has {version}"
+            assert found.partition("+")[0] == version, (
+                f"{name} names torch {found}; requirements/torch.txt has {version}"
+            )
 
 
 def test_architecture_gives_a_reason_for_every_dependency():
