@@ -26,8 +26,8 @@ def plays(make_lab, tmp_path_factory):
     lab.down()
 
 
-def bring(plays, source, name, hosts):
-    """Have the file below data/NAME on the hosts; the play's seconds."""
+def bringing(source, name, hosts):
+    """(the tasks that have the file below data/NAME on the hosts, its path there, its digest)."""
     digest = hashlib.file_digest(source.open("rb"), "sha256").hexdigest()
     path = f"data/{name}/model.safetensors"
     files = [{"source": str(source), "path": path, "bytes": source.stat().st_size, "sha256": digest}]
@@ -40,6 +40,12 @@ def bring(plays, source, name, hosts):
             "vars": {"files": files},
         },
     ]
+    return tasks, path, digest
+
+
+def bring(plays, source, name, hosts):
+    """Have the file below data/NAME on the hosts; the play's seconds."""
+    tasks, path, digest = bringing(source, name, hosts)
     play = plays.run(tasks, ",".join(hosts))
     assert play.rc == 0, play.text
     assert play.changed == dict.fromkeys(hosts, 1)
@@ -91,6 +97,30 @@ def test_eight_hosts_take_little_longer_than_one(plays, tmp_path):
     )
     assert together < 1.5 * alone
     assert BYTES < sent < 1.3 * BYTES, "each host has it from the one before"
+
+
+def test_what_has_come_before_the_controller_was_killed_is_not_sent_again(plays, tmp_path):
+    """Nor by the first host to the second."""
+    source = tmp_path / "model.safetensors"
+    source.write_bytes(os.urandom(BYTES // 2))
+    hosts = HOSTS[:2]
+    tasks, *_ = bringing(source, "killed", hosts)
+
+    def come(host):
+        """Bytes that a host has of it."""
+        return int(
+            plays.sh(host, "du -sbc /var/lib/trainyard/incoming 2>/dev/null | tail -1 || true").split()[0]
+        )
+
+    plays.kill_when(lambda: min(map(come, hosts)) > BYTES // 8, tasks, ",".join(hosts))
+    there, before = min(map(come, hosts)), sent_by_the_controller(plays.lab)
+    assert BYTES // 8 < there < BYTES // 2
+    bring(plays, source, "killed", hosts)
+    sent = sent_by_the_controller(plays.lab) - before
+    print(
+        f"of {BYTES // 2 / 1e6:.0f} MB {there / 1e6:.0f} had come; {sent / 1e6:.0f} MB left the controller then"
+    )
+    assert sent < 1.3 * (BYTES // 2 - there) + 2e6
 
 
 def sent_by_the_controller(lab):
