@@ -194,7 +194,8 @@ def test_a_dataset_in_a_directory_that_all_hosts_share_is_used_where_it_is(plays
     done = book(plays, "train.yml", run="there", **there)
     assert done.returncode == 0, done.stdout
     assert yaml.safe_load((results / "there/config.yaml").read_text())["dataset"] == there["dataset"]
-    assert losses(results / "there/metrics.jsonl") == losses(results / "brought/metrics.jsonl")
+    brought_losses = losses(results / "brought/metrics.jsonl")  # by other shares, perhaps
+    assert losses(results / "there/metrics.jsonl") == pytest.approx(brought_losses, rel=1e-5)
     assert {host: plays.sh(host, "ls /var/lib/trainyard/data") for host in plays.lab.hosts} == brought
 
     plays.sh("node3", f"umount {shared}")
@@ -404,7 +405,7 @@ def test_diagnose_says_why_a_run_is_slow(plays):
         ), words
         plays.sh("node2", "systemctl stop glutton")
         plays.lab.set_cpus("node2", None)
-        plays.lab.set_rate("node3", "4mbit")
+        plays.lab.set_rate("node3", "15mbit")
         words = said()
         assert re.search(
             r"The run goes on \(step [^)]+\); the network takes .*; playbooks/bench.yml", words
