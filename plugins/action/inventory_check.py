@@ -811,6 +811,11 @@ def interfaces_of(variables: Mapping[str, Any]) -> tuple[set[str], list[tuple[st
     return made, wanted
 
 
+def _list_of(value) -> list:
+    """It, where it is a list: of a host that -l leaves out a template over its facts has no value."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
 def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:
     """Every host has the address that its peers will use, or gets it from the role network."""
     for host in inventory.members():
@@ -820,8 +825,8 @@ def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:
         address = str(variables.get(key))
         given = {
             str(text).partition("/")[0]
-            for item in variables.get("network_interfaces") or []
-            for text in item.get("addresses") or []
+            for item in _list_of(variables.get("network_interfaces"))
+            for text in _list_of(item.get("addresses") if isinstance(item, Mapping) else ())
         }
         if there and address not in there and address not in given:
             yield Problem(
@@ -831,6 +836,30 @@ def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:
                 f"one of {', '.join(map(str, there))}",
                 "Set cluster_address to the one that its peers reach, or give it this one in network_interfaces",
             )
+        about = _interface_of(address, variables) if key == "ansible_host" and address not in given else ""
+        if about and address in (there or ()):
+            yield Problem(
+                inventory.where(host, "ansible_host"),
+                "ansible_host",
+                f"{address}, which {about} will not have any more, for network_interfaces gives it others",
+                "the address by which its peers are to know it",
+                f"Set cluster_address: {sorted(given)[0]}; it is still reached at {address}, this once",
+            )
+
+
+def _interface_of(address: str, variables: Mapping[str, Any]) -> str:
+    """The interface that has the address now, of those to which network_interfaces gives static ones; else ""."""
+    facts = variables.get("ansible_facts") or {}
+    for item in _list_of(variables.get("network_interfaces")):
+        if not isinstance(item, Mapping) or not _list_of(item.get("addresses")):
+            continue
+        for name in facts.get("interfaces") or ():
+            link = facts.get(str(name).replace("-", "_")) or {}
+            held = [link.get("ipv4") or {}, *(link.get("ipv4_secondaries") or ())]
+            means = item.get("name") == name or str(item.get("macaddress")).lower() == link.get("macaddress")
+            if means and address in [one.get("address") for one in held]:
+                return str(name)
+    return ""
 
 
 def check_clones(inventory: Inventory) -> Iterable[Problem]:

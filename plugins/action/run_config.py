@@ -240,15 +240,15 @@ def size(path: str) -> int:
     return sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(path) for f in files)
 
 
-def commands(run: str, launcher: str, code: bool) -> dict[str, str]:
+def commands(run: str, launcher: str, code: bool, results: str) -> dict[str, str]:
     """The commands that go on with the run, by the same launcher, as the operator can paste them into this shell.
 
-    code: the model has Python code of its own, which the operator trusts.
+    code: the model has Python code of its own, which the operator trusts. results: the directory of runs' results.
     """
     trusted = " -e trust_remote_code=true" if code else ""
     train = os.path.relpath(os.path.join(CHECKOUT, "train.yml"))
     playbooks = os.path.relpath(os.path.join(CHECKOUT, "playbooks"))
-    results = os.path.relpath(os.path.join(CHECKOUT, "runs", run))
+    results = os.path.relpath(os.path.join(results, run))
     ansible = shlex.join(["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST)])
     generate = shlex.quote(os.path.join(playbooks, "generate.yml"))
     anywhere = shlex.join(
@@ -275,6 +275,7 @@ def build(
     variables: Iterable[str],
     local: bool,
     shared: str = "",
+    results: str = os.path.join(CHECKOUT, "runs"),
 ) -> dict:
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
 
@@ -369,14 +370,16 @@ def build(
         "config": config,
         "uploads": [upload(*one) for one in uploads],
         "elsewhere": elsewhere,
-        "commands": commands(run, launcher, bool(config.get("trust_remote_code"))),
+        "commands": commands(run, launcher, bool(config.get("trust_remote_code")), results),
         "launcher": launcher,
         **flags,
     }
 
 
 class ActionModule(ActionBase):
-    """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), shared (path or nothing)."""
+    """Arguments: inventory_keys (dict), base (dict or nothing), local (bool), shared (path or nothing), results (where
+    runs' results are).
+    """
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -398,6 +401,7 @@ class ActionModule(ActionBase):
                 role_variables(os.path.join(CHECKOUT, "roles")),
                 bool(args.get("local")),
                 str(args.get("shared") or ""),
+                str(args.get("results") or os.path.join(CHECKOUT, "runs")),
             )
         except BadInput as error:
             return {**result, "failed": True, "changed": False, "msg": f"{error}\nNothing was started."}

@@ -85,8 +85,13 @@ def entry(number, item, present):
         raise Refused(f"{where}.name is '{name}': {what} needs a name of at most 15 characters")
     now = find_interface(where, name, mac, present) if there else name
     name = name if given or not there else now
+    link = next((one for one in present or () if one["name"] == now), {})
+    if kind == "ethernets" and link.get("kind") == "wlan":
+        raise Refused(
+            f"{where}: {now} is wireless: write kind: wifis, with its access-points under options; or leave it out"
+        )
 
-    definition = {"match": {"macaddress": mac}} if mac and there else {}
+    definition = {"match": {"macaddress": mac}} if mac and there else {"macaddress": mac} if mac else {}
     if given:
         definition["set-name"] = name
         if name != now and name in [link["name"] for link in present or ()]:

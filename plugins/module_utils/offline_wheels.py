@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -50,18 +50,28 @@ def locked_for(lock: str, markers: dict[str, str]) -> dict[str, str]:
     return needed
 
 
-def asked_by(wheel: Path, markers: dict[str, str]) -> dict[str, str]:
-    """Name -> requirement of what a wheel asks for on a machine with these markers, extras left out."""
+def asked_by(wheel: Path, markers: dict[str, str], extras: Collection[str] = ()) -> dict[str, Requirement]:
+    """Name -> requirement of what a wheel asks for on a machine with these markers, with these of its extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA")]
         metadata = HeaderParser().parsestr(archive.read(name).decode())
-    asked = {}
+    asked: dict[str, Requirement] = {}
     for text in metadata.get_all("Requires-Dist", []):
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({**markers, "extra": ""}):
-            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-            asked[canonicalize_name(requirement.name)] = f"{requirement.name}{extras}{requirement.specifier}"
+        requirement, among = Requirement(text), ("", *extras)
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({**markers, "extra": extra}) for extra in among
+        ):
+            name = canonicalize_name(requirement.name)
+            asked[name] = joined(asked.get(name), requirement)
     return asked
+
+
+def joined(one: Requirement | None, other: Requirement) -> Requirement:
+    """What serves both: all versions that both allow, the extras of each; without a marker."""
+    found = Requirement(other.name)
+    found.extras = {*(one.extras if one else ()), *other.extras}
+    found.specifier = one.specifier & other.specifier if one else other.specifier
+    return found
 
 
 def platform_options(target: dict) -> list[str]:
@@ -140,14 +150,32 @@ def collect(lock: str, torch: str, target: dict, directory: Path, say: Callable[
     markers = target["markers"]
     locked = locked_for(lock, markers)
     download(list(locked.values()), target, directory, "--require-hashes", say=say)
-    known = set(locked)
-    wanted = {canonicalize_name(Requirement(torch).name): torch}
-    # torch pins the nvidia packages of a CUDA build exactly, so the first that pip takes is the right one.
+    # A CUDA build of torch asks for NVIDIA's packages by extras of cuda-toolkit, which pins them, and some of them ask
+    # for others in any version: what all allow is taken, whoever asked first.
+    there: dict[str, Requirement] = {}
+    wanted = {canonicalize_name(Requirement(torch).name): Requirement(torch)}
     while wanted:
-        download(list(wanted.values()), target, directory, say=say)
-        known |= set(wanted)
-        asked = [asked_by(wheel_of(name, directory), markers) for name in wanted]
-        wanted = {name: text for one in asked for name, text in one.items() if name not in known}
+        missing = [one for name, one in wanted.items() if not _has(directory, name, one)]
+        if missing:
+            download(list(map(str, missing)), target, directory, say=say)
+        there |= wanted
+        asked: dict[str, Requirement] = {}
+        for name, one in wanted.items():
+            for other, more in asked_by(wheel_of(name, directory), markers, one.extras).items():
+                if other not in locked:
+                    asked[other] = joined(asked.get(other) or there.get(other), more)
+        wanted = {name: one for name, one in asked.items() if one != there.get(name)}
+
+
+def _has(directory: Path, name: str, wanted: Requirement) -> bool:
+    """Whether a wheel is there that serves; one that does not is removed."""
+    for path in directory.glob("*.whl"):
+        found, version, *_ = parse_wheel_filename(path.name)
+        if found == name:
+            if wanted.specifier.contains(version, prereleases=True):
+                return True
+            path.unlink()
+    return False
 
 
 def wheelhouse(

@@ -138,15 +138,16 @@ def hosts_stand(hosts: list[dict]) -> bool:
     return hosts_file(text, hosts) == (text, [])
 
 
-def own_key(module: AnsibleModule, user: str) -> str:
-    """The user's public key, or "" while it has none."""
+def own_key(module: AnsibleModule, user: str, home: str) -> str:
+    """The user's public key at the home that it is to have, or "" while it has none there."""
 
     def as_user(*command: str) -> str:
         return module.run_command(["runuser", "-u", user, "--", *command], cwd="/")[1]
 
     try:
         key = key_of(user)
-        return public_key(as_user, key) if os.path.exists(key) else ""
+        wanted = os.path.join(home, os.path.relpath(key, pwd.getpwnam(user).pw_dir))
+        return public_key(as_user, wanted) if os.path.exists(wanted) else ""
     except KeyError:
         return ""
 
@@ -189,7 +190,7 @@ def main() -> None:
             "hosts_stand": hosts_stand(module.params["hosts"]),
             "machine_id": machine_id,
             "machine_id_stands": not stale and not needs_new(machine_id, module.params["taken"]),
-            "public_key": own_key(module, user),
+            "public_key": own_key(module, user, home),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
         },
     )

@@ -12,6 +12,7 @@ description:
 options:
   sys_root: {type: str, default: "", description: "A directory with the C(/sys) and C(/proc) to read; for tests."}
   kernel: {type: str, default: "", description: The kernel release that modules are for; the running one if empty.}
+  state_dir: {type: path, default: /var/lib/trainyard, description: "Where runs are, those of Slurm, too."}
 author: [Trainyard]
 """
 
@@ -34,6 +35,7 @@ import re
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import active_runs
 from ansible.module_utils.host_survey import in_container
 
 NVIDIA = "10de"
@@ -247,18 +249,6 @@ def initramfs_stale(kernel: str) -> bool:
     return os.path.getmtime(image) < os.path.getmtime(BLACKLIST)
 
 
-def active_runs() -> list[str]:
-    """The names of the runs that train here."""
-    states = "--state=active,activating,deactivating,reloading"
-    command = ["systemctl", "list-units", "trainyard@*", states, "--plain", "--no-legend", "--full"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError:
-        return []
-    units = [line.split()[0] for line in done.stdout.splitlines() if line.split()]
-    return sorted(unit.removeprefix("trainyard@").removesuffix(".service") for unit in units)
-
-
 def free_bytes(path: str) -> int:
     """Bytes that are free where `path` lies, or its nearest parent that exists."""
     while not os.path.exists(path):
@@ -288,7 +278,6 @@ def survey(root: str, kernel: str) -> dict:
         "desktop": os.path.exists("/etc/systemd/system/display-manager.service"),
         "initramfs_stale": initramfs_stale(kernel),
         "units": [name for name in UNITS if any(os.path.exists(f"{path}/{name}") for path in UNIT_PATHS)],
-        "runs": active_runs(),
         "device_nodes": len(glob.glob(f"{root}/dev/nvidia[0-9]*")),
         "sources": sources(source_files()),
         "free_bytes": {path: free_bytes(path) for path in ("/usr", "/var/lib/dkms", "/boot")},
@@ -300,12 +289,14 @@ def main() -> None:
         argument_spec={
             "sys_root": {"type": "str", "default": ""},
             "kernel": {"type": "str", "default": ""},
+            "state_dir": {"type": "path", "default": "/var/lib/trainyard"},
         },
         supports_check_mode=True,
     )
     kernel = module.params["kernel"] or os.uname().release
     try:
         answers = survey(module.params["sys_root"].rstrip("/"), kernel)
+        answers["runs"] = active_runs(module.run_command, "systemd", module.params["state_dir"])
     except OSError as error:
         module.fail_json(
             msg=f"this host cannot be read: {error}. Trainyard serves Debian and Ubuntu, as root."

@@ -104,7 +104,7 @@ FAULTS = {
     "foreign process on the port": (
         "node1",
         "systemd-run --quiet --unit=squatter python3 -m http.server 29500",
-        "systemctl stop squatter",
+        "systemctl stop squatter || true",
         *("port", "fail", "http.server 29500", "kill "),
     ),
     "memlock": (

@@ -1,6 +1,7 @@
 """What is told of a long command on a host: read off what it shows, left in a file, and fetched beside it."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -19,7 +20,7 @@ import how_far  # noqa: E402
 import live_frame  # noqa: E402
 import meanwhile  # noqa: E402
 
-from plugins.action import fetch_told  # noqa: E402
+from plugins.action import fetch_told, run_aside  # noqa: E402
 
 APT = """\
 Reading package lists...
@@ -408,3 +409,26 @@ def test_a_look_never_costs_a_login(transport, persistent, answer, words):
     assert meanwhile.file_on_host(Action, "/run/a b")() == words
     assert all(one == ("cat '/run/a b' 2>/dev/null", False) for one in Action._connection.asked)
     assert bool(Action._connection.asked) == (answer is not None)
+
+
+def test_another_runs_results_are_kept_aside_and_told(tmp_path, monkeypatch):
+    """And of a start that came to nothing there is nothing to keep."""
+    said = []
+    monkeypatch.setattr(run_aside.display, "display", said.append)
+    monkeypatch.setattr(run_aside.ActionBase, "run", lambda self, tmp, task_vars: {})
+
+    def act(check=False):
+        action = object.__new__(run_aside.ActionModule)
+        action._task = SimpleNamespace(args={"results": str(tmp_path / "runs/first")}, check_mode=check)
+        return action.run(task_vars={})
+
+    assert act() == {"changed": False, "kept": ""}
+    (tmp_path / "runs/first/model").mkdir(parents=True)
+    (tmp_path / "runs/first/logs").mkdir()
+    assert act(check=True)["changed"] and (tmp_path / "runs/first/model").exists()
+    kept = act()["kept"]
+    assert re.fullmatch(rf"{tmp_path}/runs/first\.before-\d{{8}}-\d{{6}}", kept)
+    assert (Path(kept) / "model").exists() and not (tmp_path / "runs/first").exists()
+    assert all("holds another run of this name" in text and "kept as" in text for text in said)
+    (tmp_path / "runs/first/logs").mkdir(parents=True)
+    assert act() == {"changed": False, "kept": ""}

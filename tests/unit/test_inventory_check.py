@@ -577,6 +577,23 @@ def test_an_address_that_a_host_neither_has_nor_gets_is_told_before_any_change()
     assert (problem.where, problem.key) == ("node2", "cluster_address")
     assert "192.168.1.7, which no interface" in problem.found
     assert problem.expected == "one of 192.168.1.101"
+    # By the lease that it is reached at now its peers would know it, and it is about to give that up.
+    eth0 = {"macaddress": "52:54:00:00:00:01", "ipv4": {"address": "192.168.1.57"}}
+    for match in ({"name": "eth0"}, {"macaddress": "52:54:00:00:00:01"}, {"name": "eth1"}):
+        host = {
+            "ansible_host": "192.168.1.57",
+            "network_interfaces": [{**match, "addresses": ["192.168.1.100/24"]}],
+            "ansible_facts": {
+                **there("192.168.1.57", key="D"),
+                "interfaces": ["lo", "eth0", "eth1"],
+                "eth0": eth0,
+            },
+        }
+        told = list(ic.check_facts(inventory(node2=host)))
+        assert len(told) == (match.get("name") != "eth1"), told  # another card's: it stays as it is
+        assert not told or "192.168.1.57, which eth0 will not have any more" in told[0].found
+        assert not told or "Set cluster_address: 192.168.1.100" in told[0].cure
+        assert not list(ic.check_facts(inventory(node2={**host, "cluster_address": "192.168.1.100"})))
     # Behind a forwarding gateway, what Ansible calls is not what the peers call.
     (behind,) = ic.check_facts(inventory(node2={"ansible_facts": there("10.0.0.5", key="B")}))
     assert behind.key == "ansible_host" and "Set cluster_address" in behind.cure

@@ -1043,3 +1043,21 @@ def test_what_is_read_of_an_interface():
 
 def test_without_an_ssh_session_no_address_is_expected():
     assert planned([STATIC], session=None)["addresses"] == []
+
+
+def test_a_wireless_card_is_not_taken_for_a_wired_one():
+    """Its profile would give way, and the way in with it, until the guard is there."""
+    interfaces = [card("wlp3s0", kind="wlan", addresses=["192.168.1.60/24"])]
+    found = network_plan(survey(interfaces=interfaces), [{**STATIC, "name": "wlp3s0"}])
+    assert "network_interfaces[0]: wlp3s0 is wireless: write kind: wifis" in found["errors"][0]
+
+
+def test_the_hardware_address_of_a_new_bridge_is_netplans():
+    bridge = {
+        "name": "br0",
+        "kind": "bridges",
+        "macaddress": "52:54:00:00:0b:00",
+        "options": {"interfaces": ["eth1"], "dhcp4": True},
+    }
+    written_ = yaml.safe_load(written(planned([bridge, {"name": "eth1"}]))["content"])
+    assert written_["network"]["bridges"]["br0"]["macaddress"] == "52:54:00:00:0b:00"

@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import os
+import re
 import sys
 import tarfile
 import zipfile
@@ -82,11 +83,21 @@ def test_torchs_own_packages_are_followed_and_the_locks_are_not(tmp_path, monkey
     shelf = {
         "torch": (
             "2.0",
+            'cuda-toolkit[blas,rt]==13.0; platform_system == "Linux"',
             'nvidia-nccl==2.27; platform_system == "Linux"',
             "numpy",
             "optree; extra == 'optree'",
         ),
-        "nvidia-nccl": ("2.27", "nvidia-base>=1"),
+        # It pins what its extras bring; another asks for any of them, in a round before.
+        "cuda-toolkit": (
+            "13.0",
+            "nvidia-rt==13.0; extra == 'rt'",
+            "nvidia-fft==1; extra == 'fft'",
+            "nvidia-more",
+        ),
+        "nvidia-more": ("1.0", "nvidia-base<1.5"),
+        "nvidia-rt": ("13.0",),
+        "nvidia-nccl": ("2.27", "nvidia-base>=1", "nvidia-rt"),
         "nvidia-base": ("1.1",),
         "numpy": ("2.5.5",),
         "pyyaml": ("6.0.3",),
@@ -96,31 +107,36 @@ def test_torchs_own_packages_are_followed_and_the_locks_are_not(tmp_path, monkey
     def download(requirements, target, directory, *options, say):
         asked.append((sorted(requirements), options))
         for line in requirements:
-            name = line.split("=")[0].split(">")[0].lower()
-            wheel(directory, name.replace("-", "_"), *shelf[name])
+            name = re.match(r"[A-Za-z-]+", line)[0].lower()
+            version, *asks = shelf[name]
+            wheel(directory, name.replace("-", "_"), "2.0" if line == "nvidia-base>=1" else version, *asks)
 
     monkeypatch.setattr(offline_wheels, "download", download)
     target = {"markers": MARKERS, "glibc": "2.39"}
     wheels = offline_wheels.wheelhouse(LOCK, "torch==2.0", target, tmp_path / "house" / "key")
     assert sorted(name.split("-")[0] for name in wheels) == [
+        "cuda_toolkit",
         "numpy",
         "nvidia_base",
+        "nvidia_more",
         "nvidia_nccl",
+        "nvidia_rt",
         "pyyaml",
         "torch",
     ]
     assert asked[0][1] == ("--require-hashes",)
     assert [requirements for requirements, _ in asked[1:]] == [
         ["torch==2.0"],
-        ["nvidia-nccl==2.27"],
-        ["nvidia-base>=1"],
+        ["cuda-toolkit[blas,rt]==13.0", "nvidia-nccl==2.27"],
+        ["nvidia-base>=1", "nvidia-more", "nvidia-rt==13.0"],
+        ["nvidia-base<1.5,>=1"],
     ]
     # Whole: the second asks for nothing. Not whole: all over again.
     assert offline_wheels.wheelhouse(LOCK, "torch==2.0", target, tmp_path / "house" / "key") == wheels
-    assert len(asked) == 4
+    assert len(asked) == 5
     next((tmp_path / "house" / "key").glob("torch*")).unlink()
     assert offline_wheels.wheelhouse(LOCK, "torch==2.0", target, tmp_path / "house" / "key") == wheels
-    assert len(asked) == 8
+    assert len(asked) == 10
 
 
 def test_pip_is_told_the_hosts_platform():

@@ -1,0 +1,42 @@
+"""Keep what a controller has of another run of the same name, before a new run's results come to that place."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+RESULTS = ("summary.json", "metrics.jsonl", "model", "export")  # without these there is nothing to keep
+
+
+class ActionModule(ActionBase):
+    """Arguments: results (directory). Returns kept: where it is now, or ""."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        results = Path(str(self._task.args["results"]))
+        if not any((results / name).exists() for name in RESULTS):
+            return {**result, "changed": False, "kept": ""}
+        kept = results.with_name(f"{results.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+        if not self._task.check_mode:
+            try:
+                results.rename(kept)
+            except OSError as error:
+                raise AnsibleActionFail(
+                    f"{results}: found the results of another run of this name, and they cannot be moved to "
+                    f"{kept.name} ({error.strerror}); move them yourself, or name this run otherwise (-e run=NAME)"
+                ) from None
+        display.display(
+            f"{os.path.relpath(results)} holds another run of this name, which its hosts do not know any more or never "
+            f"did: kept as {os.path.relpath(kept)}"
+        )
+        return {**result, "changed": True, "kept": str(kept)}
