@@ -395,13 +395,6 @@ def check_together(config: Config) -> Config:
         problems.append(
             f"quantize: {config.quantize} freezes the weights; set adapter to lora, or quantize to none"
         )
-    if config.adapter == "none":
-        problems += [
-            f"{name}: found {getattr(config, name)}, and adapter is none, so that all weights would be trained; set "
-            f"adapter to lora, or leave {name} away"
-            for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-            if getattr(config, name) != FIELDS[name].default
-        ]
     if 0 < config.spike_factor <= 1:
         problems.append(
             f"spike_factor: found {config.spike_factor:g}, and a loss as usual would be a spike; expected above 1, "

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from trainer import calibrate, checkpoint, machine, metrics, ways
 from trainer.compress import factor_bytes
-from trainer.config import Config
+from trainer.config import FIELDS, Config
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
@@ -104,7 +104,16 @@ class Recorder:
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         if run.world.idle_cards:
             self._warn("cards", run.world.idle_cards)
-        if run.config.warmup_steps >= run.steps:
+        idle = [
+            name
+            for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+            if getattr(run.config, name) != FIELDS[name].default
+        ]
+        if idle and run.config.adapter == "none":
+            self._warn(
+                "lora", f"{', '.join(idle)} says nothing while adapter is none: all weights are trained"
+            )
+        if run.config.warmup_steps > run.steps:
             self._warn(
                 "warmup",
                 f"warmup_steps is {run.config.warmup_steps} of {run.steps} steps, so that lr never comes to "

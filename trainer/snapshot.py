@@ -37,13 +37,16 @@ class Snapshot:
                 later = torch.empty(strategy.shape(name), dtype=part.dtype, device="meta")
                 wholes = [later] * len(self._places[name]) if writes else []
             else:
-                # What is trained, on a GPU, too, comes to the CPU's memory one tensor after the other.
-                wholes = [
-                    whole.detach()
-                    if not apart and whole.data_ptr() == one.data_ptr()
-                    else _kept(whole, copy=apart and whole.data_ptr() == one.data_ptr())
-                    for whole, one in zip(strategy.whole(name, own, writers) or (), own, strict=False)
-                ]
+                pairs = list(zip(strategy.whole(name, own, writers) or (), own, strict=False))
+                alike = [whole.data_ptr() == one.data_ptr() for whole, one in pairs]
+                if pairs and not apart and all(alike):
+                    # They come to the CPU's memory one after the other, as those of parts do.
+                    self._parts[name] = []
+                    wholes = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one, _ in pairs]
+                else:
+                    wholes = [
+                        _kept(one, copy=apart and same) for (one, _), same in zip(pairs, alike, strict=True)
+                    ]
                 if strategy.averages:  # of moments in 8 bits or paged ones `own` is a copy
                     optim.restore(optimizer, part, float(step), *own[1:])
             for (file, key), whole in zip(self._places[name], wholes, strict=False):
@@ -62,7 +65,7 @@ class Snapshot:
         for file, tensors in self.files.items():
             for key, one in tensors.items():
                 if not one.is_meta:
-                    yield file, key, _kept(one)
+                    yield file, key, one
         for name in list(self._parts):
             parts = self._parts.pop(name) or [_kept(one) for one in self._own(name)[1]]
             wholes = self._strategy.whole(name, parts, self._writers, self._group)

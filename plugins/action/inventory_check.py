@@ -836,30 +836,39 @@ def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:
                 f"one of {', '.join(map(str, there))}",
                 "Set cluster_address to the one that its peers reach, or give it this one in network_interfaces",
             )
-        about = _interface_of(address, variables) if key == "ansible_host" and address not in given else ""
-        if about and address in (there or ()):
+        about, instead = _given_up(address, variables) if key == "ansible_host" else ("", "")
+        if about and address in (there or ()) and address not in given:
             yield Problem(
                 inventory.where(host, "ansible_host"),
                 "ansible_host",
                 f"{address}, which {about} will not have any more, for network_interfaces gives it others",
                 "the address by which its peers are to know it",
-                f"Set cluster_address: {sorted(given)[0]}; it is still reached at {address}, this once",
+                f"Set cluster_address: {instead}; it is still reached at {address}, this once",
             )
 
 
-def _interface_of(address: str, variables: Mapping[str, Any]) -> str:
-    """The interface that has the address now, of those to which network_interfaces gives static ones; else ""."""
+def _given_up(address: str, variables: Mapping[str, Any]) -> tuple[str, str]:
+    """The interface that has the address now and gets static ones instead, and the first of these; else two "".
+
+    Known by its name; by its hardware address alone where it is no VLAN's, bridge's or bond's, which have it, too.
+    """
     facts = variables.get("ansible_facts") or {}
     for item in _list_of(variables.get("network_interfaces")):
-        if not isinstance(item, Mapping) or not _list_of(item.get("addresses")):
+        if not isinstance(item, Mapping) or (item.get("options") or {}).get("dhcp4"):
             continue
-        for name in facts.get("interfaces") or ():
-            link = facts.get(str(name).replace("-", "_")) or {}
+        static = [str(text).partition("/")[0] for text in _list_of(item.get("addresses"))]
+        static = [text for text in static if ":" not in text]
+        for name in facts.get("interfaces") or () if static else ():
+            link = facts.get(str(name).replace("-", "_").replace(".", "_")) or {}
             held = [link.get("ipv4") or {}, *(link.get("ipv4_secondaries") or ())]
-            means = item.get("name") == name or str(item.get("macaddress")).lower() == link.get("macaddress")
+            means = item.get("name") == name or (
+                str(item.get("macaddress")).lower() == link.get("macaddress")
+                and link.get("type", "ether") == "ether"
+                and "." not in str(name)
+            )
             if means and address in [one.get("address") for one in held]:
-                return str(name)
-    return ""
+                return str(name), static[0]
+    return "", ""
 
 
 def check_clones(inventory: Inventory) -> Iterable[Problem]:

@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "plugins" / "module_utils"))
 from brought_python import archive
 from how_far import ENVIRONMENT
 from meanwhile import Said, file_on_host, told
-from offline_wheels import Failure, wheelhouse
+from offline_wheels import COLLECTED, Failure, wheelhouse
 
 QUIET_SECONDS = 5  # longer than an environment that is there takes to be recognised
 
@@ -82,7 +82,7 @@ class ActionModule(ActionBase):
         key, args, said = str(result["key"]), self._task.args, Said()
         if not re.fullmatch(r"[0-9a-f]{16}", key):
             raise Failure(f"the host names its environment {key!r}: expected 16 hexadecimal digits")
-        directory = ROOT / ".trainyard" / "wheelhouse" / key
+        directory = ROOT / ".trainyard" / "wheelhouse" / f"{key}-{COLLECTED}"
         with told(host, said.read):
             found = wheelhouse(args["lock"], args["torch"], result["target"], directory, say, said.say)
         files = _files(key, {directory / name: digest for name, digest in found.items()})

@@ -37,6 +37,6 @@ class ActionModule(ActionBase):
                 ) from None
         display.display(
             f"{os.path.relpath(results)} holds another run of this name, which its hosts do not know any more or never "
-            f"did: kept as {os.path.relpath(kept)}"
+            f"did: {'would be ' if self._task.check_mode else ''}kept as {os.path.relpath(kept)}"
         )
         return {**result, "changed": True, "kept": str(kept)}

@@ -219,7 +219,7 @@ def upload(key: str, name: str, path: str) -> dict:
         "source": path,
         "directory": f"{below}/{digest}",
         "path": place,
-        "bytes": size(path),
+        "bytes": sum(size(os.path.join(path, name) if name else path) for name in hashes),
         "mark": mark(path),
         "files": [
             {

@@ -22,6 +22,7 @@ from how_far import Pip, followed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+COLLECTED = 2  # how wheels are collected: another number is another directory
 OLDEST_GLIBC = 35  # of the releases that roles serve: Ubuntu 22.04's is 2.35
 
 
@@ -155,7 +156,7 @@ def collect(lock: str, torch: str, target: dict, directory: Path, say: Callable[
     there: dict[str, Requirement] = {}
     wanted = {canonicalize_name(Requirement(torch).name): Requirement(torch)}
     while wanted:
-        missing = [one for name, one in wanted.items() if not _has(directory, name, one)]
+        missing = [one for name, one in wanted.items() if not _kept(directory, name, one)]
         if missing:
             download(list(map(str, missing)), target, directory, say=say)
         there |= wanted
@@ -167,8 +168,8 @@ def collect(lock: str, torch: str, target: dict, directory: Path, say: Callable[
         wanted = {name: one for name, one in asked.items() if one != there.get(name)}
 
 
-def _has(directory: Path, name: str, wanted: Requirement) -> bool:
-    """Whether a wheel is there that serves; one that does not is removed."""
+def _kept(directory: Path, name: str, wanted: Requirement) -> bool:
+    """Remove a wheel of that name that does not serve; whether one is there that does."""
     for path in directory.glob("*.whl"):
         found, version, *_ = parse_wheel_filename(path.name)
         if found == name:

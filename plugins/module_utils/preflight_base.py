@@ -118,7 +118,7 @@ class Cluster:
 
     def opening(self, host: str) -> str:
         """What has a host's firewall let its peers in."""
-        if self.facts[host]["expected"]["firewall"]:
+        if host not in self.facts or self.facts[host]["expected"]["firewall"]:  # -l leaves it out
             return self.site("firewall", [host])
         return (
             f"{self.on([host], 'nft list ruleset')}   and open all ports between the peers in the firewall that you "

@@ -127,7 +127,7 @@ def address(cluster: Cluster) -> Iterable[Said]:
 )
 def names(cluster: Cluster) -> Iterable[Said]:
     wrong: dict[str, list[str]] = {}
-    lines: dict[str, list[int]] = {}
+    lines: dict[str, list[tuple[int, str]]] = {}
     for host, survey in cluster.survey().items():
         for fact in cluster.facts.values():
             canonical, wanted = fact["expected"]["hostname"], fact["expected"]["address"]
@@ -137,13 +137,18 @@ def names(cluster: Cluster) -> Iterable[Said]:
                 line = next((one for one in survey.get("lines") or [] if canonical in one["names"]), None)
                 if line:  # the owner's, which identity leaves as it is
                     leads += f" (line {line['number']} of /etc/hosts there: {line['text']})"
-                    lines.setdefault(host, []).append(line["number"])
+                    lines.setdefault(host, []).append((line["number"], canonical))
                 wrong.setdefault(host, []).append(f"{canonical} {leads}; expected {wanted}")
     for host, told in wrong.items():
         cure = cluster.site("identity", [host])
         if host in lines:
-            gone = ";".join(f"{number}d" for number in sorted(set(lines[host])))
-            cure = cluster.on([host], f"sed -i.before {gone} /etc/hosts") + "   or correct them there"
+            space = "[[:space:]]"
+            gone = [
+                f'-e "{number}s/{space}{name}{space}/ /" -e "{number}s/{space}{name}$//"'
+                for number, name in lines[host]
+            ]
+            taken = cluster.on([host], f"sed -i.before {' '.join(gone)} /etc/hosts")
+            cure = f"{taken}; {cure}" if len(told) > len(lines[host]) else taken
         yield Said(FAIL, [host], "; ".join(told[:3]), cure)
     if not wrong:
         yield Said(PASS, cluster.alive, f"{len(cluster.facts)} names on each")

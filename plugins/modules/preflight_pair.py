@@ -60,6 +60,7 @@ import struct
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.echo import ECHO_INTERVAL, ECHO_SECONDS, echoes, median
@@ -76,7 +77,7 @@ QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": su
 WARM_UP = 0.2  # seconds of a stream that do not count
 IPV4_MOST = 65535  # bytes of a packet
 # MTUs that there are: jumbo frames, Ethernet, PPPoE, VXLAN over Ethernet, WireGuard, tunnels in tunnels, IPv6's least.
-SIZES = (8900, 4000, 1500, 1492, 1450, 1420, 1400, 1380, 1350, 1280, 576)
+SIZES = (8900, 4000, 1500, 1492, 1450, 1420, 1400, 1380, 1350, 1280)
 
 
 def read_line(connection: socket.socket) -> bytes:
@@ -125,7 +126,7 @@ class Exchange:
         # What a peer needs at most from its first sign to its first stream.
         groups = -(-len(peers) // AT_ONCE)
         self.slack = 2 + groups * (
-            2 * CONNECT_SECONDS + 2 * ECHO_SECONDS + self.options["packets"] * ECHO_INTERVAL
+            2 * CONNECT_SECONDS + 3 * ECHO_SECONDS + self.options["packets"] * ECHO_INTERVAL
         )
         for start in range(0, len(peers), AT_ONCE):
             in_parallel(
@@ -246,11 +247,15 @@ class Exchange:
     # ---- the asking side ----
 
     def most(self, address: str, identity: int) -> int | None:
-        """The largest of the usual sizes of packets that arrives there."""
-        for number, size in enumerate(one for one in SIZES if one < self.options["mtu"]):
-            if echoes(address, self.own, 2, size, identity ^ number)[1]:
-                return size
-        return None
+        """The largest of the usual sizes of packets that arrives there; all are tried at once."""
+        sizes = [one for one in SIZES if one < self.options["mtu"]]
+
+        def arrives(number: int) -> bool:
+            return bool(echoes(address, self.own, 2, sizes[number], identity ^ number)[1])
+
+        with ThreadPoolExecutor(len(SIZES)) as pool:
+            found = pool.map(arrives, range(len(sizes)))
+            return next((size for size, here in zip(sizes, found, strict=True) if here), None)
 
     def look(self, peer: str, patience: float) -> None:
         """Ports, loss, latency and packet size of the way to a peer."""

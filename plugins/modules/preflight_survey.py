@@ -123,19 +123,28 @@ def resolved(names: list[str]) -> dict[str, list[str]]:
     return dict(found)
 
 
+def hosts_text() -> str:
+    """/etc/hosts as it is, so that its lines have their numbers."""
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace", newline="\n") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def owners_lines(text: str, hosts: list[dict]) -> list[dict]:
     """[{number, text, names}], the lines of /etc/hosts outside ours that lead a host's name elsewhere.
 
-    Of those of the loopback the role identity takes the names away.
+    Only what the role identity leaves as it is: from 127.0.1.1 it takes the names away, and IPv6 is not looked at.
     """
     found, ours = [], False
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         ours = line.startswith(BEGIN) or (ours and not line.startswith(END))
         address, *names = line.partition("#")[0].split() or [""]
         wrong = [
             name for host in hosts if host["address"] != address for name in host["names"] if name in names
         ]
-        if wrong and not ours and not address.startswith("127."):
+        if wrong and not ours and "." in address and address != "127.0.1.1":
             found.append({"number": number, "text": line.strip(), "names": wrong})
     return found
 
@@ -427,7 +436,7 @@ def main() -> None:
             "machine_id": read("/etc/machine-id"),
             "host_keys": host_keys() if real else [],
             "names": resolved([host["names"][0] for host in p["hosts"]]) if real else {},
-            "lines": owners_lines(read("/etc/hosts"), p["hosts"]) if real else [],
+            "lines": owners_lines(hosts_text(), p["hosts"]) if real else [],
             "interfaces": [{key: one[key] for key in ("name", "enabled", "addresses")} for one in found],
             "routes": routes(module.run_command, peers) if real else {},
             "link": link(holder, root) if holder else None,

@@ -554,8 +554,15 @@ def test_cards_that_are_too_few_and_idle_are_a_warning(material, tmp_path):
             "so that all compute on the CPU; with one of these hosts (-l)"
             in ranks.status(tmp_path / node)["warning"]
         )
-    ranks.run(tmp_path / "told", 2, material / "run.yaml", "steps=2", patch=patch)
+    ranks.run(tmp_path / "told", 2, material / "run.yaml", "steps=2", "warmup_steps=2", patch=patch)
     assert ranks.status(tmp_path / "told/node0")["warning"] is None
+
+
+def test_keys_that_say_nothing_are_a_warning(material, tmp_path):
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2", "warmup_steps=3", "lora_rank=64")
+    told = ranks.status(tmp_path)["warning"]
+    assert "lora_rank says nothing while adapter is none" in told
+    assert "warmup_steps is 3 of 2 steps, so that lr never comes to" in told
 
 
 def _one_card(config):

@@ -99,7 +99,7 @@ FAULTS = {
         "node3",
         "cp /etc/hosts /etc/hosts.keep; sed -i '1i 10.99.0.9 node2' /etc/hosts",
         "mv /etc/hosts.keep /etc/hosts; rm -f /etc/hosts.before",
-        *("names", "fail", "line 1 of /etc/hosts there: 10.99.0.9 node2", "sed -i.before 1d /etc/hosts"),
+        *("names", "fail", "line 1 of /etc/hosts there: 10.99.0.9 node2", "sed -i.before -e"),
     ),
     "foreign process on the port": (
         "node1",

@@ -673,3 +673,14 @@ def test_what_another_host_names_as_a_place_is_one(run_module, tmp_path, path):
     told = run_module("bring_host", step="begin", files=files, state_dir=str(tmp_path), user=USER)
     assert "FAILED" in told["output"] and "found no place for what is brought" in told["msg"]
     assert not list(tmp_path.iterdir())
+
+
+def test_hidden_files_are_neither_brought_nor_counted(tmp_path):
+    """A clone's .git has the model once more."""
+    for name in ("model/config.json", "model/.git/lfs/weights", "model/.gitattributes"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 10)
+    made = run_config.upload("model", "model", str(tmp_path / "model"))
+    assert [one["path"].rpartition("/")[2] for one in made["files"]] == ["config.json"] and made["bytes"] == 10
+    (tmp_path / "model/.git/more").write_bytes(b"y")
+    assert run_config.upload("model", "model", str(tmp_path / "model")) == made

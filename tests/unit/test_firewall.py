@@ -192,6 +192,35 @@ def test_which_ports_the_loaded_rules_open(load_module):
     }
 
 
+@pytest.mark.parametrize(
+    ("yields", "known", "as_written"),
+    [
+        (
+            (0, "table inet trainyard {\n  elements = { 10.0.0.3, 10.0.0.2 }\n}\n"),
+            True,
+            True,
+        ),  # a set has no order
+        ((0, "table inet trainyard {\n  elements = { 10.0.0.2 }\n}\n"), True, False),
+        ((1, ""), True, True),  # nothing to compare with
+        ((0, "else"), False, True),
+    ],
+)
+def test_a_rule_that_somebody_added_is_seen(load_module, yields, known, as_written):
+    listed = "table inet trainyard {\n\telements = { 10.0.0.2,\n\t\t10.0.0.3 }\n}\n"
+
+    class Module:
+        def get_bin_path(self, name):
+            return f"/usr/bin/{name}" if known or name != "unshare" else None
+
+        def run_command(self, command):
+            return (
+                *(yields if command[0] == "unshare" else (0, listed if command[0] == "nft" else "active\n")),
+                "",
+            )
+
+    assert load_module("firewall_survey").loaded(Module())["as_written"] is as_written
+
+
 def test_a_bridge_of_the_lan_is_none_of_dockers():
     alone = planned(bridges=["br-0f3e5a9b1c2d"])["rules"]
     assert '\t\tiifname "br-*" accept\n' in alone

@@ -429,6 +429,7 @@ def test_another_runs_results_are_kept_aside_and_told(tmp_path, monkeypatch):
     kept = act()["kept"]
     assert re.fullmatch(rf"{tmp_path}/runs/first\.before-\d{{8}}-\d{{6}}", kept)
     assert (Path(kept) / "model").exists() and not (tmp_path / "runs/first").exists()
+    assert len(said) == 2 and "would be kept as" in said[0]
     assert all("holds another run of this name" in text and "kept as" in text for text in said)
     (tmp_path / "runs/first/logs").mkdir(parents=True)
     assert act() == {"changed": False, "kept": ""}

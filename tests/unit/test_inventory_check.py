@@ -594,6 +594,14 @@ def test_an_address_that_a_host_neither_has_nor_gets_is_told_before_any_change()
         assert not told or "192.168.1.57, which eth0 will not have any more" in told[0].found
         assert not told or "Set cluster_address: 192.168.1.100" in told[0].cure
         assert not list(ic.check_facts(inventory(node2={**host, "cluster_address": "192.168.1.100"})))
+    # What the interface keeps, and what is another's with its hardware address.
+    lease = {"name": "eth0", "addresses": ["192.168.1.100/24"], "options": {"dhcp4": True}}
+    assert not list(ic.check_facts(inventory(node2={**host, "network_interfaces": [lease]})))
+    card = [{"macaddress": eth0["macaddress"], "addresses": ["10.0.0.5/24"]}]
+    vlan = {**there("192.168.1.57", key="D"), "interfaces": ["eth0", "eth0.10"], "eth0_10": eth0}
+    assert not list(
+        ic.check_facts(inventory(node2={**host, "network_interfaces": card, "ansible_facts": vlan}))
+    )
     # Behind a forwarding gateway, what Ansible calls is not what the peers call.
     (behind,) = ic.check_facts(inventory(node2={"ansible_facts": there("10.0.0.5", key="B")}))
     assert behind.key == "ansible_host" and "Set cluster_address" in behind.cure

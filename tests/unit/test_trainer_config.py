@@ -69,12 +69,6 @@ def test_a_list_that_ansible_hands_over_is_refused_with_its_cure():
 def test_settings_that_do_not_go_together():
     with pytest.raises(BadInput, match="set optimizer to adamw, found adamw_8bit"):
         config.check_together(config.from_mapping({"strategy": "infinity", "optimizer": "adamw_8bit"}))
-    for name, value in (("lora_rank", 64), ("lora_targets", "all-linear")):
-        with pytest.raises(
-            BadInput, match=f"{name}: found {value}, and adapter is none, so that all weights would"
-        ):
-            config.check_together(config.from_mapping({name: value}))
-        config.check_together(config.from_mapping({name: value, "adapter": "lora"}))
     for value in (0.5, 1):
         with pytest.raises(BadInput, match=f"spike_factor: found {value}, .*; expected above 1"):
             config.check_together(config.from_mapping({"spike_factor": value}))

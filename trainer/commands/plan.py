@@ -239,6 +239,10 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     copies = checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
+        if (
+            config.comm == "diloco" and not config.checkpoint_async
+        ):  # means of the ranks' are copies in any case
+            copies += 12 * found.trainable
     if name == "ddp":  # one rank of a host makes them: a part of each one's memory
         copies //= place.here
     host = {} if on_cpu else {"checkpoint": copies, "overhead": overhead}
@@ -339,8 +343,8 @@ def optimizer_bytes(config: Config, found: Footprint) -> int:
 
 
 def checkpoint_bytes(config: Config, found: Footprint) -> int:
-    """The copy of weights and moments that is written while training goes on; of diloco's ranks' means in any case."""
-    return 12 * found.trainable if config.checkpoint_async or config.comm == "diloco" else 0
+    """The copy of weights and moments that is written while training goes on."""
+    return 12 * found.trainable if config.checkpoint_async else 0
 
 
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:

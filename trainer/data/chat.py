@@ -82,7 +82,8 @@ class Renderer:
         else:
             text = self._rendered(sample, sample.messages)
             # One that nothing asks for, a greeting, is read; templates refuse to render what is before it.
-            wanted = [n for n, one in enumerate(sample.messages) if n and one["role"] == "assistant"]
+            asked = next((n for n, one in enumerate(sample.messages) if one["role"] == "user"), 0)
+            wanted = [n for n, one in enumerate(sample.messages) if n > asked and one["role"] == "assistant"]
             spans = [self._answer(sample, text, n) for n in wanted] if self.answers else []
         bare = text.rstrip()
         if not bare.endswith(self.ends):
