@@ -680,7 +680,9 @@ def test_hidden_files_are_neither_brought_nor_counted(tmp_path):
     for name in ("model/config.json", "model/.git/lfs/weights", "model/.gitattributes"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * 10)
-    made = run_config.upload("model", "model", str(tmp_path / "model"))
-    assert [one["path"].rpartition("/")[2] for one in made["files"]] == ["config.json"] and made["bytes"] == 10
+    made = upload("model", "model", str(tmp_path / "model"))
+    assert [one["path"].rpartition("/")[2] for one in made["files"]] == ["config.json"] and made[
+        "bytes"
+    ] == 10
     (tmp_path / "model/.git/more").write_bytes(b"y")
-    assert run_config.upload("model", "model", str(tmp_path / "model")) == made
+    assert upload("model", "model", str(tmp_path / "model")) == made
