@@ -288,3 +288,30 @@ def test_many_hosts_are_told_by_their_slowest_ways():
     pairs = {a: {hosts[(i + 1) % 20]: way(mbit=100.0 + i)} for i, a in enumerate(hosts)}
     told = bench_report.text(result(hosts=hosts, pairs=pairs, interfaces={}))
     assert "the slowest:\nn0 to n1: 100" in told and "n19 to n0" not in told
+
+
+@pytest.mark.parametrize(
+    ("faults", "tries"), [([], 1), (["control socket has closed unexpectedly"] * 2, 3), (["no route"], 1)]
+)
+def test_a_server_that_lets_somebody_else_go_is_asked_again(load_module, monkeypatch, faults, tries):
+    module = load_module("bench_pair")
+    left, asked = list(faults), []
+
+    def stream(*args):
+        asked.append(args)
+        if left:
+            raise module.Failure(f"iperf3: {left.pop()}")
+        return {"mbit": 9.0}
+
+    monkeypatch.setattr(module, "stream", stream)
+    monkeypatch.setattr(module, "delays", lambda *_: {"ms": 1.0})
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    if "no route" in faults:
+        with pytest.raises(module.Failure, match="no route"):
+            module.tcp("10.0.0.1", {"address": "10.0.0.2"}, 5201, 1, 1)
+    else:
+        assert module.tcp("10.0.0.1", {"address": "10.0.0.2"}, 5201, 1, 1) == {
+            "idle": {"ms": 1.0},
+            "mbit": 9.0,
+        }
+    assert len(asked) == tries
