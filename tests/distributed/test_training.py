@@ -560,7 +560,7 @@ def test_cards_that_are_too_few_and_idle_are_a_warning(material, tmp_path):
 
 def test_keys_that_say_nothing_are_a_warning(material, tmp_path):
     ranks.run(tmp_path, 1, material / "run.yaml", "steps=2", "warmup_steps=3", "lora_rank=64")
-    told = ranks.status(tmp_path)["warning"]
+    told = ranks.status(tmp_path / "node0")["warning"]
     assert "lora_rank says nothing while adapter is none" in told
     assert "warmup_steps is 3 of 2 steps, so that lr never comes to" in told
 
