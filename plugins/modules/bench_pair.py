@@ -91,6 +91,7 @@ def listen(run, address: str, device: str, port: int, most: int, traffic_class: 
         "--property=NoNewPrivileges=yes",
         "--property=ProtectSystem=strict",
         "--property=ProtectHome=yes",
+        "--property=PrivateTmp=yes",  # where iperf3 has its buffers
     ]
     shell = servers(address, device, port, traffic_class)
     code, _, said = run([*words, "--", "/bin/sh", "-c", shell.replace("$", "$$")])

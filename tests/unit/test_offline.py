@@ -75,7 +75,10 @@ def wheel(directory, name, version, *asks):
     path = directory / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {one}" for one in asks)]
-        archive.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(lines) + "\n\nA description.\n")
+        # As of no time: a second one has the same hash.
+        archive.writestr(
+            zipfile.ZipInfo(f"{name}-{version}.dist-info/METADATA"), "\n".join(lines) + "\n\nA description.\n"
+        )
     return path
 
 
