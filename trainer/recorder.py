@@ -106,8 +106,8 @@ class Recorder:
             self._warn("cards", run.world.idle_cards)
         idle = [
             name
-            for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-            if getattr(run.config, name) != FIELDS[name].default
+            for name, field in FIELDS.items()
+            if name.startswith("lora_") and getattr(run.config, name) != field.default
         ]
         if idle and run.config.adapter == "none":
             self._warn(

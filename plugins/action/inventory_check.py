@@ -792,6 +792,11 @@ def check_interfaces(inventory: Inventory) -> Iterable[Problem]:
                 )
 
 
+def _list_of(value) -> list:
+    """It, where it is a list: of a host that -l leaves out a template over its facts has no value."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
 def interfaces_of(variables: Mapping[str, Any]) -> tuple[set[str], list[tuple[str, str]]]:
     """The interfaces that the role network makes or names, and (variable, interface) for those that must exist."""
     made: set[str] = set()
@@ -800,8 +805,7 @@ def interfaces_of(variables: Mapping[str, Any]) -> tuple[set[str], list[tuple[st
         if variables.get("cluster_interface")
         else []
     )
-    interfaces = variables.get("network_interfaces")
-    for item in interfaces if isinstance(interfaces, list) else []:
+    for item in _list_of(variables.get("network_interfaces")):
         name = item.get("name")
         virtual = item.get("kind") in ("bonds", "bridges", "vlans")
         if name and (virtual or item.get("macaddress")):
@@ -809,11 +813,6 @@ def interfaces_of(variables: Mapping[str, Any]) -> tuple[set[str], list[tuple[st
         elif name:
             wanted.append(("network_interfaces", str(name)))
     return made, wanted
-
-
-def _list_of(value) -> list:
-    """It, where it is a list: of a host that -l leaves out a template over its facts has no value."""
-    return list(value) if isinstance(value, list | tuple) else []
 
 
 def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:

@@ -213,31 +213,25 @@ def upload(key: str, name: str, path: str) -> dict:
     below = "models" if key == "model" else "data"
     # A comma would part it from itself where a run is resumed from a controller that has no such file.
     place = f"{below}/{digest}/{os.path.basename(path).replace(',', '_')}"
+    files = [
+        {
+            "source": (source := os.path.join(path, below_it) if below_it else path),
+            "path": f"{place}/{below_it}" if below_it else place,
+            "bytes": os.path.getsize(source),
+            "sha256": one,
+        }
+        for below_it, one in hashes.items()
+    ]
     return {
         "key": key,
         "name": name,
         "source": path,
         "directory": f"{below}/{digest}",
         "path": place,
-        "bytes": sum(size(os.path.join(path, name) if name else path) for name in hashes),
+        "bytes": sum(one["bytes"] for one in files),
         "mark": mark(path),
-        "files": [
-            {
-                "source": os.path.join(path, below_it) if below_it else path,
-                "path": f"{place}/{below_it}" if below_it else place,
-                "bytes": os.path.getsize(os.path.join(path, below_it) if below_it else path),
-                "sha256": one,
-            }
-            for below_it, one in hashes.items()
-        ],
+        "files": files,
     }
-
-
-def size(path: str) -> int:
-    """Bytes of a file, or of all files below a directory."""
-    if os.path.isfile(path):
-        return os.path.getsize(path)
-    return sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(path) for f in files)
 
 
 def commands(run: str, launcher: str, code: bool, results: str) -> dict[str, str]:
@@ -401,7 +395,7 @@ class ActionModule(ActionBase):
                 role_variables(os.path.join(CHECKOUT, "roles")),
                 bool(args.get("local")),
                 str(args.get("shared") or ""),
-                str(args.get("results") or os.path.join(CHECKOUT, "runs")),
+                str(args["results"]),
             )
         except BadInput as error:
             return {**result, "failed": True, "changed": False, "msg": f"{error}\nNothing was started."}

@@ -117,9 +117,8 @@ def test_what_has_come_before_the_controller_was_killed_is_not_sent_again(plays,
     assert BYTES // 8 < there < BYTES // 2
     play = plays.run(tasks, ",".join(hosts))
     assert play.rc == 0, play.text
-    for (
-        host
-    ) in hosts:  # what was at work on the second goes on by itself, and may have all before it is asked again
+    # What was at work on the second goes on by itself, and may have all before it is asked again.
+    for host in hosts:
         assert plays.sh(host, f"sha256sum /var/lib/trainyard/{path}").split()[0] == digest
     sent = sent_by_the_controller(plays.lab) - before
     print(

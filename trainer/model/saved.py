@@ -45,7 +45,7 @@ def find(directory: Path) -> Saved:
         whole = directory.resolve()
         facts = metrics.read_summary(whole.parent) if whole.name == "model" else {}
         return Saved(directory, _adapter(directory), facts)
-    problems = {}
+    problems = None
     made = _holds_model(directory / "model")
     if (directory / "checkpoints").is_dir():
         ended = metrics.read_summary(directory).get("steps") or 0
@@ -54,7 +54,7 @@ def find(directory: Path) -> Saved:
             return _checkpoint(path, manifest)
     if made:
         return find(directory / "model")
-    if (directory / "checkpoints").is_dir():
+    if problems is not None:
         raise BadInput("\n".join([f"{directory}: no valid checkpoint in it", *problems.values()]))
     kind = (
         "neither a model (config.json), an adapter (adapter_config.json), a checkpoint (manifest.json) nor a run "
