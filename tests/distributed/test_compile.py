@@ -8,7 +8,7 @@ import pytest
 import ranks
 
 from trainer import environment
-from trainer.config import from_mapping
+from trainer.config import load as read
 from trainer.errors import BadInput
 from trainer.model import load
 from trainer.world import World
@@ -48,11 +48,12 @@ def test_losses_are_equal_on_two_ranks(material, whole, tmp_path, strategy):
 
 
 @pytest.mark.parametrize("lacking", ["compiler", "headers"])
-def test_what_is_lacking_is_named_with_the_cure(lacking, monkeypatch, tmp_path):
+def test_what_is_lacking_is_named_with_the_cure(material, lacking, monkeypatch, tmp_path):
     monkeypatch.setattr(
         load.shutil, "which", lambda name: None if lacking == "compiler" else f"/usr/bin/{name}"
     )
     monkeypatch.setattr(load.sysconfig, "get_path", lambda name: str(tmp_path))
-    world = World(from_mapping({"device": "cpu"}), environment.read("run"))
+    config = read(material / "run.yaml", ["compile=true", "device=cpu"])
+    world = World(config, environment.read("run"))
     with pytest.raises(BadInput, match=r"apt install (g\+\+|python3\.\d+-dev)\), or set compile to false"):
-        load._compile(None, world)
+        load.source(config, world)
