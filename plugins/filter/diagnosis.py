@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
+from rdma_ports import CABLE, SENT_AGAIN
 from telling import names, not_asked, silence, table, timed_out, unasked
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
@@ -269,12 +270,27 @@ def _slow_network(found: dict, status: dict) -> str:
 
 
 def _loses_packets(found: dict) -> str:
-    """The first host whose interface had errors, or dropped more than a few packets, between the looks."""
+    """The first host whose interface or RDMA port had errors, or lost more than a few packets, between the looks."""
     for host, one in found.items():
-        errors = _errors(one["interface"])
-        if errors:
-            return f"{host}'s {one['interface']['name']} loses packets ({errors})"
+        for link in _links(one):
+            if errors := _errors(link):
+                return f"{host}'s {link['name']} loses packets ({errors})"
     return ""
+
+
+def _port_down(found: dict) -> str:
+    """The first host whose RDMA ports are all down where another's is up."""
+    ports = {host: one["rdma"] for host, one in found.items() if one.get("rdma")}
+    down = [host for host, own in ports.items() if all(port["state"] != "ACTIVE" for port in own)]
+    if not down or len(down) == len(ports):
+        return ""
+    first = ports[down[0]][0]
+    return f"{down[0]}'s {first['name']} is {first['state']}, where others' are ACTIVE"
+
+
+def _links(one: dict) -> list[dict]:
+    """The interface that holds a host's cluster address, and the host's RDMA ports."""
+    return [one["interface"], *(one.get("rdma") or [])]
 
 
 def _errors(interface: dict) -> str:
@@ -283,6 +299,9 @@ def _errors(interface: dict) -> str:
         dropped, packets = (interface.get(f"{way}_{what}") or 0 for what in ("dropped", "packets"))
         if dropped > max(MANY_DROPPED, PART_DROPPED * packets):
             errors[f"{way}_dropped"] = dropped
+    errors |= {name: interface.get(name) or 0 for name in CABLE}
+    # A few are sent again on a good network, too.
+    errors |= {name: interface[name] for name in SENT_AGAIN if interface.get(name, 0) > MANY_DROPPED}
     return ", ".join(f"{name} {count}" for name, count in errors.items() if count)
 
 
@@ -436,10 +455,14 @@ def _network(found: dict, ranks: list[dict]) -> str:
     """All wait in a collective, or for cards that do: what is between them."""
     if lost := _loses_packets(found):
         return f"All ranks wait in a collective, and {lost}: see its cable and port."
+    if down := _port_down(found):
+        return f"All ranks wait in a collective, and {down}: see its cable, and of InfiniBand the subnet manager."
     for host, one in found.items():
         if one["kernel"]:
             return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
-    quiet = [host for host, one in found.items() if (one["interface"].get("rx_bytes") or 0) < 2000]
+    quiet = [
+        host for host, one in found.items() if sum(link.get("rx_bytes") or 0 for link in _links(one)) < 2000
+    ]
     where = f" Nothing arrives at {', '.join(quiet)}." if quiet else ""
     return (
         f"All {len(ranks)} ranks wait in a collective, and none is behind: a connection between them is lost.{where} "
@@ -496,17 +519,14 @@ def _whole(rank: dict) -> str:
 def _machines(found: dict) -> str:
     lines = []
     for host, one in found.items():
-        link = one["interface"]
-        rate = "  ".join(
-            f"{way} {(link.get(f'{way}_bytes') or 0) * 8 / 1e6 / one['seconds']:.1f} Mbit/s"
-            for way in ("rx", "tx")
-        )
+        link, ports = one["interface"], one.get("rdma") or []
         newest = f"step {one['steps'][1]}, {one['age']:.0f} s ago" if one["status"] else "no status"
-        lines.append(
-            f"{host}: {newest}; {link['name'] or 'no interface'} {rate}; load {one['load']:.1f} of {one['cpus']}"
-        )
-        if errors := _errors(link):
-            lines.append(f"  {link['name']}: {errors} meanwhile")
+        name = (link["name"] or "no interface") + _rate(link, one["seconds"])
+        lines.append(f"{host}: {newest}; {name}; load {one['load']:.1f} of {one['cpus']}")
+        lines += [f"  {port['name']} {port['state']}{_rate(port, one['seconds'])}" for port in ports]
+        lines += [
+            f"  {each['name']}: {errors} meanwhile" for each in _links(one) if (errors := _errors(each))
+        ]
         if one["late"]:
             lines.append(f"  no answer within {one['budget']:g} s: {', '.join(one['late'])}")
         lines += [
@@ -528,6 +548,13 @@ def _machines(found: dict) -> str:
                 "`torchfrtrace --prefix flight- DIRECTORY` says which collective each rank came to"
             )
     return "\n".join(lines)
+
+
+def _rate(link: dict, seconds: float) -> str:
+    """What came and went, of a link that counts it; behind its name."""
+    ways = [(way, link[f"{way}_bytes"]) for way in ("rx", "tx") if f"{way}_bytes" in link]
+    told = "  ".join(f"{way} {count * 8 / 1e6 / seconds:.1f} Mbit/s" for way, count in ways)
+    return told and f" {told}"
 
 
 class FilterModule:

@@ -9,6 +9,26 @@ import re
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
 RATE = re.compile(r"[\d.]+")
+# Counters of a bad cable or a full buffer, as InfiniBand's standard names them; and of packets that RDMA sent again, by
+# the names of several drivers (mlx5, bnxt_re, rxe, …): some of those say nothing.
+CABLE = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+SENT_AGAIN = (
+    "out_of_sequence",
+    "out_of_seq_request",
+    "packet_seq_err",
+    "rcvd_seq_err",
+    "local_ack_timeout_err",
+    "to_retransmits",
+    "seq_err_naks_rcvd",
+)
 
 
 def rdma_ports(root: str = "") -> list[dict]:
@@ -40,6 +60,21 @@ def rdma_ports(root: str = "") -> list[dict]:
                 "gids": gids,
             }
         )
+    return found
+
+
+def rdma_counters(root: str = "") -> dict[str, dict[str, int]]:
+    """By "DEVICE port NUMBER" what a port has counted, as far as it does: rx_bytes, tx_bytes, CABLE, SENT_AGAIN."""
+    found = {}
+    for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
+        told = {name: _read(f"{path}/counters/{name}") for name in CABLE}
+        told |= {name: _read(f"{path}/hw_counters/{name}") for name in SENT_AGAIN}
+        # In words of four bytes, whatever the port's width.
+        for name, data in (("rx_bytes", "port_rcv_data"), ("tx_bytes", "port_xmit_data")):
+            words = _read(f"{path}/counters/{data}")
+            told[name] = str(4 * int(words)) if words.isdigit() else ""
+        name = f"{path.split('/')[-3]} port {os.path.basename(path)}"
+        found[name] = {key: int(value) for key, value in told.items() if value.isdigit()}
     return found
 
 

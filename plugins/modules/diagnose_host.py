@@ -8,7 +8,8 @@ module: diagnose_host
 short_description: Gather what the ranks of a run on this host are doing
 description:
   - Looks twice, O(seconds) apart, at every rank's process (state, time on the CPU, Python stack), at the run's status,
-    and at the counters of the interface that holds the cluster address; and once at the kernel's log and the GPUs.
+    and at the counters of the interface that holds the cluster address and of RDMA's ports; and once at the kernel's
+    log and the GPUs.
   - Stacks are read by py-spy, which does not stop the process. Changes nothing.
   - What may hang (py-spy, the kernel's log, the GPUs, NCCL) is asked all at once; what has not answered within
     O(budget) is named in C(late), and the rest is there.
@@ -44,9 +45,9 @@ diagnosis:
     answer), C(budget), C(active), C(status) (status.json), C(steps) (before and after), C(age) (s since status.json was
     written), C(seconds) (between the looks), C(ranks) (each with rank, pid, state, cpu (of a core), rss_bytes, stack
     (frames, innermost first), threads (those of others, by name), said (the log's last line), silent_seconds, groups
-    (of trainer/collectives.py)), C(interface) (name, and what its counters grew by), C(kernel) (lines), C(ras) (lines
-    of NCCL's RAS), C(flights) (dumps of torch's flight recorder), C(gpus), C(busy) (other processes that took the CPU),
-    C(load), C(cpus).
+    (of trainer/collectives.py)), C(interface) (name, and what its counters grew by), C(rdma) (of each port the same,
+    and its state), C(kernel) (lines), C(ras) (lines of NCCL's RAS), C(flights) (dumps of torch's flight recorder),
+    C(gpus), C(busy) (other processes that took the CPU), C(load), C(cpus).
   type: dict
   returned: always
 """
@@ -57,6 +58,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from functools import partial
@@ -75,6 +77,7 @@ from ansible.module_utils.host_runs import (
     run_status,
     within,
 )
+from ansible.module_utils.rdma_ports import rdma_counters, rdma_ports
 
 COUNTERS = tuple(
     f"{way}_{what}" for what in ("bytes", "packets", "errors", "dropped") for way in ("rx", "tx")
@@ -228,6 +231,13 @@ def link_speed(interface: str | None) -> int | None:
     return speed if speed > 0 else None
 
 
+def grown(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    """What counters grew by; not of one that was not there before, or began anew."""
+    return {
+        name: after[name] - before[name] for name in after if after[name] >= before.get(name, sys.maxsize)
+    }
+
+
 def processes() -> dict[int, dict]:
     """Every process of the machine, by pid."""
     pids = [int(path[6:]) for path in glob.glob("/proc/[0-9]*")]
@@ -349,7 +359,7 @@ def main() -> None:
     interface = next((name for name, held in interfaces(module).items() if p["address"] in held), None)
     spy = os.path.join(environment_dir(p["opt_dir"]), "bin", "py-spy")
 
-    begin, before, sent = time.monotonic(), processes(), counters(interface)
+    begin, before, sent, rdma = time.monotonic(), processes(), counters(interface), rdma_counters()
     first = (run_status(run_dir) if run else None) or {}
     left = max(0.5, end - time.monotonic())
     looks = {pid: partial(stacks, spy, pid, left) for pid in ranks}
@@ -361,7 +371,7 @@ def main() -> None:
     seen = at_once(looks, left + 0.2)  # each ends by itself, and what it has started with it
     late = [f"rank {ranks[key]}'s stack" if key in ranks else key for key in looks if seen[key] is None]
     time.sleep(max(0.0, p["seconds"] - (time.monotonic() - begin)))
-    after, received = processes(), counters(interface)
+    after, received, rdma_after = processes(), counters(interface), rdma_counters()
     status = (run_status(run_dir) if run else None) or {}
     seconds = time.monotonic() - begin
 
@@ -410,8 +420,14 @@ def main() -> None:
             "interface": {
                 "name": interface,
                 "speed": link_speed(interface),
-                **{key: received[key] - sent.get(key, 0) for key in received},
+                **grown(received, sent),
             },
+            "rdma": [
+                {"name": name, "state": state, **grown(rdma_after.get(name, {}), rdma.get(name, {}))}
+                for name, state in (
+                    (f"{one['device']} port {one['port']}", one["state"]) for one in rdma_ports()
+                )
+            ],
             "kernel": seen["the kernel's log"] or [],
             "ras": seen.get("NCCL's own watch") or [],
             "flights": sorted(glob.glob(os.path.join(glob.escape(run_dir), "logs", "flight-*"))),

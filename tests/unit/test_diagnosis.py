@@ -15,6 +15,7 @@ import pytest
 from plugins.action import tell
 from plugins.filter.cluster_status import run_chosen
 from plugins.filter.diagnosis import behind, diagnosis, whole_stacks
+from plugins.module_utils import rdma_ports
 from trainer import collectives
 from trainer.collectives import newest
 
@@ -108,6 +109,7 @@ def host(*ranks, steps=(7, 7), age=40.0, compute=(1.0, 1.0), active=True, state=
     return {"changed": False, "host_status": known, "diagnosis": found}
 
 
+PORT = [{"name": "mlx5_0 port 1", "state": "ACTIVE"}]
 SILENT = {"unreachable": True, "msg": "ssh: connect to host: timed out"}
 LEFT_OUT = host(state="stalled", age=0.5, status={"world_size": 3, "reason": "c is left out of the run"})
 BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
@@ -247,6 +249,33 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
         (
             {"a": host(rank(0)), "b": host(rank(1), interface={"rx_errors": 12})},
             r"All ranks wait in a collective, and b's eth0 loses packets \(rx_errors 12\)",
+        ),
+        (
+            {"a": host(rank(0), rdma=PORT), "b": host(rank(1), rdma=[PORT[0] | {"symbol_error": 3}])},
+            r"All ranks wait in a collective, and b's mlx5_0 port 1 loses packets \(symbol_error 3\)",
+        ),
+        (
+            {"a": host(rank(0), rdma=[PORT[0] | {"out_of_sequence": 21}]), "b": host(rank(1), rdma=PORT)},
+            r"and a's mlx5_0 port 1 loses packets \(out_of_sequence 21\)",
+        ),
+        (
+            {"a": host(rank(0), rdma=[PORT[0] | {"out_of_sequence": 20}]), "b": host(rank(1), rdma=PORT)},
+            "a connection between them is lost",
+        ),
+        (
+            {"a": host(rank(0), rdma=PORT), "b": host(rank(1), rdma=[PORT[0] | {"state": "INIT"}])},
+            "b's mlx5_0 port 1 is INIT, where others' are ACTIVE: see its cable, and of InfiniBand the subnet manager",
+        ),
+        (
+            {"a": host(rank(0), rdma=[PORT[0] | {"state": "DOWN"}]), "b": host(rank(1))},
+            "a connection between them is lost",
+        ),
+        (
+            {
+                "a": host(rank(0), interface={"rx_bytes": 0}, rdma=[PORT[0] | {"rx_bytes": 0}]),
+                "b": host(rank(1), interface={"rx_bytes": 0}, rdma=[PORT[0] | {"rx_bytes": 9000}]),
+            },
+            "is lost. Nothing arrives at a. playbooks",
         ),
         (
             {"a": host(rank(0)), "b": host(rank(1), interface={"tx_dropped": 90, "tx_packets": 4000})},
@@ -843,6 +872,29 @@ def test_what_an_interface_lost_meanwhile_is_told_of_any_run():
         {"a": host(rank(0), steps=(7, 9), age=0.1, interface={"rx_errors": 7}), "b": host(rank(1))}, "r"
     )
     assert "\n  eth0: rx_errors 7 meanwhile\n" in text and text.count("meanwhile") == 1
+
+
+def test_of_rdma_ports_is_told_what_they_carry_and_lose(load_module, tmp_path):
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    for name, value in {
+        "state": "4: ACTIVE",
+        "counters/port_rcv_data": "500000",
+        "counters/link_downed": "2",
+        "hw_counters/out_of_sequence": "8",
+        "hw_counters/lifespan": "10",
+    }.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(f"{value}\n")
+    counted = rdma_ports.rdma_counters(str(tmp_path))
+    assert counted == {"mlx5_0 port 1": {"rx_bytes": 2_000_000, "link_downed": 2, "out_of_sequence": 8}}
+    grown = load_module("diagnose_host").grown(
+        counted["mlx5_0 port 1"], {"rx_bytes": 1_000_000, "link_downed": 1, "out_of_sequence": 9}
+    )
+    assert grown == {"rx_bytes": 1_000_000, "link_downed": 1}  # a driver that was loaded again counts anew
+    silent = {"name": "rxe0 port 1", "state": "INIT"}  # whose driver counts nothing
+    text = diagnosis({"a": host(rank(0), steps=(7, 9), age=0.1, rdma=[PORT[0] | grown, silent])}, "r")
+    assert "\n  mlx5_0 port 1 ACTIVE rx 4.0 Mbit/s\n  rxe0 port 1 INIT\n" in text
+    assert "\n  mlx5_0 port 1: link_downed 1 meanwhile\n" in text
 
 
 # As drivers of 550 to 580 write it.
