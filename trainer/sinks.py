@@ -6,12 +6,15 @@ and left out from then on: watching never ends a run.
 
 import contextlib
 import importlib.util
+import io
 import os
 import queue
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer import disk
 from trainer.config import Config
 from trainer.environment import Environment
 from trainer.errors import BadInput
@@ -116,10 +119,28 @@ def numbers(record: dict) -> dict[str, float]:
     }
 
 
+class _Files:
+    """Opens tensorboardX's files, whose own way of writing ends for good at the first word that a full disk refuses."""
+
+    SCHEME = "growing"
+
+    @staticmethod
+    def directory_check(path: str) -> None:
+        Path(path.partition("://")[2]).mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def open(path: str) -> types.SimpleNamespace:
+        file = disk.Growing(io.FileIO(path.partition("://")[2], "a"))
+        # Without a descriptor, which it would have synced: that, too, a full disk may refuse.
+        return types.SimpleNamespace(write=file.write, flush=file.flush, close=file.close)
+
+
 def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
     """Event files in the run directory's tensorboard/. What steps past a resume's were, the new file replaces."""
     from tensorboardX import SummaryWriter
+    from tensorboardX.record_writer import register_writer_factory
 
+    register_writer_factory(_Files.SCHEME, _Files)
     writer, step, begun = None, 0, 0
 
     def write(record: dict) -> None:
@@ -133,7 +154,7 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
         if writer is None:
             suffix = f".{begun}" if begun else ""
             writer = SummaryWriter(
-                str(run_dir / "tensorboard"),
+                f"{_Files.SCHEME}://{run_dir / 'tensorboard'}",
                 purge_step=record["step"] + (not trained),
                 flush_secs=10,
                 filename_suffix=suffix,

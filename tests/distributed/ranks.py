@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -175,6 +176,21 @@ def losses(directory: Path) -> list[float]:
     train = records(directory)
     assert [record["step"] for record in train] == list(range(1, len(train) + 1))
     return [record["loss"] for record in train]
+
+
+def shown(folder: Path) -> list[tuple[int, str, float]]:
+    """(step, name, value) of all scalars in TensorBoard's files: records of length, checksum, event, checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            found += [(event.step, one.tag, one.simple_value) for one in event.summary.value]
+            data = data[16 + length :]
+    return found
 
 
 def status(directory: Path) -> dict:

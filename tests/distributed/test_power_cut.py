@@ -1,4 +1,5 @@
-"""A power cut takes what a file system had not put on the disk yet: of a checkpoint that was told of, nothing.
+"""A power cut takes what a file system had not put on the disk yet: of a checkpoint that was told of, nothing. A disk
+that fills while a checkpoint is written takes that one alone.
 
 The file system is a real one, ext4 in an image, and ends as at a power cut: what the kernel only holds in memory, its
 journal's last lines among it, never gets there. (A lab host's power cut leaves all that with this machine's kernel.)
@@ -100,6 +101,38 @@ def test_no_checkpoint_that_was_told_is_lost(material, whole, disk, hosts):
             checkpoint.validate(run.directory(host) / f"checkpoints/step-{safe:08d}")
     assert ranks.run(disk.path, hosts, *config) == pytest.approx(whole, rel=1e-6 if hosts == 1 else 1e-5)
     assert f"resuming after step {safe}" in run.log() or f"resuming after step {STEPS}" in run.log()
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_written(material, whole, disk):
+    """When it began there was room."""
+    patch = {("trainer.checkpoint", "_write_tensors"): _while_somebody_fills_the_disk}
+    assert ranks.run(disk.path, 1, material / "run.yaml", patch=patch) == pytest.approx(whole, rel=1e-6)
+    directory = disk.path / "node0"
+    events = ranks.records(directory, "event")
+    (failed,) = (one for one in events if one["event"] == "checkpoint failed")
+    assert 8 <= failed["step"] < 12 and "the checkpoint cannot be saved: no space left" in failed["reason"]
+    assert [one["step"] for one in events if one["event"] == "checkpoint"] == [4, 12]
+    left = sorted(path.name for path in (directory / "checkpoints").iterdir())
+    assert left == ["step-00000004", "step-00000012"]
+    shown = {step for step, name, _ in ranks.shown(directory / "tensorboard") if name == "train/loss"}
+    assert shown == set(range(1, STEPS + 1))
+
+
+def _while_somebody_fills_the_disk(folder, told, tensors):
+    import contextlib
+    import os
+
+    from trainer import checkpoint
+
+    if "00000008" not in folder.name:
+        return checkpoint._write_tensors_really(folder, told, tensors)
+    other = folder.parents[2] / "somebody's"
+    with open(other, "wb") as file, contextlib.suppress(OSError):  # more than there is: it takes all there is
+        os.posix_fallocate(file.fileno(), 0, 256 << 20)
+    try:
+        return checkpoint._write_tensors_really(folder, told, tensors)
+    finally:
+        other.unlink()
 
 
 def _slow(run, sequences):

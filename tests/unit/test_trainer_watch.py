@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ranks import shown
 
 from trainer import checkpoint, cli, evaluate, metrics, recorder, sinks
 from trainer.balance import Balance
@@ -54,25 +55,10 @@ def fed(tmp_path, said, rank=0, records=(RECORD,), goes_on=False, begun="", **se
     return watched
 
 
-def events(folder: Path) -> list:
-    """(step, name, value) of all scalars in TensorBoard's files: records of length, checksum, event, checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found = []
-    for file in sorted(folder.iterdir()):
-        data = file.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12 : 12 + length])
-            found += [(event.step, one.tag, one.simple_value) for one in event.summary.value]
-            data = data[16 + length :]
-    return found
-
-
 def test_tensorboard_gets_the_numbers_on_the_first_rank(tmp_path, said):
     fed(tmp_path, said, tensorboard=True, records=[RECORD, {**RECORD, "step": 8, "loss": 2.0}])
     assert said == []
-    found = events(tmp_path / "tensorboard")
+    found = shown(tmp_path / "tensorboard")
     assert (7, "train/loss", 2.5) in found and (8, "train/loss", 2.0) in found
     assert {name for _, name, _ in found} == {"train/loss", "train/world_size"}
     fed(tmp_path / "other", said, rank=1, tensorboard=True)
@@ -110,7 +96,7 @@ def test_what_was_said_of_the_step_that_a_run_goes_on_from_stays(tmp_path, said)
     ]
     fed(tmp_path, said, tensorboard=True, records=records)
     assert said == [] and begins() == [8, 8]
-    steps = [step for step, name, _ in events(tmp_path / "tensorboard") if name == "train/loss"]
+    steps = [step for step, name, _ in shown(tmp_path / "tensorboard") if name == "train/loss"]
     assert steps == [8, 9, 8, 9, 10]
 
 
@@ -193,7 +179,7 @@ def test_a_sink_that_fails_is_left_out_and_the_others_go_on(tmp_path, said, monk
     records = [{**RECORD, "step": step} for step in (1, 2, 3)]
     fed(tmp_path, said, tensorboard=True, report_to="mlflow", records=records)
     assert len(said) == 1 and "MLflow gets no metrics: ConnectionError: no route to the service" in said[0]
-    assert {step for step, *_ in events(tmp_path / "tensorboard")} >= {1, 2, 3}
+    assert {step for step, *_ in shown(tmp_path / "tensorboard")} >= {1, 2, 3}
 
 
 def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
