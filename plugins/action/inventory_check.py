@@ -770,7 +770,8 @@ def check_facts(inventory: Inventory) -> list[Problem]:
     """What only the hosts' facts tell; hosts whose facts are not known are left out."""
     if inventory.local():
         return []
-    return [*check_interfaces(inventory), *check_own_addresses(inventory), *check_clones(inventory)]
+    checks = (check_interfaces, check_own_addresses, check_cluster_interface, check_clones)
+    return [problem for one in checks for problem in one(inventory)]
 
 
 def check_interfaces(inventory: Inventory) -> Iterable[Problem]:
@@ -846,6 +847,45 @@ def check_own_addresses(inventory: Inventory) -> Iterable[Problem]:
             )
 
 
+def check_cluster_interface(inventory: Inventory) -> Iterable[Problem]:
+    """Where the interface of the training is named, it is the one that holds the address, for that one is used."""
+    for host in inventory.members():
+        variables = inventory.hosts[host]
+        facts, named = variables.get("ansible_facts") or {}, variables.get("cluster_interface")
+        address = str(variables.get("cluster_address") or variables.get("ansible_host"))
+        given = [
+            item.get("name")
+            for item in _list_of(variables.get("network_interfaces"))
+            if isinstance(item, Mapping)
+            and address in [str(text).partition("/")[0] for text in _list_of(item.get("addresses"))]
+        ]
+        holders = given or [
+            name for name in facts.get("interfaces") or () if address in _addresses_of(facts, name)
+        ]
+        # One that network_interfaces knows by its hardware address has a name that only the host knows.
+        if named and holders and not {named, None} & set(holders):
+            yield Problem(
+                inventory.where(host, "cluster_interface"),
+                "cluster_interface",
+                f"{named}, where {holders[0]} {'gets' if given else 'has'} {address}",
+                "the interface that holds the host's cluster address",
+                f"Set cluster_address to one of {named}'s, over which the training is to go; or name {holders[0]}",
+            )
+
+
+def _addresses_of(facts: Mapping[str, Any], name: str) -> list[str]:
+    """The IPv4 addresses of an interface, by the host's facts."""
+    link = _about(facts, name)
+    return [
+        str(one.get("address")) for one in (link.get("ipv4") or {}, *(link.get("ipv4_secondaries") or ()))
+    ]
+
+
+def _about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What the host's facts say of an interface."""
+    return facts.get(str(name).replace("-", "_").replace(".", "_")) or {}
+
+
 def _given_up(address: str, variables: Mapping[str, Any]) -> tuple[str, str]:
     """The interface that has the address now and gets static ones instead, and the first of these; else two "".
 
@@ -858,14 +898,13 @@ def _given_up(address: str, variables: Mapping[str, Any]) -> tuple[str, str]:
         static = [str(text).partition("/")[0] for text in _list_of(item.get("addresses"))]
         static = [text for text in static if ":" not in text]
         for name in facts.get("interfaces") or () if static else ():
-            link = facts.get(str(name).replace("-", "_").replace(".", "_")) or {}
-            held = [link.get("ipv4") or {}, *(link.get("ipv4_secondaries") or ())]
+            link = _about(facts, name)
             means = item.get("name") == name or (
                 str(item.get("macaddress")).lower() == link.get("macaddress")
                 and link.get("type", "ether") == "ether"
                 and "." not in str(name)
             )
-            if means and address in [one.get("address") for one in held]:
+            if means and address in _addresses_of(facts, name):
                 return str(name), static[0]
     return "", ""
 

@@ -7,16 +7,19 @@ from collections.abc import Iterable
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
 
 SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
+GIGABIT = 1000  # Mbit/s
 
 
 @check(
     "The interface of the cluster address is fast, and full duplex",
-    "warn under {link_mbit:g} Mbit/s",
-    "preflight_link_mbit",
+    "warn under {link_mbit:g} Mbit/s, and under 1000 where another host has as much",
+    "preflight_link_mbit; with a broken pair in its cable a gigabit card agrees on 100 Mbit/s",
     True,
 )
 def link(cluster: Cluster) -> Iterable[Said]:
     well, told = True, []
+    links = [survey["link"] for survey in cluster.survey().values() if survey["link"]]
+    fastest = max((wire["speed"] or 0 for wire in links), default=0)
     for host, survey in cluster.survey().items():
         wire = survey["link"]
         if not wire:
@@ -25,6 +28,14 @@ def link(cluster: Cluster) -> Iterable[Said]:
         if wire["speed"] is not None and wire["speed"] < cluster.limits.link_mbit:
             well = False
             yield Said(WARN, [host], f"{wire['name']} has {wire['speed']} Mbit/s", look)
+        elif wire["speed"] is not None and wire["speed"] < GIGABIT <= fastest:
+            well = False
+            yield Said(
+                WARN,
+                [host],
+                f"{wire['name']} has {wire['speed']} Mbit/s, where others have up to {fastest}",
+                look,
+            )
         elif wire["duplex"] == "half":
             well = False
             yield Said(WARN, [host], f"{wire['name']} is half duplex", look)

@@ -50,5 +50,5 @@ def test_the_states_of_a_run_are_all_told_at_night():
     """What status.yml may show has its row, so that nobody looks for it in vain."""
     text = (ROOT / "docs/guides/at-night.md").read_text()
     rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
-    states = {*metrics.STATES, "interrupted"} - {"starting", "ending"}  # a few seconds each
+    states = {*metrics.STATES, "interrupted"} - {"ending"}  # for a few seconds
     assert states == set(re.findall(r"`([a-z]+)`", rows))

@@ -536,7 +536,7 @@ def test_interfaces_that_a_host_has_not_got_are_named_with_those_that_it_has():
 def test_interfaces_of_the_network_role_must_exist_unless_it_makes_or_renames_them():
     wanted = [
         {"name": "eth0"},
-        {"name": "eth7", "addresses": ["192.168.1.101/24"]},
+        {"name": "eth7", "addresses": ["192.168.1.171/24"]},
         {"name": "bond0", "kind": "bonds"},
         {"name": "lan0", "macaddress": "02:00:00:00:00:01"},
         {"macaddress": "02:00:00:00:00:02"},
@@ -605,6 +605,36 @@ def test_an_address_that_a_host_neither_has_nor_gets_is_told_before_any_change()
     # Behind a forwarding gateway, what Ansible calls is not what the peers call.
     (behind,) = ic.check_facts(inventory(node2={"ansible_facts": there("10.0.0.5", key="B")}))
     assert behind.key == "ansible_host" and "Set cluster_address" in behind.cure
+
+
+def test_an_interface_that_is_named_for_the_training_must_hold_its_address():
+    def host(name, **more):
+        links = {
+            "eth0": {"ipv4": {"address": "192.168.1.101"}},
+            "br_0": {"ipv4_secondaries": [{"address": "10.0.0.2"}]},
+        }
+        there = {
+            **facts("lo", "eth0", "br-0", "eth9"),
+            "all_ipv4_addresses": ["192.168.1.101", "10.0.0.2"],
+            **links,
+        }
+        return inventory(node2={"cluster_interface": name, "ansible_facts": there, **more})
+
+    assert not ic.check_facts(host("eth0")) and not ic.check_facts(host("br-0", cluster_address="10.0.0.2"))
+    (problem,) = ic.check_facts(host("br-0"))
+    assert (problem.where, problem.key) == ("node2", "cluster_interface")
+    assert problem.found == "br-0, where eth0 has 192.168.1.101"
+    assert "Set cluster_address to one of br-0's" in problem.cure
+    # What the role network is about to do counts.
+    to_be = {
+        "cluster_address": "10.0.0.9",
+        "network_interfaces": [{"name": "eth9", "addresses": ["10.0.0.9/24"]}],
+    }
+    assert not ic.check_facts(host("eth9", **to_be))
+    (problem,) = ic.check_facts(host("eth0", **to_be))
+    assert problem.found == "eth0, where eth9 gets 10.0.0.9"
+    to_be["network_interfaces"] = [{"macaddress": "02:00:00:00:00:02", "addresses": ["10.0.0.9/24"]}]
+    assert not ic.check_facts(host("eth0", **to_be))
 
 
 def test_hosts_with_one_host_key_are_one_machine_or_clones():

@@ -291,6 +291,7 @@ FAULTS = {
     "no load": ([("node2", "burn", [{"device": "", "error": "it was killed"}])], "burn", FAIL, "node2", "trainer burn: it was killed", "dmesg"),
     "half the lanes": ([("node2", "survey.gpu.gpus.0.pcie.link.width.current", "8")], "pcie", WARN, "node2", "8 of 16", "PCIE"),
     "half duplex": ([("node2", "survey.link.duplex", "half")], "link", WARN, "node2", "half duplex", "ip -s -s link show eth0"),
+    "a cable with a broken pair": ([("node2", "survey.link.speed", 100)], "link", WARN, "node2", "100 Mbit/s, where others have up to 1000", "ip -s -s link show eth0"),
     "slow interface": (
         [("node2", "survey.link.speed", 10), *((a, f"pairs.{b}.mbit", 9.4) for a, b in (("node1", "node2"), ("node3", "node2"), ("node2", "node1"), ("node2", "node3")))],
         "link", WARN, "node2", "10 Mbit/s", "ip -s -s link show eth0",
