@@ -33,7 +33,7 @@ if CHECKOUT not in sys.path:
 sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
 from same_files import content_hash, mark, names_below
-from telling import forks_fault, same_hosts
+from telling import forks_fault, limit_fault, same_hosts
 
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
@@ -112,7 +112,7 @@ def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[d
                 if near
                 else f"the run's keys are: {', '.join(trainer_config.FIELDS)}"
             )
-            problems.append(f"-e {name}={value}: unknown key '{name}'; {cure}")
+            problems.append(f"-e {name}=…: unknown key '{name}'; {cure}")  # its value may be a secret
     return switches, keys, problems
 
 
@@ -386,7 +386,9 @@ class ActionModule(ActionBase):
         extra = plain(load_extra_vars(self._loader))
         members = set(task_vars["groups"].get("cluster", ())) & set(task_vars["ansible_play_hosts_all"])
         try:
-            if fault := forks_fault(context.CLIARGS["forks"], members, "are followed"):
+            if fault := limit_fault(task_vars) or forks_fault(
+                context.CLIARGS["forks"], members, "are followed"
+            ):
                 raise BadInput(fault)
             answer = build(
                 extra,

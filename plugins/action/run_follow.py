@@ -501,8 +501,14 @@ class Spool:
     """
 
     def __init__(self, task_id: str) -> None:
+        self.ansible = os.getppid()
         self.path = os.path.join(C.DEFAULT_LOCAL_TMP, f"follow-{task_id}")
         os.makedirs(self.path, mode=0o700, exist_ok=True)
+
+    def end_if_alone(self) -> None:
+        """End this worker where ansible-playbook itself is gone, as with its terminal: it would look on for ever."""
+        if os.getppid() != self.ansible:
+            os._exit(1)
 
     def put(self, name: str, value: dict) -> None:
         path = os.path.join(self.path, name)
@@ -597,6 +603,7 @@ class ActionModule(ActionBase):
     def _wait(self) -> dict:
         """In the workers of all hosts but the first: wait for the outcome that the first one finds."""
         while not (outcome := self.spool.get(".outcome")):
+            self.spool.end_if_alone()
             time.sleep(min(1.0, self.refresh))
         return outcome
 
@@ -607,6 +614,7 @@ class ActionModule(ActionBase):
         named: set[str] = set()  # hosts of which it is told that the run goes on without them
         while True:
             time.sleep(min(1.0, self.refresh))
+            self.spool.end_if_alone()
             views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
             now = time.time()
             what, culprit = verdict(views, now, self.limits)

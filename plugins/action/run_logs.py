@@ -258,6 +258,7 @@ class ActionModule(ActionBase):
         self.cursor = max(self.cursor, begin)
         spool.put(self.host, {"state": "active"})
         while True:
+            spool.end_if_alone()
             try:
                 state, lines, left_out = self._look()
             except AnsibleError as error:

@@ -21,6 +21,10 @@ CHECKOUT = str(Path(__file__).resolve().parents[2])
 if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
 
+sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
+
+from telling import limit_fault
+
 from plugins.action.run_config import SWITCHES, plain, role_variables
 from trainer.config import FIELDS
 
@@ -155,6 +159,7 @@ class ActionModule(ActionBase):
             args["takes"], extra, tuple(context.CLIARGS.get("extra_vars") or ()), known
         )
         problems += [why for word, why in (args.get("needs") or {}).items() if words[word] is None]
+        problems += [fault] if (fault := limit_fault(task_vars)) else []
         if problems:
             return {**result, "failed": True, "changed": False, "msg": "\n".join(problems)}
         return {**result, "changed": False, "words": words}

@@ -122,17 +122,18 @@ def runs_to_retire(
     ]
 
 
-def retired_text(results: dict[str, dict], run: str) -> str:
-    """What was removed for run `run`. `results`: what the task run_retire registered on each host."""
+def retired_text(results: dict[str, dict], run: str, check: bool = False) -> str:
+    """What was removed for run `run`; check: would be. `results`: what the task run_retire registered on each host."""
     gone: dict[str, list[str]] = {}
     freed = 0
     for host, result in results.items():
         for name, count in (result.get("removed") or {}).items():
             gone.setdefault(name, []).append(host)
             freed += count
+    were = "would be" if check else "were"
     told = "; ".join(f"{name} from {names(hosts)}" for name, hosts in gone.items())
     return (
-        f"Before {run}, old runs were removed, as trainer_runs_kept and trainer_runs_kept_days ask: {told} "
+        f"Before {run}, old runs {were} removed, as trainer_runs_kept and trainer_runs_kept_days ask: {told} "
         f"({freed / 1e9:.1f} GB). Results that were brought to this controller stay."
         if gone
         else "No run was removed."

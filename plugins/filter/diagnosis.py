@@ -252,7 +252,8 @@ def _slow_network(found: dict, status: dict) -> str:
     """What the network takes of a step, where that is much, whose link is slower than the others', and what helps."""
     parts = status.get("parts") or {}
     wire = parts.get("wire") or 0.0
-    step = wire + sum(parts[name][0] for name in ("compute", "compression", "optimizer", "waiting") if wire)
+    step = wire + parts.get("rest", 0.0)  # as releases before told of the optimizer
+    step += sum((parts.get(name) or [0.0])[0] for name in ("compute", "compression", "optimizer", "waiting"))
     if wire <= NETWORK * step:
         return ""
     links = {host: one["interface"] for host, one in found.items() if one["interface"].get("speed")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shlex
@@ -119,6 +120,32 @@ def run_plan(
         }
         offset += fact["processes"]
     return plan
+
+
+def run_stored(answers: list[dict]) -> str:
+    """The configuration, as YAML, that a run had at its newest start; "" where no host has one.
+
+    answers: what the task slurp registered on each host, of RUN.yaml and of RUN.env.
+    """
+
+    def text(answer: dict) -> str:
+        return base64.b64decode(answer.get("content") or "").decode()
+
+    newest, found = "", ""
+    for config, variables in ([*one.get("results", []), {}, {}][:2] for one in answers):
+        told = re.search(r'^TRAINYARD_LAUNCH="?(\w*)', text(variables), re.MULTILINE)
+        start = told[1] if told else ""
+        if config.get("content") and (not found or start > newest):
+            newest, found = start, text(config)
+    return found
+
+
+def run_followed(facts: dict[str, dict], nodes: list[str], run: str) -> list[str]:
+    """Those of the hosts whose word counts in a run that is followed: while it is active somewhere, where it is not, it
+    has ended in an earlier start, or been left behind. facts: of the hosts that answered.
+    """
+    active = [host for host, fact in facts.items() if run in fact["active"]]
+    return [host for host in nodes if not active or host in active or host not in facts]
 
 
 def _others(fact: dict, run: str) -> list[str]:
@@ -509,6 +536,7 @@ class FilterModule:
             "run_unanswered": run_unanswered,
             "run_shared": run_shared,
             "run_shared_names": run_shared_names,
+            "run_followed": run_followed,
             "run_plan": run_plan,
             "run_alone": run_alone,
             "run_env": run_env,
@@ -519,6 +547,7 @@ class FilterModule:
             "run_problems": run_problems,
             "run_is_same": run_is_same,
             "run_by_link": run_by_link,
+            "run_stored": run_stored,
             "run_unknown": run_unknown,
             "run_end": run_end,
             "run_goes_on": run_goes_on,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -103,6 +104,31 @@ def found_below(paths: list[str], directory: str) -> list[str]:
     return [path for path in paths if os.path.normpath(path).startswith(top) and ".." not in path.split("/")]
 
 
+# What no result is, in a run's directory: directories at its top, and files of its own.
+NO_RESULT = re.compile(
+    r"(cache|checkpoints|compiled|offload|export-[0-9a-f]{12}[^/]*|\.model\.tmp)/"
+    r"|([^/]+/)*(exit|launch\.pid|requeued|signalled|stop|leave-[^/]*|collectives-[0-9]+\.json)$"
+)
+
+
+def run_results(paths: list[str], run_dir: str) -> list[str]:
+    """Those of the paths in a run's directory that are brought as its results, in order."""
+    below = {
+        path: os.path.relpath(os.path.normpath(path), os.path.normpath(run_dir))
+        for path in found_below(paths, run_dir)
+    }
+    return sorted(path for path, name in below.items() if not NO_RESULT.match(name))
+
+
+def run_source(followed: dict[str, dict], result: str) -> str:
+    """The host whose results are brought: of those that saw the run's end, as `result` says it, one that came furthest.
+
+    followed: what the task run_follow registered on each host, in node order.
+    """
+    saw = [host for host, one in followed.items() if one.get("state") == result] or list(followed)
+    return max(saw, key=lambda host: (followed[host].get("last") or {}).get("step") or 0)
+
+
 def export_arguments(words: dict, choice: dict) -> list[str]:
     """The words of `trainer export`."""
     base = [f"--base={words['base']}"] if words.get("base") else []
@@ -125,7 +151,8 @@ class FilterModule:
             "export_arguments": export_arguments,
             "export_said": export_said,
             "export_place": export_place,
-            "found_below": found_below,
+            "run_results": run_results,
+            "run_source": run_source,
             "generate_arguments": generate_arguments,
             "saved_choice": saved_choice,
             "saved_fault": saved_fault,

@@ -192,10 +192,11 @@ def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = No
         )
     states = "active,activating,deactivating,reloading"
     command = ["systemctl", "list-units", UNIT + "*", f"--state={states}", "--plain", "--no-legend", "--full"]
-    _, out, _ = run_command(command)
+    # Without an answer none would seem to be active.
+    _, out, _ = run_command(command, check_rc=True)
     units = [line.split()[0] for line in out.splitlines() if line.split()]
     # A host that boots may be reached before its network is as whole as a unit waits for.
-    _, out, _ = run_command(["systemctl", "list-jobs", "--plain", "--no-legend", "--full"])
+    _, out, _ = run_command(["systemctl", "list-jobs", "--plain", "--no-legend", "--full"], check_rc=True)
     units += [words[1] for words in map(str.split, out.splitlines()) if words[2:3] == ["start"]]
     by_unit = {unit.removeprefix(UNIT).removesuffix(".service") for unit in units if unit.startswith(UNIT)}
     return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})

@@ -59,6 +59,17 @@ def forks_fault(forks: int, hosts, what: str) -> str:
     )
 
 
+def limit_fault(variables) -> str:
+    """Why -l leaves nobody to do anything; "" where it does not. variables: a task's, of the play with all hosts."""
+    members = list(variables["groups"].get("cluster", ()))
+    if not members or set(members) & set(variables["ansible_play_hosts_all"]):
+        return ""
+    return (
+        f"-l: found no host of the group cluster in it; expected one or more of {names(members)}. Correct it, or "
+        "leave it out."
+    )
+
+
 def brought(host: str, done: float, total: float) -> str:
     """How many of the bytes that go to a host are there. The callback live reads it, too (live_frame.counted)."""
     return f"{host}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB have come"

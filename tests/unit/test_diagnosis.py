@@ -109,6 +109,9 @@ def host(*ranks, steps=(7, 7), age=40.0, compute=(1.0, 1.0), active=True, state=
     return {"changed": False, "host_status": known, "diagnosis": found}
 
 
+OF_BEFORE = {
+    "parts": {"compute": [0.2, 0.2], "waiting": [0.0, 0.0], "wire": 1.2, "rest": 0.1}
+}  # by an older release
 PORT = [{"name": "mlx5_0 port 1", "state": "ACTIVE"}]
 SILENT = {"unreachable": True, "msg": "ssh: connect to host: timed out"}
 LEFT_OUT = host(state="stalled", age=0.5, status={"world_size": 3, "reason": "c is left out of the run"})
@@ -332,6 +335,10 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
             r"^The run goes on \(step 9 of 100\); the network takes 1\.50 s of a step's 2\.00 s: "
             r"docs/slow-networks\.md says what sends less; playbooks/bench\.yml, once no run is active, measures "
             r"every way\.$",
+        ),
+        (
+            {n: host(rank(i), steps=(7, 9), age=0.1, status=OF_BEFORE) for i, n in enumerate("ab")},
+            r"^The run goes on \(step 9 of 100\); the network takes 1\.20 s of a step's 1\.50 s",
         ),
         (
             {

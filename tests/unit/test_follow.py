@@ -1,11 +1,13 @@
 """How a run looks from outside: polls, verdicts, and the words for them."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -335,7 +337,7 @@ def test_the_line_is_of_those_who_go_on_and_the_one_left_behind_is_told_once(mon
             views["b"] = went("b", {"attempt": 2, "step": 100, "state": "finished"}, state="ended", code=0)
         return follow.asdict(views[host])
 
-    task.spool = type("Spool", (), {"get": staticmethod(get), "put": staticmethod(lambda *_: None)})()
+    task.spool = SimpleNamespace(get=get, put=lambda *_: None, end_if_alone=lambda: None)
     assert task._draw() == {"result": "finished", "host": "", "message": ""}
     warnings = [line for line in shown if "warning: a failed" in line]
     assert len(warnings) == 1
@@ -690,3 +692,43 @@ def test_what_ctrl_c_says_at_each_moment(smoke, monkeypatch):
         assert "Run first may have been started" in at("run_host", "start.yml")
     for action in ("run_follow", "run_report"):  # it goes on while its results come, too
         assert "Run first goes on" in at(action) and "RESUME" in told[0]
+
+
+def test_a_worker_whose_ansible_is_gone_with_its_terminal_ends(tmp_path, monkeypatch):
+    """It polls for as long as a run lasts, and nobody would see what it says."""
+    monkeypatch.setattr(follow.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
+
+    def worker():
+        spool = follow.Spool("task")
+        (tmp_path / "worker").write_text(str(os.getpid()))
+        while True:
+            spool.end_if_alone()
+            (tmp_path / "looks").open("a").write(".")
+            time.sleep(0.02)
+
+    def ansible():
+        multiprocessing.get_context("fork").Process(target=worker).start()
+        time.sleep(60)
+
+    parent = multiprocessing.get_context("fork").Process(target=ansible)
+    parent.start()
+    looks = tmp_path / "looks"
+    wait_until(lambda: looks.exists() and looks.stat().st_size > 3)
+    pid = int((tmp_path / "worker").read_text())
+    parent.kill()
+    parent.join()
+    wait_until(lambda: not alive(pid))
+
+
+def wait_until(what, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -1,5 +1,6 @@
 """Ranks, the hosts' environment files, and what stands against a run."""
 
+import base64
 import json
 import re
 import shlex
@@ -449,6 +450,28 @@ def test_how_a_stopped_run_ended():
     assert plan.run_end(facts(done), "first") == (
         "run first: finished on node1; there was nothing to stop; its results: train.yml -e run=first -e follow=true"
     )
+
+
+def test_a_host_that_does_not_take_part_has_no_word_in_a_run_that_is_followed():
+    nodes = ["node1", "node2", "node3"]
+    on, off = {"active": ["first", "other"]}, {"active": ["other"]}
+    assert plan.run_followed(facts(on, on, off), nodes, "first") == ["node1", "node2"]
+    assert plan.run_followed(facts(on, off), nodes, "first") == ["node1", "node3"]  # node3 is silent
+    assert plan.run_followed(facts(off, off, off), nodes, "first") == nodes  # it is over
+
+
+def test_a_run_goes_on_as_it_was_started_last():
+    def slurped(text):
+        return {"content": base64.b64encode(text.encode()).decode()} if text else {"msg": "file not found"}
+
+    def answer(config, start):
+        return {"results": [slurped(config), slurped(start and f"A=b\nTRAINYARD_LAUNCH={start}\nB=c\n")]}
+
+    old, new = answer("lr: 1\n", "20261101T000000000000"), answer("lr: 2\n", "20261102T000000000000")
+    assert plan.run_stored([old, new, answer("lr: 0\n", "20261031T230000000000")]) == "lr: 2\n"
+    assert plan.run_stored([{"unreachable": True}, answer("", "20261103T000000000000"), old]) == "lr: 1\n"
+    assert plan.run_stored([answer("lr: 3\n", "")]) == "lr: 3\n"
+    assert plan.run_stored([{}, answer("", "")]) == ""
 
 
 # ---- what is brought ----

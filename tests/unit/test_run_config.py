@@ -170,7 +170,7 @@ def directory(tmp_path, *names):
 REFUSED = {
     "an unknown key": (
         lambda _: {"batchsize": 3},
-        ["-e batchsize=3", "unknown key", "did you mean 'batch_size'?"],
+        ["-e batchsize=…: unknown key", "did you mean 'batch_size'?"],
     ),
     "a misspelt switch": (lambda _: {"smok": "true"}, ["'smok'", "did you mean 'smoke'?"]),
     "a name that trials have": (

@@ -140,7 +140,8 @@ def test_a_release_that_an_active_run_goes_on_with_stays(load_module, host, monk
     monkeypatch.setattr(release, "in_use", lambda releases: set())
     active = ["first"]
 
-    def systemctl(command):
+    def systemctl(command, check_rc=False):
+        assert check_rc  # without an answer, nothing would seem to go on with it
         if command[1] == "list-jobs":
             return 0, "", ""
         assert command[:2] == ["systemctl", "list-units"]
@@ -168,7 +169,10 @@ def test_a_run_whose_unit_waits_for_the_network_at_boot_is_active():
         "list-jobs": "  1 multi-user.target start waiting\n  7 trainyard@two.service start waiting\n"
         "  8 trainyard@three.service stop running\n 9 trainyard-etcd.service start waiting\n",
     }
-    assert host_runs.active_runs(lambda words: (0, said[words[1]], ""), "systemd", "/", {}) == ["one", "two"]
+    assert host_runs.active_runs(lambda words, check_rc: (0, said[words[1]], ""), "systemd", "/", {}) == [
+        "one",
+        "two",
+    ]
 
 
 # ---- what ranks tell each other ----

@@ -19,6 +19,8 @@ from plugins.filter.run_saved import (
     export_place,
     found_below,
     generate_arguments,
+    run_results,
+    run_source,
     saved_choice,
     saved_fault,
 )
@@ -489,6 +491,35 @@ def test_a_host_puts_no_file_outside_of_the_export(tmp_path, source, name):
     with pytest.raises(run_export.Refused, match="which is outside of it"):
         Bringer()._bring(tmp_path / "to", {}, source, forged, {})
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("run_dir", ["/var/lib/trainyard/runs/a", "/mnt/cache//checkpoints/runs/stop"])
+def test_what_is_a_result_is_told_by_its_place_in_the_run(run_dir):
+    results = ["model/stop/x", "metrics.jsonl", "logs/rank-0.log", "tensorboard/cache"]
+    others = [
+        "checkpoints/step-00000004/model.safetensors",
+        "cache/x",
+        "compiled/node1/a/b.so",
+        "offload/rank-0",
+        "export-0123456789ab-merged/config.json",
+        ".model.tmp/config.json",
+        "logs/collectives-0.json",
+        "launch.pid",
+        "leave-node2",
+        "stop",
+    ]
+    found = run_results([f"{run_dir}/{name}" for name in [*results, *others]] + ["/etc/passwd"], run_dir)
+    assert found == sorted(f"{run_dir}/{name}" for name in results)
+
+
+def test_the_results_are_those_of_who_came_furthest_of_those_that_saw_the_end():
+    left_behind = {"state": "failed", "last": {"step": 100}}
+    last = {"state": "failed", "last": {"step": 5000}}
+    followed = {"node1": left_behind, "node2": last, "node3": last, "node4": {}}
+    assert run_source(followed, "failed") == "node2"
+    assert run_source({**followed, "node4": {"state": "finished", "last": {}}}, "finished") == "node4"
+    assert run_source({"node1": {}, "node2": {"last": {"step": 3}}}, "unreachable") == "node2"
+    assert run_source({"node1": {}, "node2": {}}, "finished") == "node1"
 
 
 def test_of_what_a_host_says_a_run_left_only_what_is_below_its_directory_is_brought():

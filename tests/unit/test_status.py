@@ -491,6 +491,9 @@ class Hosts:
     def put(self, host, value):
         self.spool[host] = value
 
+    def end_if_alone(self):
+        pass
+
     def get(self, host):
         return self.spool.get(host, {})
 
@@ -734,6 +737,8 @@ def test_a_run_that_lives_somewhere_or_is_the_one_or_the_newest_to_resume_stays(
 def test_what_was_removed_is_told():
     text = retired_text({"node1": {"removed": {"a": 2e9}}, "node2": {"removed": {"a": 1e9, "b": 0}}}, "new")
     assert "a from node1, node2; b from node2 (3.0 GB)." in text
+    would = retired_text({"node1": {"removed": {"a": 2e9}}}, "new", check=True)
+    assert "old runs would be removed" in would and "old runs were removed" in text
     assert retired_text({"node1": {"skipped": True}}, "new") == "No run was removed."
 
 
