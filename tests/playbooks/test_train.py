@@ -347,6 +347,17 @@ def test_a_killed_controller_leaves_the_run_and_it_can_be_followed_again(yard):
 
 
 @pytest.mark.full
+def test_where_it_does_not_start_on_one_host_what_has_begun_elsewhere_is_ended(yard):
+    (yard.node("node2") / "var/runs/first/logs/launch.log").mkdir(
+        parents=True
+    )  # where a file is to be written
+    run = yard.play(run="first", **LONG)
+    assert run.rc and not yard.processes(), said(run)
+    (told,) = [one for one in failures(run) if "was not started" in one]
+    assert told.startswith("run first was not started, and what had begun of it was ended: node2: "), told
+    assert "node1" not in told and "Start it again" in told
+
+
 def test_killed_at_the_start_it_is_simply_run_again(yard):
     """The first node was started, the second was not yet, or its launcher went with the controller's last breath."""
     process = subprocess.Popen(
