@@ -1,7 +1,10 @@
 """After a run: its model and adapter go to plain transformers and peft, merged or not, and speak."""
 
+import fcntl
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -301,6 +304,16 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
     assert "neither a model" in refused(capsys, "export", tmp_path / "there", tmp_path / "out")
     assert "no such directory" in refused(capsys, "export", runs["lora"], tmp_path / "a/b")
     assert "a whole model has no base" in refused(capsys, "generate", runs["full"], "--base", base)
+    (tmp_path / ".out.tmp").mkdir()
+    handle = os.open(tmp_path / ".out.tmp", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as one does whose controller had a Ctrl-C
+    assert "another export writes it just now" in refused(capsys, "export", runs["lora"], tmp_path / "out")
+    os.close(handle)
+    (tmp_path / ".out.tmp/left").touch()  # by one that was killed
+    assert cli.main(["export", str(runs["lora"]), str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out/left").exists() and (tmp_path / "out/adapter_config.json").exists()
+    assert not (tmp_path / ".out.tmp").exists()
+    shutil.rmtree(tmp_path / "out")
     missing = refused(capsys, "export", adapter, tmp_path / "out", "--merge", "--base", tmp_path / "none")
     assert "say where it lies by --base" in missing
     assert "has no chat template" in refused(capsys, "generate", runs["tiny"], "--chat", "--prompt", "x")

@@ -1,8 +1,11 @@
 """`trainer export`: a run's adapter or model, for everyone's tools."""
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainer import disk
@@ -26,30 +29,59 @@ def main(directory: Path, out: Path, merge: bool, base: str | None, dtype: str, 
     if dtype != "auto" and found.adapter and not merge:
         raise BadInput("--dtype is for whole models; with an adapter, add --merge")
 
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir()
-        if found.adapter and not merge:
-            _copy_adapter(found, base, temporary)
-        else:
-            _write_model(found, base, dtype, trust, temporary)
-        card.write(
-            temporary,
-            found.facts,
-            adapter=None if merge else found.adapter,
-            merged=merge and found.adapter is not None,
-        )
-        for file in temporary.rglob("*.safetensors"):
-            file.chmod(0o644 & ~_umask())  # safetensors writes for its owner alone
-        disk.publish(temporary, out)
+        with _place(out) as temporary:
+            _write(found, temporary, merge, base, dtype, trust)
+            disk.publish(temporary, out)
     except OSError as error:
         raise TrainerError(f"{out}: cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     kind = "adapter" if found.adapter and not merge else "model"
     print(f"{kind} of {found.path} written to {out}")
     return 0
+
+
+@contextlib.contextmanager
+def _place(out: Path) -> Iterator[Path]:
+    """The directory where `out` grows, empty, for as long as within; this process's alone. Raises OSError.
+
+    One that was interrupted may still be at work there, as a host's is whose controller had a Ctrl-C: BadInput.
+    """
+    place = out.with_name(f".{out.name}.tmp")
+    place.mkdir(exist_ok=True)
+    handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # NFS has no such lock on a directory
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"{out}: another export writes it just now; wait for its end") from None
+        try:
+            for left in place.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield place
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+    finally:
+        os.close(handle)
+
+
+def _write(
+    found: saved.Saved, temporary: Path, merge: bool, base: str | None, dtype: str, trust: bool
+) -> None:
+    """All of an export."""
+    if found.adapter and not merge:
+        _copy_adapter(found, base, temporary)
+    else:
+        _write_model(found, base, dtype, trust, temporary)
+    card.write(
+        temporary,
+        found.facts,
+        adapter=None if merge else found.adapter,
+        merged=merge and found.adapter is not None,
+    )
+    for file in temporary.rglob("*.safetensors"):
+        file.chmod(0o644 & ~_umask())  # safetensors writes for its owner alone
 
 
 def _copy_adapter(found: saved.Saved, base: str | None, directory: Path) -> None:
