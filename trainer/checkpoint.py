@@ -116,6 +116,10 @@ class Saver:
         self._failure: TrainerError | None = None
         self._saved: Saved | None = None  # the last one begun
         self._told = True  # `news` has given it out
+        if world.keeps:  # what an attempt left that was cut short is in the way of the next one's
+            for left in self.folder.glob(".step-*"):
+                if not left.name.endswith(".damaged"):
+                    shutil.rmtree(left, ignore_errors=True)
 
     def save(self, facts: dict, spare: int | None = None) -> None:
         """Begin a checkpoint of `facts['step']`, once the one before is there; without `background`, end it, too.

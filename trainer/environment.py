@@ -62,8 +62,11 @@ class Environment:
 
     @property
     def turn_file(self) -> Path:
-        """Has the start of the run (TRAINYARD_LAUNCH) that it is of, for which runs that waits, and if it has begun."""
-        return self.run_dir / "turn"
+        """Has the start of the run (TRAINYARD_LAUNCH) that it is of, for which runs that waits, and if it has begun.
+
+        Of this host alone: others, which may share the run's directory, wait for other runs.
+        """
+        return self.run_dir / f"turn-{self.host}"
 
     @property
     def untold_dir(self) -> Path:

@@ -138,14 +138,15 @@ def train(run: Run, observer) -> None:
                 raise Stopped(
                     f"stopped on request after step {progress.step} of {run.steps}; start it again to go on"
                 )
-        if evaluation_is_due(run):
-            observer.evaluate()
-            if config.patience and progress.no_better >= config.patience:
-                break
+        # Before an evaluation, which may take long: what comes then costs none of the steps.
         every = config.checkpoint_every
         due = report and (report.save or (every and progress.step % every == 0))
         if due or (config.checkpoint_epochs and epoch_has_ended(run)):
             observer.save()
+        if evaluation_is_due(run):
+            observer.evaluate()
+            if config.patience and progress.no_better >= config.patience:
+                break
 
 
 def epoch_has_ended(run: Run) -> bool:

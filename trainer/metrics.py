@@ -77,8 +77,11 @@ class Status:
         }
         self._written = 0.0
 
-    def update(self, at_once: bool = False, **facts) -> None:
-        """Take in new facts, and write if it is time to, or `at_once`. A function is called when it is written."""
+    def update(self, at_once: bool = False, **facts) -> bool:
+        """Take in new facts, and write if it is time to, or `at_once`. A function is called when it is written.
+
+        Returns False where it was time to, and the disk is too full.
+        """
         changed = "state" in facts and facts["state"] != self.facts["state"]
         self.facts.update(facts)
         if changed or at_once or time.monotonic() - self._written >= self.EVERY:
@@ -89,10 +92,12 @@ class Status:
             except OSError as error:
                 if not disk.is_full(error):
                     raise
-                if not disk.overwrite(self.path, as_text(told)):
+                short = {name: fact for name, fact in told.items() if not isinstance(fact, list | dict)}
+                if not any(disk.overwrite(self.path, as_text(one)) for one in (told, short)):
                     self._written = 0.0  # the next update tries again
-                    return
+                    return False
             self._written = time.monotonic()
+        return True
 
 
 class Metrics:
@@ -177,6 +182,15 @@ def read(path: Path):
                 yield json.loads(line)
             except ValueError:
                 continue
+
+
+def read_status(run_dir: Path) -> dict:
+    """What a run's status.json says; empty where it says nothing."""
+    try:
+        known = json.loads((run_dir / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def last_saved(run_dir: Path) -> dict:

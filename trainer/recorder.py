@@ -99,7 +99,7 @@ class Recorder:
         self._trend = metrics.Trend(one["loss"] for one in before if one["kind"] == "train")
         self._logged = 0.0
         self._told_wants = False
-        resumed = {"last_checkpoint": run.progress.step} if run.progress.step else {}
+        resumed = {"last_checkpoint": run.progress.step or None}
         cleared = {"warning": None, "reason": None}
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         if run.world.idle_cards:
@@ -162,10 +162,14 @@ class Recorder:
         now = time.monotonic()
         if now - self._signed >= SIGN_EVERY:
             self._signed = now
-            self.show(state="running")
-            if not self.status:  # another host, with the same run directory, keeps it
-                with open(os.devnull, "wb", buffering=0) as nothing:
-                    nothing.write(b".")  # what is looked at are calls (Attempt.work)
+            self._sign("running")
+
+    def _sign(self, state: str) -> None:
+        """Show that it is in this state, and at work."""
+        self.show(state=state)
+        if not self.status:  # another rank keeps it, which may be done by then
+            with open(os.devnull, "wb", buffering=0) as nothing:
+                nothing.write(b".")  # what is looked at are calls (Attempt.work)
 
     def after_harm(self, harm: Harmful) -> None:
         """A batch that would have done harm: end the run, pass it over, or go back and pass over all since then."""
@@ -243,7 +247,7 @@ class Recorder:
         run.strategy.settle()
         begin = time.perf_counter()
         # The launcher of a rank that trains alone takes a long silence for a hang.
-        loss = evaluate(run, run.held_out, lambda: self.show(state="evaluating"))
+        loss = evaluate(run, run.held_out, lambda: self._sign("evaluating"))
         finite = math.isfinite(loss)  # else nothing would ever be better
         better = finite and (progress.best_loss is None or loss < progress.best_loss)
         progress.evaluated_step = progress.step

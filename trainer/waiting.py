@@ -18,7 +18,7 @@ def for_others() -> Iterator[None]:
     number = threading.get_native_id()
     file = Path(f"/proc/self/task/{number}/comm")
     try:
-        before = file.read_bytes()
+        before = file.read_bytes().removesuffix(b"\n")  # which would become a part of the name
         file.write_text(NAME.format(number))
     except OSError:  # no Linux, or a /proc of another kind: it is judged by what it does
         yield

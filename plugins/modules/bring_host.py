@@ -313,6 +313,7 @@ def folder(state_dir: str, below: str, owner: int, group: int | None = None) -> 
 def place(descriptor: int, state_dir: str, path: str, group: int) -> None:
     """Give an open file its place below the state directory, besides the one that it may have."""
     above, name = os.path.split(path)
+    os.fsync(descriptor)  # what a power cut would take of it, nobody would miss: it is known by its size
     with folder(state_dir, above, os.geteuid(), group) as at:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=at)  # cut short by something else
@@ -325,6 +326,7 @@ def place(descriptor: int, state_dir: str, path: str, group: int) -> None:
             there = os.stat(name, dir_fd=at, follow_symlinks=False)
             if not stat.S_ISREG(there.st_mode) or there.st_size != os.fstat(descriptor).st_size:
                 raise
+        os.fsync(at)
 
 
 def remove(path: str, descriptor: int) -> None:

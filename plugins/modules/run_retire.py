@@ -45,9 +45,18 @@ from ansible.module_utils.host_runs import UNIT, active_runs, runs_at_boot
 
 def size(path: str) -> int:
     """Bytes of all files below a directory; links are not followed."""
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names
-    )
+    found = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # another host that shares it is at it, too
+                found += os.lstat(os.path.join(folder, name)).st_size
+    return found
+
+
+def _kept(function, path, why) -> None:
+    """Of what cannot be removed, what is gone already is no fault."""
+    if not isinstance(why[1], FileNotFoundError):
+        raise why[1]
 
 
 def retire(runs: list[str], state_dir: str, remove: bool) -> dict[str, int]:
@@ -64,7 +73,7 @@ def retire(runs: list[str], state_dir: str, remove: bool) -> dict[str, int]:
             continue
         removed[run] = size(path)
         if remove:
-            shutil.rmtree(path)
+            shutil.rmtree(path, onerror=_kept)
     return removed
 
 

@@ -290,3 +290,11 @@ def test_metrics_and_status_have_their_keys(material, tmp_path):
         assert set(state) == set(metrics.KEYS)
         assert state["host"] == node and len(state["compute_seconds"]) == 2
         assert state["slowest"]["host"] in ("node0", "node1")
+
+
+def test_a_start_that_fails_does_not_forget_what_can_be_gone_on_from(material, tmp_path):
+    """Who looks meanwhile, or afterwards, must not take the run for one without a checkpoint."""
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=8")
+    ranks.run(tmp_path, 1, material / "run.yaml", "dataset=/nowhere", codes=[2])
+    known = ranks.status(tmp_path / "node0")
+    assert (known["state"], known["last_checkpoint"]) == ("failed", 8)

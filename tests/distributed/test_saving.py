@@ -45,6 +45,24 @@ def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background
         assert names(tmp_path / node) == ["step-00000006", "step-00000012"]
 
 
+def test_what_an_interrupted_save_left_is_not_in_the_way_of_the_next(material, whole, tmp_path):
+    """On a disk with room for three, it and two checkpoints would leave none."""
+    left = tmp_path / "node0/checkpoints"
+    for name in (".step-00000002.tmp", ".step-00000001.old"):
+        (left / name).mkdir(parents=True)
+    patch = {("shutil", "disk_usage"): _full_of_leftovers}
+    assert ranks.run(tmp_path, 1, material / "run.yaml", patch=patch) == whole
+    assert names(tmp_path / "node0") == ["step-00000008", "step-00000012"]
+
+
+def _full_of_leftovers(path):
+    import glob
+    import types
+
+    left = glob.glob(os.path.join(os.environ["TRAINYARD_RUN_DIR"], "checkpoints/.step-*"))
+    return types.SimpleNamespace(free=0 if left else 1 << 40)
+
+
 def test_what_is_safe_on_disk_before_a_checkpoint_has_its_name(material, whole, tmp_path):
     """After a power cut the steps up to it must be in the metrics, too: the run does not make them again."""
     patch = {("os", "fsync"): _noted_fsync, ("os", "rename"): _noted_rename}

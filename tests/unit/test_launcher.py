@@ -1321,6 +1321,18 @@ def test_whom_the_agent_killed_is_not_the_cause(failures, cause):
     assert attempt._root_cause(failures) == cause
 
 
+def test_of_a_ranks_last_words_no_more_is_passed_on_than_a_variable_takes():
+    """`Missing key(s) in state_dict` names all of a large model's in one line."""
+    long = "\n".join(["=== begin", "error: " + "x" * 200_000, *map(str, range(200))])
+    for said in (long, long.replace("error: ", "")):
+        words = attempt._last_words(said)
+        assert len(words) < 100_000 and max(map(len, words.splitlines())) < 3000
+    assert attempt._last_words("=== begin\nerror: a\nb") == "a\nb"
+    assert attempt._last_words(long).startswith("xxx") and attempt._last_words(long).splitlines()[0].endswith(
+        "…"
+    )
+
+
 @pytest.mark.parametrize(
     ("codes", "seconds"), [([], 30), ([STOPPED], 30), ([LOST], 5.0), ([STOPPED, -9], 5.0)]
 )

@@ -84,6 +84,20 @@ def test_a_host_that_is_gone_is_left_behind_and_a_returned_one_taken_in():
     assert third.reason == "node2 takes part"
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_host_that_leaves_in_order_is_no_outage(restarts):
+    """It shuts down: its ranks and the others' have saved and ended together, and it is gone when it is counted."""
+    current = dataclasses.replace(plan(0, 1, 2), outages=2)
+    for attempt in range(1, 12, 2):
+        left = [host(node, attempt, STOPPED, saved=10, stepped=True) for node in (0, 1)]
+        without = word(current, left, restarts=restarts)
+        assert names(without) == ["node0", "node1"] and without.reason == "node2 is gone"
+        assert not without.blamed and not without.left_out
+        back = [host(0, attempt + 1, STOPPED, stepped=True), host(1, attempt + 1, STOPPED), host(2, attempt)]
+        current = word(without, back, restarts=restarts)
+        assert names(current) == ["node0", "node1", "node2"] and not current.blamed
+
+
 def test_a_reason_that_no_rank_came_to_tell_is_told_with_the_next_and_once():
     """A host is back, or another is lost, before those that went on without the first have made a step."""
     second = plan(0, 1, attempt=2, reason="node2 is gone")

@@ -506,6 +506,7 @@ def test_what_is_a_result_is_told_by_its_place_in_the_run(run_dir):
         "logs/collectives-0.json",
         "launch.pid",
         "leave-node2",
+        "turn-node2",
         "stop",
     ]
     found = run_results([f"{run_dir}/{name}" for name in [*results, *others]] + ["/etc/passwd"], run_dir)

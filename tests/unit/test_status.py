@@ -761,6 +761,32 @@ def test_runs_go_with_what_they_were_told_and_links_lead_nowhere(run_module, tmp
     assert not run_module("run_retire", **options)["changed"]
 
 
+def test_a_run_that_another_host_removes_at_the_same_time_is_no_fault(load_module, monkeypatch, tmp_path):
+    """Where they share a directory."""
+    retire = load_module("run_retire")
+    (tmp_path / "runs/a/logs").mkdir(parents=True)
+    for name in ("x", "y"):
+        (tmp_path / "runs/a/logs" / name).write_text("12345")
+    lstat, unlink = os.lstat, os.unlink
+
+    def gone(path, **at):
+        if str(path).endswith("/x"):
+            raise FileNotFoundError(path)
+        return lstat(path, **at)
+
+    def removed(path, **at):
+        unlink(path, **at)
+        raise FileNotFoundError(path)
+
+    with monkeypatch.context() as other:
+        other.setattr(retire.os, "lstat", gone)
+        assert retire.size(str(tmp_path / "runs/a")) == 5
+    with monkeypatch.context() as other:
+        other.setattr(retire.os, "unlink", removed)
+        assert retire.retire(["a"], str(tmp_path), remove=True) == {"a": 10}
+    assert not (tmp_path / "runs/a").exists()
+
+
 def test_a_run_that_goes_starts_at_no_boot_any_more(load_module, monkeypatch, tmp_path):
     """One that ended while nobody followed it is enabled still; without its files its unit would fail at each boot."""
     retire = load_module("run_retire")

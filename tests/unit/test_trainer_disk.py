@@ -127,7 +127,18 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_one_before(tmp_path, mon
         assert json.loads(status.path.read_text())["state"] == "saving"
         status.update(state="running", note="x" * (1 << 20))
         assert json.loads(status.path.read_text())["state"] == "saving"
-    status.update(note=None)
+        assert status.update(state="saving", note=None)
+        # What is short is told, if all does not fit; and what does not fit either is tried again.
+        assert status.update(state="failed", reason="why", losses=["x" * (1 << 20)])
+        assert {
+            name: json.loads(status.path.read_text()).get(name) for name in ("state", "reason", "losses")
+        } == {
+            "state": "failed",
+            "reason": "why",
+            "losses": None,
+        }
+        assert not status.update(state="running", note="x" * (1 << 20))
+    assert status.update(note=None)
     assert json.loads(status.path.read_text())["state"] == "running"
 
 

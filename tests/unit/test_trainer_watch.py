@@ -1,7 +1,9 @@
 """Where metrics go beside metrics.jsonl; what counts as work; checkpoints looked at from outside."""
 
 import contextlib
+import io
 import json
+import os
 import re
 import socket
 import struct
@@ -476,11 +478,19 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
     monkeypatch.setattr(evaluate, "summed_loss", lambda *_: 14.0)
     shown = []
     observer = recorder.Recorder.__new__(recorder.Recorder)
-    observer.run, observer.metrics = run, None
+    observer.run, observer.metrics, observer.status = run, None, object()
     observer.show = lambda **facts: shown.append(facts["state"])
     observer._tell = lambda *_, **told: shown.append(told["loss"])
     observer.evaluate()
     assert shown == ["evaluating"] * 5 + [8.0, "running"]
+    # A rank whose status another one writes gives its signs, too: calls of its own, which its launcher counts.
+    written = []
+    observer.status, shown[:] = None, []
+    monkeypatch.setattr(
+        recorder, "open", lambda *file, **_: written.append(file[0]) or io.BytesIO(), raising=False
+    )
+    observer.evaluate()
+    assert written == [os.devnull] * 4 and shown[-1] == "running"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from trainer.config import Config
 from trainer.environment import Environment, number
 
 MARKS = ("error: ", "stopped: ")
+LINES, LONG = 50, 2000  # of a rank's last words at most: lines, and characters of each
 MEMORY = "; the kernel does so when memory runs out: see `journalctl -k`"  # of who was killed
 MEETING_PLACE = "trainyard"
 MEETING = {"DistError", "RendezvousError", "TimeoutError"}  # what torch raises where hosts do not meet
@@ -404,12 +405,18 @@ def _words(path: Path) -> str:
 
 
 def _last_words(attempt: str) -> str:
-    """What a rank's words end with: its `error:` message, or its last lines."""
+    """What a rank's words end with: its `error:` message, or its last lines; of what is long, the beginning.
+
+    A reason goes into a variable of the next attempt and into the store, which both take no line of megabytes.
+    """
     for mark in MARKS:
         at = attempt.rfind(f"\n{mark}")
         if at >= 0:
-            return attempt[at + 1 + len(mark) :].strip()
-    return "\n".join(attempt.splitlines()[-5:])
+            lines = attempt[at + 1 + len(mark) :].strip().splitlines()
+            break
+    else:
+        lines = attempt.splitlines()[-5:]
+    return "\n".join(line if len(line) <= LONG else f"{line[:LONG]}…" for line in lines[:LINES])
 
 
 def with_held(reason: str, held: str) -> str:

@@ -135,14 +135,17 @@ def next_word(
         for host in members:
             if host.code == code and host.done == plan.attempt:
                 return End(code, host.reason)
-    planned = not gone and all(host.code == STOPPED for host in members)
+    # Where one left them, as a host does that shuts down, the others' ranks have saved and ended with its own.
+    planned = bool(members) and all(host.code == STOPPED for host in members)
     # At first a host may remember a later step than the run goes on from: it was given up, or of another line.
     saved = max([plan.saved if plan.attempt > plan.first else 0, *(host.saved for host in members)])
     if saved > plan.saved:
         proven = [member.name for member in plan.members]
         plan = dataclasses.replace(plan, failures=0, outages=0, suspect="", dropped=0, proven=proven)
     if planned:
-        word = dataclasses.replace(plan, failures=0, saved=saved, suspect="", reason="")
+        word = dataclasses.replace(
+            plan, failures=0, saved=saved, suspect="", reason=_fault(members, gone) if gone else ""
+        )
     else:
         culprit = _culprit(members, gone)
         # What fits no more on fewer hosts is the fault of none of them.

@@ -83,7 +83,7 @@ class Launcher:
 
     def __init__(self, config: Config, environment: Environment, arguments: list):
         self.config, self.environment, self.arguments = config, environment, arguments
-        known = _status(environment)
+        known = metrics.read_status(environment.run_dir)
         new = not (environment.run_dir / "status.json").exists()
         new |= known.get("state") in metrics.FINAL and known.get("launch") != os.environ.get(
             "TRAINYARD_LAUNCH", ""
@@ -149,7 +149,7 @@ class Launcher:
 
     def ended_before(self) -> int | None:
         """The exit code where this very start of the run has ended here already: the machine was booted anew."""
-        known = _status(self.environment)
+        known = metrics.read_status(self.environment.run_dir)
         if self.launch and known.get("launch") == self.launch and known.get("state") in metrics.FINAL:
             _print(f"run {self.config.run} has {known['state']} here; nothing is to be done")
             return 0
@@ -566,7 +566,7 @@ class Launcher:
                     )
                 else:
                     self._kill(f"{failed[0].name} failed", LOST)
-        elif why := self.pulse.hangs(attempt, _status(self.environment), now):
+        elif why := self.pulse.hangs(attempt, metrics.read_status(self.environment.run_dir), now):
             self._kill(f"{self.me.name}: a rank hung: {why}")
         elif self._may_take_in(hosts, now):
             with contextlib.suppress(OSError):  # no reason to end ranks that train
@@ -588,7 +588,7 @@ class Launcher:
         new = [one for one in hosts if not plan.has(one.node) and one.name not in plan.left_out]
         if not new or plan.members[0].node != self.me.node or now - self.attempt.begin < JOIN_AFTER:
             return False
-        known = _status(self.environment)
+        known = metrics.read_status(self.environment.run_dir)
         return (
             known.get("state") == "running"
             and known.get("attempt") == plan.attempt
@@ -604,7 +604,7 @@ class Launcher:
 
     def _note(self, attempt: int, outcome: Outcome, unreached: list[int] | None = None) -> None:
         """Note how an attempt ended here, for the others to see; unreached: its nodes that did not answer then."""
-        known = _status(self.environment)
+        known = metrics.read_status(self.environment.run_dir)
         if self.asked and outcome.code in (-signal.SIGTERM, LOST):
             reason = "stopped on request before the ranks could save; they go on from the last checkpoint"
             outcome = Outcome(STOPPED, reason)
@@ -661,22 +661,27 @@ class Launcher:
         """Bring status.json up to date, the ranks' last word on steps and losses kept."""
         if (state, reason) == self.shown and self.attempt is None:
             return
-        self.shown = (state, reason)
         own = ("attempt", "world_size", "launch", "note")
         kept = {name: self.status.facts[name] for name in own if self.status.facts.get(name) is not None}
-        known = _status(self.environment)
+        known = metrics.read_status(self.environment.run_dir)
         if known.get("attempt") != self.status.facts.get("attempt"):
             known["slowest"] = None  # was another attempt's
         self.status.facts.update({**known, **kept})
         self.status.facts["state"] = None
-        with contextlib.suppress(OSError):  # a full disk must not take the reason with it
-            self.status.update(state=state, reason=reason)
+        with contextlib.suppress(OSError):  # what a disk does not take is tried again at the next look
+            if self.status.update(state=state, reason=reason):
+                self.shown = (state, reason)
 
 
 def _failed_at_once(config: Config, environment: Environment, why: str) -> None:
     """Have status.json say that no launcher came to be, for who follows the run, and the run behind it in the queue."""
     # Another one of this very start may yet come to be.
-    facts = {"run": config.run, "host": environment.host, **_status(environment), "launch": None}
+    facts = {
+        "run": config.run,
+        "host": environment.host,
+        **metrics.read_status(environment.run_dir),
+        "launch": None,
+    }
     with contextlib.suppress(OSError):
         metrics.Status(environment.run_dir, **facts).update(at_once=True, state="failed", reason=why)
 
@@ -754,16 +759,4 @@ class Port:
 
 def _has_ended(run_dir: Path) -> bool:
     """Whether a run has ended on this host, or is not there any more."""
-    return not run_dir.exists() or _read(run_dir).get("state") in metrics.FINAL
-
-
-def _status(environment: Environment) -> dict:
-    return _read(environment.run_dir)
-
-
-def _read(run_dir: Path) -> dict:
-    try:
-        known = json.loads((run_dir / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
+    return not run_dir.exists() or metrics.read_status(run_dir).get("state") in metrics.FINAL

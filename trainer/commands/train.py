@@ -55,7 +55,11 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
                 note=os.environ.get("TRAINYARD_REASON") or None,
                 metrics_port=config.metrics_port or None,
             )
-            status.update(state="starting")
+            # While it loads, what may be gone on from stays known.
+            status.update(
+                state="starting",
+                last_checkpoint=metrics.read_status(environment.run_dir).get("last_checkpoint"),
+            )
         torch.set_num_threads(
             config.threads or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)
         )
