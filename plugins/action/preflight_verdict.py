@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -19,7 +18,7 @@ from ansible.utils.vars import load_extra_vars
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from preflight_base import FAIL, MODEL_TIMES, PASS, SKIP, WARN, Cluster, Limits, findings
+from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Limits, findings
 from preflight_report import (
     MARKS,
     baseline_name,
@@ -30,16 +29,8 @@ from preflight_report import (
     text,
     write_result,
 )
+from preflight_room import CHECKOUT, run_room
 from telling import same_hosts
-
-CHECKOUT = Path(__file__).parents[2]
-if str(CHECKOUT) not in sys.path:
-    sys.path.append(str(CHECKOUT))
-
-from trainer.data.read import SHIPPED as TEXTS
-from trainer.data.read import names
-from trainer.errors import BadInput
-from trainer.model.files import SHIPPED
 
 RUN = ("run", "model", "dataset", "validation", "adapter")  # what preflight.yml takes of a run to come
 
@@ -58,55 +49,6 @@ def plain(value):
         if isinstance(value, kind):
             return kind(value)
     return value
-
-
-def size(path: str) -> int:
-    """Bytes of a file, or of all files below a directory; 0 where nothing is, of a link that leads nowhere, too."""
-    found = 0
-    below = [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
-    for one in [path] if os.path.isfile(path) else below:
-        with contextlib.suppress(OSError):
-            found += os.path.getsize(one)
-    return found
-
-
-def sets(given: str) -> list[str]:
-    """The names that a dataset is given by; what no name can be read from is one, of unknown size."""
-    try:
-        return list(names(given))
-    except BadInput:
-        return [given]
-
-
-def model_times(path: str) -> float:
-    """MODEL_TIMES, of a model whose weights may be in 32 bits, as its config.json says."""
-    try:
-        with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
-            told = json.load(file)
-        wide = "float32" in (told.get("dtype"), told.get("torch_dtype"))
-    except (OSError, ValueError, AttributeError):  # what is wrong with it, train.yml says
-        wide = False
-    return 1 + (MODEL_TIMES - 1) / (2 if wide else 1)
-
-
-def run_room(model: str, dataset: str, validation: str = "", adapter: str = "") -> tuple[float, str]:
-    """Disk that a run takes, GB: data, model and three checkpoints; and of what of it the size is unknown.
-
-    model, dataset, validation, adapter: as train.yml takes them, "" for none. What is not on this controller, on the
-    hub or on the hosts, has a size that nobody here knows. Checkpoints of an adapter are small, of all weights large.
-    """
-    weights, data, unknown, times = 0, 0, [], 1.0
-    if model and model not in SHIPPED:
-        weights = size(os.path.expanduser(model))
-        if adapter in ("", "none"):
-            times = model_times(os.path.expanduser(model))
-        unknown += [] if os.path.exists(os.path.expanduser(model)) else [model]
-    for name in [*(sets(dataset) if dataset else []), *([validation] if validation else [])]:
-        if os.path.exists(os.path.expanduser(name)):
-            data += size(os.path.expanduser(name))
-        elif not (TEXTS / f"{name}.txt").exists():
-            unknown.append(name)
-    return (data + weights * times) / 1e9, ", ".join(unknown)
 
 
 def reason(result: dict) -> str:
@@ -178,8 +120,9 @@ def asked(extra: Mapping) -> str:
 
 class ActionModule(ActionBase):
     """Arguments: hosts (as cluster_hosts has them, in node order), members (the same of the whole inventory), limits
-    (fields of Limits), steps, local, model, dataset, validation and adapter (of the run to come, or ""), results
-    (directory), began (s since the epoch), quiet.
+    (fields of Limits), steps, local, words (model, dataset, validation and adapter of the run to come, or ""), copies
+    (checkpoints that it has at a time), shared (the directory that all hosts share, or ""), results (directory), began
+    (s since the epoch), quiet.
 
     quiet: nothing is told or written; returns failed_checks (names) and active (names of runs) alone.
 
@@ -198,7 +141,11 @@ class ActionModule(ActionBase):
             host["name"]: fact_of(task_vars["hostvars"][host["name"]], host, host["name"] in rdma)
             for host in args["hosts"]
         }
-        needed, unknown = run_room(*(str(args.get(key) or "") for key in RUN[1:]))
+        there: dict[str, int] = {}
+        for fact in facts.values():
+            for name, size in ((fact["survey"] or {}).get("held") or {}).get("paths", {}).items():
+                there[name] = max(size, there.get(name, 0))
+        needed, unknown = run_room(args["words"], int(args["copies"]), there, str(args.get("shared") or ""))
         limits = Limits.of({**args["limits"], **commands(), "run_gb": needed, "run_unknown": unknown})
         steps = args.get("steps") or {"result": SKIP, "message": "they were not asked for"}
         members = {host["address"]: host["name"] for host in args["members"]}

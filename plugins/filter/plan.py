@@ -122,16 +122,6 @@ def run_plan(
     return plan
 
 
-def run_not_started(faults: dict[str, str | None], run: str) -> str:
-    """Why a run did not start. faults: of each host why it could not, "" where it could, None where it fell silent."""
-    told = [
-        f"{host}: {'it fell silent' if why is None else why.splitlines()[0]}"
-        for host, why in faults.items()
-        if why is None or why.strip()
-    ]
-    return f"run {run} was not started, and what had begun of it was ended: {'; '.join(told)}. Start it again then."
-
-
 def run_stored(answers: list[dict]) -> str:
     """The configuration, as YAML, that a run had at its newest start; "" where no host has one.
 
@@ -547,7 +537,6 @@ class FilterModule:
             "run_shared": run_shared,
             "run_shared_names": run_shared_names,
             "run_followed": run_followed,
-            "run_not_started": run_not_started,
             "run_plan": run_plan,
             "run_alone": run_alone,
             "run_env": run_env,

@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 sys.path.append(str(Path(__file__).parents[2]))
 
 from perftest import RDMA_SECONDS
+from preflight_room import run_material
 from rdma_ports import fastest
 
 from trainer import config as trainer_config
@@ -150,6 +151,7 @@ class FilterModule:
     def filters(self):
         return {
             "preflight_fault": preflight_fault,
+            "preflight_material": run_material,
             "preflight_measure": preflight_measure,
             "preflight_steps_said": preflight_steps_said,
             "preflight_takers": preflight_takers,

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field, fields
 
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 SHOWN_HOSTS = 8
-# Disk that a full fine-tune takes, over the model's files in 16 bits: these, and three checkpoints of 4 bytes of
-# weights and 8 of AdamW's moments a parameter.
-MODEL_TIMES = 1 + 3 * 6
 GB = 1e9
 
 
@@ -35,7 +32,7 @@ class Limits:
     rdma_warn_percent: float = 90
     rdma_fail_percent: float = 85
     min_free_gb: float = 5
-    run_gb: float = 0  # data, model and three checkpoints of the run to come; 0: it was not named
+    run_gb: float = 0  # data, model and checkpoints of the run to come; 0: it was not named
     run_unknown: str = ""  # what of it has a size that nobody knows yet, by name
     port: int = 29500
     ansible: str = "ansible"  # these three with the inventory, to be pasted into a shell

@@ -6,7 +6,7 @@ import ipaddress
 import statistics
 from collections.abc import Iterable
 
-from preflight_base import FAIL, GB, MODEL_TIMES, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
+from preflight_base import FAIL, GB, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
 
 # ---- who is there ----
 
@@ -401,19 +401,25 @@ def clock_middle(cluster: Cluster, offsets: dict[str, float]) -> float:
 
 
 @check(
-    "There is room for the run: data, model and three checkpoints",
+    "There is room for the run: data, model and checkpoints",
     "{min_free_gb:g} GB and what the run needs",
     "trainer_min_free_gb; the run's model, dataset and adapter (-e model=… -e dataset=… -e adapter=…)",
 )
 def disk(cluster: Cluster) -> Iterable[Said]:
-    need = cluster.limits.min_free_gb + cluster.limits.run_gb
-    needed = f"{need:.1f} GB needed"
+    least, run = cluster.limits.min_free_gb, cluster.limits.run_gb
+    more = ""
     if unknown := cluster.limits.run_unknown:
-        needed += f" besides what {unknown} takes: not on the controller, so of unknown size "
-        needed += f"(in a full fine-tune a model takes {MODEL_TIMES} times its files)"
-    well = True
+        more = f" besides what {unknown} takes: not on the controller, so of unknown size "
+        more += "(in a full fine-tune, with three checkpoints, a model takes 19 times its files)"
+    well, most = True, least
     for host, survey in cluster.survey().items():
-        room = survey["disk"]
+        room, held = survey["disk"], survey.get("held") or {}
+        there = min(run, (held.get("brought", 0) + held.get("checkpoints", 0)) / GB)
+        need = least + run - there
+        most = max(most, need)
+        needed = (
+            f"{need:.1f} GB needed{f' besides {there:.1f} that are there' if there >= 0.05 else ''}{more}"
+        )
         fault = ""
         if room["read_only"]:
             fault = "it is mounted for reading alone"
@@ -428,8 +434,8 @@ def disk(cluster: Cluster) -> Iterable[Said]:
                 FAIL, [host], fault, cluster.on([host], f"du -sh {where}") + "   and remove old runs there"
             )
     if well:
-        least = min(survey["disk"]["free"] for survey in cluster.survey().values())
-        yield Said(PASS, cluster.alive, f"{least / GB:.0f} GB free or more, {needed}")
+        free = min(survey["disk"]["free"] for survey in cluster.survey().values())
+        yield Said(PASS, cluster.alive, f"{free / GB:.0f} GB free or more, {most:.1f} GB needed{more}")
 
 
 @check(

@@ -17,6 +17,13 @@ options:
   state_dir: {type: path, required: true, description: "Where runs, data and models are kept."}
   user: {type: str, default: "", description: The user that runs are started as.}
   stores: {type: list, elements: str, default: [], description: URLs of the launchers' store.}
+  files:
+    description: What a run to come needs and the controller has, as C([NAME, BYTES]); it may have been brought before.
+    type: list
+    elements: list
+    default: []
+  paths: {type: list, elements: str, default: [], description: What it needs that is not on the controller.}
+  run: {type: str, default: "", description: "The run's name, whose checkpoints may be here."}
   sys_root: {type: str, default: "", description: "A directory with the C(/sys) and C(/proc) to read; for tests."}
 author: [Trainyard]
 """
@@ -39,6 +46,7 @@ survey:
   returned: always
 """
 
+import contextlib
 import glob
 import hashlib
 import ipaddress
@@ -51,6 +59,7 @@ import socket
 import threading
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.address_probe import others_with
@@ -234,6 +243,31 @@ def disk(state_dir: str) -> dict:
     }
 
 
+def sizes(path: str) -> list[tuple[str, int]]:
+    """The names of a file, or of all below a directory, with their bytes."""
+    below = [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
+    found = []
+    for one in [path] if os.path.isfile(path) else below:
+        with contextlib.suppress(OSError):
+            found.append((os.path.basename(one), os.lstat(one).st_size))
+    return found
+
+
+def held(state_dir: str, files: list, paths: list[str], run: str) -> dict:
+    """Bytes of a run that are here: `brought`, of `files` by name and size; its `checkpoints`; of `paths`, each."""
+    there = Counter(
+        one for kept in ("models", "data") for one in sizes(os.path.join(state_dir, kept)) if files
+    )
+    wanted = Counter((str(name), int(size)) for name, size in files)
+    found = {path: sizes(path) for path in paths if os.path.exists(path)}
+    checkpoints = sizes(os.path.join(state_dir, "runs", run, "checkpoints")) if run else []
+    return {
+        "brought": sum(size * count for (_, size), count in (wanted & there).items()),
+        "checkpoints": sum(size for _, size in checkpoints),
+        "paths": {path: sum(size for _, size in below) for path, below in found.items()},
+    }
+
+
 def system(root: str = "") -> str:
     """The distribution and its release, as ID-VERSION_ID."""
     words = dict(line.split("=", 1) for line in read(f"{root}/etc/os-release").splitlines() if "=" in line)
@@ -413,6 +447,9 @@ def main() -> None:
             "state_dir": {"type": "path", "required": True},
             "user": {"type": "str", "default": ""},
             "stores": {"type": "list", "elements": "str", "default": []},
+            "files": {"type": "list", "elements": "list", "default": []},
+            "paths": {"type": "list", "elements": "str", "default": []},
+            "run": {"type": "str", "default": ""},
             "sys_root": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
@@ -443,6 +480,7 @@ def main() -> None:
             "versions": versions(module.run_command, p["opt_dir"], root),
             "memory": memory(root),
             "disk": disk(p["state_dir"]),
+            "held": held(p["state_dir"], p["files"], p["paths"], p["run"]),
             "memlock": unit_limit(module.run_command, p["user"]) if real else None,
             "container": in_container() if real else False,
             "system": system(root),

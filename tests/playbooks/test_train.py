@@ -353,9 +353,11 @@ def test_where_it_does_not_start_on_one_host_what_has_begun_elsewhere_is_ended(y
     )  # where a file is to be written
     run = yard.play(run="first", **LONG)
     assert run.rc and not yard.processes(), said(run)
-    (told,) = [one for one in failures(run) if "was not started" in one]
-    assert told.startswith("run first was not started, and what had begun of it was ended: node2: "), told
-    assert "node1" not in told and "Start it again" in told
+    (told,) = [one for one in failures(run) if "does not start" in one]
+    assert told.startswith("Run first does not start here: "), told
+    assert (
+        "on the others was ended" in told and "start it again" in told and "does not answer" not in said(run)
+    )
 
 
 def test_killed_at_the_start_it_is_simply_run_again(yard):

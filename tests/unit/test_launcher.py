@@ -1249,9 +1249,11 @@ def test_who_waits_for_others_says_so_by_its_name_while_it_does():
     code = (
         "import sys, threading; sys.path.insert(0, sys.argv[1]); from trainer import waiting\n"
         "def wait():\n"
+        "    before = open('/proc/thread-self/comm', 'rb').read()\n"
         "    with waiting.for_others():\n"
         "        threading.Thread(target=threading.Event().wait, daemon=True).start()  # which has its name\n"
         "        print(flush=True); sys.stdin.readline()\n"
+        "    open('/proc/thread-self/comm', 'rb').read() == before or sys.exit('it has another name then')\n"
         "one = threading.Thread(target=wait); one.start(); one.join(); print(flush=True); sys.stdin.readline()"
     )
     # The agent, and below it the rank; the shell must not become the rank.

@@ -460,14 +460,6 @@ def test_a_host_that_does_not_take_part_has_no_word_in_a_run_that_is_followed():
     assert plan.run_followed(facts(off, off, off), nodes, "first") == nodes  # it is over
 
 
-def test_who_did_not_start_is_named():
-    faults = {"node1": "", "node2": "No space left\non device", "node3": None}
-    assert plan.run_not_started(faults, "first") == (
-        "run first was not started, and what had begun of it was ended: node2: No space left; node3: it fell silent. "
-        "Start it again then."
-    )
-
-
 def test_a_run_goes_on_as_it_was_started_last():
     def slurped(text):
         return {"content": base64.b64encode(text.encode()).decode()} if text else {"msg": "file not found"}

@@ -24,6 +24,7 @@ from plugins.module_utils import address_probe, echo
 
 # On the path only since the action was imported.
 import preflight_network  # isort: skip
+import preflight_room  # isort: skip
 from preflight_base import CHECKS, PASS, blamed, odd  # isort: skip
 from preflight_report import (  # isort: skip
     baseline_name,
@@ -528,34 +529,40 @@ def test_on_one_machine_one_note_stands_for_the_network():
     assert "bandwidth" not in said and said["machines"] == SKIP and said["torch"] == PASS
 
 
+def room(model="", dataset="", validation="", adapter="", **more):
+    words = {"model": model, "dataset": dataset, "validation": validation, "adapter": adapter}
+    return preflight_room.run_room(words, **more)
+
+
 def test_an_adapters_checkpoints_take_next_to_nothing(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/weights").write_bytes(b"x" * 1000)
-    room = preflight_verdict.run_room
-    assert room(str(tmp_path / "model"), "", "", "lora") == (1e-6, "")
-    assert room(str(tmp_path / "model"), "", "", "none") == room(str(tmp_path / "model"), "") == (19e-6, "")
+    model = str(tmp_path / "model")
+    assert room(model, adapter="lora") == (1e-6, "")
+    assert room(model, adapter="none") == room(model) == (19e-6, "")
+    assert room(model, copies=4) == (25e-6, "")  # the best one is kept, too
     # In 32 bits the files are twice as large; what training makes of them is not.
     (tmp_path / "model/weights").write_bytes(b"x" * 1980)
     (tmp_path / "model/config.json").write_text('{"dtype": "float32"}')
-    assert room(str(tmp_path / "model"), "") == (20e-6, "")
+    assert room(model) == (20e-6, "")
 
 
 def test_what_cannot_be_read_costs_no_report(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
-    assert preflight_verdict.run_room(str(tmp_path), "~nobody-of-that-name/x") == (
-        0,
-        "~nobody-of-that-name/x",
-    )
+    assert room(str(tmp_path), "~nobody-of-that-name/x") == (0, "~nobody-of-that-name/x")
+    assert preflight_room.run_material({"model": str(tmp_path), "dataset": "~nobody-of-that-name/x"}) == {
+        "files": [],
+        "paths": [],
+    }
 
 
 def test_the_room_that_the_run_takes_is_asked_for(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/model.safetensors").write_bytes(bytes(1000))
     (tmp_path / "data.jsonl").write_bytes(bytes(500))
-    room = preflight_verdict.run_room
     needed, unknown = room(str(tmp_path / "model"), str(tmp_path / "data.jsonl"))
     assert needed == pytest.approx((500 + 1000 * 19) / 1e9) and unknown == ""
-    assert room("tiny", "austen") == (0, "") == room("", "")
+    assert room("tiny", "austen") == (0, "") == room()
     # A list of sets, and what is not here: its size is not none, it is not known.
     (tmp_path / "more").mkdir()
     (tmp_path / "more/a.txt").write_bytes(bytes(70))
@@ -568,12 +575,65 @@ def test_the_room_that_the_run_takes_is_asked_for(tmp_path):
     (said,) = complaints(healthy("node1"), run_gb=399)
     assert said.check == "disk" and said.found.endswith("404.0 GB needed")
     (said,) = complaints(healthy("node1"), run_gb=399, run_unknown="org/model")
-    more = " besides what org/model takes: not on the controller, so of unknown size (in a full fine-tune a model takes "
-    assert said.found.endswith(f"404.0 GB needed{more}19 times its files)")
+    more = (
+        " besides what org/model takes: not on the controller, so of unknown size (in a full fine-tune, with three "
+        "checkpoints, a model takes 19 times its files)"
+    )
+    assert said.found.endswith(f"404.0 GB needed{more}")
     words = {one.check: one.found for one in findings(cluster(healthy("node1"), run_unknown="org/model"))}
-    assert words["disk"] == f"400 GB free or more, 5.0 GB needed{more}19 times its files)"
+    assert words["disk"] == f"400 GB free or more, 5.0 GB needed{more}"
     words = {one.check: one.found for one in findings(cluster(healthy("node1")))}
     assert words["disk"] == "400 GB free or more, 5.0 GB needed"
+
+
+def test_what_is_on_the_hosts_already_needs_no_room_again(tmp_path, load_module):
+    """A second run with the same model, one that goes on, and one whose data lies on the hosts alone."""
+    here, state = tmp_path / "here", tmp_path / "state"
+    for path, size in {
+        here / "model/model.safetensors": 1000,
+        here / "model/config.json": 20,
+        here / "text.txt": 50,
+        state / "models/0a1b/model/model.safetensors": 1000,
+        state / "models/0a1b/model/config.json": 21,  # another one's
+        state / "data/2c3d/text.txt": 50,
+        state / "runs/first/checkpoints/step-00000010/model.safetensors": 300,
+        tmp_path / "alone/a.jsonl": 70,
+        tmp_path / "shared/model/weights": 400,
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    alone, shared = str(tmp_path / "alone"), str(tmp_path / "shared")
+    asked = preflight_room.run_material(
+        {"model": str(here / "model"), "dataset": f"{here}/text.txt, {here}/text.txt"}
+    )
+    assert asked["files"][0] == ["model.safetensors", 1000] and asked["paths"] == []
+    held = load_module("preflight_survey").held
+    assert held(str(state), asked["files"], [alone, "/nowhere"], "first") == {
+        "brought": 1050,
+        "checkpoints": 300,
+        "paths": {alone: 70},
+    }
+    assert held(str(state), [], [], "") == {"brought": 0, "checkpoints": 0, "paths": {}}
+    # What the hosts alone have: on each host's own disk it gets another place, in a shared directory it does not.
+    there = {"/on/hosts/a.jsonl": 70, "/shared/model": 400}
+    assert preflight_room.run_material({"model": "/shared/model", "dataset": "/on/hosts/a.jsonl"})[
+        "paths"
+    ] == [
+        "/shared/model",
+        "/on/hosts/a.jsonl",
+    ]
+    given = {"model": "/shared/model", "dataset": "/on/hosts/a.jsonl", "there": there}
+    assert room(**given, shared="/shared") == pytest.approx(((70 + 400 * 18) / 1e9, ""))
+    assert room(**given, shared="/share") == pytest.approx(((70 + 400 * 19) / 1e9, ""))
+    # A host that has it needs less, and none less than nothing.
+    one = healthy("node1")
+    one["node1"]["survey"]["held"] = {"brought": 200e9, "checkpoints": 100e9, "paths": {}}
+    assert not complaints(one, run_gb=600)
+    (said,) = complaints(one, run_gb=700)
+    assert said.found.endswith("405.0 GB needed besides 300.0 that are there")
+    words = {one.check: one.found for one in findings(cluster(one, run_gb=100))}
+    assert words["disk"] == "400 GB free or more, 5.0 GB needed"
+    assert Path(shared).exists()
 
 
 # ---- the report ----
