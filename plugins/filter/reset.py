@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Sequence
 
 
-def reset_fault(seen: dict[str, dict], made: dict[str, dict], stop: str) -> str:
+def reset_needs(hosts: list[str], server: str, members: list[str]) -> list[str]:
+    """What runs on other hosts live by that these have: the shared directory; etcd's memory, where too few are left.
+
+    server: the host whose directory all share, or ""; members: those of etcd.
+    """
+    lost = [host for host in members if host in hosts]
+    few = lost and 2 * len(lost) >= len(members)
+    shared = [f"the directory that {server} shares"] if server in hosts else []
+    return [*shared, *([f"the memory of runs, which {', '.join(lost)} must not lose"] if few else [])]
+
+
+def reset_fault(
+    seen: dict[str, dict],
+    made: dict[str, dict],
+    stop: str,
+    needs: Sequence[str] = (),
+    elsewhere: Iterable[dict] = (),
+) -> str:
     """Why the hosts cannot be reset now; "" where they can.
 
     seen: host_status of each host; made: host_made's answer of each. stop: the command that stops a run, but its name.
+    needs: reset_needs'; elsewhere: host_status of the hosts that are left, each with its `item`.
     """
     runs: dict[str, list[str]] = {}
     for host, result in seen.items():
@@ -18,6 +37,16 @@ def reset_fault(seen: dict[str, dict], made: dict[str, dict], stop: str) -> str:
         f"run {run}: found it active on {', '.join(hosts)}; expected no run there. "
         f"Stop it first: {stop} -e run={shlex.quote(run)}"
         for run, hosts in runs.items()
+    ]
+    others: dict[str, list[str]] = {}
+    for result in elsewhere if needs else ():
+        for run in (result.get("host_status") or {}).get("active", []):
+            others.setdefault(run, []).append(result["item"])
+    problems += [
+        f"run {run}: found it active on {', '.join(hosts)}, where it may need {' and '.join(needs)}; expected no run "
+        f"that does. Stop it first: {stop} -e run={shlex.quote(run)}"
+        for run, hosts in others.items()
+        if run not in runs
     ]
     problems += [
         f"{host}: found mounted: {', '.join(result['mounts'])}; expected nothing there, since what is on it may be "
@@ -86,4 +115,9 @@ def _size(count: int) -> str:
 
 class FilterModule:
     def filters(self):
-        return {"reset_fault": reset_fault, "reset_text": reset_text, "reset_stays": reset_stays}
+        return {
+            "reset_fault": reset_fault,
+            "reset_needs": reset_needs,
+            "reset_text": reset_text,
+            "reset_stays": reset_stays,
+        }

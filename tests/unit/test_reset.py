@@ -12,7 +12,7 @@ from ansible.errors import AnsiblePromptNoninteractive
 
 from plugins.action import reset_consent
 from plugins.action.reset_consent import consent_fault
-from plugins.filter.reset import reset_fault, reset_stays, reset_text
+from plugins.filter.reset import reset_fault, reset_needs, reset_stays, reset_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEM = {
@@ -240,6 +240,29 @@ def test_a_run_and_a_mount_stand_against_it():
     assert run == "run a: found it active on n1, n2; expected no run there. Stop it first: STOP -e run=a"
     assert mount.startswith("n1: found mounted: /v/data;")
     assert reset_fault({"n1": {"host_status": {"active": []}}}, {"n1": {"mounts": []}}, "STOP") == ""
+
+
+def test_what_runs_on_other_hosts_live_by_stays():
+    members = ["n1", "n2", "n3"]
+    assert (
+        reset_needs(["n2"], "", members) == [] == reset_needs(["n4"], "n1", members)
+    )  # two of three are enough
+    assert reset_needs(["n2", "n4"], "n4", members) == ["the directory that n4 shares"]
+    (memory,) = reset_needs(["n1", "n3"], "", members)
+    assert memory == "the memory of runs, which n1, n3 must not lose"
+    assert reset_needs(["n1"], "", ["n1"]) and not reset_needs(["n1"], "", [])
+    idle, made = {"n1": {"host_status": {"active": []}}}, {"n1": {"mounts": []}}
+    elsewhere = [
+        {"item": "n2", "host_status": {"active": ["a"]}},
+        {"item": "n3", "host_status": {"active": ["a"]}},
+        {"item": "n5", "unreachable": True},
+    ]
+    fault = reset_fault(idle, made, "STOP", ["the directory that n1 shares"], elsewhere)
+    assert fault == (
+        "run a: found it active on n2, n3, where it may need the directory that n1 shares; expected no run that does. "
+        "Stop it first: STOP -e run=a"
+    )
+    assert reset_fault(idle, made, "STOP", [], elsewhere) == ""
 
 
 def test_equal_hosts_are_told_of_once_with_their_sizes():
