@@ -19,7 +19,16 @@ from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
 from trainer.evaluate import evaluate
-from trainer.loop import Harmful, Progress, Run, StepReport, Wordless, epoch_has_ended, evaluations_left
+from trainer.loop import (
+    Harmful,
+    Progress,
+    Run,
+    StepReport,
+    Wordless,
+    epoch_has_ended,
+    evaluation_is_due,
+    evaluations_left,
+)
 from trainer.metrics import Metrics, Status
 from trainer.model import flops
 from trainer.profiler import Profiler
@@ -232,6 +241,8 @@ class Recorder:
         if self.metrics:
             self.metrics.cut(run.progress.step, run.progress.evaluated_step)
         self.tell_damaged(found)
+        if evaluation_is_due(run):  # as that of an epoch's end is here alone: what comes is behind the bad batches
+            self.evaluate()
 
     def judge(self) -> None:
         """Compare evaluations with none that was made on other data."""
@@ -272,9 +283,7 @@ class Recorder:
         if better:
             self.save()
             if self.saved_step == progress.step and not self.saver.under_way:
-                self.best_saved = (
-                    progress.step
-                )  # it was there before, as after a stop that the evaluation was left out for
+                self.best_saved = progress.step  # it was there before the evaluation
 
     def after_step(self, report: StepReport) -> None:
         """Write down one step."""

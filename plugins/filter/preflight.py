@@ -117,10 +117,13 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) ->
     }
 
 
-def preflight_steps_said(hindrance: dict, followed: dict, fault: str, steps: int, check_mode: bool) -> dict:
+def preflight_steps_said(
+    hindrance: dict, followed: dict, faults: dict[str, str], steps: int, check_mode: bool
+) -> dict:
     """What became of the training steps: {result (pass, fail or skip), message, hosts}.
 
-    hindrance: what preflight_verdict said before them; followed: what run_follow returned; fault: why a task failed.
+    hindrance: what preflight_verdict said before them; followed: what run_follow returned; faults: where a task failed,
+    why it did, of each host that was in the trial ("" of those that are well).
     """
     if int(steps) == 0 or check_mode:
         return {"result": "skip", "message": "they were not asked for"}
@@ -132,12 +135,13 @@ def preflight_steps_said(hindrance: dict, followed: dict, fault: str, steps: int
             "message": f"not tried, since this failed: {', '.join(hindrance['failed_checks'])}",
         }
     outcome = followed.get("outcome") or {}
-    if fault or outcome.get("result") != "finished":
-        hosts = [outcome["host"]] if outcome.get("host") else []
+    if faults or outcome.get("result") != "finished":
+        own = {host: fault for host, fault in faults.items() if fault}
+        end = "a host does not answer any more" if faults else "they came to no end"
         return {
             "result": "fail",
-            "message": (outcome.get("message") or fault or "they came to no end"),
-            "hosts": hosts,
+            "message": outcome.get("message") or next(iter(own.values()), end),
+            "hosts": [outcome["host"]] if outcome.get("host") else list(own)[:1],
         }
     last = followed.get("last") or {}
     return {

@@ -40,7 +40,7 @@ def reset_fault(
     ]
     others: dict[str, list[str]] = {}
     for result in elsewhere if needs else ():
-        for run in (result.get("host_status") or {}).get("active", []):
+        for run in result.get("host_status", {}).get("active", []):
             others.setdefault(run, []).append(result["item"])
     problems += [
         f"run {run}: found it active on {', '.join(hosts)}, where it may need {' and '.join(needs)}; expected no run "
@@ -57,8 +57,11 @@ def reset_fault(
     return "\n".join(problems)
 
 
-def reset_text(made: dict[str, dict]) -> str:
-    """What would go, host by host; hosts of which the same would go are told of once."""
+def reset_text(made: dict[str, dict], needs: Sequence[str] = (), elsewhere: Iterable[dict] = ()) -> str:
+    """What would go, host by host; hosts of which the same would go are told of once.
+
+    needs, elsewhere: as above; who was asked there for its runs, and did not answer, is named.
+    """
     told: dict[tuple, list[str]] = {}
     for host, result in made.items():
         rows = tuple((one["path"], one["bytes"], one["what"]) for one in result["found"])
@@ -77,6 +80,10 @@ def reset_text(made: dict[str, dict]) -> str:
         lines = [f"  {path:{width}}  {_sizes(sizes[path]):>{span}}  {what}".rstrip() for path, what in rows]
         stays = [f"  {path} stays: more is in it" for path in left]
         parts.append("\n".join([f"{', '.join(hosts)}:", *lines, *stays]))
+    if needs and (silent := [one["item"] for one in elsewhere if "item" in one and "host_status" not in one]):
+        parts.append(
+            f"No answer: {', '.join(silent)}. A run that is active there may need {' and '.join(needs)}."
+        )
     return "\n\n".join(parts)
 
 

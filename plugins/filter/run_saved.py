@@ -106,8 +106,8 @@ def found_below(paths: list[str], directory: str) -> list[str]:
 
 # What no result is, in a run's directory: directories at its top, and files of its own.
 NO_RESULT = re.compile(
-    r"(cache|checkpoints|compiled|offload|export-[0-9a-f]{12}[^/]*|\.model\.tmp)/"
-    r"|([^/]+/)*(exit|launch\.pid|requeued|signalled|stop|(leave|turn)-[^/]*|collectives-[0-9]+\.json)$"
+    r"(cache|checkpoints|compiled|offload|\.?export-[0-9a-f]{12}[^/]*|\.model\.tmp)/"
+    r"|([^/]+/)*(exit|launch\.pid|requeued|signalled|stop|yield|(leave|turn)-[^/]*|collectives-[0-9]+\.json)$"
 )
 
 

@@ -249,7 +249,7 @@ def sizes(path: str) -> list[tuple[str, int]]:
     found = []
     for one in [path] if os.path.isfile(path) else below:
         with contextlib.suppress(OSError):
-            found.append((os.path.basename(one), os.lstat(one).st_size))
+            found.append((os.path.basename(one), os.stat(one).st_size))  # a hub's snapshot is links
     return found
 
 

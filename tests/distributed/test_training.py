@@ -1,5 +1,6 @@
 """Adapters, quantised weights and optimizers on any number of ranks; evaluation; batches that do harm."""
 
+import functools
 import gzip
 import json
 import os
@@ -255,6 +256,37 @@ def test_a_batch_that_does_harm_is_passed_over(material, tmp_path, action):
     assert len(losses) == 12
     (event,) = [one for one in ranks.records(tmp_path / "node1", "event") if one["event"] == "passed over"]
     assert event["step"] == {"skip": 6, "rollback": 4}[action] and "step 7: loss nan" in event["reason"]
+
+
+def test_a_way_back_keeps_the_evaluation_of_an_epochs_end(material, tmp_path):
+    """Its checkpoint was there before; what comes after the way back is behind the bad batch, and at no end."""
+    few = "".join((material / "data.jsonl").read_text().splitlines(keepends=True)[:20])
+    (tmp_path / "few.jsonl").write_text(few)
+    chosen = (
+        f"dataset={tmp_path}/few.jsonl",
+        f"validation={material}/data.jsonl",
+        "batch_size=2",
+        "steps=16",
+    )
+    chosen += ("checkpoint_epochs=true", "checkpoint_every=0", "eval_every=0")
+    ranks.run(tmp_path / "well", 1, material / "run.yaml", *chosen)
+    well = [one["step"] for one in ranks.records(tmp_path / "well/node0", "eval")]
+    assert well[0] < 15, well
+    harm = {("trainer.loop", "token_loss"): functools.partial(_harmful_once, after=well[0] + 1)}
+    ranks.run(tmp_path / "ill", 1, material / "run.yaml", *chosen, "on_nan=rollback", patch=harm)
+    assert f"back to step {well[0]}" in (tmp_path / "ill/node0/logs/rank-0.log").read_text()
+    ill = [one["step"] for one in ranks.records(tmp_path / "ill/node0", "eval")]
+    assert ill[0] == well[0] and len(set(ill)) == len(ill)
+
+
+def _harmful_once(run, sequences, after):
+    from trainer import loop
+
+    loss = loop.token_loss_really(run, sequences)
+    if run.progress.step == after and not getattr(loop, "harmed", False):
+        loop.harmed = True
+        return loss * float("nan")
+    return loss
 
 
 def test_harm_after_each_way_back_ends_the_run(material, tmp_path):

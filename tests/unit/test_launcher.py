@@ -1351,3 +1351,15 @@ def test_where_memory_runs_out_a_rank_goes_before_its_launcher():
     own = {**os.environ, "TRAINYARD_LAUNCHER": str(os.getpid())}
     rank = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
     assert int(rank.stdout) == 500 > int(Path("/proc/self/oom_score_adj").read_text())
+
+
+def test_what_was_known_before_an_attempt_that_only_loaded_is_none_of_its_checkpoints(start):
+    """Its status keeps it, for who looks; it may be of steps that the run has given up."""
+    launcher = start(known={"attempt": 1, "last_checkpoint": 900, "step": None})
+    launcher._note(1, attempt.Outcome(1, "why"))
+    assert launcher.me.saved == 0
+    (launcher.environment.run_dir / "status.json").write_text(
+        '{"attempt": 2, "last_checkpoint": 900, "step": 905}'
+    )
+    launcher._note(2, attempt.Outcome(1, "why"))
+    assert launcher.me.saved == 900

@@ -598,11 +598,11 @@ def test_what_is_on_the_hosts_already_needs_no_room_again(tmp_path, load_module)
         state / "data/2c3d/text.txt": 50,
         state / "runs/first/checkpoints/step-00000010/model.safetensors": 300,
         tmp_path / "alone/a.jsonl": 70,
-        tmp_path / "shared/model/weights": 400,
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size))
-    alone, shared = str(tmp_path / "alone"), str(tmp_path / "shared")
+    (tmp_path / "alone/b.jsonl").symlink_to(here / "text.txt")
+    alone = str(tmp_path / "alone")
     asked = preflight_room.run_material(
         {"model": str(here / "model"), "dataset": f"{here}/text.txt, {here}/text.txt"}
     )
@@ -611,7 +611,7 @@ def test_what_is_on_the_hosts_already_needs_no_room_again(tmp_path, load_module)
     assert held(str(state), asked["files"], [alone, "/nowhere"], "first") == {
         "brought": 1050,
         "checkpoints": 300,
-        "paths": {alone: 70},
+        "paths": {alone: 70 + 50},
     }
     assert held(str(state), [], [], "") == {"brought": 0, "checkpoints": 0, "paths": {}}
     # What the hosts alone have: on each host's own disk it gets another place, in a shared directory it does not.
@@ -633,7 +633,6 @@ def test_what_is_on_the_hosts_already_needs_no_room_again(tmp_path, load_module)
     assert said.found.endswith("405.0 GB needed besides 300.0 that are there")
     words = {one.check: one.found for one in findings(cluster(one, run_gb=100))}
     assert words["disk"] == "400 GB free or more, 5.0 GB needed"
-    assert Path(shared).exists()
 
 
 # ---- the report ----
@@ -823,18 +822,25 @@ def test_what_became_of_the_steps():
     said = filters.preflight_steps_said
     well = {"outcome": {"result": "finished"}, "last": {"step": 2, "world_size": 3, "step_seconds": 0.5}}
     assert (
-        said({"failed_checks": []}, well, "", 2, False)["message"]
+        said({"failed_checks": []}, well, {}, 2, False)["message"]
         == "2 steps on 3 ranks, 0.50 s the last one"
     )
     lost = {"outcome": {"result": "failed", "host": "node2", "message": "rank 1 died"}}
-    assert said({"failed_checks": []}, lost, "Smoke test …", 2, False) == {
+    assert said({"failed_checks": []}, lost, {"node1": "Smoke test …"}, 2, False) == {
         **{"result": "fail", "message": "rank 1 died"},
         "hosts": ["node2"],
     }
-    assert said({"failed_checks": []}, {}, "no room", 2, False)["message"] == "no room"
-    assert "mtu" in said({"failed_checks": ["mtu"]}, {}, "", 2, False)["message"]
-    assert "first" in said({"failed_checks": [], "active": ["first"]}, {}, "", 2, False)["message"]
-    assert said({}, {}, "", 0, False)["result"] == said({}, {}, "", 2, True)["result"] == "skip"
+    # By the fault of one, all are out of it; and by one that does not answer any more.
+    for faults, told, hosts in (
+        ({"node1": "", "node2": "no room"}, "no room", ["node2"]),
+        ({"node1": "", "node3": ""}, "a host does not answer any more", []),
+    ):
+        found = said({"failed_checks": []}, {}, faults, 2, False)
+        assert found == {"result": "fail", "message": told, "hosts": hosts}
+    assert said({"failed_checks": []}, {}, {}, 2, False)["message"] == "they came to no end"
+    assert "mtu" in said({"failed_checks": ["mtu"]}, {}, {}, 2, False)["message"]
+    assert "first" in said({"failed_checks": [], "active": ["first"]}, {}, {}, 2, False)["message"]
+    assert said({}, {}, {}, 0, False)["result"] == said({}, {}, {}, 2, True)["result"] == "skip"
 
 
 # ---- the controller's look from outside ----

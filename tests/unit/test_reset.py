@@ -263,6 +263,11 @@ def test_what_runs_on_other_hosts_live_by_stays():
         "Stop it first: STOP -e run=a"
     )
     assert reset_fault(idle, made, "STOP", [], elsewhere) == ""
+    # One that is off, for good maybe, keeps nobody from it; but it is told before anything goes.
+    nothing = {"n1": {"found": [], "left": []}}
+    told = reset_text(nothing, ["the directory that n1 shares"], elsewhere)
+    assert told.endswith("No answer: n5. A run that is active there may need the directory that n1 shares.")
+    assert "n5" not in reset_text(nothing, [], elsewhere)
 
 
 def test_equal_hosts_are_told_of_once_with_their_sizes():

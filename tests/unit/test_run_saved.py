@@ -507,6 +507,8 @@ def test_what_is_a_result_is_told_by_its_place_in_the_run(run_dir):
         "launch.pid",
         "leave-node2",
         "turn-node2",
+        "yield",
+        ".export-0123456789ab.tmp/model-00001-of-00002.safetensors",
         "stop",
     ]
     found = run_results([f"{run_dir}/{name}" for name in [*results, *others]] + ["/etc/passwd"], run_dir)

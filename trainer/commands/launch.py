@@ -614,7 +614,8 @@ class Launcher:
             code=outcome.code,
             reason=outcome.reason,
             ended=time.time(),
-            saved=known.get("last_checkpoint") or 0,
+            # While it loads, a rank leaves there what was known before, which may be of steps that were given up.
+            saved=known.get("last_checkpoint") or 0 if known.get("step") is not None else 0,
             cut_off=outcome.cut_off,
             stepped=known.get("attempt") == attempt and bool(known.get("slowest")),
             unreached=unreached or [],
