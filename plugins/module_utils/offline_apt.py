@@ -254,8 +254,15 @@ def bring(
         with (apt.shared / ".lock").open("w") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
             apt.write()
+            stale = ""
             try:
-                apt.update(valid_seconds)
-                return apt.archives, apt.lacking(names)
+                try:
+                    apt.update(valid_seconds)
+                except Failure as failure:  # one of several that is gone: what the others have, they have
+                    stale = f"\nBefore that, not all package sources answered:\n{failure}"
+                try:
+                    return apt.archives, apt.lacking(names)
+                except Failure as failure:
+                    raise Failure(f"{failure}{stale}") from None
             finally:
                 shutil.rmtree(apt.own, ignore_errors=True)

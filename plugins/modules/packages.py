@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import glob
 import gzip
 import os
@@ -81,6 +82,7 @@ LOCKED = re.compile(
 )
 LOOK_AGAIN = 2.0  # seconds
 SOURCES = 3  # that are asked for an index
+SIGNED = b"-----BEGIN PGP SIGNED MESSAGE-----"
 NOTE = Note()  # what it does now; main says where
 
 
@@ -147,25 +149,67 @@ def run_apt(command: list[str], lock_timeout: int, words: str = "") -> str:
         time.sleep(LOOK_AGAIN)
 
 
+def mirrored(text: str) -> str:
+    """A source with the first mirror instead of the host's file of mirrors (mirror+file:), as clouds' images have it.
+
+    apt alone knows how to read such a file: apt-helper does not, and the controller has another one, or none.
+    """
+
+    def first(found: re.Match) -> str:
+        place, rest = found[1], ""
+        while place != "/" and not os.path.isfile(place):
+            place, name = os.path.split(place)
+            rest = f"/{name}{rest}"
+        try:
+            with open(place, encoding="utf-8", errors="replace") as file:
+                listed = [line.split()[0] for line in file if line.strip() and not line.startswith("#")]
+        except OSError:
+            listed = []
+        return listed[0].rstrip("/") + rest if listed else found[0]
+
+    return re.sub(r"mirror\+file:/*(/[^\s'\]]+)", first, text)
+
+
 def reaches_index() -> bool:
     """Whether the host's apt, with its own proxies and certificates, can fetch an index by the network.
 
     A directory of the host's own, as NVIDIA's local installers leave it, says nothing. Of several sources one may be
-    gone for good, so the first few are asked.
+    gone for good, so the first few are asked, the distribution's before others. What answers is to be an index: a
+    portal that wants a login answers anything.
     """
     listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
-    urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", listed.stdout, re.MULTILINE)
+    urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", mirrored(listed.stdout), re.MULTILINE)
     by_source = {}
-    for url in urls:
+    for url in sorted(urls, key=lambda url: f"/dists/{codename()}" not in url):
         by_source.setdefault(url.split("/dists/")[0], url)
     impatient = ["Acquire::Retries=0", "Acquire::http::Timeout=8", "Acquire::https::Timeout=8"]
     with tempfile.TemporaryDirectory() as directory:
         command = ["/usr/lib/apt/apt-helper", *as_options(*impatient, "APT::Sandbox::User=root")]
         target = os.path.join(directory, "InRelease")
-        return any(
-            subprocess.run([*command, "download-file", url, target], capture_output=True).returncode == 0
-            for url in list(by_source.values())[:SOURCES]
-        )
+
+        def is_index(url: str) -> bool:
+            if subprocess.run([*command, "download-file", url, target], capture_output=True).returncode:
+                return False
+            with open(target, "rb") as file:
+                return file.read(len(SIGNED)) == SIGNED
+
+        return any(is_index(url) for url in list(by_source.values())[:SOURCES])
+
+
+def codename() -> str:
+    """The distribution's release, as its own source names it; "" where none is known."""
+    try:
+        with open("/etc/os-release", encoding="utf-8") as file:
+            return next(
+                (
+                    line.split("=")[1].strip().strip('"')
+                    for line in file
+                    if line.startswith("VERSION_CODENAME=")
+                ),
+                "",
+            )
+    except OSError:
+        return ""
 
 
 def index_age() -> float:
@@ -199,10 +243,16 @@ def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
         run_apt(command, lock_timeout, "working out what to install")
     except Failure as failure:
         # apt held dpkg's lock when it found this, so no other run is at work: a power cut or a kill left it.
-        if "dpkg was interrupted" not in str(failure):
+        if not re.search(r"dpkg was interrupted|Unmet dependencies\. Try '", str(failure)):
             raise
         NOTE.say("finishing what was interrupted")
-        run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
+        with contextlib.suppress(
+            Failure
+        ):  # of what was unpacked, something may lack another that was not, yet
+            run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
+        with contextlib.suppress(Failure):  # what stays wrong, the command itself says
+            mend = ["apt-get", "install", "--fix-broken", "--yes", "--no-install-recommends", *settings]
+            run_apt(mend, lock_timeout, "working out what was interrupted")
         run_apt(command, lock_timeout, "working out what to install")
 
 
@@ -325,7 +375,12 @@ def apt_state() -> dict:
         "architecture": dpkg("--print-architecture")[0],
         "foreign": dpkg("--print-foreign-architectures"),
         "status": status,
-        "sources": read_many(sources),
+        "sources": {
+            path: base64.b64encode(
+                mirrored(base64.b64decode(content).decode(errors="replace")).encode()
+            ).decode()
+            for path, content in read_many(sources).items()
+        },
         "keyrings": read_many(keyrings),
         "preferences": read_many(["/etc/apt/preferences", *sorted(glob.glob("/etc/apt/preferences.d/*"))]),
     }

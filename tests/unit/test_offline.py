@@ -291,6 +291,30 @@ def test_hosts_with_the_same_sources_share_what_is_downloaded(tmp_path):
     assert same[0] == same[1] != other
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_source_of_the_hosts_that_is_gone_does_not_stand_in_the_way_of_others(tmp_path, monkeypatch, lacks):
+    def update(self, valid_seconds):
+        raise offline_apt.Failure("E: somebody's repository does not have a Release file")
+
+    def lacking(self, names):
+        if lacks:
+            raise offline_apt.Failure("E: Unable to locate package a")
+        return {"a_1_amd64.deb": "0" * 64}
+
+    monkeypatch.setattr(offline_apt.shutil, "which", lambda name: name)
+    for name, value in {"write": lambda self: None, "update": update, "lacking": lacking}.items():
+        monkeypatch.setattr(offline_apt.HostsApt, name, value)
+    if lacks:
+        with pytest.raises(
+            offline_apt.Failure, match=r"locate package a\nBefore that, (?s:.)*somebody's repository"
+        ):
+            offline_apt.bring(host_state(a="deb http://a x main"), ["a"], tmp_path, "node1", 0)
+    else:
+        assert offline_apt.bring(host_state(a="deb http://a x main"), ["a"], tmp_path, "node1", 0)[1] == {
+            "a_1_amd64.deb": "0" * 64
+        }
+
+
 def test_a_controller_without_apt_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(offline_apt.shutil, "which", lambda name: None)
     with pytest.raises(offline_apt.Failure, match=r"node1.*nftables.*has no apt"):

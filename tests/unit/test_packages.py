@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -111,7 +112,15 @@ def test_another_fault_is_not_waited_for(packages, monkeypatch):
             "http://a/",
             2,
         ),
-        (["mirror+file:/etc/apt/mirrors/debian.list/dists/x/InRelease"], "mirror+file:", 1),
+        (["mirror+file:/nowhere/debian.list/dists/x/InRelease"], "mirror+file:", 1),
+        # A page that wants a login, whatever is asked of it.
+        (["http://portal/dists/x/InRelease"], "http://portal/", 1),
+        # Others' sources come first in a list, and behind a proxy that lets none but the distribution's through.
+        (
+            [*(f"http://{n}/dists/x/InRelease" for n in range(9)), "http://a/dists/noble-updates/InRelease"],
+            "http://a/",
+            1,
+        ),
         ([f"http://{n}/dists/x/InRelease" for n in range(9)], "nobody", 3),
     ],
 )
@@ -124,11 +133,75 @@ def test_whether_a_host_reaches_an_index(packages, monkeypatch, printed, answers
                 command, 0, "".join(f"'{one}' InRelease 0\n" for one in printed)
             )
         calls.append(command[-2])
-        return subprocess.CompletedProcess(command, 0 if command[-2].startswith(answers) else 100)
+        found = command[-2].startswith(answers)
+        if found:
+            Path(command[-1]).write_bytes(
+                b"<html>log in</html>" if "portal" in answers else packages.SIGNED + b"\n"
+            )
+        return subprocess.CompletedProcess(command, 0 if found else 100)
 
+    monkeypatch.setattr(packages, "codename", lambda: "noble")
     monkeypatch.setattr(packages.subprocess, "run", run)
-    assert packages.reaches_index() == (asked > 0 and answers != "nobody")
+    assert packages.reaches_index() == (asked > 0 and answers not in ("nobody", "http://portal/"))
     assert len(calls) == asked and len(set(calls)) == asked
+
+
+def test_a_file_of_mirrors_is_the_first_of_them(packages, tmp_path):
+    """As Debian's images for clouds have it: apt-helper and another machine cannot read the host's."""
+    listed = tmp_path / "mirrors/debian.list"
+    listed.parent.mkdir()
+    listed.write_text(
+        "# made by a cloud\n\nhttps://deb.example.org/debian/\tpriority:1\nhttps://b.example.org/debian\n"
+    )
+    for place in (f"mirror+file:{listed}", f"mirror+file://{listed}"):
+        assert (
+            packages.mirrored(f"URIs: {place}\nSuites: x\n")
+            == "URIs: https://deb.example.org/debian\nSuites: x\n"
+        )
+        assert packages.mirrored(f"deb {place} x main\n") == "deb https://deb.example.org/debian x main\n"
+        printed = f"'{place}/dists/x/InRelease' y 0\n'http://c/dists/x/InRelease' y 0\n"
+        assert packages.mirrored(printed) == (
+            "'https://deb.example.org/debian/dists/x/InRelease' y 0\n'http://c/dists/x/InRelease' y 0\n"
+        )
+    listed.write_text("# none\n")
+    for kept in (
+        f"deb mirror+file:{listed} x main",
+        "deb mirror+file:/nowhere/list x main",
+        "deb http://a x main",
+    ):
+        assert packages.mirrored(kept) == kept
+
+
+@pytest.mark.parametrize("mends", ["configure", "fix", "nothing"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "E: dpkg was interrupted, you must",
+        "E: Unmet dependencies. Try 'apt --fix-broken install' with no packages",
+    ],
+)
+def test_what_a_power_cut_left_of_an_installation_is_finished(packages, monkeypatch, said, mends):
+    asked = []
+
+    def run(command, words=""):
+        asked.append(" ".join(command))
+        fixes = "--fix-broken" in command
+        if command[0] == "dpkg":
+            if mends != "configure":
+                raise packages.Failure("dpkg: error processing package b: dependency problems")
+        elif mends == "nothing" or (not fixes and len(asked) == 1):
+            raise packages.Failure(said)
+        return ""
+
+    monkeypatch.setattr(packages, "run", run)
+    if mends == "nothing":
+        with pytest.raises(packages.Failure, match=r"interrupted|Unmet"):
+            packages.apt_install(["nftables"], 0)
+    else:
+        packages.apt_install(["nftables"], 0)
+    first, configure, fix, again = asked
+    assert first == again and first.endswith("nftables") and configure.endswith("--configure -a")
+    assert "--fix-broken" in fix and "nftables" not in fix and "--force-confold" in fix
 
 
 @pytest.mark.parametrize("fresh", [False, True])
