@@ -207,6 +207,7 @@ def wheelhouse(
         partial.mkdir()
         collect(lock, torch, target, partial, say)
         wheels = {path.name: sha256(path) for path in sorted(partial.glob("*.whl"))}
+        os.sync()  # what a power cut would take of them, nobody would miss
         with (partial / "manifest.json").open("w") as stream:
             json.dump(wheels, stream, indent=1)
             stream.flush()

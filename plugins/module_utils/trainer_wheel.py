@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 KEPT = 3
@@ -83,7 +84,7 @@ def trainer_wheel(root: Path, directory: Path) -> tuple[str, Path, bool]:
     with (directory / ".lock").open("w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         wheel = directory / f"trainyard-{version}-py3-none-any.whl"
-        if wheel.exists():
+        if zipfile.is_zipfile(wheel):  # of one that a power cut emptied there is but the name
             return version, wheel, False
         wheel = build(root, version, directory)
         for old in sorted(directory.glob("trainyard-*.whl"), key=lambda path: path.stat().st_mtime)[:-KEPT]:

@@ -11,7 +11,8 @@ options:
   first:
     description: >-
       What a first installation needs, as a list of C(path), C(bytes) and C(what) it is for. A path need not be there
-      yet; of paths on one disk, the sum must be free.
+      yet; of paths on one disk, the sum must be free, but for what an installation that broke off has left of it in
+      C(left), directories.
     type: list
     elements: dict
     required: true
@@ -19,6 +20,7 @@ options:
       path: {description: A directory, type: path, required: true}
       bytes: {description: What must be free there, type: int, required: true}
       what: {description: "What for, in words", type: str, required: true}
+      left: {description: Directories whose content is a part of it, type: list, elements: path, default: []}
   later:
     description: What any other needs.
     type: list
@@ -44,6 +46,7 @@ RETURN = r"""
 first: {description: Whether this is the first installation, type: bool, returned: success}
 """
 
+import contextlib
 import os
 
 from ansible.module_utils.basic import AnsibleModule
@@ -52,6 +55,7 @@ NEED = {
     "path": {"type": "path", "required": True},
     "bytes": {"type": "int", "required": True},
     "what": {"type": "str", "required": True},
+    "left": {"type": "list", "elements": "path", "default": []},
 }
 
 
@@ -63,10 +67,22 @@ def nearest(path: str) -> str:
     return path
 
 
+def size(path: str) -> int:
+    """Bytes of disk that all below a directory takes; of what has several names, once."""
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                about = os.lstat(os.path.join(folder, name))
+                found[about.st_ino] = about.st_blocks * 512
+    return sum(found.values())
+
+
 def faults(needs: list[dict]) -> list[str]:
-    """A sentence for each disk that has less room than what lies there needs together."""
+    """A sentence for each disk that has less room than what lies there needs together, besides what is there of it."""
     disks: dict[int, list[dict]] = {}
     for need in needs:
+        need = {**need, "bytes": max(0, need["bytes"] - sum(map(size, need.get("left", []))))}
         disks.setdefault(os.stat(nearest(need["path"])).st_dev, []).append(need)
     said = []
     for together in disks.values():

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.how_far import ENVIRONMENT, Note, Pip, followed
 from ansible.module_utils.installed_packages import installed_versions, versions_digest
+from ansible.module_utils.way_out import way_out
 
 DOCUMENTATION = r"""
 module: python_env
@@ -96,6 +97,11 @@ EXAMPLES = r"""
 
 SUPPORTED = ((3, 11), (3, 13))
 BRING = "bring"  # of the option `python`: what is brought, whatever the host has
+TRIES = 4  # of an installation whose downloads break off
+BROKEN_OFF = re.compile(
+    r"IncompleteRead|Connection (broken|reset|aborted)|ConnectionResetError|ProtocolError|[Rr]ead timed out|ReadTimeout"
+    r"|DO NOT MATCH THE HASHES|BadZipFile|bad magic number"
+)
 PYTHONS = ".python"  # beside the environments: the Pythons that were brought
 
 # What pip must know about a machine to choose wheels for it (PEP 508's names), asked of the interpreter.
@@ -255,10 +261,13 @@ def keep(file, target: str) -> str:
     return digest.hexdigest()
 
 
-def environment_key(lock: str, torch: str, python_version: str, machine: str) -> str:
-    """Name of an environment: 16 hex digits of everything that decides what is in it."""
-    parts = json.dumps([lock.strip(), torch.strip(), python_version, machine])
-    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+def environment_key(lock: str, torch: str, python_version: str, machine: str, brought: str = "") -> str:
+    """Name of an environment: 16 hex digits of everything that decides what is in it.
+
+    brought: which Python was brought for it, "" with the host's own. An environment is of the Python that made it.
+    """
+    parts = [lock.strip(), torch.strip(), python_version, machine, *([brought] if brought else [])]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def read_complete(path: str) -> dict | None:
@@ -289,7 +298,8 @@ def processes_using(path: str) -> list[int]:
     for process in glob.glob("/proc/[0-9]*"):
         for name in ("cmdline", "maps"):
             with contextlib.suppress(OSError), open(f"{process}/{name}", "rb") as stream:
-                if os.fsencode(path) + b"/" in stream.read():
+                content = stream.read()  # what is mapped is told without links, what is typed as it was typed
+                if any(os.fsencode(one) + b"/" in content for one in {path, os.path.realpath(path)}):
                     found.append(int(os.path.basename(process)))
                     break
     return sorted(set(found) - {os.getpid(), os.getppid()})
@@ -342,8 +352,13 @@ class Environment:
         markers = about["markers"]
         self.options = options
         self.about = about
+        _, _, brought = about["executable"].partition(f"/{PYTHONS}/")
         self.key = environment_key(
-            options["lock"], options["torch"], markers["python_version"], markers["platform_machine"]
+            options["lock"],
+            options["torch"],
+            markers["python_version"],
+            markers["platform_machine"],
+            brought.split("/")[0],
         )
         self.directory = options["dir"]
         self.path = os.path.join(self.directory, self.key)
@@ -351,17 +366,14 @@ class Environment:
         self.note = Note(os.path.join(self.directory, ENVIRONMENT))
 
     def record(self) -> dict | None:
-        """The record of the complete environment; None, too, where it is made of another Python than was brought."""
-        home = os.path.dirname(self.about["executable"])
-        if f"/{PYTHONS}/" in home and home not in made_of(self.path):
-            return None
+        """The record of the complete environment."""
         return read_complete(self.path)
 
     def settings(self) -> dict:
         """How its commands run, as subprocess takes it."""
         environment = {
             k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"
-        }
+        } | way_out()
         if self.options["cache_dir"]:
             environment["PIP_CACHE_DIR"] = self.options["cache_dir"]
         # /tmp may be memory, and a CUDA build of torch is several gigabytes.
@@ -376,15 +388,34 @@ class Environment:
         return done.stdout
 
     def install(self, *arguments: str, wanted: int = 0) -> None:
-        """Have the environment's pip install, and say meanwhile how far it is. wanted: as of `Pip`."""
-        command = (f"{self.path}/bin/python", "-I", "-m", "pip", "install", "--progress-bar=off", *arguments)
+        """Have the environment's pip install, and say meanwhile how far it is. wanted: as of `Pip`.
+
+        What breaks off on its way pip does not try again; what it has whole is in its cache.
+        """
+        for attempt in range(TRIES):
+            code, output = self._install(arguments, wanted)
+            if not code:
+                return
+            if attempt + 1 == TRIES or not BROKEN_OFF.search(output):
+                raise Failure(explain(("pip", "install", *arguments), output, self))
+            self.note.say("the download broke off, and is tried again")
+
+    def _install(self, arguments: tuple[str, ...], wanted: int) -> tuple[int, str]:
+        command = (
+            f"{self.path}/bin/python",
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--progress-bar=off",
+            "--timeout=60",
+            *arguments,
+        )
         pip = Pip(self.temporary(), lambda: installed_versions(self.path), wanted)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **self.settings()
         )
-        code, output = followed(process, pip.hear, lambda: self.note.say(pip.now()))
-        if code:
-            raise Failure(explain(command, output, self))
+        return followed(process, pip.hear, lambda: self.note.say(pip.now()))
 
     def temporary(self) -> str:
         """A directory for pip's temporary files, on the environment's own disk."""
@@ -483,6 +514,13 @@ class Environment:
         os.rename(path, os.path.join(self.path, ".complete"))
         subprocess.run(["sync", "-f", self.path], check=True)
         return record
+
+    def forget(self, full: bool) -> None:
+        """Remove what a build left that failed: the disk is runs', too. full: also what pip would go on with."""
+        remove(self.path)
+        for rest in (self.temporary(), self.options["cache_dir"] if full else ""):
+            if rest:
+                shutil.rmtree(rest, ignore_errors=True)
 
     def own_wheels(self) -> str:
         """A directory of root's with the wheels that were brought, each as it was announced. Raises Failure.
@@ -598,7 +636,11 @@ def have(environment: Environment, options: dict) -> dict:
                 source = "index" if environment.reaches_index() else "controller"
             if source == "controller" and not options["wheels"]:
                 return {"changed": False, "target": environment.about, "key": environment.key}
-            record = environment.build(offline=source == "controller")
+            try:
+                record = environment.build(offline=source == "controller")
+            except Failure as failure:
+                environment.forget(full="No space left" in str(failure))
+                raise
         switched = environment.make_current()
         pruned = environment.clean()
     return {

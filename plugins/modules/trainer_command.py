@@ -51,6 +51,7 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.way_out import way_out
 
 PR_SET_PDEATHSIG = 1
 OOM_FIRST = 1000  # of oom_score_adj: ended before all others
@@ -73,9 +74,6 @@ UNIT = {
 }
 
 
-# What an administrator tells all programs of the way to the internet, for what is fetched there.
-WAY_OUT = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
-SETTINGS = "/etc/environment"
 OUT = "way-out"  # the file that a unit has it from: it may hold a proxy's password
 # Below the state directory, the service user's home, of which a command may not touch the rest.
 WRITTEN = ("runs", "cache")
@@ -85,25 +83,6 @@ def variables(behind: bool) -> dict[str, str]:
     """What the command's environment has besides."""
     few = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
     return {"LANG": "C.UTF-8", **(few if behind else {})}
-
-
-def way_out() -> dict[str, str]:
-    """What stands in this module's environment, else in SETTINGS (Debian's sudo does not read it), of WAY_OUT.
-
-    A SOCKS proxy is left out: what fetches has no words for it, and refuses to begin.
-    """
-    told = {}
-    with contextlib.suppress(OSError), open(SETTINGS, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            name, mark, value = line.strip().removeprefix("export ").partition("=")
-            if mark:
-                told[name.strip()] = value.strip().strip("\"'")
-    told |= os.environ
-    return {
-        name: value
-        for name, value in told.items()
-        if name.lower() in WAY_OUT and value and not value.lower().startswith("socks")
-    }
 
 
 def environment_file(told: dict[str, str]) -> str:

@@ -220,16 +220,18 @@ def have(options: dict, check_mode: bool, kept: Callable[[], set[str]] = set) ->
     os.makedirs(os.path.dirname(release), mode=0o755, exist_ok=True)
     with open(os.path.join(directory, "releases", ".lock"), "w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
-        if not os.path.isdir(release):
+        made = not os.path.isdir(release)
+        if made:
             if not options["wheels"]:
                 return {"changed": False, "wanted": True}
             install(release, environment, options["archive"], options["wheels"])
         try:
             self_test(release, options["user"])
         except Failure as failure:
-            shutil.rmtree(release, ignore_errors=True)
+            if made:  # else a run may go on with it
+                shutil.rmtree(release, ignore_errors=True)
             stays = f"{before} stays in use" if before else "none is in use"
-            raise Failure(f"the new release {name} does not run, so {stays}.\n{failure}") from None
+            raise Failure(f"the release {name} does not run, so {stays}.\n{failure}") from None
         os.utime(release)
         switch(directory, name)
         return {"changed": True, "pruned": prune(directory, options["keep"], kept), **result}

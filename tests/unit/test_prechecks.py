@@ -1,5 +1,6 @@
 """What site.yml asks before it changes any host: that it comes first, and changes nothing itself; room on the disks."""
 
+import os
 from collections import namedtuple
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def test_what_a_first_installation_needs_is_asked_of_no_other(load_module, run_m
     assert not installed(str(tmp_path))  # its installation broke off
     (tmp_path / "key/.complete").touch()
     assert installed(str(tmp_path))
+    # What a run that broke off has downloaded and unpacked is a part of what it needs.
+    (tmp_path / "env/.cache/http").mkdir(parents=True)
+    (tmp_path / "env/.cache/http/torch").write_bytes(bytes(1 << 20))
+    os.link(tmp_path / "env/.cache/http/torch", tmp_path / "env/torch")  # under two names
+    left = [str(tmp_path / "env"), str(tmp_path / "nothing")]
+    need = {"path": str(tmp_path), "what": "it"}
+    assert load_module("disk_room").size(left[0]) == 1 << 20 and load_module("disk_room").size(left[1]) == 0
+    (said,) = load_module("disk_room").faults([{**need, "bytes": 10**18, "left": left}])
+    assert f"expected {(10**18 - (1 << 20)) / 1e9:.2f} GB" in said
     full = [{"path": "/", "bytes": 10**18, "what": "programs"}]
     assert run_module("disk_room", first=full, later=[], environment=str(tmp_path))["changed"] is False
     told = run_module("disk_room", first=full, later=[], environment=f"{tmp_path}/env")["msg"]

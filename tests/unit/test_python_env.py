@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -326,18 +327,71 @@ def test_brought_pythons_that_no_environment_is_made_of_are_removed(case):
     assert os.listdir(pythons) == ["of-use"]
 
 
-def test_an_environment_of_another_python_than_was_brought_does_not_count(case):
-    """As where a release's upgrade put another one below it: its packages are for none of that."""
-    case.have()
+def test_an_environment_of_another_brought_python_is_another_one(case):
+    """As where a release brings a newer one: the old one stays, with all that runs from it, until that has ended."""
     about = python_env.interpreter(sys.executable)
-    home = Path(case.options["dir"], python_env.PYTHONS, "0a1b", "bin")
-    environment = python_env.Environment(case.options, about)
-    assert environment.record()["key"] == environment.key
-    environment.about = {**about, "executable": str(home / "python3")}
-    assert environment.record() is None
-    config = Path(environment.path, "pyvenv.cfg")
-    config.write_text(f"home = {home}\n{config.read_text()}")
-    assert environment.record()["key"] == environment.key
+    places = [Path(case.options["dir"], python_env.PYTHONS, name, "bin/python3") for name in ("0a1b", "2c3d")]
+    made = [
+        python_env.Environment(case.options, {**about, "executable": str(place)})
+        for place in (sys.executable, *places)
+    ]
+    assert len({one.key for one in made}) == 3
+
+
+def test_pip_goes_by_the_hosts_proxy_which_sudo_does_not_read(case, tmp_path, monkeypatch):
+    (tmp_path / "environment").write_text("https_proxy=http://10.0.0.9:3128\n")
+    monkeypatch.setitem(python_env.way_out.__globals__, "SETTINGS", str(tmp_path / "environment"))
+    monkeypatch.delenv("https_proxy", raising=False)
+    environment = python_env.Environment(case.options, python_env.interpreter(sys.executable))
+    os.makedirs(environment.directory, exist_ok=True)
+    assert environment.settings()["env"]["https_proxy"] == "http://10.0.0.9:3128"
+
+
+def test_a_download_that_breaks_off_is_tried_again_and_another_fault_is_not(case, monkeypatch):
+    said = ["Connection broken: IncompleteRead(9 bytes read)", "THESE PACKAGES DO NOT MATCH THE HASHES", ""]
+    environment = python_env.Environment(case.options, python_env.interpreter(sys.executable))
+    os.makedirs(environment.directory, exist_ok=True)
+    monkeypatch.setattr(
+        environment, "_install", lambda *_: (1, said[0]) if said.pop(0) and said[0] else (0, "")
+    )
+    environment.install("a")
+    tried = []
+    monkeypatch.setattr(environment, "_install", lambda *_: tried.append(1) or (1, "No space left on device"))
+    with pytest.raises(python_env.Failure, match="make room"):
+        environment.install("a")
+    assert len(tried) == 1
+    monkeypatch.setattr(
+        environment, "_install", lambda *_: tried.append(1) or (1, "Connection reset by peer")
+    )
+    with pytest.raises(python_env.Failure, match="reset"):
+        environment.install("a")
+    assert len(tried) == 1 + python_env.TRIES
+
+
+def test_what_a_failed_build_left_is_removed_and_the_one_in_use_stays(case, monkeypatch):
+    """The disk is that of runs, too."""
+    first = case.have()
+    cache = Path(case.options["dir"], ".cache")
+
+    said = []
+
+    def fails(self, offline):
+        Path(self.temporary(), "torch.whl").touch()
+        cache.mkdir(exist_ok=True)
+        raise python_env.Failure(said[-1])
+
+    monkeypatch.setattr(python_env.Environment, "build", fails)
+    for words, kept in (("No matching distribution", True), ("No space left on device", False)):
+        said.append(words)
+        with pytest.raises(python_env.Failure):
+            case.have(lock=case.options["lock"] + "# another\n", cache_dir=str(cache))
+        left = {
+            path.name
+            for path in Path(case.options["dir"]).iterdir()
+            if re.fullmatch("[0-9a-f]{16}", path.name)
+        }
+        assert left == {Path(first["path"]).name}
+        assert not Path(case.options["dir"], ".tmp").exists() and cache.exists() == kept
 
 
 def test_a_missing_python_is_refused():
@@ -355,7 +409,8 @@ def test_the_key_depends_on_all_that_decides_what_is_installed():
     keys = {python_env.environment_key(*parts)}
     for index in range(4):
         keys.add(python_env.environment_key(*[part + "x" * (i == index) for i, part in enumerate(parts)]))
-    assert len(keys) == 5
+    keys |= {python_env.environment_key(*parts, brought) for brought in ("0a", "1b")}
+    assert len(keys) == 7
 
 
 def test_wheels_go_along_a_chain_of_those_that_want_the_same():

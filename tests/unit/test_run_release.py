@@ -118,7 +118,7 @@ def test_every_keeper_is_told_the_release_by_its_path(repository):
     (env,) = [one["ansible.builtin.copy"]["content"] for one in tasks if "rank variables" in one["name"]]
     asked = re.search(r"combine\((\{'TRAINYARD_RELEASE.*?\})", env)[1]
     assert templated(f"{{{{ {asked} }}}}") == {host_runs.RELEASE: release}
-    block = [inner for one in tasks for inner in one.get("block", ())]
+    block = [task for one in tasks for outer in one.get("block", ()) for task in outer.get("block", ())]
     (command,) = [one["run_process"]["command"] for one in block if "run_process" in one]
     assert templated(command[0]) == f"{release}/bin/trainer"
     places = re.search(r"places=(\{.*?\})\)", variables["_trainer_job"], re.DOTALL)[1]

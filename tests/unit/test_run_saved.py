@@ -324,7 +324,7 @@ def test_what_is_fetched_comes_by_the_hosts_proxy(load_module, monkeypatch, tmp_
     settings.write_text(
         f"PATH=/bin\nexport HTTPS_PROXY='{proxy}'\nall_proxy=socks5://10.0.0.9\nno_proxy=lan\n# x=y\n"
     )
-    monkeypatch.setattr(module, "SETTINGS", str(settings))
+    monkeypatch.setitem(module.way_out.__globals__, "SETTINGS", str(settings))
     monkeypatch.setattr(module.os, "environ", {"no_proxy": "house", "HF_TOKEN": "t"})
     told = module.way_out()
     assert told == {"HTTPS_PROXY": proxy, "no_proxy": "house"}
