@@ -172,6 +172,50 @@ def test_weights_that_are_quantised_on_disk(packed, tmp_path, kind, strategy, si
     assert [" to where they belong" in log for log in logs] == [False, True]
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v3", pytest.param("ernie4_5_moe", marks=pytest.mark.full)])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("split", marks=pytest.mark.full)])
+def test_what_stays_in_float32_of_a_model_in_16_bits(material, tmp_path, kind, strategy):
+    """Corrections of a router: bfloat16 would round all of these to one, and send tokens to other experts."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    size = AutoConfig.from_pretrained(material / "model").vocab_size
+    more = {
+        "max_position_embeddings": 64,
+        "moe_k": 1,
+        "moe_num_experts": 4,
+        "moe_layer_start_index": 0,
+        "moe_num_shared_experts": 1,
+    }
+    torch.manual_seed(3)
+    heads = dict.fromkeys(
+        ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank"), 8
+    )
+    sizes = SIZES | EXPERTS | more | heads | {"num_key_value_heads": 2, "vocab_size": size}
+    sizes["moe_intermediate_size"] = 16  # in 16 bits experts are multiplied in blocks of eight
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    corrections = [
+        one
+        for name, one in (*model.named_buffers(), *model.named_parameters())
+        if "e_score_correction_bias" in name
+    ]
+    for one in corrections:
+        one.data.copy_(1 + torch.linspace(0, 3e-3, one.numel()).view_as(one))
+    assert corrections
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(material / "model").save_pretrained(tmp_path / "model")
+    text = (material / "run.yaml").read_text().replace(f"{material}/model", f"{tmp_path}/model")
+    (tmp_path / "run.yaml").write_text(text.replace("steps: 12", "steps: 3"))
+    chosen = (f"strategy={strategy}", "adapter=lora", "dtype=bfloat16", "lr=0.01", "lora_targets=all-linear")
+    number = 1 if strategy == "split" else 2
+    devices = {("trainer.world", "_devices"): two} if strategy == "split" else {}
+    expected = ranks.run(
+        tmp_path / "whole", number, tmp_path / "run.yaml", *chosen, patch=AS_A_WHOLE | devices
+    )
+    assert ranks.run(tmp_path / "parts", number, tmp_path / "run.yaml", *chosen, patch=devices) == expected
+    log = (tmp_path / "parts/node0/logs/rank-0.log").read_text()
+    assert ("reads its own part" if strategy == "fsdp" else " to where they belong") in log
+
+
 def test_hosts_with_other_weights_are_refused(weighty, material, tmp_path):
     """A bit of the other host's file differs."""
     other = tmp_path / "model"

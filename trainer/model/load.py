@@ -398,6 +398,7 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
         directory = _fetched(found.weights)
         with stored.weightless():
             model = AutoModelForCausalLM.from_config(found.config, **common)
+        _keep_wide(model, common["dtype"])
         if on_disk is not None:
             model = quantize.emptied(model, on_disk, on_disk=True)
         files = stored.find(directory, model, quantize.empty(model))
@@ -421,6 +422,20 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
             files = files.renamed({name: lora.original_name(name) for name in names})
     model.stored = files
     return model
+
+
+def _keep_wide(model, dtype: torch.dtype) -> None:
+    """Have float32 what transformers keeps so when it reads a model in 16 bits itself, as routers' corrections are."""
+    plan = model._get_dtype_plan(dtype)
+    if not plan:
+        return
+    wide = re.compile("|".join(name.replace("*", ".*") for name in plan))
+    for name, part in model.named_modules():
+        for own, buffer in part.named_buffers(recurse=False):
+            if wide.search(f"{name}.{own}"):
+                part._buffers[own] = buffer.float()
+    kept = {id(one) for name, one in model.named_parameters() if wide.search(name)}
+    stored.replace(model, lambda one: one.float() if id(one) in kept else None)
 
 
 def _fetched(weights: str) -> Path:

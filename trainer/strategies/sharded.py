@@ -41,7 +41,7 @@ from trainer.model import quantize
 from trainer.model.load import frozen_dtype
 from trainer.model.lora import without_adapter
 from trainer.model.loss import HALF, TokenLoss
-from trainer.model.stored import Stored
+from trainer.model.stored import Stored, replace
 from trainer.strategies.base import Strategy, clipping
 from trainer.sums import reduce_scatter
 from trainer.world import Layers, World
@@ -68,6 +68,8 @@ class Sharded(Strategy):
         self.trainable = {name: torch.nn.Parameter(p.detach().to_local()) for name, p in sharded.items()}
 
     def _shard(self) -> None:
+        if self._stored:
+            self._read_wide(self._stored)
         names = {id(p): name for name, p in self.model.named_parameters()}
         frozen = frozen_dtype(self.config)
         half = HALF.get(self.config.dtype)
@@ -119,7 +121,21 @@ class Sharded(Strategy):
 
     def _is_shared(self, parameter: torch.nn.Parameter) -> bool:
         """Whether each rank holds a part; those in 8 bits are whole, and under zero1 and zero2 all frozen ones."""
-        return parameter.requires_grad or (self.shares_weights and not quantize.is_quantised(parameter))
+        whole = quantize.is_quantised(parameter) or self._is_wide(parameter)
+        return parameter.requires_grad or (self.shares_weights and not whole)
+
+    def _is_wide(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether it is frozen, and in float32 where the computation is in 16 bits, in which FSDP would give it out."""
+        return not parameter.requires_grad and parameter.dtype == torch.float32 and self.config.dtype in HALF
+
+    def _read_wide(self, stored: Stored) -> None:
+        """Read those that stay whole in float32: small ones, such as routers' corrections."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+
+        def read(one):
+            return stored.read(names[id(one)], slice(None)) if one.is_meta and self._is_wide(one) else None
+
+        replace(self.model, read)
 
     def _offload(self) -> OffloadPolicy:
         return OffloadPolicy()
