@@ -1,7 +1,7 @@
 """The optimizer and its learning rate."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import torch
 
@@ -11,11 +11,12 @@ BLOCK = 256  # values that share a scale in bitsandbytes' 8-bit state
 FRESH, TRAINED, ADAPTER = 1e-3, 5e-5, 2e-4  # peak learning rates by what is trained
 
 
-def adamw(trainable: Collection[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only, not on biases and norms."""
+def adamw(trainable: Mapping[str, torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
+    """AdamW of parameters by name; weight decay on matrices only, not on biases (experts' are stacked) and norms."""
+    decays = {name: p.ndim >= 2 and not name.endswith("bias") for name, p in trainable.items()}
     groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in trainable.items() if decays[name]], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in trainable.items() if not decays[name]], "weight_decay": 0.0},
     ]
     settings = {"lr": 1.0, "betas": (config.beta1, config.beta2), "eps": 1e-8}
     groups = [group for group in groups if group["params"]]

@@ -61,7 +61,7 @@ def _curve(world, make, settings):
     torch.manual_seed(0)
     chosen = config.from_mapping({"device": "cpu", **settings})
     strategy = strategies.make(chosen, TokenLoss(make().train(), chunk=16), world)
-    optimizer = optim.adamw(strategy.trainable.values(), chosen)
+    optimizer = optim.adamw(strategy.trainable, chosen)
     strategy.adopt(optimizer)
     if settings["strategy"] == "infinity":
         with open("/proc/self/maps") as maps:

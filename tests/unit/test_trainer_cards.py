@@ -146,7 +146,7 @@ def test_ranks_that_nccl_does_not_connect_end_in_time(monkeypatch, capsys):
 def test_a_part_without_rows_is_no_business_of_bitsandbytes():
     """Its kernels for cards end the process at it."""
     parts = [torch.nn.Parameter(torch.ones(4, 8)), torch.nn.Parameter(torch.ones(0, 8))]
-    made = optim.adamw(parts, config.load(overrides=["optimizer=adamw_8bit"]))
+    made = optim.adamw(dict(zip("ab", parts, strict=True)), config.load(overrides=["optimizer=adamw_8bit"]))
     assert [list(map(len, group["params"])) for group in made.param_groups] == [[4]]
     parts[0].grad = torch.ones(4, 8)
     made.step()

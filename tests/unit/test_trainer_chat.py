@@ -148,6 +148,23 @@ def test_spaces_around_an_answer_do_not_move_it(tmp_path, make_tokenizer):
         assert found == expected
 
 
+def test_spaces_within_an_answer_are_learnt_whatever_a_tokenizer_says_of_their_place(
+    tmp_path, make_tokenizer
+):
+    """Some trim: a token of spaces alone would stand nowhere, and an answer's indentation would not be learnt."""
+    from tokenizers import processors
+
+    tokens = make_tokenizer(ENDED)
+    answer = "if the cat:\n        sat  on    the mat"
+    talk = [TALK[0], {"role": "assistant", "content": answer}]
+    expected = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
+    assert expected[1] == [answer + "<|end|>"]
+    tokens.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    placed = tokens.backend_tokenizer.encode(answer, add_special_tokens=False).offsets
+    assert any(begin == end for begin, end in placed)
+    assert whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens) == expected
+
+
 @pytest.mark.parametrize("template", [ENDED, ENDLESS, ALTERNATING, MARKED])
 def test_the_prompt_is_tokenised_as_when_the_model_answers(tmp_path, make_tokenizer, template):
     """`assistant: ` and `cat` would be ` cat` in one token, which no prompt ends in."""

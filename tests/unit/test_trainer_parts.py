@@ -495,7 +495,7 @@ def test_an_optimizers_state_is_restored_in_another(kind):
     torch.manual_seed(0)
     chosen = config.from_mapping({"optimizer": kind})
     part = torch.nn.Parameter(torch.randn(130, 64))
-    optimizer = optim.adamw([part], chosen)
+    optimizer = optim.adamw({"weight": part}, chosen)
     assert not optim.state(optimizer, part)["exp_avg"].any()
     for _ in range(3):
         part.grad = torch.randn_like(part)
@@ -504,7 +504,7 @@ def test_an_optimizers_state_is_restored_in_another(kind):
     assert kept["step"] == 3 and kept["exp_avg"].abs().max() > 0.1
     for other in (kind, "adamw"):
         again = torch.nn.Parameter(part.detach().clone())
-        into = optim.adamw([again], config.from_mapping({"optimizer": other}))
+        into = optim.adamw({"weight": again}, config.from_mapping({"optimizer": other}))
         optim.restore(into, again, kept["step"].item(), kept["exp_avg"], kept["exp_avg_sq"])
         found = optim.state(into, again)
         allowed = 0.02 if other == "adamw_8bit" else 0.0  # of the largest in a block, for it is rounded again
@@ -534,7 +534,7 @@ def test_paged_moments_are_given_where_their_parameter_is(dtype):
 def test_moments_that_a_checkpoint_averages_are_gone_on_from(name):
     """Also those in 8 bits, which a strategy sees a copy of."""
     model = torch.nn.Linear(64, 80, bias=False)
-    optimizer = optim.adamw([model.weight], from_mapping({"optimizer": name}))
+    optimizer = optim.adamw({"weight": model.weight}, from_mapping({"optimizer": name}))
     model.weight.grad = torch.randn_like(model.weight)
     optimizer.step()
     before = {kind: one.clone() for kind, one in optim.state(optimizer, model.weight).items()}
@@ -576,11 +576,11 @@ def test_an_optimizer_s_state_goes_through_a_checkpoint(name):
 
     start = torch.randn(80, 64)
     straight = torch.nn.Parameter(start.clone())
-    optimizer = optim.adamw([straight], config)
+    optimizer = optim.adamw({"weight": straight}, config)
     stepped(straight, optimizer, 3)
     assert (straight - start).abs().mean() > 0.01
     resumed = torch.nn.Parameter(straight.detach().clone())
-    other = optim.adamw([resumed], config)
+    other = optim.adamw({"weight": resumed}, config)
     state = optim.state(optimizer, straight)
     assert state["step"] == 3 and state["exp_avg"].shape == state["exp_avg_sq"].shape == start.shape
     optim.restore(other, resumed, *(state[kind] for kind in ("step", "exp_avg", "exp_avg_sq")))
@@ -591,12 +591,73 @@ def test_an_optimizer_s_state_goes_through_a_checkpoint(name):
     assert (torch.uint8 in kinds) == ("8bit" in name)
 
 
+def test_weight_decay_is_for_matrices_and_no_biases_stacked_ones_neither():
+    names = {
+        "up.weight": (4, 4),
+        "up.bias": (4,),
+        "norm.weight": (4,),
+        "experts.up_proj": (2, 4, 4),
+        "experts.up_proj_bias": (2, 4),
+    }
+    parameters = {name: torch.nn.Parameter(torch.ones(*shape)) for name, shape in names.items()}
+    decayed, others = optim.adamw(parameters, from_mapping({"weight_decay": 0.1})).param_groups
+    told = [
+        {name for name, one in parameters.items() if any(one is p for p in group["params"])}
+        for group in (decayed, others)
+    ]
+    assert told == [{"up.weight", "experts.up_proj"}, {"up.bias", "norm.weight", "experts.up_proj_bias"}]
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+
+
+def test_positions_of_two_kinds_are_refused_where_sequences_may_need_the_second():
+    from transformers import LlamaConfig, Phi3Config
+
+    from trainer.data import tokenizer
+    from trainer.model import load
+
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    small = {"hidden_size": 16, "num_attention_heads": 2, "vocab_size": 300}
+    phi = Phi3Config(
+        rope_scaling={"type": "longrope", **factors},
+        original_max_position_embeddings=64,
+        max_position_embeddings=1024,
+        pad_token_id=0,
+        **small,
+    )
+    assert load._short_positions(phi) == 64 and load._short_positions(LlamaConfig(**small)) is None
+    tokens = tokenizer.wrap(tokenizer.train(from_mapping({"dataset": "austen", "vocab_size": 300})))
+    found = load.Source(phi, tokens, None, {})
+    load._check(from_mapping({"model": "phi", "sequence_length": 64}), found)
+    with pytest.raises(BadInput, match=r"longrope.*set sequence_length to 64 or less"):
+        load._check(from_mapping({"model": "phi", "sequence_length": 65}), found)
+
+
+def test_the_checkpoints_of_random_weights_tell_the_format_that_they_have(tmp_path):
+    from transformers import LlamaConfig
+
+    from trainer.model import load
+
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "vocab_size": 300,
+        "num_hidden_layers": 1,
+    }
+    LlamaConfig(**small, dtype="bfloat16").save_pretrained(tmp_path)
+    found = load.Source(LlamaConfig.from_pretrained(tmp_path), None, None, {})
+    model = load._weights(from_mapping({"model": str(tmp_path)}), found, None)
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+    model.config.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == "float32"
+
+
 def test_a_part_without_rows_is_as_far_as_the_others_after_a_resume():
     """Its host may be the one that keeps the checkpoint's second copy, and write its own count of steps there."""
     optimizers, parts = [], []
     for _ in range(2):
         part, other = torch.nn.Parameter(torch.zeros(0, 4)), torch.nn.Parameter(torch.ones(2, 4))
-        optimizers.append(optim.adamw([part, other], from_mapping({})))
+        optimizers.append(optim.adamw({"part": part, "other": other}, from_mapping({})))
         parts.append((part, other))
 
     def steps(number, count):

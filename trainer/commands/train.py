@@ -156,7 +156,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     strategy = strategies.make(config, module, world)
     world.gather(None)  # who has read its weights waits patiently for slower disks, and not in a step's time
     packing.check(config, strategy.module, world)
-    optimizer = optim.adamw(strategy.trainable.values(), config)
+    optimizer = optim.adamw(strategy.trainable, config)
     strategy.adopt(optimizer)
     progress = Progress()
     if found:

@@ -61,6 +61,8 @@ def directory(
         settings["calls"] = "arguments as objects"
     if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
         settings["paragraphs"] = "as in the whole text"
+    if (config.loss_on == "answers" or "paragraphs" in settings) and _trims(tokenizer):
+        settings["spaces"] = "in their place"
     if "strftime_now" in str(tokenizer.chat_template):
         settings["today"] = str(TODAY)
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -188,10 +190,11 @@ class _Encoder:
         self.render = Renderer(tokenizer, self.answers)
         self.end = np.array([tokenizer.eos_token_id])
         self.marks_beginnings = _marks_beginnings(tokenizer)
+        self.backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
 
     def __call__(self, batch: list[_Placed]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         rendered = [self.render(one) if one.messages else (one.text, []) for one, _, _ in batch]
-        backend = self.tokenizer.backend_tokenizer
+        backend = self.backend
         before = ["\n" if self.marks_beginnings and not one.starts else "" for one in batch]
         # The fast way gives no offsets, which tell where the answers are and a line's end.
         encode = backend.encode_batch if self.answers or any(before) else backend.encode_batch_fast
@@ -226,7 +229,7 @@ class _Encoder:
             for first, last in spans:
                 loss |= (first <= begins) & (ends <= last) & (begins < ends)
             return ids, loss
-        backend = self.tokenizer.backend_tokenizer
+        backend = self.backend
         cuts = list(itertools.pairwise([0, *borders, len(text)]))
         parts = backend.encode_batch_fast([text[a:b] for a, b in cuts], add_special_tokens=False)
         lengths = [len(part.ids) for part in parts]
@@ -240,9 +243,25 @@ class _Encoder:
         return ids, np.repeat([n % 2 == 1 for n in range(len(parts))], lengths)
 
 
+def _trims(tokenizer) -> bool:
+    """Whether it says that a token of spaces stands nowhere, and that others begin behind theirs."""
+    behind = json.loads(tokenizer.backend_tokenizer.to_str())["post_processor"]
+    return '"trim_offsets": true' in json.dumps(behind)
+
+
+def _placing(tokenizer):
+    """Its backend without what comes behind it: tokens stand where they do. Special tokens, which that adds, are not
+    asked for."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    made.post_processor = None
+    return made
+
+
 def _marks_beginnings(tokenizer) -> bool:
     """Whether it begins a text otherwise than what follows a line's end: some put a space before every text."""
-    backend = tokenizer.backend_tokenizer
+    backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
     alone, follows = (backend.encode(text, add_special_tokens=False) for text in ("a", "\na"))
     return _behind_line_end(follows) not in (None, alone.ids)
 

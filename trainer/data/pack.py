@@ -51,7 +51,9 @@ class Packed:
         whole = [[one["digest"] for one in facts], self.sizes, self.weights, sets[0].whole]
         self.digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()
         self.valid = (
-            sets[0].valid if len(sets) == 1 else _joined(sets, cache_dir / f"sets-{self.digest[:32]}")
+            sets[0].valid
+            if len(sets) == 1
+            else _joined(sets, cache_dir / f"sets-{self.digest[:32]}-{self.length}")
         )
 
     def __len__(self) -> int:

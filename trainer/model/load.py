@@ -253,6 +253,26 @@ def _check(config: Config, found: Source) -> None:
             f"sequence_length {config.sequence_length} is more than the {longest} positions of model {name}; "
             f"set it to {longest} or less"
         )
+    short = _short_positions(text_config)
+    if short and config.sequence_length > short:
+        raise BadInput(
+            f"model: {name}: its positions (longrope) are other ones for all sequences of a micro-batch once one "
+            f"document is longer than {short} tokens, so that the loss would hang on how sequences are shared out; set "
+            f"sequence_length to {short} or less"
+        )
+
+
+def _short_positions(text_config) -> int | None:
+    """Up to how many tokens a model with two kinds of positions has the first; None where it has one kind."""
+    told = getattr(text_config, "rope_parameters", None) or {}
+    of = getattr(text_config, "original_max_position_embeddings", None)
+    kinds = [told, *(one for one in told.values() if isinstance(one, dict))]  # by the kind of layer
+    found = [
+        one.get("original_max_position_embeddings") or of
+        for one in kinds
+        if one.get("rope_type") == "longrope"
+    ]
+    return min(filter(None, found), default=None)
 
 
 def _check_attention(config: Config, found: Source, device: torch.device) -> None:
@@ -329,7 +349,11 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
         if found.weights is None:
             if config.quantize != "none":
                 raise _nothing_to_quantise(config)
-            return AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
+            model = AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
+            for part in _parts(model.config):  # as it was made, its checkpoints would tell, and be read so
+                if getattr(part, "dtype", None) is not None:
+                    part.dtype = frozen
+            return model
         quantised = quantize.settings(config, found.config)
         if quantised is not None:
             common["quantization_config"] = quantised
