@@ -57,8 +57,9 @@ class Snapshot:
             if writes:
                 self.files[OPTIMIZER][key] = value.cpu().contiguous()
         if writes and weights == "model.safetensors":
-            for name, buffer in buffers(strategy.model).items():
-                self.files[weights][name] = _kept(buffer, copy=apart)
+            frozen = {name: one for name, one in strategy.model.named_parameters() if not one.requires_grad}
+            for name, one in (frozen | buffers(strategy.model)).items():
+                self.files[weights][name] = _kept(one, copy=apart)
 
     def __iter__(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(file, key, tensor) of each, on the writers; all ranks must go through them, once."""

@@ -172,10 +172,8 @@ def test_weights_that_are_quantised_on_disk(packed, tmp_path, kind, strategy, si
     assert [" to where they belong" in log for log in logs] == [False, True]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", pytest.param("ernie4_5_moe", marks=pytest.mark.full)])
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("split", marks=pytest.mark.full)])
-def test_what_stays_in_float32_of_a_model_in_16_bits(material, tmp_path, kind, strategy):
-    """Corrections of a router: bfloat16 would round all of these to one, and send tokens to other experts."""
+def routed(kind, material, folder):
+    """run.yaml of a model of that kind, whose routers' corrections bfloat16 would round to one."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     size = AutoConfig.from_pretrained(material / "model").vocab_size
@@ -201,19 +199,41 @@ def test_what_stays_in_float32_of_a_model_in_16_bits(material, tmp_path, kind, s
     for one in corrections:
         one.data.copy_(1 + torch.linspace(0, 3e-3, one.numel()).view_as(one))
     assert corrections
-    model.save_pretrained(tmp_path / "model")
-    AutoTokenizer.from_pretrained(material / "model").save_pretrained(tmp_path / "model")
-    text = (material / "run.yaml").read_text().replace(f"{material}/model", f"{tmp_path}/model")
-    (tmp_path / "run.yaml").write_text(text.replace("steps: 12", "steps: 3"))
+    model.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(material / "model").save_pretrained(folder / "model")
+    text = (material / "run.yaml").read_text().replace(f"{material}/model", f"{folder}/model")
+    (folder / "run.yaml").write_text(text.replace("steps: 12", "steps: 3"))
+    return folder / "run.yaml"
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", pytest.param("ernie4_5_moe", marks=pytest.mark.full)])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("split", marks=pytest.mark.full)])
+def test_what_stays_in_float32_of_a_model_in_16_bits(material, tmp_path, kind, strategy):
+    """Corrections of a router, which send tokens to other experts."""
+    config = routed(kind, material, tmp_path)
     chosen = (f"strategy={strategy}", "adapter=lora", "dtype=bfloat16", "lr=0.01", "lora_targets=all-linear")
     number = 1 if strategy == "split" else 2
     devices = {("trainer.world", "_devices"): two} if strategy == "split" else {}
-    expected = ranks.run(
-        tmp_path / "whole", number, tmp_path / "run.yaml", *chosen, patch=AS_A_WHOLE | devices
-    )
-    assert ranks.run(tmp_path / "parts", number, tmp_path / "run.yaml", *chosen, patch=devices) == expected
+    expected = ranks.run(tmp_path / "whole", number, config, *chosen, patch=AS_A_WHOLE | devices)
+    assert ranks.run(tmp_path / "parts", number, config, *chosen, patch=devices) == expected
     log = (tmp_path / "parts/node0/logs/rank-0.log").read_text()
     assert ("reads its own part" if strategy == "fsdp" else " to where they belong") in log
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=pytest.mark.full)])
+def test_what_a_model_itself_freezes_is_a_part_of_its_checkpoints(material, tmp_path, strategy):
+    from safetensors.torch import load_file
+
+    from trainer import cli
+
+    config = routed("ernie4_5_moe", material, tmp_path)
+    ranks.run(tmp_path, 2, config, f"strategy={strategy}", "steps=2", "checkpoint_every=2")
+    checkpoint = tmp_path / "node0/checkpoints/step-00000002"
+    assert cli.main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
+    before, after = (load_file(one / "model.safetensors") for one in (tmp_path / "model", tmp_path / "out"))
+    frozen = [name for name in before if "e_score_correction_bias" in name]
+    assert frozen and all(torch.equal(before[name], after[name]) for name in frozen)
+    assert load_file(tmp_path / "node0/model/model.safetensors").keys() == after.keys() == before.keys()
 
 
 def test_hosts_with_other_weights_are_refused(weighty, material, tmp_path):

@@ -104,6 +104,9 @@ def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, 
             model = model.merge_and_unload(safe_merge=True)
         except ValueError as error:  # weights that are no numbers
             raise BadInput(f"{found.path}: the adapter cannot go into its base: {error}") from None
+    # A checkpoint names weights as the model does, and others' tools want them as published: experts one by one, say.
+    if not getattr(model, "_weight_conversions", None):
+        model._weight_conversions = None  # transformers' own for this kind of model
     model.save_pretrained(directory)
     saved.name_end_of_turn(directory, model, tokenizer)
     tokenizer.save_pretrained(directory)

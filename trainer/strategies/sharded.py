@@ -69,7 +69,7 @@ class Sharded(Strategy):
 
     def _shard(self) -> None:
         if self._stored:
-            self._read_wide(self._stored)
+            self._read_those_that_stay(self._stored)
         names = {id(p): name for name, p in self.model.named_parameters()}
         frozen = frozen_dtype(self.config)
         half = HALF.get(self.config.dtype)
@@ -121,19 +121,20 @@ class Sharded(Strategy):
 
     def _is_shared(self, parameter: torch.nn.Parameter) -> bool:
         """Whether each rank holds a part; those in 8 bits are whole, and under zero1 and zero2 all frozen ones."""
-        whole = quantize.is_quantised(parameter) or self._is_wide(parameter)
+        whole = quantize.is_quantised(parameter) or self._stays(parameter)
         return parameter.requires_grad or (self.shares_weights and not whole)
 
-    def _is_wide(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether it is frozen, and in float32 where the computation is in 16 bits, in which FSDP would give it out."""
-        return not parameter.requires_grad and parameter.dtype == torch.float32 and self.config.dtype in HALF
+    def _stays(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether it is one of the few that a model itself freezes, as routers' corrections; or in float32 where the
+        computation is in 16 bits, in which FSDP would give it out."""
+        wide = parameter.dtype == torch.float32 and self.config.dtype in HALF
+        return not parameter.requires_grad and (self.config.adapter == "none" or wide)
 
-    def _read_wide(self, stored: Stored) -> None:
-        """Read those that stay whole in float32: small ones, such as routers' corrections."""
+    def _read_those_that_stay(self, stored: Stored) -> None:
         names = {id(p): name for name, p in self.model.named_parameters()}
 
         def read(one):
-            return stored.read(names[id(one)], slice(None)) if one.is_meta and self._is_wide(one) else None
+            return stored.read(names[id(one)], slice(None)) if one.is_meta and self._stays(one) else None
 
         replace(self.model, read)
 
