@@ -329,7 +329,7 @@ def expert_weights(run: Run, micro_batches: list[list[int]]) -> tuple[router.Ask
     chosen = router.chosen(run.strategy.model)
     with torch.no_grad():
         answers = [(token_loss(run, one, router.Ask(chosen))[1], bool(one)) for one in micro_batches]
-    counts = sum(counts * real for counts, real in answers)
+    counts = sum(counts * some for counts, some in answers)
     counted = now(run.world)
     run.strategy.sum(counts)
     return router.Ask(chosen, router.weights(counts, chosen)), now(run.world) - counted

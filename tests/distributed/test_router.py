@@ -29,7 +29,7 @@ def experts(material, tmp_path_factory):
     return folder / "run.yaml"
 
 
-def plain_loop(config_path, cache):
+def plain_loop(config_path, cache, *overrides):
     """Losses of tokens and of routers: whole batches, and the auxiliary loss as transformers computes it."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -37,7 +37,7 @@ def plain_loop(config_path, cache):
     from trainer import config
     from trainer.data import index, pack, read
 
-    chosen = config.load(config_path)
+    chosen = config.load(config_path, overrides)
     tokenizer = AutoTokenizer.from_pretrained(chosen.model)
     tokenizer.pad_token = tokenizer.eos_token
     packed, _ = pack.prepare(chosen, read.digests(chosen), tokenizer, cache)
@@ -50,13 +50,16 @@ def plain_loop(config_path, cache):
     optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
     curve = []
     for step in range(STEPS):
-        rows = [packed[k] for k in index.Index(0, len(packed)).batch(7 * step, 7)]
+        batch = list(index.Index(0, len(packed)).batch(7 * step, 7))
+        rows = [packed[k] for k in batch]
+        lengths = [sum(end - begin for begin, end in packed._sets[0]._pieces_of(k)) for k in batch]
+        real = torch.arange(packed.length) < torch.tensor(lengths)[:, None]
         inputs, labels, positions = (
             torch.stack([*map(torch.from_numpy, one)]) for one in zip(*rows, strict=True)
         )
         output = model(input_ids=inputs, position_ids=positions, use_cache=False, output_router_logits=True)
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
-        balance = load_balancing_loss_func(output.router_logits, 4, 2)
+        balance = load_balancing_loss_func(output.router_logits, 4, 2, real.float())
         optimizer.zero_grad()
         (loss + COEFFICIENT * balance).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -84,6 +87,17 @@ def test_any_split_of_the_batch(experts, reference, tmp_path, size, chosen):
     balances = [record["router_loss"] for record in ranks.records(tmp_path / "node0")]
     assert losses == pytest.approx([loss for loss, _ in reference], rel=1e-5)
     assert balances == pytest.approx([balance for _, balance in reference], rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_padding_is_nobodys_choice(experts, tmp_path, size):
+    """Sequences of whole documents have much of it, which is one token over and over."""
+    chosen = ("overlong=cut", "sequence_length=48")
+    expected = plain_loop(experts, tmp_path / "cache", *chosen)
+    losses = ranks.run(tmp_path, size, experts, "micro_batch_size=2", *chosen)
+    balances = [record["router_loss"] for record in ranks.records(tmp_path / "node0")]
+    assert losses == pytest.approx([loss for loss, _ in expected], rel=1e-5)
+    assert balances == pytest.approx([balance for _, balance in expected], rel=1e-5)
 
 
 def _slow(run, packed, sequences):

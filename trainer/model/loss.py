@@ -110,6 +110,7 @@ class TokenLoss(nn.Module):
             return self.model(**asked).logits.reshape(*inputs.shape, -1)
         if routed is not None:
             asked["output_router_logits"] = True
+        real = None if routed is None else router.real(inputs, labels, positions)
         labels = labels.flatten()
         whole = self.fused is None and (not self.chunk or len(labels) <= self.chunk)
         # transformers' own auxiliary loss, which nobody asks for, stumbles over such masks.
@@ -125,7 +126,7 @@ class TokenLoss(nn.Module):
             )
         if routed is None:
             return loss
-        return loss, routed([layer.to(inputs.device) for layer in output.router_logits])
+        return loss, routed([layer.to(inputs.device) for layer in output.router_logits], real)
 
     def _packed(self, inputs: torch.Tensor, positions: torch.Tensor) -> dict:
         """`inputs` and `positions`, both (B, S), as the model takes them, so that it knows the documents' borders."""

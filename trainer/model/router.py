@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.config import Config
+from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
 from trainer.model.lora import without_adapter
 
@@ -28,17 +29,29 @@ class Ask:
     chosen: int  # experts a token
     weights: torch.Tensor | None = None
 
-    def __call__(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
-        """logits: (tokens, E) a layer."""
-        total = 0
+    def __call__(self, logits: Sequence[torch.Tensor], real: torch.Tensor) -> torch.Tensor:
+        """logits: (tokens, E) a layer; real: (tokens,) bool, which are no padding, of which nothing counts."""
+        total, counts = 0, real.double()
         for layer in logits:
             probabilities = layer.flatten(0, -2).float().softmax(-1)
             if self.weights is None:
                 experts = probabilities.topk(self.chosen).indices.flatten()
-                total = total + torch.bincount(experts, minlength=probabilities.shape[-1]).double()
+                each = counts.repeat_interleave(self.chosen)
+                total = total + torch.bincount(experts, each, minlength=probabilities.shape[-1])
             else:
-                total = total + (probabilities.sum(0) * self.weights).sum()
+                total = total + ((probabilities * real[:, None]).sum(0) * self.weights).sum()
         return total
+
+
+def real(inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Which tokens of packed sequences, (B, S) each, are no padding: (B * S,) bool.
+
+    Padding is a row's last document, of one token over and over, and without a label (data/pack.py).
+    """
+    begins = inputs.shape[1] - 1 - positions[:, -1:]
+    last = torch.arange(inputs.shape[1], device=inputs.device) >= begins
+    alike = (inputs == inputs[:, -1:]) & (labels == IGNORE)
+    return ~(last & (alike | ~last).all(1, keepdim=True)).flatten()
 
 
 def weights(counts: torch.Tensor, chosen: int) -> torch.Tensor:
