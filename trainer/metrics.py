@@ -186,11 +186,7 @@ def read(path: Path):
 
 def read_status(run_dir: Path) -> dict:
     """What a run's status.json says; empty where it says nothing."""
-    try:
-        known = json.loads((run_dir / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
+    return _facts(run_dir / "status.json")
 
 
 def last_saved(run_dir: Path) -> dict:
@@ -392,8 +388,12 @@ def summarise(run_dir: Path, **facts) -> dict:
 
 def read_summary(run_dir: Path) -> dict:
     """A run's summary.json; empty where there is none that can be read."""
+    return _facts(run_dir / "summary.json")
+
+
+def _facts(file: Path) -> dict:
     try:
-        found = json.loads((run_dir / "summary.json").read_text())
+        found = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
