@@ -241,9 +241,8 @@ class Recorder:
         if self.metrics:
             self.metrics.cut(run.progress.step, run.progress.evaluated_step)
         self.tell_damaged(found)
-        if evaluation_is_due(
-            run
-        ):  # that of an epoch's end is here alone: what comes is behind the bad batches
+        # That of an epoch's end is here alone: what comes is behind the bad batches.
+        if evaluation_is_due(run):
             self.evaluate()
 
     def judge(self) -> None:

@@ -174,13 +174,13 @@ def reaches_index() -> bool:
     """Whether the host's apt, with its own proxies and certificates, can fetch an index by the network.
 
     A directory of the host's own, as NVIDIA's local installers leave it, says nothing. Of several sources one may be
-    gone for good, so the first few are asked, the distribution's before others. What answers is to be an index: a
-    portal that wants a login answers anything.
+    gone for good, so the first few are asked; before others the distribution's, which alone has updates and security
+    apart. What answers is to be an index: a portal that wants a login answers anything.
     """
     listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
     urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", mirrored(listed.stdout), re.MULTILINE)
     by_source = {}
-    for url in sorted(urls, key=lambda url: f"/dists/{codename()}" not in url):
+    for url in sorted(urls, key=lambda url: f"/dists/{codename()}-" not in url):
         by_source.setdefault(url.split("/dists/")[0], url)
     impatient = ["Acquire::Retries=0", "Acquire::http::Timeout=8", "Acquire::https::Timeout=8"]
     with tempfile.TemporaryDirectory() as directory:
@@ -198,18 +198,11 @@ def reaches_index() -> bool:
 
 def codename() -> str:
     """The distribution's release, as its own source names it; "" where none is known."""
-    try:
-        with open("/etc/os-release", encoding="utf-8") as file:
-            return next(
-                (
-                    line.split("=")[1].strip().strip('"')
-                    for line in file
-                    if line.startswith("VERSION_CODENAME=")
-                ),
-                "",
-            )
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open("/etc/os-release", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("VERSION_CODENAME="):
+                return line.partition("=")[2].strip().strip('"')
+    return ""
 
 
 def index_age() -> float:
@@ -246,13 +239,12 @@ def apt_install(what: list[str], lock_timeout: int, *options: str) -> None:
         if not re.search(r"dpkg was interrupted|Unmet dependencies\. Try '", str(failure)):
             raise
         NOTE.say("finishing what was interrupted")
-        with contextlib.suppress(
-            Failure
-        ):  # of what was unpacked, something may lack another that was not, yet
+        # Of what was unpacked, something may lack another that was not, yet; what stays wrong, the command itself says.
+        with contextlib.suppress(Failure):
             run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
-        with contextlib.suppress(Failure):  # what stays wrong, the command itself says
-            mend = ["apt-get", "install", "--fix-broken", "--yes", "--no-install-recommends", *settings]
-            run_apt(mend, lock_timeout, "working out what was interrupted")
+        with contextlib.suppress(Failure):
+            mend = ["apt-get", "install", "--fix-broken", "--no-remove", "--yes", "--no-install-recommends"]
+            run_apt([*mend, *settings, *options], lock_timeout, "working out what was interrupted")
         run_apt(command, lock_timeout, "working out what to install")
 
 

@@ -396,7 +396,11 @@ class Environment:
             code, output = self._install(arguments, wanted)
             if not code:
                 return
-            if attempt + 1 == TRIES or not BROKEN_OFF.search(output):
+            # Of what pip has tried again by itself it warns.
+            words = "\n".join(
+                line for line in output.splitlines() if not line.lstrip().startswith("WARNING:")
+            )
+            if attempt + 1 == TRIES or not BROKEN_OFF.search(words):
                 raise Failure(explain(("pip", "install", *arguments), output, self))
             self.note.say("the download broke off, and is tried again")
 
@@ -638,7 +642,7 @@ def have(environment: Environment, options: dict) -> dict:
                 return {"changed": False, "target": environment.about, "key": environment.key}
             try:
                 record = environment.build(offline=source == "controller")
-            except Failure as failure:
+            except (Failure, OSError) as failure:
                 environment.forget(full="No space left" in str(failure))
                 raise
         switched = environment.make_current()

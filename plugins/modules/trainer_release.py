@@ -228,7 +228,10 @@ def have(options: dict, check_mode: bool, kept: Callable[[], set[str]] = set) ->
         try:
             self_test(release, options["user"])
         except Failure as failure:
-            if made:  # else a run may go on with it
+            # One that was there before, a run may go on with.
+            if made or (
+                name not in in_use(os.path.dirname(release)) and os.path.realpath(release) not in kept()
+            ):
                 shutil.rmtree(release, ignore_errors=True)
             stays = f"{before} stays in use" if before else "none is in use"
             raise Failure(f"the release {name} does not run, so {stays}.\n{failure}") from None

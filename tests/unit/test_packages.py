@@ -117,7 +117,10 @@ def test_another_fault_is_not_waited_for(packages, monkeypatch):
         (["http://portal/dists/x/InRelease"], "http://portal/", 1),
         # Others' sources come first in a list, and behind a proxy that lets none but the distribution's through.
         (
-            [*(f"http://{n}/dists/x/InRelease" for n in range(9)), "http://a/dists/noble-updates/InRelease"],
+            [
+                *(f"http://{n}/dists/noble/InRelease" for n in range(9)),
+                "http://a/dists/noble-updates/InRelease",
+            ],
             "http://a/",
             1,
         ),
@@ -202,6 +205,7 @@ def test_what_a_power_cut_left_of_an_installation_is_finished(packages, monkeypa
     first, configure, fix, again = asked
     assert first == again and first.endswith("nftables") and configure.endswith("--configure -a")
     assert "--fix-broken" in fix and "nftables" not in fix and "--force-confold" in fix
+    assert "--no-remove" in fix  # somebody's package whose dependency is nowhere stays
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -1,5 +1,6 @@
 """The locked environment: whole or not at all, one at a time, and the same on every host. Its wheels here are tiny."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -348,15 +349,20 @@ def test_pip_goes_by_the_hosts_proxy_which_sudo_does_not_read(case, tmp_path, mo
 
 
 def test_a_download_that_breaks_off_is_tried_again_and_another_fault_is_not(case, monkeypatch):
-    said = ["Connection broken: IncompleteRead(9 bytes read)", "THESE PACKAGES DO NOT MATCH THE HASHES", ""]
+    answers = [
+        (1, "Connection broken: IncompleteRead(9 bytes read)"),
+        (1, "THESE PACKAGES DO NOT MATCH THE HASHES"),
+        (0, ""),
+    ]
     environment = python_env.Environment(case.options, python_env.interpreter(sys.executable))
     os.makedirs(environment.directory, exist_ok=True)
-    monkeypatch.setattr(
-        environment, "_install", lambda *_: (1, said[0]) if said.pop(0) and said[0] else (0, "")
-    )
+    monkeypatch.setattr(environment, "_install", lambda *_: answers.pop(0))
     environment.install("a")
-    tried = []
-    monkeypatch.setattr(environment, "_install", lambda *_: tried.append(1) or (1, "No space left on device"))
+    assert answers == []
+    tried, warned = [], "  WARNING: Retrying after connection broken by 'ReadTimeoutError(Read timed out)'"
+    monkeypatch.setattr(
+        environment, "_install", lambda *_: tried.append(1) or (1, f"{warned}\nNo space left on device")
+    )
     with pytest.raises(python_env.Failure, match="make room"):
         environment.install("a")
     assert len(tried) == 1
@@ -378,12 +384,16 @@ def test_what_a_failed_build_left_is_removed_and_the_one_in_use_stays(case, monk
     def fails(self, offline):
         Path(self.temporary(), "torch.whl").touch()
         cache.mkdir(exist_ok=True)
-        raise python_env.Failure(said[-1])
+        raise said[-1]
 
     monkeypatch.setattr(python_env.Environment, "build", fails)
-    for words, kept in (("No matching distribution", True), ("No space left on device", False)):
-        said.append(words)
-        with pytest.raises(python_env.Failure):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    nothing, told = (
+        python_env.Failure(words) for words in ("No matching distribution", "No space left on device")
+    )
+    for fault, kept in ((nothing, True), (told, False), (full, False)):
+        said.append(fault)
+        with pytest.raises(type(fault)):
             case.have(lock=case.options["lock"] + "# another\n", cache_dir=str(cache))
         left = {
             path.name

@@ -61,7 +61,8 @@ def directory(
         settings["calls"] = "arguments as objects"
     if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
         settings["paragraphs"] = "as in the whole text"
-    if (config.loss_on == "answers" or "paragraphs" in settings) and _trims(tokenizer):
+    placed = config.loss_on == "answers" and read.kind(dataset, config) != "text"
+    if (placed or "paragraphs" in settings) and _trims(tokenizer):
         settings["spaces"] = "in their place"
     if "strftime_now" in str(tokenizer.chat_template):
         settings["today"] = str(TODAY)

@@ -46,7 +46,8 @@ class Ask:
 def real(inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Which tokens of packed sequences, (B, S) each, are no padding: (B * S,) bool.
 
-    Padding is a row's last document, of one token over and over, and without a label (data/pack.py).
+    Padding is a row's last document, of one token over and over, and without a label (data/pack.py). One of a single
+    token is taken for it, too, wherever its row is computed.
     """
     begins = inputs.shape[1] - 1 - positions[:, -1:]
     last = torch.arange(inputs.shape[1], device=inputs.device) >= begins

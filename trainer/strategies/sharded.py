@@ -127,14 +127,19 @@ class Sharded(Strategy):
     def _stays(self, parameter: torch.nn.Parameter) -> bool:
         """Whether it is one of the few that a model itself freezes, as routers' corrections; or in float32 where the
         computation is in 16 bits, in which FSDP would give it out."""
-        wide = parameter.dtype == torch.float32 and self.config.dtype in HALF
-        return not parameter.requires_grad and (self.config.adapter == "none" or wide)
+        if parameter.requires_grad or quantize.is_quantised(parameter):
+            return False
+        return self.config.adapter == "none" or (
+            parameter.dtype == torch.float32 and self.config.dtype in HALF
+        )
 
     def _read_those_that_stay(self, stored: Stored) -> None:
         names = {id(p): name for name, p in self.model.named_parameters()}
 
         def read(one):
-            return stored.read(names[id(one)], slice(None)) if one.is_meta and self._stays(one) else None
+            if not (one.is_meta and self._stays(one)):
+                return None
+            return stored.read(names[id(one)], slice(None)).to(one.dtype)
 
         replace(self.model, read)
 
