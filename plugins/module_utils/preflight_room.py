@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parents[2]
 if str(CHECKOUT) not in sys.path:
     sys.path.append(str(CHECKOUT))
+
+from same_files import sizes
 
 from trainer.data.read import SHIPPED as TEXTS
 from trainer.data.read import names
@@ -32,7 +33,7 @@ def run_material(words: dict) -> dict:
     for name in _named(words):
         path = os.path.expanduser(name)
         if os.path.exists(path):
-            files += [[os.path.basename(one), size] for one, size in _sizes(path)]
+            files += [[os.path.basename(one), size] for one, size in sizes(path)]
         elif name.startswith("/"):
             paths.append(name)
     return {"files": sorted(files, key=lambda one: -one[1])[:NAMED], "paths": paths}
@@ -85,18 +86,8 @@ def _known(name: str, there: dict[str, int], shared: str) -> tuple[int, bool]:
     """The bytes of a model or a set of data, and whether the hosts use it where it lies."""
     path = os.path.expanduser(name)
     if os.path.exists(path):
-        return sum(size for _, size in _sizes(path)), False
+        return sum(size for _, size in sizes(path)), False
     return there.get(name, 0), bool(shared) and os.path.normpath(name).startswith(f"{shared}/")
-
-
-def _sizes(path: str) -> list[tuple[str, int]]:
-    """A file, or all below a directory, with their bytes; of a link that leads nowhere, nothing."""
-    found = []
-    below = [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
-    for one in [path] if os.path.isfile(path) else below:
-        with contextlib.suppress(OSError):
-            found.append((one, os.path.getsize(one)))
-    return found
 
 
 def _wide(path: str) -> bool:

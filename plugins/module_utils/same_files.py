@@ -5,6 +5,7 @@ A server tells all its clients the same of a file: its number, its size and when
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import select
@@ -123,4 +124,16 @@ def shared_marks(paths: list[str], user: str, seconds: float = SECONDS) -> dict[
             os.close(receive)
         if said:
             found[path] = said
+    return found
+
+
+def sizes(path: str) -> list[tuple[str, int]]:
+    """A file, or all below a directory, with their bytes; of a link that leads nowhere, nothing."""
+    below = [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
+    found = []
+    for one in [path] if os.path.isfile(path) else below:
+        with contextlib.suppress(OSError):
+            found.append(
+                (one, os.path.getsize(one))
+            )  # of what a link leads to, as a hub's snapshot is made of
     return found

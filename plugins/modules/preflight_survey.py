@@ -46,7 +46,6 @@ survey:
   returned: always
 """
 
-import contextlib
 import glob
 import hashlib
 import ipaddress
@@ -69,6 +68,7 @@ from ansible.module_utils.host_survey import in_container, interfaces, ssh_sessi
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
 from ansible.module_utils.managed_block import BEGIN, END
 from ansible.module_utils.rdma_ports import rdma_ports
+from ansible.module_utils.same_files import sizes
 
 GPU_FIELDS = (
     "index",
@@ -243,21 +243,10 @@ def disk(state_dir: str) -> dict:
     }
 
 
-def sizes(path: str) -> list[tuple[str, int]]:
-    """The names of a file, or of all below a directory, with their bytes."""
-    below = [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
-    found = []
-    for one in [path] if os.path.isfile(path) else below:
-        with contextlib.suppress(OSError):
-            found.append((os.path.basename(one), os.stat(one).st_size))  # a hub's snapshot is links
-    return found
-
-
 def held(state_dir: str, files: list, paths: list[str], run: str) -> dict:
     """Bytes of a run that are here: `brought`, of `files` by name and size; its `checkpoints`; of `paths`, each."""
-    there = Counter(
-        one for kept in ("models", "data") for one in sizes(os.path.join(state_dir, kept)) if files
-    )
+    kept = [os.path.join(state_dir, name) for name in ("models", "data")] if files else []
+    there = Counter((os.path.basename(one), size) for folder in kept for one, size in sizes(folder))
     wanted = Counter((str(name), int(size)) for name, size in files)
     found = {path: sizes(path) for path in paths if os.path.exists(path)}
     checkpoints = sizes(os.path.join(state_dir, "runs", run, "checkpoints")) if run else []
