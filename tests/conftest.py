@@ -1,6 +1,8 @@
 """What every layer of tests shares. A test's folder says which layer it is; its marker follows from that."""
 
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,19 @@ def pytest_collection_modifyitems(items):
 def repository():
     """The checkout's root, as a Path."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def load_module():
+    """`load_module(name)`: plugins/modules/NAME.py as a Python module, for its plain functions."""
+
+    def load(name):
+        for file in (ROOT / "plugins/module_utils").glob("*.py"):
+            # On a host, Ansible puts these beside its own.
+            sys.modules.setdefault(
+                f"ansible.module_utils.{file.stem}",
+                importlib.import_module(f"plugins.module_utils.{file.stem}"),
+            )
+        return importlib.import_module(f"plugins.modules.{name}")
+
+    return load

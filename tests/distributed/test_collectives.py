@@ -1,10 +1,8 @@
 """Which collective each rank has come to, as the ranks write it down, and as diagnose.yml says it."""
 
-import importlib
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -13,13 +11,6 @@ import ranks
 from plugins.filter.diagnosis import behind
 
 pytestmark = pytest.mark.distributed
-
-
-def groups_of(path, rank, pid):
-    for name in ("host_runs", "host_survey"):
-        utils = importlib.import_module(f"plugins.module_utils.{name}")
-        sys.modules.setdefault(f"ansible.module_utils.{name}", utils)
-    return importlib.import_module("plugins.modules.diagnose_host").groups_of(str(path), rank, pid)
 
 
 def told(run, number):
@@ -31,8 +22,9 @@ def told(run, number):
 
 
 @pytest.mark.parametrize("nodes", [[0, 1, 2], pytest.param([0, 0, 1, 1], marks=pytest.mark.full)])
-def test_the_rank_that_was_stopped_is_the_one_behind(material, tmp_path, nodes):
+def test_the_rank_that_was_stopped_is_the_one_behind(material, tmp_path, nodes, load_module):
     """Also where some wait for those who wait for it: sums go inside hosts first."""
+    groups_of = load_module("diagnose_host").groups_of
     endless = ("steps=100000", "lr_schedule=constant", "timeout_seconds=120")
     run = ranks.Ranks(
         tmp_path,
@@ -56,7 +48,7 @@ def test_the_rank_that_was_stopped_is_the_one_behind(material, tmp_path, nodes):
                 "rank": number,
                 "host": f"node{nodes[number]}",
                 "pid": pid,
-                "groups": groups_of(run.directory(number), number, pid),
+                "groups": groups_of(str(run.directory(number)), number, pid),
             }
             for number, pid in enumerate(pids)
         ]
@@ -71,4 +63,4 @@ def test_the_rank_that_was_stopped_is_the_one_behind(material, tmp_path, nodes):
         assert lags[1]["waiting"] == [0, 2] and furthest["ranks"] == [0, 1, 2]
     assert furthest["sequence"] > lags[1]["group"]["sequence"] > 0
     assert furthest["op"].startswith("gloo:") and furthest["sizes"]
-    assert groups_of(run.directory(1), 1, pids[1] + 1) == []  # of another attempt
+    assert groups_of(str(run.directory(1)), 1, pids[1] + 1) == []  # of another attempt

@@ -1,6 +1,5 @@
 """Ansible's modules in unit tests: as Python, and as Ansible runs them."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -11,22 +10,6 @@ import pytest
 import torch._dynamo  # noqa: F401 - some tests need it, and it does not load once Ansible has patched sys.intern
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def load_module():
-    """`load_module(name)`: plugins/modules/NAME.py as a Python module, for its plain functions."""
-
-    def load(name):
-        for file in (ROOT / "plugins/module_utils").glob("*.py"):
-            # On a host, Ansible puts these beside its own.
-            sys.modules.setdefault(
-                f"ansible.module_utils.{file.stem}",
-                importlib.import_module(f"plugins.module_utils.{file.stem}"),
-            )
-        return importlib.import_module(f"plugins.modules.{name}")
-
-    return load
 
 
 @pytest.fixture(scope="session")
