@@ -346,8 +346,8 @@ def test_somebody_fills_the_disk_that_a_run_is_on(plays, curve, importing):
 def test_the_disk_that_the_memory_of_runs_is_on_is_full(plays, curve, importing):
     """That host's etcd ends; the others remember, the run goes on, and it is back when there is room.
 
-    Room enough: etcd allocates 64 MB for the log after the one that it writes, and needs as much again to mend one whose
-    last record was cut short ("read wal error … and cannot be repaired").
+    Room enough: etcd allocates 64 MB for the log after the one that it writes, and needs as much again to mend one
+    whose last record was cut short ("read wal error … and cannot be repaired").
     """
     data, kept, unit = "/var/lib/trainyard-etcd", "/root/kept", "trainyard-etcd"
 
