@@ -55,6 +55,7 @@ STATES = (
     *("stopped", "failed", "finished"),
 )
 FINAL = ("stopped", "failed", "finished")
+BEGINS = ("start", "resume", "restart")  # the events with which attempts begin
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
@@ -315,16 +316,18 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
     """What metrics.jsonl tells of a run, up to step `last`.
 
     losses: [step, loss], thinned to POINTS; epochs, evals: [epoch or step, loss]; best: the lowest step's; parts: of
-    the steps of the last attempt's ranks.
+    the steps of the last attempt that made any.
     """
     steps, losses, epochs, evals = array("q"), array("d"), [], []
     seconds = tokens = 0
     best = peak = newest = None
-    went = Went()
+    went, ended = Went(), False
     for one in read(run_dir / "metrics.jsonl"):  # of a long run they are gigabytes
         if last is not None and one["step"] > last:
             continue
-        if one["kind"] == "epoch":
+        if one["kind"] == "event":
+            ended = ended or one.get("event") in BEGINS
+        elif one["kind"] == "epoch":
             epochs.append([one["epoch"], one["loss"]])
         elif one["kind"] == "eval" and one["loss"] is not None:
             evals.append([one["step"], one["loss"]])
@@ -338,8 +341,8 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
             if best is None or one["loss"] < best["loss"]:
                 best = {"step": one["step"], "loss": one["loss"]}
             ranks = len(one.get("rank_seconds") or [])
-            if ranks != went.ranks:
-                went = Went()
+            if ended or ranks != went.ranks:
+                went, ended = Went(), False
             if ranks:
                 went.add(one)
     return {
@@ -369,13 +372,16 @@ def thinned(rows: Sequence, count: int) -> list:
     return [row for n, row in enumerate(rows) if n % every == 0 or n == len(rows) - 1]
 
 
-def last_ranks(train: list[dict]) -> list[dict]:
-    """The last steps that as many ranks as at the end have taken, and told the times of."""
-    found = []
-    for one in reversed(train):
-        if len(one.get("rank_seconds") or []) != train[-1]["world_size"]:
+def last_attempt(records: list[dict]) -> list[dict]:
+    """Of a metrics.jsonl's records the steps of the last attempt that made any, as far as ranks told their times."""
+    found: list[dict] = []
+    for one in reversed(records):
+        if found and one["kind"] == "event" and one.get("event") in BEGINS:
             break
-        found.append(one)
+        if one["kind"] == "train":
+            if len(one.get("rank_seconds") or []) != (found[0] if found else one)["world_size"]:
+                break
+            found.append(one)
     return found[::-1]
 
 

@@ -375,7 +375,8 @@ class Recorder:
     def _far_apart(self) -> str | None:
         """What a fault would cost where checkpoints are far apart; None where that is bearable."""
         config, left = self.run.config, self.run.steps - self.run.progress.step
-        seconds = min(config.checkpoint_every or left, left) * self._seconds()
+        most = -(-self.run.index.sequences // config.batch_size) if config.checkpoint_epochs else left
+        seconds = min(config.checkpoint_every or left, most, left) * self._seconds()
         if config.checkpoint_minutes or seconds <= FAR_APART:
             return None
         return (
@@ -462,7 +463,10 @@ class Recorder:
         row = run.world.layers() is None
         parts = self._went.means()
         slowest = max(range(size), key=parts["compute"].__getitem__)
-        passes = -(-run.balance.split[slowest] // run.config.micro_batch_size)
+        # A rank that is short of memory computes fewer at once.
+        passes = -(
+            -run.balance.split[slowest] // min(run.config.micro_batch_size, run.balance.at_once[slowest])
+        )
         text = ways.proposal(
             parts,
             ways.sent(gradients, factors, size, every, hosts, row),

@@ -14,8 +14,9 @@ from rdma_ports import CABLE, SENT_AGAIN
 from telling import names, not_asked, silence, table, timed_out, unasked
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
-HUNG_STEPS = 5  # times its own work of a step, after which a run is not only slow
+HUNG_STEPS = 5  # times a step, after which a run is not only slow
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
+MUCH = 1e6  # bytes a second that arrive at a host, by which its connections are there
 NETWORK = 0.4  # a share of a step that the network takes, from which a run is slow by it
 SEE_STACK = "see its stack above"
 LOOK_AGAIN = "look again, for its stack had no answer"
@@ -224,9 +225,9 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     """The run makes steps, or may yet: who is slow, and why."""
     newest = _newest(found, ranks)
     status = newest["status"]
-    own = [float(seconds) for seconds in status.get("compute_seconds") or []]
+    own = _own_work(status)
     stands = newest["steps"][1] == newest["steps"][0]
-    mute = stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max(own, default=0))
+    mute = stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max([_step_seconds(status), *own]))
     # Its reason is written once, and what it tells of may take minutes.
     if status.get("state") == "starting" and status.get("reason") and not (mute and any(map(_waits, ranks))):
         disk = next((rank for rank in ranks if mute and rank["state"] == "D"), None)
@@ -245,15 +246,36 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
             f"The run goes on {at}; rank {slow} on {host} is the slowest, {max(own):.2f} s of own work a step where "
             f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."
         )
+    if not (status.get("parts") or {}).get("watched", True):
+        return (
+            f"The run goes on {at}; whether a rank is slower than another is not known: on GPUs, those of a sharded "
+            "strategy wait for each other within what counts as computing."
+        )
     return f"The run goes on {at}, and no rank is much slower than another."
+
+
+def _own_work(status: dict) -> list[float]:
+    """Seconds of each rank's own work in the last step, by which shares go: with what it codes, and its optimizer."""
+    own = [float(seconds) for seconds in status.get("compute_seconds") or []]
+    for name in ("compression", "optimizer"):
+        more = (status.get("parts") or {}).get(name) or []
+        if len(more) == len(own):
+            own = [sum(both) for both in zip(own, more, strict=True)]
+    return own
+
+
+def _step_seconds(status: dict) -> float:
+    """What a step takes, of late, with all that goes over the network; 0 where nothing tells it."""
+    parts = status.get("parts") or {}
+    step = (parts.get("wire") or 0.0) + parts.get("rest", 0.0)  # as releases before told of the optimizer
+    return step + sum(
+        (parts.get(name) or [0.0])[0] for name in ("compute", "compression", "optimizer", "waiting")
+    )
 
 
 def _slow_network(found: dict, status: dict) -> str:
     """What the network takes of a step, where that is much, whose link is slower than the others', and what helps."""
-    parts = status.get("parts") or {}
-    wire = parts.get("wire") or 0.0
-    step = wire + parts.get("rest", 0.0)  # as releases before told of the optimizer
-    step += sum((parts.get(name) or [0.0])[0] for name in ("compute", "compression", "optimizer", "waiting"))
+    wire, step = (status.get("parts") or {}).get("wire") or 0.0, _step_seconds(status)
     if wire <= NETWORK * step:
         return ""
     links = {host: one["interface"] for host, one in found.items() if one["interface"].get("speed")}
@@ -461,9 +483,13 @@ def _network(found: dict, ranks: list[dict]) -> str:
     for host, one in found.items():
         if one["kernel"]:
             return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
-    quiet = [
-        host for host, one in found.items() if sum(link.get("rx_bytes") or 0 for link in _links(one)) < 2000
-    ]
+    came = {host: sum(link.get("rx_bytes") or 0 for link in _links(one)) for host, one in found.items()}
+    if ranks and all(came[host] > MUCH * found[host]["seconds"] for host in {rank["host"] for rank in ranks}):
+        return (
+            f"All {len(ranks)} ranks exchange what takes long (a sum over a slow network, a meeting, a checkpoint's "
+            "state): much arrives at each host, so that it goes on. docs/slow-networks.md says what sends less."
+        )
+    quiet = [host for host, count in came.items() if count < 2000]
     where = f" Nothing arrives at {', '.join(quiet)}." if quiet else ""
     return (
         f"All {len(ranks)} ranks wait in a collective, and none is behind: a connection between them is lost.{where} "

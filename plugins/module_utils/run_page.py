@@ -74,9 +74,12 @@ def found(directory: Path) -> dict:
     events = [one for one in records if one["kind"] == "event"]
     evals = [[one["step"], one["loss"]] for one in records if one["kind"] == "eval"]
     state = status.get("state") or summary.get("state") or "interrupted"
-    names = rank_names(events, train)
+    last = max(at for at, one in enumerate(records) if one["kind"] == "train")
+    begun = [one for one in records[:last] if one["kind"] == "event"]  # what begins after it has no step yet
+    names = rank_names(begun, train)
     shown, left = _events(events)
     known = machines(events)
+    settings = summary.get("settings") or _yaml(directory / "config.yaml")
     return {
         "name": directory.name,
         "state": state,
@@ -90,8 +93,8 @@ def found(directory: Path) -> dict:
         "events_left": left,
         "shares": _shares(train) if len(names) <= SHOWN_RANKS else [],
         "rank_names": names,
-        "parts": parts(train, names, watched(events)),
-        "settings": summary.get("settings") or _yaml(directory / "config.yaml"),
+        "parts": parts(records, names, watched(begun), settings.get("balance", "auto") == "auto"),
+        "settings": settings,
         "environment": _environment(summary, names, known),
         "machines": known,
         "memory": memory(train, names),
@@ -183,14 +186,14 @@ def watched(events: list[dict]) -> bool:
     return next((one["watched"] for one in reversed(events) if "watched" in one), True)
 
 
-def parts(train: list[dict], names: list[str], own: bool = True) -> dict | None:
-    """Where a step's time went, in mean seconds, of the steps of the last attempt's ranks; what to do about it.
+def parts(records: list[dict], names: list[str], own: bool = True, balanced: bool = True) -> dict | None:
+    """Where a step's time went, in mean seconds, of the last attempt's steps; what to do about it.
 
     ranks: [{name, compute, compression, waiting, wire, optimizer}], as trainer/metrics.py says. None for metrics that
     do not say.
-    own: as `watched` says.
+    own: as `watched` says. balanced: whether shares follow the ranks' speeds (balance: auto).
     """
-    steps = metrics.last_ranks(train)
+    steps = metrics.last_attempt(records)
     went = metrics.parts(steps)
     if went is None or len(went["compute"]) != len(names):
         return None
@@ -216,15 +219,22 @@ def parts(train: list[dict], names: list[str], own: bool = True) -> dict | None:
         ],
         "computing": "computing" if own else "computing or waiting",
         "note": note,
-        "advice": _advice(step, waiting, wire, names, own),
+        "advice": _advice(step, waiting, wire, names, own, balanced),
     }
 
 
-def _advice(step: float, waiting: list[float], wire: float, names: list[str], own: bool) -> str:
+def _advice(
+    step: float, waiting: list[float], wire: float, names: list[str], own: bool, balanced: bool
+) -> str:
     if wire > NETWORK * step:
         return "Most of what could be gained is on the network: docs/slow-networks.md says what sends less."
     if max(waiting) > UNEVEN * step:
         last = names[waiting.index(min(waiting))]
+        if balanced:
+            return (
+                f"The others wait for {last}, and its share is balanced: of a larger batch_size shares, which are "
+                "whole sequences, follow the speeds more closely; diagnose.yml looks at why it is slow."
+            )
         return f"The others wait for {last}: balance: auto gives each rank what it can do in the same time."
     if not own:
         return (

@@ -61,6 +61,13 @@ SPENT = {
     "waiting": [0.2, 0.0],
     "wire": 1.5,
 }
+CODES = {
+    "compute": [7.0, 4.0],
+    "compression": [1.0, 4.0],
+    "optimizer": [0.1, 0.1],
+    "waiting": [0.0, 0.0],
+    "wire": 0.5,
+}
 SLOWLY = {"steps": (7, 9), "age": 0.1, "compute": (0.2, 0.4), "status": {"parts": SPENT}}
 
 
@@ -369,10 +376,35 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
                 "a": host(rank(0), **{**SLOWLY, "status": {"parts": {**SPENT, "wire": 0.2}}}),
                 "b": host(rank(1)),
             },
-            r"rank 1 on b is the slowest, 0\.40 s",
+            r"rank 1 on b is the slowest, 0\.50 s of own work a step where the fastest takes 0\.30 s",
+        ),
+        # One that computes less, for it codes for as much longer, is no slower than the other.
+        (
+            {
+                n: host(rank(i), **{**SLOWLY, "compute": (7.0, 4.0), "status": {"parts": CODES}})
+                for i, n in enumerate("ab")
+            },
+            r"no rank is much slower than another",
+        ),
+        # What counts as computing holds their waiting for each other.
+        (
+            {
+                n: host(rank(i), steps=(7, 9), age=0.1, status={"parts": {"watched": False}})
+                for i, n in enumerate("ab")
+            },
+            r"whether a rank is slower than another is not known",
         ),
         # A step of a minute, 40 s after the last one: not hung.
         ({"a": host(rank(0), compute=(60, 61)), "b": host(rank(1))}, r"The run goes on \(step 7 of 100\)"),
+        (
+            {n: host(rank(i), status={"parts": {**SPENT, "wire": 40.0}}) for i, n in enumerate("ab")},
+            r"^The run goes on \(step 7 of 100\); the network takes 40\.00 s of a step's",
+        ),
+        # No word for longer than that, and yet much arrives everywhere: a meeting, or a checkpoint's state.
+        (
+            {n: host(rank(i), interface={"rx_bytes": 9e6}) for i, n in enumerate("ab")},
+            r"^All 2 ranks exchange what takes long .* it goes on",
+        ),
     ],
 )
 def test_the_sentence(results, words):

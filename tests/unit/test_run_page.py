@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import run_page
 
+from trainer import metrics
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -89,9 +91,25 @@ def test_where_the_time_goes():
         (3, 0, 1.5, 0.5),
     ]
     assert all(r["compression"] == 0 for r in found["ranks"])
-    assert "wait for b" in found["advice"]
+    assert "wait for b, and its share is balanced: of a larger batch_size" in found["advice"]
+    even = run_page.parts(steps, ["a", "b"], balanced=False)
+    assert "wait for b: balance: auto gives" in even["advice"]
     slow = run_page.parts([{**one, "step_seconds": 15.0, "comm_seconds": 13.5} for one in steps], ["a", "b"])
     assert "slow-networks" in slow["advice"]
+
+
+def test_where_the_time_goes_is_the_last_attempts_alone(tmp_path):
+    """Of as many ranks, but other ones, that send otherwise; an attempt without a step tells nothing."""
+    one = {"rank_seconds": [1.0, 1.0], "compute_seconds": 1.0, "comm_seconds": 8.0, "step_seconds": 9.0}
+    before, after = step(1, world_size=2, **one), step(2, world_size=2, **one)
+    after |= {"step_seconds": 1.5, "comm_seconds": 0.5, "rank_seconds": [1.0, 0.9]}
+    begins = {"kind": "event", "step": 1, "event": "resume", "ranks": ["a", "c"], "watched": True}
+    saved = {"kind": "event", "step": 2, "event": "checkpoint"}
+    empty = {**begins, "step": 2, "event": "restart", "ranks": ["a", "d"]}
+    write(tmp_path, {**begins, "event": "start", "ranks": ["a", "b"]}, before, begins, after, saved, empty)
+    found = run_page.found(tmp_path)["parts"]
+    assert found["step"] == 1.5 and [one["name"] for one in found["ranks"]] == ["a", "c"]
+    assert metrics.curve(tmp_path)["parts"]["wire"] == 0.5
 
 
 def test_what_a_rank_codes_and_its_optimizer_are_not_the_networks():

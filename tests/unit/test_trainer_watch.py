@@ -316,11 +316,14 @@ def test_mfu_counts_the_tokens_that_carry_no_loss():
         ({"checkpoint_minutes": 30}, 60, None),
         ({"checkpoint_every": 0}, 60, "checkpoints are 16 h 40 min apart"),
         ({"checkpoint_every": 50}, 60, None),
+        ({"checkpoint_epochs": True, "batch_size": 16}, 60, "checkpoints are 1 h 40 min apart"),
+        ({"checkpoint_epochs": True, "batch_size": 16}, 10, None),
     ],
 )
 def test_checkpoints_that_are_hours_apart_are_warned_of(settings, seconds, words):
     progress = types.SimpleNamespace(step=40)
-    run = types.SimpleNamespace(config=from_mapping(settings), steps=1040, progress=progress)
+    index = types.SimpleNamespace(sequences=1600)
+    run = types.SimpleNamespace(config=from_mapping(settings), steps=1040, progress=progress, index=index)
     found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=lambda: seconds))
     assert (found and found.partition(",")[0]) == words
 
