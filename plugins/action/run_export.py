@@ -61,6 +61,11 @@ def present(directory: Path) -> dict[str, str]:
     return found
 
 
+def part_of(target: Path, expected: str) -> Path:
+    """Where `target` grows until it has the SHA-256 `expected`."""
+    return target.with_name(f".{target.name}.part-{expected[:16]}")
+
+
 def is_part(path: Path) -> bool:
     return path.name.startswith(".") and ".part-" in path.name
 
@@ -126,11 +131,14 @@ class ActionModule(ActionBase):
         hashes = {name: one["checksum"] for name, one in files.items()}
         lacking = [name for name, one in hashes.items() if own.get(name) != one]
         size = sum(files[name]["size"] for name in lacking)
+        parts = [part_of(to / name, hashes[name]) for name in lacking]
+        came = sum(part.stat().st_size for part in parts if part.exists())  # when an earlier run was cut off
         to.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(to).free
-        if free < size:
+        needed = size - came + min(PIECE, size - came)
+        if free < needed:
             raise Refused(
-                f"to: found {free / 1e9:.1f} GB free at {to}; expected {size / 1e9:.1f} GB. Free some, or: -e to=DIR"
+                f"to: found {free / 1e9:.1f} GB free at {to}; expected {needed / 1e9:.1f} GB. Free some, or: -e to=DIR"
             )
         self._write(to, {"about": about, "complete": False, "files": hashes, "before": own})
         self.coming = Coming(size)
@@ -152,7 +160,7 @@ class ActionModule(ActionBase):
     def _fetch(self, source: str, target: Path, size: int, expected: str) -> None:
         """Have the host's file `source` at `target`, from where an earlier run was."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part-{expected[:16]}")
+        part = part_of(target, expected)
         part.touch()
         self.coming.done += part.stat().st_size
         while (have := part.stat().st_size) < size:

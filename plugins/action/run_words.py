@@ -29,6 +29,7 @@ from plugins.action.run_config import SWITCHES, plain, role_variables
 from trainer.config import FIELDS
 
 RUN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+LONGEST = 130_000  # bytes, a little less than Linux takes for one word of a command
 YES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -81,9 +82,14 @@ def path(text: str) -> str:
 def file(text: str) -> str:
     """A file's text, for what no command line takes well: quotes, several lines."""
     try:
-        return Path(text).expanduser().read_text(encoding="utf-8").rstrip("\n")
+        found = Path(text).expanduser().read_text(encoding="utf-8").rstrip("\n")
     except (OSError, ValueError) as error:
         raise Odd(f"a text file that can be read ({getattr(error, 'strerror', None) or error})") from None
+    if "\0" in found or len(found.encode()) > LONGEST:
+        raise Odd(
+            f"a text of {LONGEST:,} bytes at most, without null characters: it becomes one word of a command"
+        )
+    return found
 
 
 KINDS: dict[str, Callable] = {

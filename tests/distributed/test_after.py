@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from trainer import cli
 from trainer.config import from_mapping
 from trainer.data import tokenizer as own_tokenizer
+from trainer.model import saved
 
 LORA = ("adapter=lora", "lora_rank=4", "lr=0.05")
 TEMPLATE = (
@@ -31,7 +32,7 @@ def base(tmp_path_factory):
 
     path = tmp_path_factory.mktemp("models") / "base"
     tokenizer = own_tokenizer.wrap(own_tokenizer.train(from_mapping({"vocab_size": 300})))
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = {"default": TEMPLATE, "tool_use": TEMPLATE}
     torch.manual_seed(1)
     end = tokenizer.eos_token_id
     model = LlamaForCausalLM(
@@ -78,6 +79,7 @@ def exported(runs, base, tmp_path_factory):
     root = tmp_path_factory.mktemp("exported")
     wanted = {
         "adapter": [runs["lora"]],
+        "named": [runs["lora"], "--base", "org/name"],
         "merged": [runs["lora"] / "checkpoints/step-00000003", "--merge"],
         "4bit": [runs["4bit"], "--merge"],
         "full": [runs["full"], "--dtype", "bfloat16"],
@@ -111,7 +113,7 @@ print("\\n" + json.dumps(logits))
 @pytest.fixture(scope="module")
 def logits(exported, runs, base):
     """The logits of each in a Python without this project's packages."""
-    wanted = {name: (str(path), None) for name, path in exported.items()}
+    wanted = {name: (str(path), None) for name, path in exported.items() if name != "named"}
     wanted |= {"adapter": (str(exported["adapter"]), str(base)), "base": (str(base), None)}
     wanted["full, from the run"] = (str(runs["full"] / "model"), None)
     command = [sys.executable, "-I", "-c", PLAIN, json.dumps(wanted)]
@@ -129,6 +131,11 @@ def test_an_adapter_and_its_merged_model_are_alike_in_plain_peft_and_transformer
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     card = (adapter / "README.md").read_text()
     assert "library_name: peft" in card and "rank 4" in card and "| 3 | " in card
+    named = exported["named"]
+    assert "base_model: org/name" in (named / "README.md").read_text() and str(base) not in (
+        (named / "README.md").read_text() + (named / "adapter_config.json").read_text()
+    )
+    assert (named / "additional_chat_templates/tool_use.jinja").is_file()
     assert "merged into these weights" in (merged / "README.md").read_text()
 
 
@@ -239,12 +246,17 @@ def test_a_conversation_is_remembered_as_far_as_there_is_room(runs, capsys, monk
     assert seen[-1][0] != "who is Anne" and len(seen) == 6
 
 
-OWN_CODE = """
-from transformers import LlamaConfig, LlamaForCausalLM
+OWN_CONFIGURATION = """
+from transformers import LlamaConfig
 
 
 class OwnConfig(LlamaConfig):
     model_type = "own"
+"""
+OWN_CODE = """
+from transformers import LlamaForCausalLM
+
+from .configuration_own import OwnConfig
 
 
 class OwnModel(LlamaForCausalLM):
@@ -255,14 +267,13 @@ class OwnModel(LlamaForCausalLM):
 def test_a_model_with_its_own_code(base, tmp_path, capsys):
     """It is run only where that is asked for; what was trained has the code beside it, and speaks."""
     own = tmp_path / "own"
-    own.mkdir()
-    for file in base.iterdir():
-        (own / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(base, own)
     content = json.loads((own / "config.json").read_text())
-    places = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    places = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
     changed = {**content, "model_type": "own", "architectures": ["OwnModel"], "auto_map": places}
     (own / "config.json").write_text(json.dumps(changed))
     (own / "modeling_own.py").write_text(OWN_CODE)
+    (own / "configuration_own.py").write_text(OWN_CONFIGURATION)
     config = tmp_path / "run.yaml"
     config.write_text(
         f"model: {own}\nsequence_length: 32\nbatch_size: 2\nsteps: 1\nmax_samples: 40\nthreads: 1\n"
@@ -278,13 +289,31 @@ def test_a_model_with_its_own_code(base, tmp_path, capsys):
     # That the run trusted it is what its directory says, which may have come from anywhere.
     speak = ["generate", tmp_path / "asked/node0", "--prompt", "Captain", "--max-new-tokens", "2"]
     write = ["export", tmp_path / "asked/node0", tmp_path / "out"]
+    saved = ["export", tmp_path / "asked/node0/checkpoints/step-00000001", tmp_path / "of-checkpoint"]
     told = []
-    for command in (speak, write):
+    for command in (speak, write, saved):
         assert "brings its own Python code: if you trust it, add --code" in refused(capsys, *command)
         assert cli.main([str(one) for one in (*command, "--code")]) == 0
         told.append(capsys.readouterr().out)
     assert told[0].startswith("Captain")
-    assert (tmp_path / "out/modeling_own.py").read_text() == OWN_CODE
+    for out in ("out", "of-checkpoint"):
+        assert (tmp_path / out / "modeling_own.py").read_text() == OWN_CODE
+
+
+def test_what_could_not_be_written_at_a_later_end_is_not_taken_for_it(tmp_path, capsys):
+    """A run that went on beyond its end has its checkpoint, then, and no model of the end before."""
+    config = tmp_path / "run.yaml"
+    config.write_text("model: tiny\nsequence_length: 32\nbatch_size: 2\nmax_samples: 40\nthreads: 1\n")
+    run(tmp_path / "run", 1, config, "steps=1")
+    where = tmp_path / "run/node0"
+    assert saved.find(where).path == where / "model"
+    (where / ".model.tmp").touch()  # where a directory should be
+    run(tmp_path / "run", 1, config, "steps=2", codes=[2])
+    found = saved.find(where)
+    assert found.path == where / "checkpoints/step-00000002" and found.facts["steps"] == 2
+    (where / ".model.tmp").unlink()
+    run(tmp_path / "run", 1, config, "steps=2")
+    assert saved.find(where).path == where / "model"
 
 
 def refused(capsys, *arguments) -> str:

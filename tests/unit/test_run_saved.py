@@ -88,6 +88,15 @@ def test_what_is_wrong_is_named_with_its_cure(extra, said):
     assert problem.startswith(said)
 
 
+@pytest.mark.parametrize("content", ["a" * 131_000, "a\0b"])
+def test_a_file_that_no_command_line_takes_is_refused_here(tmp_path, content):
+    (tmp_path / "long").write_text(content)
+    _, (problem,) = read_words({"prompt_file": "file"}, {"prompt_file": str(tmp_path / "long")}, (), set())
+    assert "expected a text of 130,000 bytes at most, without null characters" in problem
+    (tmp_path / "long").write_text(content[:1000].replace("\0", ""))
+    assert read_words({"prompt_file": "file"}, {"prompt_file": str(tmp_path / "long")}, (), set())[1] == []
+
+
 def test_what_a_playbook_takes_that_takes_one_word():
     _, (problem,) = read_words({"run": "name"}, {"depth": "full"}, (), set())
     assert problem == "-e depth: found an unknown word; expected run. Correct it, or leave it out."
@@ -436,6 +445,22 @@ def test_cut_off_it_goes_on_where_it_was(tmp_path, source):
     assert again.here[0] == again.coming.total - (14 - 8) and again.coming.done == again.coming.total
     assert run_export.look(to, about)["stands"]
     assert not [path for path in to.rglob("*") if run_export.is_part(path)]
+
+
+def test_room_is_asked_for_what_has_not_come_yet(tmp_path, source, monkeypatch):
+    """With the piece that comes beside what is there; a first run that filled the disk is none against the second."""
+    to, about = tmp_path / "to", {"step": 4}
+    monkeypatch.setattr(run_export, "PIECE", 4)
+    free = SimpleNamespace(free=17)
+    monkeypatch.setattr(run_export.shutil, "disk_usage", lambda _: free)
+    with pytest.raises(run_export.Refused, match="GB free"):
+        bring(Bringer(), to, source, about)
+    free.free = 18
+    with pytest.raises(run_export.Refused, match="cut"):
+        bring(Bringer(cut=8), to, source, about)
+    free.free = 10
+    bring(Bringer(), to, source, about)
+    assert run_export.look(to, about)["stands"]
 
 
 def test_a_newer_export_takes_the_place_of_an_older_and_brings_what_differs_alone(tmp_path, source):

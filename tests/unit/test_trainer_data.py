@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import types
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,17 @@ def prepared(config, folder):
     """(training set, held-out set) with a tokenizer trained on it."""
     tokens = tokenizer.wrap(tokenizer.train(config))
     return pack.prepare(config, read.digests(config), tokens, folder)
+
+
+def test_what_describes_tools_counts_as_text_that_is_tokenised_at_once():
+    tools = [{"type": "function", "function": {"name": "look", "description": "x" * 4000}}]
+    asked = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": tools}]
+    one = fields.Sample(Path("a"), 1, messages=asked, tools=tools)
+    placed = [types.SimpleNamespace(sample=one)] * 1000
+    batches = list(cache._batches(placed))
+    assert (
+        sum(map(len, batches)) == 1000 and cache.BATCH > 8000 and len(batches[0]) <= cache.BATCH // 8000 + 1
+    )
 
 
 def test_how_far_the_tokenising_is_is_told(tmp_path, monkeypatch):

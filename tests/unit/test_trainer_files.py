@@ -1,9 +1,12 @@
 """What is no file of data: refused with a message at once, wherever it is met; nothing waits for a pipe."""
 
+import errno
 import os
 import socket
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from trainer import cli
@@ -52,6 +55,51 @@ def test_in_a_directory(tmp_path, make):
         BadInput, match=r"below/data\.txt: (expected a file, found a |cannot be read: No such)"
     ):
         read.digests(from_mapping({"dataset": str(tmp_path)}))
+
+
+def test_data_behind_a_link_or_named_in_capitals_is_not_left_out(tmp_path):
+    """A link to a directory is not followed; one that holds no data leads to nothing that is missing."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, elsewhere / "below"):
+        folder.mkdir(parents=True)
+    (data / "a.txt").write_text("words")
+    (data / "wiki").symlink_to(elsewhere)
+    config = from_mapping({"dataset": str(data)})
+    assert len(read.digests(config)) == 1
+    (elsewhere / "below/b.jsonl").write_text('{"text": "more"}\n')
+    with pytest.raises(
+        BadInput, match=r"data/wiki: .*found a link to a directory with data.*name what it leads to"
+    ):
+        read.digests(config)
+    (data / "wiki").unlink()
+    (data / "C.JSONL").write_text('{"text": "more"}\n')
+    with pytest.raises(BadInput, match=r"C\.JSONL: expected a name that ends in \.jsonl; rename it"):
+        read.digests(config)
+
+
+def test_a_file_that_cannot_be_read_is_named_itself(tmp_path, monkeypatch):
+    """Reading itself raises an error that names nothing."""
+    (tmp_path / "data.jsonl").write_text('{"text": "more"}\n')
+
+    def torn(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(read.hashlib, "file_digest", torn)
+    with pytest.raises(BadInput, match=r"data\.jsonl: cannot be read: Input/output error; see its disk"):
+        read.digests(from_mapping({"dataset": str(tmp_path / "data.jsonl")}))
+
+
+def test_a_parquet_files_reader_keeps_little(tmp_path):
+    """Of a row group as large as the file no more than it is about to give."""
+    rows = 32_000
+    texts = [os.urandom(500).hex() for _ in range(rows)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "data.parquet", compression="none")
+    del texts
+    pool, most = pyarrow.default_memory_pool(), 0
+    before = pool.bytes_allocated()
+    for _ in files.records(tmp_path / "data.parquet", ["text"]):
+        most = max(most, pool.bytes_allocated() - before)
+    assert 0 < most < 12e6  # of 32 MB
 
 
 @pytest.mark.parametrize("make", [pipe, device])

@@ -74,9 +74,11 @@ def _write(
         _copy_adapter(found, base, temporary)
     else:
         _write_model(found, base, dtype, trust, temporary)
+    # A base that was brought lies at a place that means nothing elsewhere.
+    facts = {**found.facts, "settings": {**found.settings, "model": base}} if base else found.facts
     card.write(
         temporary,
-        found.facts,
+        facts,
         adapter=None if merge else found.adapter,
         merged=merge and found.adapter is not None,
     )
@@ -89,6 +91,8 @@ def _copy_adapter(found: saved.Saved, base: str | None, directory: Path) -> None
     for file in found.path.iterdir():
         if file.is_file() and file.name not in ("optimizer.safetensors", "manifest.json", "README.md"):
             shutil.copyfile(file, directory / file.name)
+        elif file.is_dir():  # a tokenizer's other templates
+            shutil.copytree(file, directory / file.name)
     name = base or found.base
     text = json.dumps({**found.adapter, "base_model_name_or_path": name}, indent=2, sort_keys=True)
     (directory / "adapter_config.json").write_text(text + "\n")

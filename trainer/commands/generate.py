@@ -41,7 +41,10 @@ def main(
     torch.manual_seed(sampling.seed)
     try:
         if not chat:
-            ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt").input_ids
+            if prompt:
+                ids = tokenizer(prompt, return_tensors="pt").input_ids
+            else:  # as documents begin in training (data/cache.py); after another's end, where no token begins them
+                ids = torch.tensor([turns.first_token(tokenizer) or [tokenizer.eos_token_id]])
             _continue(model, tokenizer, ids, sampling, with_prompt=True)
         elif prompt is not None:
             _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)

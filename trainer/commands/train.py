@@ -200,9 +200,11 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             raise
         observer.save_last()
     step = _take_best(run, observer.best_saved)
-    if world.keeps:
-        _summarise(run, begin, step)
     results = environment.run_dir / "model"
+    if world.keeps:
+        # Of a run that went on beyond its end: were it cut off here, that one would pass for this end's.
+        shutil.rmtree(results, ignore_errors=True)
+        _summarise(run, begin, step)
     _export(strategy, source.tokenizer, results)
     observer.show(state=_last_state("finished"), reason=None, eta_seconds=0)
     if world.first:

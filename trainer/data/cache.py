@@ -354,7 +354,7 @@ def _batches(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
     batch, size = [], 0
     for one in placed:
         batch.append(one)
-        size += len(one.sample.words)
+        size += one.sample.size
         if size >= BATCH:
             yield batch
             batch, size = [], 0

@@ -47,7 +47,10 @@ def length(path: Path) -> int:
             # Arrow's own are ValueErrors, too. What is wrong with the file, reading it says.
             except (ImportError, NotImplementedError, OSError, ValueError):
                 return 1
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1
+        try:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1
+        except OSError as error:
+            raise unreadable(path, error) from None
 
 
 def paragraphs(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -103,7 +106,8 @@ def _parquet(path: Path, columns: Sequence[str], besides: Sequence[str]) -> Iter
     with opened(path) as file:
         number = 0
         try:
-            table = pyarrow.parquet.ParquetFile(file)
+            # Arrow would keep what it has read ahead, and a row group's columns whole, for as long as the file is open.
+            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
             there = table.schema_arrow.names
             needed = columns and set(columns) <= set(there)
             wanted = [name for name in (*columns, *besides) if name in there]
@@ -190,7 +194,8 @@ def found(name: str) -> Path | None:
 def below(folder: Path) -> list[Path]:
     """The files of our kinds in `folder` and in directories below it, sorted; hidden ones are no data.
 
-    Raises BadInput where a directory cannot be read, or what is called so is no file: some data would be missing.
+    Raises BadInput where a directory cannot be read, or is a link that nobody would follow, and where what is called so
+    is no file, or is called so in capitals: some data would be missing.
     """
 
     def refuse(error: OSError):
@@ -199,7 +204,16 @@ def below(folder: Path) -> list[Path]:
     found = []
     for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        every = (Path(place, name) for name in names if not name.startswith("."))
+        for link in (Path(place, name) for name in folders):
+            if link.is_symlink() and below(link.resolve()):
+                raise BadInput(
+                    f"{link}: expected files or directories, found a link to a directory with data; links are not "
+                    "followed: take it out, and name what it leads to besides"
+                )
+        every = [Path(place, name) for name in names if not name.startswith(".")]
+        for path in every:
+            if path.suffix not in SUFFIXES and path.suffix.lower() in SUFFIXES:
+                raise BadInput(f"{path}: expected a name that ends in {path.suffix.lower()}; rename it")
         found += [path for path in every if path.suffix in SUFFIXES]
     found.sort()
     for path in found:

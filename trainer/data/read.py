@@ -81,10 +81,17 @@ def _same(one: Path, other: Path) -> bool:
     return _sha256(one) == _sha256(other)
 
 
+def _hash(path: Path) -> bytes:
+    with files.opened(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:  # which does not say of what
+            raise files.unreadable(path, error) from None
+
+
 @functools.cache
 def _sha256(path: Path) -> bytes:
-    with files.opened(path) as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    return _hash(path)
 
 
 def weights(config: Config) -> list[float]:
@@ -150,8 +157,7 @@ def digest(dataset: Dataset, config: Config) -> str:
     settings = [getattr(config, name) for name in ON_SAMPLES]
     total = hashlib.sha256(json.dumps([dataset.limit, *settings]).encode())
     for path in dataset.files:
-        with files.opened(path) as file:
-            total.update(path.suffix.encode() + hashlib.file_digest(file, "sha256").digest())
+        total.update(path.suffix.encode() + _hash(path))
     return total.hexdigest()
 
 

@@ -29,6 +29,11 @@ class Sample(NamedTuple):
         """All its text, without a template."""
         return self.text if self.messages is None else "\n".join(one["content"] for one in self.messages)
 
+    @property
+    def size(self) -> int:
+        """About how many characters it has: calls of tools and what describes these are text, too, in a template."""
+        return len(self.text) + sum(len(str(one)) for one in (*(self.messages or ()), *(self.tools or ())))
+
 
 def kind(record: dict, config: Config) -> str:
     """What records like this one are: text, instruction or chat; `data_format`, or told by the fields."""
