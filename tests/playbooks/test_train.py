@@ -144,10 +144,12 @@ def test_a_plan_of_all_hosts_says_what_a_run_takes_and_starts_nothing(yard):
 
 
 @pytest.mark.full
-def test_a_smoke_test_comes_first_and_leaves_nothing(yard):
-    run = yard.play(run="first", smoke="true", trainer_smoke_steps=1, **SMALL)
+@pytest.mark.parametrize(("strategy", "runs"), [("ddp", 3), ("zero1", 2)])
+def test_a_smoke_test_comes_first_and_leaves_nothing(yard, strategy, runs):
+    """On each host alone, too, unless only all together have room for what is shared out."""
+    run = yard.play(run="first", smoke="true", trainer_smoke_steps=1, strategy=strategy, **SMALL)
     assert run.rc == 0, said(run)
-    assert len([name for name in task_names(run) if "Follow the run" in name]) == 3
+    assert len([name for name in task_names(run) if "Follow the run" in name]) == runs
     assert (yard.results / "first/summary.json").exists()
     for node in ("node1", "node2"):
         assert os.listdir(yard.node(node) / "var/runs") == ["first"]
