@@ -1,5 +1,6 @@
 """Names of the hub in a run's configuration, and the token on its way."""
 
+import errno
 import http.server
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from ansible.errors import AnsibleFilterError
 
 from plugins.filter import hub
 from trainer import cli
+from trainer.commands import fetch as fetching
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
@@ -220,3 +222,16 @@ def test_a_new_run_has_yesterdays_model_where_no_host_reaches_the_hub(gone, tmp_
     assert (
         f"model: org/model: no host reaches http://127.0.0.1:9; its revision {gone.commit} is taken" in said
     ), said
+
+
+def test_what_became_roots_for_another_place_is_copied(tmp_path, monkeypatch):
+    """One blob of the cache is both's, and Linux lets nobody link what is another's (protected_hardlinks)."""
+
+    def refused(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    (tmp_path / "blob").write_text("weights")
+    one = {"path": "models/0123/org--name/model.safetensors", "bytes": 7}
+    monkeypatch.setattr(fetching.os, "link", refused)
+    fetching._lay_out(tmp_path / "blob", tmp_path / "state", one)
+    assert (tmp_path / "state/incoming" / one["path"]).read_text() == "weights"

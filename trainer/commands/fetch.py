@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 from trainer import disk
@@ -115,7 +116,7 @@ def _reason(error: Exception) -> str:
 
 
 def _lay_out(source: Path, state_dir: Path, one: dict) -> None:
-    """Link a file to incoming/, unless it has its place already."""
+    """Link a file to incoming/, unless it has its place already; what has become root's for another place is copied."""
     with contextlib.suppress(OSError):
         if (state_dir / one["path"]).stat().st_size == one["bytes"]:
             return
@@ -123,7 +124,10 @@ def _lay_out(source: Path, state_dir: Path, one: dict) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
-        os.link(source, target)
+        try:
+            os.link(source, target)
+        except PermissionError:  # protected_hardlinks: nobody links what is another's
+            shutil.copyfile(source, target)
     except OSError as error:
         raise BadInput(
             f"{target}: {error.strerror}; {source.parent} and it must lie on one file system"
