@@ -74,8 +74,9 @@ def _write(
         _copy_adapter(found, base, temporary)
     else:
         _write_model(found, base, dtype, trust, temporary)
-    # A base that was brought lies at a place that means nothing elsewhere.
-    facts = {**found.facts, "settings": {**found.settings, "model": base}} if base else found.facts
+    facts = found.facts
+    if base and not merge:  # a base that was brought lies at a place that means nothing elsewhere
+        facts = {**facts, "settings": {**found.settings, "model": base}}
     card.write(
         temporary,
         facts,
