@@ -45,6 +45,10 @@ def test_without_a_name_the_newest_run_speaks_and_a_file_holds_what_no_command_l
     *_, kept = (yard.results / "first/samples.jsonl").read_text().splitlines()
     assert json.loads(kept)["prompt"] == "It's late,\nshe said"
     assert kept[-20:-3] in (yard.results / "first/report.html").read_text()
+    silent = yard.play("playbooks/generate.yml", chat="true")
+    assert silent.rc and "expected what is to be answered. Add -e prompt=" in failures(silent)[0], said(
+        silent
+    )
 
 
 @pytest.mark.full
