@@ -597,13 +597,12 @@ def _write(temporary: Path | None, snapshot: Snapshot, model, tokenizer) -> dict
             adapter.inference_mode = True
             adapter.save_pretrained(temporary)
         else:
-            model.config.save_pretrained(temporary)
             if model.is_remote_code():
                 from transformers.dynamic_module_utils import custom_object_save
 
-                custom_object_save(
-                    model, temporary, config=model.config
-                )  # of which the configuration names a part
+                # The configuration's own saving brings its own code alone; its auto_map is told of the model's here.
+                custom_object_save(model, temporary, config=model.config)
+            model.config.save_pretrained(temporary)
             model_load.restore_dropout(temporary, model.original_dropout)
         _save_tokenizer(tokenizer, temporary)
         return {file.name: _settled(file) for file in sorted(temporary.iterdir()) if file.is_file()}

@@ -289,9 +289,9 @@ def test_a_model_with_its_own_code(base, tmp_path, capsys):
     # That the run trusted it is what its directory says, which may have come from anywhere.
     speak = ["generate", tmp_path / "asked/node0", "--prompt", "Captain", "--max-new-tokens", "2"]
     write = ["export", tmp_path / "asked/node0", tmp_path / "out"]
-    saved = ["export", tmp_path / "asked/node0/checkpoints/step-00000001", tmp_path / "of-checkpoint"]
+    earlier = ["export", tmp_path / "asked/node0/checkpoints/step-00000001", tmp_path / "of-checkpoint"]
     told = []
-    for command in (speak, write, saved):
+    for command in (speak, write, earlier):
         assert "brings its own Python code: if you trust it, add --code" in refused(capsys, *command)
         assert cli.main([str(one) for one in (*command, "--code")]) == 0
         told.append(capsys.readouterr().out)
@@ -307,11 +307,12 @@ def test_what_could_not_be_written_at_a_later_end_is_not_taken_for_it(tmp_path, 
     run(tmp_path / "run", 1, config, "steps=1")
     where = tmp_path / "run/node0"
     assert saved.find(where).path == where / "model"
-    (where / ".model.tmp").touch()  # where a directory should be
-    run(tmp_path / "run", 1, config, "steps=2", codes=[2])
+    fails = {("trainer.model.card", "write"): None}
+    run(tmp_path / "run", 1, config, "steps=1", patch=fails, codes=[1])
+    assert saved.find(where).path == where / "model"  # which is this very end's
+    run(tmp_path / "run", 1, config, "steps=2", patch=fails, codes=[1])
     found = saved.find(where)
     assert found.path == where / "checkpoints/step-00000002" and found.facts["steps"] == 2
-    (where / ".model.tmp").unlink()
     run(tmp_path / "run", 1, config, "steps=2")
     assert saved.find(where).path == where / "model"
 

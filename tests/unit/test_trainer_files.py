@@ -66,7 +66,12 @@ def test_data_behind_a_link_or_named_in_capitals_is_not_left_out(tmp_path):
     (data / "a.txt").write_text("words")
     (data / "wiki").symlink_to(elsewhere)
     config = from_mapping({"dataset": str(data)})
-    assert len(read.digests(config)) == 1
+    assert files.below(data) == [data / "a.txt"]
+    (data / "v2").mkdir()
+    (data / "v2/c.txt").write_text("words")
+    for name, target in (("latest", "v2"), ("self", "."), ("up", "..")):  # read at its own place, or a loop
+        (data / name).symlink_to(target)
+    assert files.below(data) == [data / "a.txt", data / "v2/c.txt"]
     (elsewhere / "below/b.jsonl").write_text('{"text": "more"}\n')
     with pytest.raises(
         BadInput, match=r"data/wiki: .*found a link to a directory with data.*name what it leads to"

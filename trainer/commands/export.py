@@ -74,13 +74,15 @@ def _write(
         _copy_adapter(found, base, temporary)
     else:
         _write_model(found, base, dtype, trust, temporary)
-    facts = found.facts
-    if base and not merge:  # a base that was brought lies at a place that means nothing elsewhere
-        facts = {**facts, "settings": {**found.settings, "model": base}}
+    facts, adapter = found.facts, None if merge else found.adapter
+    if base and adapter:  # one that was brought lies at a place that means nothing elsewhere
+        adapter = {**adapter, "base_model_name_or_path": base}
+        if found.settings:
+            facts = {**facts, "settings": {**found.settings, "model": base}}
     card.write(
         temporary,
         facts,
-        adapter=None if merge else found.adapter,
+        adapter=adapter,
         merged=merge and found.adapter is not None,
     )
     for file in temporary.rglob("*.safetensors"):
@@ -92,8 +94,8 @@ def _copy_adapter(found: saved.Saved, base: str | None, directory: Path) -> None
     for file in found.path.iterdir():
         if file.is_file() and file.name not in ("optimizer.safetensors", "manifest.json", "README.md"):
             shutil.copyfile(file, directory / file.name)
-        elif file.is_dir():  # a tokenizer's other templates
-            shutil.copytree(file, directory / file.name)
+        elif file.name == "additional_chat_templates":
+            shutil.copytree(file, directory / file.name, copy_function=shutil.copyfile)
     name = base or found.base
     text = json.dumps({**found.adapter, "base_model_name_or_path": name}, indent=2, sort_keys=True)
     (directory / "adapter_config.json").write_text(text + "\n")

@@ -129,6 +129,9 @@ def _lay_out(source: Path, state_dir: Path, one: dict) -> None:
         except PermissionError:  # protected_hardlinks: nobody links what is another's
             shutil.copyfile(source, target)
     except OSError as error:
+        if disk.is_full(error):
+            target.unlink(missing_ok=True)
+            raise BadInput(f"{target}: {error.strerror}; free some space there") from None
         raise BadInput(
             f"{target}: {error.strerror}; {source.parent} and it must lie on one file system"
         ) from None

@@ -202,8 +202,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     step = _take_best(run, observer.best_saved)
     results = environment.run_dir / "model"
     if world.keeps:
-        # Of a run that went on beyond its end: were it cut off here, that one would pass for this end's.
-        shutil.rmtree(results, ignore_errors=True)
+        if metrics.read_summary(environment.run_dir).get("steps") != step:
+            _take_away(results)
         _summarise(run, begin, step)
     _export(strategy, source.tokenizer, results)
     observer.show(state=_last_state("finished"), reason=None, eta_seconds=0)
@@ -441,6 +441,15 @@ def _explained(path: Path, what: str, kind: type[Exception] | tuple[type[Excepti
             f"{path}: {what} cannot be written: {error}; free some space there and start the run again: "
             "it goes on from its last checkpoint"
         ) from None
+
+
+def _take_away(directory: Path) -> None:
+    """Remove the model of a run's earlier end, all at once: were the run cut off now, it would pass for this end's."""
+    temporary = directory.with_name(".model.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with _explained(directory, "the model", OSError), contextlib.suppress(FileNotFoundError):
+        directory.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) -> None:

@@ -205,7 +205,7 @@ def below(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for link in (Path(place, name) for name in folders):
-            if link.is_symlink() and below(link.resolve()):
+            if link.is_symlink() and _leads_to_more(link, folder):
                 raise BadInput(
                     f"{link}: expected files or directories, found a link to a directory with data; links are not "
                     "followed: take it out, and name what it leads to besides"
@@ -213,7 +213,9 @@ def below(folder: Path) -> list[Path]:
         every = [Path(place, name) for name in names if not name.startswith(".")]
         for path in every:
             if path.suffix not in SUFFIXES and path.suffix.lower() in SUFFIXES:
-                raise BadInput(f"{path}: expected a name that ends in {path.suffix.lower()}; rename it")
+                raise BadInput(
+                    f"{path}: expected a name that ends in {path.suffix.lower()}; rename it, or take it out"
+                )
         found += [path for path in every if path.suffix in SUFFIXES]
     found.sort()
     for path in found:
@@ -224,6 +226,17 @@ def below(folder: Path) -> list[Path]:
         if what != "a file":
             raise BadInput(f"{path}: expected a file, found {what}; take it out of the directory")
     return found
+
+
+def _leads_to_more(link: Path, folder: Path) -> bool:
+    """Whether there is a file of our kinds behind a link to a directory, that is not read at its own place.
+
+    Links below it, which may lead anywhere, are not followed, and what cannot be read there is nobody's.
+    """
+    target, root = link.resolve(), folder.resolve()
+    if target.is_relative_to(root) or root.is_relative_to(target):  # a loop, too
+        return False
+    return any(Path(name).suffix.lower() in SUFFIXES for _, _, names in os.walk(target) for name in names)
 
 
 def unreadable(path: Path | str, error: OSError) -> BadInput:
