@@ -51,7 +51,7 @@ SWITCHES = {
     "plan": "say what it will take on each host, and start nothing",
     "queue": "start when the runs that are active on these hosts have ended",
     "resume": "go on with a run that was stopped or failed",
-    "smoke": "try a few steps on each host alone (with ddp), then on all together, before the run",
+    "smoke": "try a few steps on each host alone (strategy ddp only), then on all together, before the run",
 }
 FLAGS = tuple(name for name in SWITCHES if name not in ("config", "launcher"))  # what is true or false
 LAUNCHERS = ("systemd", "slurm")

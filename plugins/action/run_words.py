@@ -85,7 +85,7 @@ def file(text: str) -> str:
         found = Path(text).expanduser().read_text(encoding="utf-8").rstrip("\n")
     except (OSError, ValueError) as error:
         raise Odd(f"a text file that can be read ({getattr(error, 'strerror', None) or error})") from None
-    if "\0" in found or len(found.encode()) > LONGEST:
+    if "\0" in found or len(found.encode()) + found.count("$") > LONGEST:  # systemd takes them doubled
         raise Odd(
             f"a text of {LONGEST:,} bytes at most, without null characters: it becomes one word of a command"
         )

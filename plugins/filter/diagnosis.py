@@ -16,7 +16,7 @@ from telling import names, not_asked, silence, table, timed_out, unasked
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times a step, after which a run is not only slow
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
-MUCH = 1e6  # bytes a second that arrive at a host, by which its connections are there
+MUCH = 1e5  # bytes a second that a host gets or sends, by which its connections are there
 NETWORK = 0.4  # a share of a step that the network takes, from which a run is slow by it
 SEE_STACK = "see its stack above"
 LOOK_AGAIN = "look again, for its stack had no answer"
@@ -239,6 +239,11 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
     if said := _slow_network(found, status):
         return f"The run goes on {at}; {said}."
+    if not (status.get("parts") or {}).get("watched", True):
+        return (
+            f"The run goes on {at}; whether a rank is slower than another is not known: on GPUs, those of a sharded "
+            "strategy wait for each other within what counts as computing."
+        )
     if len(own) > 1 and min(own) > 0 and max(own) > UNEVEN * min(own):
         slow = own.index(max(own))
         host = next((rank["host"] for rank in ranks if rank["rank"] == slow), "a host that was not asked")
@@ -246,19 +251,17 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
             f"The run goes on {at}; rank {slow} on {host} is the slowest, {max(own):.2f} s of own work a step where "
             f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."
         )
-    if not (status.get("parts") or {}).get("watched", True):
-        return (
-            f"The run goes on {at}; whether a rank is slower than another is not known: on GPUs, those of a sharded "
-            "strategy wait for each other within what counts as computing."
-        )
     return f"The run goes on {at}, and no rank is much slower than another."
 
 
 def _own_work(status: dict) -> list[float]:
     """Seconds of each rank's own work in the last step, by which shares go: with what it codes, and its optimizer."""
     own = [float(seconds) for seconds in status.get("compute_seconds") or []]
-    for name in ("compression", "optimizer"):
-        more = (status.get("parts") or {}).get(name) or []
+    parts = status.get("parts") or {}
+    hosts = parts.get("ranks") or []
+    # Where a host has several ranks, one codes for all while they wait (trainer/loop.py).
+    for name in ("compression", "optimizer") if len(set(hosts)) == len(hosts) else ("optimizer",):
+        more = parts.get(name) or []
         if len(more) == len(own):
             own = [sum(both) for both in zip(own, more, strict=True)]
     return own
@@ -483,11 +486,16 @@ def _network(found: dict, ranks: list[dict]) -> str:
     for host, one in found.items():
         if one["kernel"]:
             return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
-    came = {host: sum(link.get("rx_bytes") or 0 for link in _links(one)) for host, one in found.items()}
-    if ranks and all(came[host] > MUCH * found[host]["seconds"] for host in {rank["host"] for rank in ranks}):
+    came, went = (
+        {host: sum(link.get(f"{way}_bytes") or 0 for link in _links(one)) for host, one in found.items()}
+        for way in ("rx", "tx")
+    )
+    taking = {rank["host"] for rank in ranks}
+    if len(taking) > 1 and all(max(came[one], went[one]) > MUCH * found[one]["seconds"] for one in taking):
         return (
-            f"All {len(ranks)} ranks exchange what takes long (a sum over a slow network, a meeting, a checkpoint's "
-            "state): much arrives at each host, so that it goes on. docs/slow-networks.md says what sends less."
+            f"All {len(ranks)} ranks wait in a collective, and much goes over each host's network meanwhile: it seems "
+            "to go on, as what takes long there (a sum, a meeting, a checkpoint's state). Look again; "
+            "docs/slow-networks.md says what sends less."
         )
     quiet = [host for host, count in came.items() if count < 2000]
     where = f" Nothing arrives at {', '.join(quiet)}." if quiet else ""

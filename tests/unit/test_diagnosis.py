@@ -403,7 +403,18 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
         # No word for longer than that, and yet much arrives everywhere: a meeting, or a checkpoint's state.
         (
             {n: host(rank(i), interface={"rx_bytes": 9e6}) for i, n in enumerate("ab")},
-            r"^All 2 ranks exchange what takes long .* it goes on",
+            r"^All 2 ranks wait in a collective, and much goes over each host's network meanwhile: it seems to go on",
+        ),
+        # Where one of several ranks of a host codes for all, the others wait for it.
+        (
+            {
+                "a": host(
+                    rank(0),
+                    rank(1),
+                    **{**SLOWLY, "compute": (4.0, 4.0), "status": {"parts": {**CODES, "ranks": ["a", "a"]}}},
+                )
+            },
+            r"no rank is much slower than another",
         ),
     ],
 )
