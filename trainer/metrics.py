@@ -206,7 +206,7 @@ def last_saved(run_dir: Path) -> dict:
                     record = json.loads(line)
                     if record["kind"] == "event" and record["event"] == "checkpoint":
                         found |= {"step": int(record["step"]), "hosts": list(record.get("hosts") or [])}
-                    elif record["kind"] == "event" and record["event"] in ("start", "resume", "restart"):
+                    elif record["kind"] == "event" and record["event"] in BEGINS:
                         found |= {"launch": record.get("launch") or "", "attempt": int(record["attempt"])}
     except OSError:
         pass
@@ -254,6 +254,13 @@ def parts(steps: list[dict]) -> dict | None:
     for one in steps:
         went.add(one)
     return went.means()
+
+
+def step_seconds(parts: dict) -> float:
+    """What a step takes by a status's `parts`, those of releases that told of a `rest`, too; 0 without any."""
+    by_rank = ("compute", "compression", "optimizer", "waiting")
+    own = sum((parts.get(name) or [0.0])[0] for name in by_rank)
+    return own + (parts.get("wire") or 0.0) + parts.get("rest", 0.0)
 
 
 class Went:

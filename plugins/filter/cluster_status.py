@@ -14,6 +14,7 @@ sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__)
 from host_runs import chosen_run
 from telling import names, not_asked, silence, table, unasked
 
+from trainer.metrics import step_seconds
 from trainer.words import span
 
 ENDED = ("finished", "stopped", "failed")
@@ -246,8 +247,7 @@ def _times(view: dict) -> str:
     if len(compute) < 2 or not len(compute) == len(waiting) == len(hosts):
         return ""
     others = {name: went.get(name) or [0.0] for name in ("compression", "optimizer")}
-    step = compute[0] + waiting[0] + went["wire"] + sum(own[0] for own in others.values())
-    step += went.get("rest", 0.0)  # as releases before told of the optimizer
+    step = step_seconds(went)
     order = sorted(range(len(compute)), key=lambda rank: -compute[rank])
     shown = order if len(order) <= SHOWN_RANKS else [*order[: SHOWN_RANKS // 2], *order[-SHOWN_RANKS // 2 :]]
     ranks = [

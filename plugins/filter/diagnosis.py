@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from rdma_ports import CABLE, SENT_AGAIN
 from telling import names, not_asked, silence, table, timed_out, unasked
+
+from trainer.metrics import step_seconds
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times a step, after which a run is not only slow
@@ -227,7 +230,9 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     status = newest["status"]
     own = _own_work(status)
     stands = newest["steps"][1] == newest["steps"][0]
-    mute = stands and newest["age"] > max(HUNG_AFTER, HUNG_STEPS * max([_step_seconds(status), *own]))
+    mute = stands and newest["age"] > max(
+        HUNG_AFTER, HUNG_STEPS * max([step_seconds(status.get("parts") or {}), *own])
+    )
     # Its reason is written once, and what it tells of may take minutes.
     if status.get("state") == "starting" and status.get("reason") and not (mute and any(map(_waits, ranks))):
         disk = next((rank for rank in ranks if mute and rank["state"] == "D"), None)
@@ -267,18 +272,10 @@ def _own_work(status: dict) -> list[float]:
     return own
 
 
-def _step_seconds(status: dict) -> float:
-    """What a step takes, of late, with all that goes over the network; 0 where nothing tells it."""
-    parts = status.get("parts") or {}
-    step = (parts.get("wire") or 0.0) + parts.get("rest", 0.0)  # as releases before told of the optimizer
-    return step + sum(
-        (parts.get(name) or [0.0])[0] for name in ("compute", "compression", "optimizer", "waiting")
-    )
-
-
 def _slow_network(found: dict, status: dict) -> str:
     """What the network takes of a step, where that is much, whose link is slower than the others', and what helps."""
-    wire, step = (status.get("parts") or {}).get("wire") or 0.0, _step_seconds(status)
+    parts = status.get("parts") or {}
+    wire, step = parts.get("wire") or 0.0, step_seconds(parts)
     if wire <= NETWORK * step:
         return ""
     links = {host: one["interface"] for host, one in found.items() if one["interface"].get("speed")}

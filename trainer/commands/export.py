@@ -1,6 +1,7 @@
 """`trainer export`: a run's adapter or model, for everyone's tools."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -71,35 +72,37 @@ def _write(
 ) -> None:
     """All of an export."""
     if found.adapter and not merge:
-        _copy_adapter(found, base, temporary)
+        found = _beside(found, base or found.base)
+        _copy_adapter(found, temporary)
     else:
         _write_model(found, base, dtype, trust, temporary)
-    facts, adapter = found.facts, None if merge else found.adapter
-    if base and adapter:  # one that was brought lies at a place that means nothing elsewhere
-        adapter = {**adapter, "base_model_name_or_path": base}
-        if found.settings:
-            facts = {**facts, "settings": {**found.settings, "model": base}}
     card.write(
         temporary,
-        facts,
-        adapter=adapter,
+        found.facts,
+        adapter=None if merge else found.adapter,
         merged=merge and found.adapter is not None,
     )
     for file in temporary.rglob("*.safetensors"):
         file.chmod(0o644 & ~_umask())  # safetensors writes for its owner alone
 
 
-def _copy_adapter(found: saved.Saved, base: str | None, directory: Path) -> None:
+def _beside(found: saved.Saved, base: str | None) -> saved.Saved:
+    """An adapter with the name of its base: the place of one that was brought means nothing elsewhere."""
+    facts = found.facts
+    if found.settings:
+        facts = {**facts, "settings": {**found.settings, "model": base}}
+    return dataclasses.replace(found, adapter={**found.adapter, "base_model_name_or_path": base}, facts=facts)
+
+
+def _copy_adapter(found: saved.Saved, directory: Path) -> None:
     """The adapter as peft has written it, with its tokenizer, and the name of its base."""
     for file in found.path.iterdir():
         if file.is_file() and file.name not in ("optimizer.safetensors", "manifest.json", "README.md"):
             shutil.copyfile(file, directory / file.name)
         elif file.name == "additional_chat_templates":
             shutil.copytree(file, directory / file.name, copy_function=shutil.copyfile)
-    name = base or found.base
-    text = json.dumps({**found.adapter, "base_model_name_or_path": name}, indent=2, sort_keys=True)
-    (directory / "adapter_config.json").write_text(text + "\n")
-    if name == "tiny":
+    (directory / "adapter_config.json").write_text(json.dumps(found.adapter, indent=2, sort_keys=True) + "\n")
+    if found.base == "tiny":
         print("note: its base has random weights, which no other tool can make: --merge writes a whole model")
 
 

@@ -89,9 +89,7 @@ def _hash(path: Path) -> bytes:
             raise files.unreadable(path, error) from None
 
 
-@functools.cache
-def _sha256(path: Path) -> bytes:
-    return _hash(path)
+_sha256 = functools.cache(_hash)
 
 
 def weights(config: Config) -> list[float]:
