@@ -11,6 +11,7 @@ import yaml
 HOST = 'instance="node1", job="host"'
 RUN = 'instance="node1", run="first"'
 CARD = 'instance="node1", gpu="0", bus="0000:01:00"'
+OTHER = 'instance="node2", run="first"'
 RANKS = [f'trainyard_run_rank_compute_seconds{{{RUN}, rank="{n}", host="node{n + 1}"}}' for n in range(3)]
 DISK = '{instance="node1", mountpoint="/", fstype="ext4"}'
 IMAGE = '{instance="node1", mountpoint="/media", fstype="udf"}'
@@ -22,6 +23,21 @@ def series(name, labels, values):
 
 def state(word, labels=RUN, values="1x200"):
     return series("trainyard_run_state", f'{labels}, state="{word}"', values)
+
+
+def rank_of_other(number, seconds, part="compute"):
+    """A rank's, as node2 tells of it."""
+    return series(
+        f"trainyard_run_rank_{part}_seconds", f'{OTHER}, rank="{number}", host="node{number + 1}"', seconds
+    )
+
+
+# node1 is not in the run any more, which goes on in a later attempt.
+LEFT = {
+    **state("failed"),
+    **series("trainyard_run_attempt", RUN, "1x200"),
+    **series("trainyard_run_attempt", OTHER, "2x200"),
+}
 
 
 CAUSED = [
@@ -220,11 +236,28 @@ CAUSED = [
     ),
     (
         "a checkpoint was not saved",
-        series("trainyard_run_warning", f'{RUN}, warning="no space left"', "1x5"),
+        {**state("running"), **series("trainyard_run_warning", f'{RUN}, warning="no space left"', "1x5")},
         3,
         ['RunWarns{run="first", warning="no space left"}'],
     ),
     ("the loss jumps", series("trainyard_run_loss", RUN, "2x60 6x8"), 66, ['LossSpike{run="first"}']),
+    (
+        "the loss jumps, to less than that of a host that was left out",
+        {
+            **LEFT,
+            **state("running", OTHER),
+            **series("trainyard_run_loss", RUN, "9x80"),
+            **series("trainyard_run_loss", OTHER, "2x60 6x8"),
+        },
+        66,
+        ['LossSpike{run="first"}'],
+    ),
+    (
+        "a run fails on those, too, that went on without a host",
+        {**LEFT, **state("failed", OTHER)},
+        4,
+        ['RunFailed{run="first"}'],
+    ),
     (
         "one rank is slow",
         {**state("running"), RANKS[0]: "1x30", RANKS[1]: "1x30", RANKS[2]: "1.6x30"},
@@ -234,6 +267,18 @@ CAUSED = [
     (
         "one of two ranks is slow",
         {**state("running"), RANKS[0]: "1x30", RANKS[1]: "1.3x30"},
+        20,
+        ['OneRankAlwaysLast{run="first", rank="1", host="node2"}'],
+    ),
+    (
+        "one of two ranks is slow with its optimizer alone",
+        {
+            **state("running", OTHER),
+            **rank_of_other(0, "1x30"),
+            **rank_of_other(0, "0.1x30", "optimizer"),
+            **rank_of_other(1, "1x30"),
+            **rank_of_other(1, "0.5x30", "optimizer"),
+        },
         20,
         ['OneRankAlwaysLast{run="first", rank="1", host="node2"}'],
     ),
@@ -320,13 +365,56 @@ WELL = [
     ),
     (
         "a host that was left out, while the others go on",
-        {**state("failed"), **state("running", 'instance="node2", run="first"')},
+        {**state("failed"), **state("running", OTHER)},
         30,
     ),
     (
         "a host that failed, while the others are paused",
-        {**state("failed"), **state("stalled", 'instance="node2", run="first"')},
+        {**state("failed"), **state("stalled", OTHER)},
         2,
+    ),
+    (
+        "a run that ended without a host that had failed, and diverged there",
+        {
+            **LEFT,
+            **state("finished", OTHER),
+            **series("trainyard_run_reason", f'{RUN}, reason="diverged at step 7: loss nan"', "1x200"),
+            **series("trainyard_run_loss", RUN, "NaN+0x200"),
+            **series("trainyard_run_warning", f'{RUN}, warning="no space left"', "1x200"),
+        },
+        30,
+    ),
+    (
+        "a run that was stopped, and had warned",
+        {
+            **state("stopped"),
+            **series("trainyard_run_warning", f'{RUN}, warning="no space left"', "1x200"),
+        },
+        30,
+    ),
+    (
+        "a run whose slow host was left out",
+        {
+            **LEFT,
+            **state("running", OTHER),
+            RANKS[0]: "1x200",
+            RANKS[1]: "1x200",
+            RANKS[2]: "3x200",
+            **rank_of_other(0, "1x200"),
+            **rank_of_other(1, "1.1x200"),
+        },
+        30,
+    ),
+    (
+        "a rank that computes more, as its optimizer does less",
+        {
+            **state("running", OTHER),
+            **rank_of_other(0, "1x200"),
+            **rank_of_other(0, "0.5x200", "optimizer"),
+            **rank_of_other(1, "1.45x200"),
+            **rank_of_other(1, "0.05x200", "optimizer"),
+        },
+        30,
     ),
     (
         "a slow rank that was slow for a moment",
@@ -357,7 +445,7 @@ def samples(alerts, severities):
 def promtool_tests(rules, path):
     """The file for `promtool test rules`; rules: text of the rules, which lie at `path`."""
     every = [rule for group in yaml.safe_load(rules)["groups"] for rule in group["rules"]]
-    severities = {rule["alert"]: rule["labels"]["severity"] for rule in every}
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in every if "alert" in rule}
     tests = []
     for what, given, minute, *alerts in [*CAUSED, *WELL]:
         tests.append(

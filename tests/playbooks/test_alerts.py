@@ -37,7 +37,7 @@ def promtool(tmp_path_factory):
 
 def test_each_alert_is_caused_once_and_a_healthy_cluster_causes_none(tmp_path, promtool):
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    assert {rule["alert"] for rule in rules} == alerts.caused()
+    assert {rule["alert"] for rule in rules if "alert" in rule} == alerts.caused()
     tests = tmp_path / "tests.yml"
     tests.write_text(alerts.promtool_tests(RULES.read_text(), str(RULES)))
     promtool("test", "rules", tests)

@@ -171,8 +171,9 @@ def write(directory, **status):
 def test_a_run_that_has_long_been_silent_is_told_of_no_more(tmp_path, look):
     write(tmp_path / "runs/old", updated=time.time() - hm.A_DAY - 60)
     write(tmp_path / "runs/new", loss=math.nan, reason="diverged at step 3")
+    write(tmp_path / "runs/waits", state="stalled", updated=time.time() - 9 * hm.A_DAY)
     found = look()
-    assert {dict(key[1:])["run"] for key in found} == {"new"}
+    assert {dict(key[1:])["run"] for key in found} == {"new", "waits"}
     assert math.isnan(found[of("new", "loss")])
     assert found[of("new", "reason", reason="diverged at step 3")] == 1
 
@@ -501,9 +502,11 @@ def test_a_card_without_counters_is_no_fault():
 
 # ---- rules and page ----
 
-RULES = [
+EVERY = [
     rule for group in yaml.safe_load((FILES / "rules.yml").read_text())["groups"] for rule in group["rules"]
 ]
+RULES = [rule for rule in EVERY if "alert" in rule]
+RECORDED = {rule["record"] for rule in EVERY if "record" in rule}
 PAGE = (FILES / "page.html").read_text()
 
 
@@ -511,6 +514,7 @@ def test_rules_and_page_ask_for_metrics_that_there_are():
     for text in ((FILES / "rules.yml").read_text(), PAGE):
         asked = set(re.findall(r"\btrainyard_((?:run|gpu|rdma|nic|nvidia)_\w+)", text)) - {"run_", "gpu_"}
         assert asked and asked <= set(hm.HELP) | {name for name in asked if name.startswith("run_$")}
+        assert set(re.findall(r"\btrainyard:\w+", text)) <= RECORDED
     states = set(
         re.findall(r"\w+", " ".join(re.findall(r'state=~?"([\w|]+)"', (FILES / "rules.yml").read_text())))
     )
@@ -538,10 +542,10 @@ def test_dashboards_are_grafanas_and_ask_for_metrics_that_there_are(name):
     for panel in panels:
         assert panel["datasource"]["uid"] == "trainyard"
         for target in panel["targets"]:
-            plain = re.sub(r"\{[^}]*\}|\[\w+\]|\bby \([^)]*\)", "", target["expr"])
-            words = set(re.findall(r"[a-zA-Z_]\w*", plain))
+            plain = re.sub(r"\{[^}]*\}|\[\w+\]|\b(by|unless on) \([^)]*\)", "", target["expr"])
+            words = set(re.findall(r"[a-zA-Z_][\w:]*", plain))
             words -= {"sum", "count", "max", "avg", "rate", "increase", "timestamp", "unless", "up", "ALERTS"}
-            assert {word for word in words if not word.startswith("node_")} <= known
+            assert {word for word in words if not word.startswith("node_")} <= known | RECORDED
             assert set(re.findall(r"\$(\w+)", target["expr"])) <= {
                 one["name"] for one in board["templating"]["list"]
             }

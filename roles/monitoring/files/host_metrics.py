@@ -33,6 +33,7 @@ A_DAY = 86400.0  # how long a run that says nothing more is told of
 # The most that is told, whatever training code may write into a run's directory.
 RUNS, RANKS, STATUS_BYTES, TEXT = 50, 1024, 1 << 18, 200
 ENDED = ("stopped", "failed", "finished")  # states of a run that has no ranks any more
+WAITING = ("queued", "stalled")  # of one that may wait for days, and says so once
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 
 HELP = {
@@ -181,15 +182,16 @@ def read(path) -> str:
 
 
 def statuses(state_dir: Path, now: float) -> list[dict]:
-    """The status.json of the runs that have said something within a day, the newest first."""
+    """The status.json of the runs that wait, or have said something within a day, the newest first."""
     found = []
     for path in glob.glob(f"{glob.escape(str(state_dir))}/runs/*/status.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             status = json.loads(of_a_run(path))
             updated, run = float(status["updated"]), os.path.basename(os.path.dirname(path))
-            if now - updated < A_DAY and isinstance(status["state"], str):
+            state = status["state"]
+            if isinstance(state, str) and (now - updated < A_DAY or state in WAITING):
                 found.append({**status, "updated": updated, "run": run})
-    return sorted(found, key=lambda one: -one["updated"])[:RUNS]
+    return sorted(found, key=lambda one: (one["state"] in ENDED, -one["updated"]))[:RUNS]
 
 
 def of_a_run(path: str) -> bytes:
