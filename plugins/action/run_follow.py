@@ -49,6 +49,7 @@ RECENT_STEPS = 20  # steps over which hosts are compared
 LOG_LINES = 15  # of a failed rank
 BOOT = 180.0  # seconds that a host which shuts down, or has booted, has until systemd is to start its unit
 WORD = 15.0  # seconds that a host has to say how a job ended that Slurm holds no more; who stops it tells each host
+PATIENCE = 60.0  # seconds for an answer, after which a host is silent: sshd may let us in where a disk hangs
 DENIED = 4  # exit code of a poll
 FINAL = ("finished", "stopped", "failed")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -142,7 +143,8 @@ def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
         f"{enter}; echo ::keeper; {state}; echo ::status; cat status.json 2>/dev/null; "
         f"size=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0); from=$((size - {WINDOW})); "
         f'[ "$from" -gt {offset} ] || from={offset}; '
-        '[ "$from" -le "$size" ] || from=0; '  # a resumed run cuts its metrics back
+        # A resumed run cuts its metrics back.
+        f'[ "$from" -le "$size" ] || from=$((size > {WINDOW} ? size - {WINDOW} : 0)); '
         'echo; echo "::metrics $from"; tail -c +$((from + 1)) metrics.jsonl 2>/dev/null; true'
     )
 
@@ -273,6 +275,19 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     if len(silent) < len(others):
         return "running", None
     return ("stopped" if stopped else "finished"), None
+
+
+def overdue(view: View, now: float, begun: float) -> View:
+    """The host as it is to be seen `now`: as silent, if it has told nothing for long, its poll not having come back.
+
+    begun: since when it is asked.
+    """
+    heard = max(view.seen, begun)
+    if view.state == "ended" or view.silent_since is not None or now - heard < PATIENCE:
+        return view
+    return replace(
+        view, silent_since=heard, error="it lets us in, and then does not answer: a disk that hangs?"
+    )
 
 
 def left_behind(views: list[View]) -> list[View]:
@@ -554,8 +569,8 @@ class ActionModule(ActionBase):
         self.over = threading.Event()
         # Signals belong to the main thread, which knows when one would do harm (Screen.draw).
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        # A thread of its own: a host that stopped answering holds its poll for a minute, and the line must
-        # say so meanwhile. The context carries what Ansible keeps of the current task.
+        # A thread of its own: a host that stopped answering holds its poll for a minute, or for as long as its disk
+        # hangs, and the line must say so meanwhile. The context carries what Ansible keeps of the current task.
         poller = threading.Thread(target=contextvars.copy_context().run, args=(self._poll,), daemon=True)
         poller.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -610,13 +625,13 @@ class ActionModule(ActionBase):
     def _draw(self) -> dict:
         """In the worker of the first host: draw until the run is over, and find the outcome."""
         screen = Screen(self.log_every)
-        attempt, warning = 0, ""
+        attempt, warning, begun = 0, "", time.time()
         named: set[str] = set()  # hosts of which it is told that the run goes on without them
         while True:
             time.sleep(min(1.0, self.refresh))
             self.spool.end_if_alone()
-            views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
             now = time.time()
+            views = [overdue(View(**(self.spool.get(h) or {"host": h})), now, begun) for h in self.hosts]
             what, culprit = verdict(views, now, self.limits)
             over = what != "running" or (self.detach and under_way(views))
             attempt, line = news(self.run_name, views, attempt)

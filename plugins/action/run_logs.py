@@ -10,11 +10,15 @@ Slurm's own words stand in job.log.
 from __future__ import annotations
 
 import calendar
+import contextvars
 import math
 import re
 import shlex
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +33,7 @@ from live_frame import clean
 from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
 from telling import silence
 
-from plugins.action.run_follow import Spool
+from plugins.action.run_follow import PATIENCE, SIGNALS, Spool
 
 display = Display()
 
@@ -212,8 +216,46 @@ def over(states: list[str]) -> bool:
 
 
 def asked_rank(args) -> str:
-    """The rank whose log is asked for, "" for all: the number 0, as JSON has it, is one, too."""
-    return "" if args.get("rank") is None else str(args["rank"])
+    """The rank whose log is asked for, "" for all: the number 0, as JSON has it, is one, too, and 03 is 3."""
+    rank = args.get("rank")
+    return "" if rank in (None, "") else str(int(rank))
+
+
+class Late(AnsibleError):
+    """A call has not come back in time."""
+
+
+class Patient:
+    """A `call` that may not come back for hours, as over SSH to a host whose disk hangs: it has a thread of its own."""
+
+    def __init__(self, call: Callable):
+        self._call = call
+        self._thread: threading.Thread | None = None
+        self._found: list = []
+
+    def __call__(self, seconds: float):
+        """What the call returns or raises; Late if it does not within `seconds`: the next time, it is waited for on."""
+        if self._thread is None:
+            self._found = []
+            run = contextvars.copy_context().run
+            self._thread = threading.Thread(target=run, args=(self._make,), daemon=True)
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they belong to the main thread
+            self._thread.start()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise Late(f"Timed out after {seconds:.0f} seconds")
+        self._thread = None
+        error, result = self._found
+        if error:
+            raise error
+        return result
+
+    def _make(self) -> None:
+        try:
+            self._found = [None, self._call()]
+        except Exception as error:
+            self._found = [error, None]
 
 
 class ActionModule(ActionBase):
@@ -255,12 +297,13 @@ class ActionModule(ActionBase):
         spool = Spool(self._task._uuid)
         # What was silent when all were looked at was told then. back: when it last answered again.
         back, silent = 0.0, begin > 0
+        look = Patient(self._look)
         self.cursor = max(self.cursor, begin)
         spool.put(self.host, {"state": "active"})
         while True:
             spool.end_if_alone()
             try:
-                state, lines, left_out = self._look()
+                state, lines, left_out = look(REFRESH if silent else PATIENCE)
             except AnsibleError as error:
                 state, lines, left_out = "silent", [], []
                 if not silent:
@@ -292,8 +335,7 @@ class ActionModule(ActionBase):
         if answer["rc"] != 0:
             said = (answer["stderr"] or answer["stdout"]).strip()[-200:]
             raise AnsibleActionFail(f"cannot read the logs in {self.about[2]}: {said}")
-        text = answer["stdout"].replace("\r\n", "\n")
-        state, lines, offsets, cut = read_look(text, self.host, self.offsets, self.cursor)
+        state, lines, offsets, cut = read_look(answer["stdout"], self.host, self.offsets, self.cursor)
         self.offsets.update(offsets)
         self.cursor = max([self.cursor, *(line.time for line in lines if line.journal)])
         _, run, run_dir, _ = self.about

@@ -371,10 +371,7 @@ def test_each_alert_is_caused_once_and_a_healthy_cluster_causes_none(plays):
     """By promtool of the very package, on the file that Prometheus reads."""
     text = RULES.read_text()
     assert {
-        rule["alert"]
-        for one in yaml.safe_load(text)["groups"]
-        for rule in one["rules"]
-        if "alert" in rule
+        rule["alert"] for one in yaml.safe_load(text)["groups"] for rule in one["rules"] if "alert" in rule
     } == alerts.caused()
     assert plays.sh("node1", f"cat {THERE}") == text
     tests = alerts.promtool_tests(text, THERE)

@@ -122,12 +122,16 @@ def run_dir(tmp_path):
     return path
 
 
-def poll(run_dir, offset=0):
+def said(run_dir, offset=0):
     command = follow.poll_command("process", "first", str(run_dir), offset)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def poll(run_dir, offset=0):
     seen = view("node1", offset=offset)
-    follow.read_poll(seen, done.stdout, NOW)
+    follow.read_poll(seen, said(run_dir, offset), NOW)
     return seen
 
 
@@ -156,8 +160,11 @@ def test_the_command_of_a_poll_reads_on_where_it_was_and_of_long_metrics_the_end
     with path.open("a") as file:
         file.write(line % 5001)
     assert poll(run_dir, seen.offset).last["step"] == 5001
-    path.write_text(line % 12)  # a resumed run cuts its metrics back
-    assert poll(run_dir, seen.offset).last["step"] == 12
+    for steps in (12, 4900):  # a resumed run cuts its metrics back
+        path.write_text("".join(line % step for step in range(1, steps + 1)))
+        cut = poll(run_dir, seen.offset)
+        assert (cut.last["step"], cut.offset) == (steps, path.stat().st_size)
+        assert len(said(run_dir, seen.offset)) < follow.WINDOW + 1000
 
 
 @pytest.fixture
@@ -209,6 +216,23 @@ def test_the_end_of_every_log_is_read(run_dir):
 # ---- the verdict ----
 
 LIMITS = follow.Limits(settle=20, unreachable=300)
+
+
+def test_a_host_whose_poll_does_not_come_back_is_silent(monkeypatch):
+    """As where sshd lets in and a disk hangs: no error ever comes."""
+    late = NOW - follow.PATIENCE
+    for known, begun, since in (
+        (view("a", seen=late), 0, late),
+        (follow.View("a"), late, late),  # it has never answered
+        (follow.View("a"), late + 1, None),
+        (view("a", seen=late + 1), 0, None),
+        (ended("a", 0, seen=late), 0, None),
+        (view("a", seen=late, silent_since=late - 9), 0, late - 9),
+    ):
+        assert follow.overdue(known, NOW, begun).silent_since == since
+    gone = follow.overdue(view("a", seen=NOW - 301), NOW, 0)
+    assert follow.verdict([gone], NOW, LIMITS) == ("unreachable", gone)
+    assert "a disk that hangs?" in follow.explain("first", "unreachable", gone, [gone], COMMANDS)
 
 
 def ended(host, code, **facts):

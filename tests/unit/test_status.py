@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -528,6 +529,62 @@ def test_a_host_that_falls_silent_is_asked_until_it_answers(monkeypatch):
     assert not hosts.looks and hosts.resets == 2
 
 
+def test_a_host_that_lets_in_and_does_not_answer_is_silent_too_and_is_asked_once(monkeypatch):
+    """As where its disk hangs: the look comes back when that does, if it ever does."""
+    monkeypatch.setattr(run_logs, "PATIENCE", 0.2)
+    monkeypatch.setattr(run_logs, "REFRESH", 0.01)
+    hosts = Hosts(monkeypatch, [("active", (NOW, "0")), *[("active",)] * 30, ("ended",)])
+    answers, asked, look = threading.Event(), [], hosts.look
+
+    def hang():
+        asked.append(1)
+        if len(asked) == 1:
+            answers.wait(60)
+        return look()
+
+    hosts.plugin._look = hang
+    turns = hosts.sleep
+    monkeypatch.setattr(
+        run_logs.time, "sleep", lambda seconds: (turns(1), len(hosts.shown) and answers.set())
+    )
+    silent = "node1: no answer within 0 s, though it lets us in: a disk or a mount that hangs? (`dmesg`)"
+    assert hosts.follow() == [silent, "node1 answers", "node1/r0 | 0"]
+    assert not hosts.looks and hosts.resets == 0 and len(asked) == 32
+    # Where the run has ended elsewhere meanwhile, nobody waits for it.
+    answers.clear()
+    asked.clear()
+    hosts.looks = [("active",)]
+    hosts.put("node2", {"state": "ended"})
+    monkeypatch.setattr(run_logs.time, "sleep", turns)
+    hosts.follow()
+    assert len(asked) == 1
+    answers.set()
+
+
+def test_lines_that_end_with_a_carriage_return_are_shown_once(tmp_path):
+    """As by a Windows tool, or a progress bar's: what was read is counted in bytes."""
+    log = tmp_path / "logs/rank-0.log"
+    log.parent.mkdir()
+    plugin = run_logs.ActionModule.__new__(run_logs.ActionModule)
+    plugin.host, plugin.about, plugin.offsets, plugin.cursor = (
+        "a",
+        ("process", "a", str(tmp_path), "0"),
+        {},
+        0,
+    )
+
+    def execute(command, sudoable):
+        done = subprocess.run(["sh", "-c", command], capture_output=True)
+        return {"rc": done.returncode, "stdout": done.stdout.decode(), "stderr": ""}
+
+    plugin._low_level_execute_command = execute
+    for text in ("10:00:01 one\r\n" * 20, "10:00:03 three\r\n"):
+        with log.open("a", newline="") as file:
+            file.write(text)
+        _, lines, _ = plugin._look()
+        assert [line.text for line in lines] == [line[9:] for line in text.splitlines()]
+
+
 def test_of_a_host_that_was_silent_at_the_start_only_what_comes_is_shown(monkeypatch):
     hosts = Hosts(monkeypatch, [GONE, ("active", (NOW - 9, "old"), (NOW + 9, "new")), *[("ended",)] * 30])
     assert hosts.follow(NOW) == ["node1 answers", "node1/r0 | new"]
@@ -677,8 +734,8 @@ def test_a_rank_that_a_run_has_not_is_refused_where_that_is_known(seen, logs, ra
 
 
 def test_rank_0_is_one_as_a_number_too():
-    asked = [run_logs.asked_rank({"rank": rank}) for rank in (0, "0", 7, "", None)]
-    assert asked == ["0", "0", "7", "", ""] and run_logs.asked_rank({}) == ""
+    asked = [run_logs.asked_rank({"rank": rank}) for rank in (0, "0", 7, "03", "", None)]
+    assert asked == ["0", "0", "7", "3", "", ""] and run_logs.asked_rank({}) == ""
 
 
 # ---- runs that need not be kept ----
