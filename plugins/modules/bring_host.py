@@ -211,6 +211,24 @@ def check_room(files: list[dict], state_dir: str) -> None:
         )
 
 
+def check_one_disk(state_dir: str) -> None:
+    """Raises Failure where a part of the state directory is another file system: a file has one only, by its links."""
+    for below in (*KEPT, INCOMING):
+        path = os.path.join(state_dir, below)
+        with contextlib.suppress(FileNotFoundError):
+            if device(path) != device(state_dir):
+                raise Failure(
+                    f"{path}: found another file system there; expected that of {state_dir}, for what has come to "
+                    f"{INCOMING}/ gets its place by a link. Mount the disk at {state_dir} (or have trainer_state_dir "
+                    "lead to it), and move there what is in it"
+                )
+
+
+def device(path: str) -> int:
+    """The number of the file system that a path is on."""
+    return os.stat(path).st_dev
+
+
 def offer(source: str, below: str, user: str) -> dict:
     """RETURN's `offered`. Raises Failure, OSError.
 
@@ -597,6 +615,8 @@ def main() -> None:
     try:
         with acting_as(user) as entry:
             group = entry.pw_gid
+        if p["step"] in ("have", "begin", "fill", "pull"):
+            check_one_disk(state_dir)
         if p["step"] == "have":
             placed = have(files, state_dir, group)
             check_room(files, state_dir)

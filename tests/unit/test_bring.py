@@ -381,6 +381,29 @@ def test_each_step_that_brings_something_asks_for_room(run_module, tmp_path, ste
     assert not (tmp_path / "incoming").exists()
 
 
+@pytest.mark.parametrize("below", ["data", "models", "incoming"])
+def test_a_part_of_the_state_directory_on_another_disk_is_refused_with_the_cure(host, monkeypatch, below):
+    """A file cannot be linked from one to the other."""
+    module, node = host.module, host("node2")
+    module.check_one_disk(str(node))
+    place = node / below
+    place.mkdir()
+    module.check_one_disk(str(node))
+    monkeypatch.setattr(module, "device", lambda path: path == str(place))
+    with pytest.raises(module.Failure, match=f"^{place}: found another file system .* Mount the disk at {node} "):
+        module.check_one_disk(str(node))
+
+
+@pytest.mark.parametrize("step", ["have", "begin", "fill", "pull"])
+def test_each_step_that_brings_something_asks_for_one_disk(run_module, tmp_path, step):
+    (tmp_path / "data").symlink_to("/proc")
+    one = {**FILES[0], "here": "/etc/hostname"}
+    answer = run_module(
+        "bring_host", step=step, files=[one], source="node0", state_dir=str(tmp_path), user=USER
+    )
+    assert f"{tmp_path}/data: found another file system there" in answer["msg"]
+
+
 def test_a_host_before_that_says_nothing_is_named(host):
     module, node = host.module, host("node2")
     module.begin(FILES, str(node), USER)
