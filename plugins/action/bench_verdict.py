@@ -14,9 +14,27 @@ from ansible.utils.display import Display
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from bench_report import figures_of, picture, text
-from preflight_report import baseline_name, read_result, renewed, steady_hosts, worse_than, write_result
+from preflight_report import (
+    SLOWEST_FULL_TCP,
+    baseline_name,
+    read_result,
+    renewed,
+    steady_hosts,
+    worse_than,
+    write_result,
+)
 
 display = Display()
+
+
+def collectives_fault(said: dict) -> str:
+    """Why a host has no answer, of what its task registered; "" where it has, or was not asked.
+
+    Whether it failed does not say so: with failed_when, as the task has it, nothing that is registered has failed.
+    """
+    if not said or "text" in said or said.get("skipped"):
+        return ""
+    return str(said.get("msg") or "no reason given").strip()
 
 
 class ActionModule(ActionBase):
@@ -37,9 +55,8 @@ class ActionModule(ActionBase):
         for name in hosts:
             rounds = json.loads(json.dumps(of[name].get("__bench_rounds") or []))
             pairs[name] = {one["peer"]: one for one in rounds if one}
-            said = of[name].get("__bench_collectives") or {}
-            if said.get("failed"):
-                failed[name] = f"collectives: {said.get('msg')}"
+            if fault := collectives_fault(of[name].get("__bench_collectives") or {}):
+                failed[name] = f"collectives: {fault}"
         first = str((of[hosts[0]].get("__bench_collectives") or {}).get("text") or "")
         # Libraries may print, too; what counts is one line.
         lines = [line for line in first.splitlines() if line.startswith('{"backend"')]
@@ -50,6 +67,7 @@ class ActionModule(ActionBase):
             "seconds": round(time.time() - float(args["began"]), 1),
             "hosts": hosts,
             "interfaces": {name: str(link.get("name") or "") for name, link in links.items()},
+            "physical": [name for name, link in links.items() if link.get("physical")],
             "pairs": pairs,
             "collectives": collectives,
             "failed": failed,
@@ -57,7 +75,9 @@ class ActionModule(ActionBase):
         }
         path = os.path.join(args["results"], baseline_name(hosts))
         before = read_result(path)
-        found["worse"] = worse_than(found["figures"], before, steady_hosts(links)) if before else []
+        found["worse"] = (
+            worse_than(found["figures"], before, steady_hosts(links), SLOWEST_FULL_TCP) if before else []
+        )
         display.display("\n" + text({**found, "before": before}) + "\n")
         if self._task.check_mode:
             return {**result, "changed": False}

@@ -122,6 +122,13 @@ ON_THE_CONTROLLER = (
 )  # goes into no unit, and checkouts may have a space in their path
 # Directories that the service user comes to own; the machine's own must stay root's.
 SERVICE_HOMES = ("trainer_state_dir", "identity_service_home")
+SEEN_BY_RUNS = (
+    "trainer_state_dir",
+    "trainer_opt_dir",
+    "trainer_etc_dir",
+    "python_env_dir",
+    "identity_service_home",
+)
 OF_THE_SYSTEM = re.compile(
     "/(bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var"
     "|usr/(lib|local|share)|var/(cache|lib|log|tmp))"
@@ -587,6 +594,12 @@ def path_fault(key: str, value: str, local: bool) -> tuple[str, str, str] | None
         return value, "an absolute path, without .. and without a slash at its end", "Write it out from / on"
     if not local and key not in ON_THE_CONTROLLER and not SAFE_PATH.fullmatch(value):
         return value, "a path of letters, digits, . _ + @ and -", "Choose a plainer path on the hosts"
+    if not local and key in SEEN_BY_RUNS and UNSEEN.match(value):
+        return (
+            value,
+            "a directory that runs see, outside of /home, /root and /tmp (their unit has ProtectHome and PrivateTmp)",
+            "Choose one such as /srv/trainyard, which may be on a disk of its own",
+        )
     if key in SERVICE_HOMES and OF_THE_SYSTEM.fullmatch(value):
         return (
             value,

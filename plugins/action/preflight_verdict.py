@@ -32,7 +32,14 @@ from preflight_report import (
 from preflight_room import CHECKOUT, run_room
 from telling import same_hosts
 
-RUN = ("run", "model", "dataset", "validation", "adapter")  # what preflight.yml takes of a run to come
+RUN = (
+    "run",
+    "model",
+    "dataset",
+    "validation",
+    "adapter",
+    "device",
+)  # what preflight.yml takes of a run to come
 
 COLOURS = {MARKS[FAIL]: C.COLOR_ERROR, MARKS[WARN]: C.COLOR_WARN, MARKS[PASS]: C.COLOR_OK}
 
@@ -62,15 +69,17 @@ def reason(result: dict) -> str:
 def burned(result: dict) -> list[dict] | None:
     """What `trainer burn` said of each device of a host, of the task's result; None where it was not asked."""
     if "text" in result:
-        return json.loads(result["text"])
+        # Libraries may print, too; what counts is one line.
+        lines = [line for line in result["text"].splitlines() if line.startswith("[{")]
+        return json.loads(lines[-1]) if lines else [{"device": "", "error": "it said nothing of its devices"}]
     if result.get("unreachable") or "rc" in result or "msg" in result:
         lines = str(result.get("msg") or "").strip().splitlines()
         return [{"device": "", "error": lines[-1][-300:] if lines else "no reason given"}]
     return None
 
 
-def fact_of(variables, host: dict, rdma: bool) -> dict:
-    """What is known of one host: `Cluster.facts`' value. `variables`: the host's."""
+def fact_of(variables, host: dict, rdma: bool, device: str) -> dict:
+    """What is known of one host: `Cluster.facts`' value. variables: the host's. device: where runs are to compute."""
     seen, asked, pair = (
         plain(variables.get(name) or {})
         for name in ("__preflight_seen", "__trainer_host", "__preflight_pair")
@@ -85,11 +94,13 @@ def fact_of(variables, host: dict, rdma: bool) -> dict:
             "rdma": rdma,
             "firewall": bool(plain(variables.get("firewall_manage", True))),
             "processes": int(plain(variables.get("nproc_per_node") or 0)),
+            "device": device,
         },
         "survey": seen.get("survey"),
         "run": asked.get("host_facts"),
         "error": error,
         "pairs": pair.get("pairs"),
+        "unmeasured": "" if "pairs" in pair else str(pair.get("msg") or "")[-300:],
         "outside": pair.get("outside") or str(pair.get("msg") or "")[-200:] or None,
         "clock": pair.get("clock"),
         "burn": burned(plain(variables.get("__preflight_burned") or {})),
@@ -97,13 +108,16 @@ def fact_of(variables, host: dict, rdma: bool) -> dict:
 
 
 def commands() -> dict[str, str]:
-    """How ansible, site.yml and train.yml are called with this inventory."""
+    """How ansible, site.yml and train.yml are called with this inventory; train_all: the last, to get its own -l."""
+    hosts = same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST)
     words = same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)
     place = {name: os.path.relpath(CHECKOUT / name) for name in ("site.yml", "train.yml")}
     return {
         "ansible": shlex.join(["ansible", *words]),
         "site": shlex.join(["ansible-playbook", *words, place["site.yml"]]),
-        "train": shlex.join(["ansible-playbook", *words, place["train.yml"]]),
+        "train": shlex.join(["ansible-playbook", *hosts, place["train.yml"]]),
+        "train_all": shlex.join(["ansible-playbook", *words, place["train.yml"]]),
+        "subset": str(context.CLIARGS.get("subset") or ""),
     }
 
 
@@ -120,7 +134,8 @@ def asked(extra: Mapping) -> str:
 
 class ActionModule(ActionBase):
     """Arguments: hosts (as cluster_hosts has them, in node order), members (the same of the whole inventory), limits
-    (fields of Limits), steps, local, words (model, dataset, validation and adapter of the run to come, or ""), copies
+    (fields of Limits), steps, local, device (where runs are to compute), words
+    (model, dataset, validation and adapter of the run to come, or ""), copies
     (checkpoints that it has at a time), shared (the directory that all hosts share, or ""), results (directory), began
     (s since the epoch), quiet.
 
@@ -138,7 +153,9 @@ class ActionModule(ActionBase):
         args = plain(self._task.args)
         rdma = set(task_vars["groups"].get("rdma", ()))
         facts = {
-            host["name"]: fact_of(task_vars["hostvars"][host["name"]], host, host["name"] in rdma)
+            host["name"]: fact_of(
+                task_vars["hostvars"][host["name"]], host, host["name"] in rdma, str(args["device"])
+            )
             for host in args["hosts"]
         }
         there: dict[str, int] = {}

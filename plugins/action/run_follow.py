@@ -49,7 +49,10 @@ RECENT_STEPS = 20  # steps over which hosts are compared
 LOG_LINES = 15  # of a failed rank
 BOOT = 180.0  # seconds that a host which shuts down, or has booted, has until systemd is to start its unit
 WORD = 15.0  # seconds that a host has to say how a job ended that Slurm holds no more; who stops it tells each host
-PATIENCE = 60.0  # seconds for an answer, after which a host is silent: sshd may let us in where a disk hangs
+# Seconds for an answer, after which a host is silent: sshd may let us in where a disk hangs. SSH itself gives up a host
+# that is gone after 75 (ServerAliveInterval, ServerAliveCountMax), and a few more for new tries.
+PATIENCE = 120.0
+ASLEEP = 30.0  # seconds between two turns of what draws, from which the controller itself has stood still
 DENIED = 4  # exit code of a poll
 FINAL = ("finished", "stopped", "failed")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -277,13 +280,13 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
     return ("stopped" if stopped else "finished"), None
 
 
-def overdue(view: View, now: float, begun: float) -> View:
+def overdue(view: View, now: float, begun: float, patience: float = PATIENCE) -> View:
     """The host as it is to be seen `now`: as silent, if it has told nothing for long, its poll not having come back.
 
-    begun: since when it is asked.
+    begun: since when it is asked. patience: seconds that it may take from one answer to the next.
     """
     heard = max(view.seen, begun)
-    if view.state == "ended" or view.silent_since is not None or now - heard < PATIENCE:
+    if view.state == "ended" or view.silent_since is not None or now - heard < patience:
         return view
     return replace(
         view, silent_since=heard, error="it lets us in, and then does not answer: a disk that hangs?"
@@ -576,8 +579,10 @@ class ActionModule(ActionBase):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         outcome = self._draw() if host == self.hosts[0] else self._wait()
         self.over.set()
-        poller.join(timeout=5)
-        result.update(changed=False, outcome=outcome, state=self.view.result, last=self.view.last)
+        poller.join(timeout=10)
+        # Who does not answer now would hold up whatever is asked of it, too.
+        hung = poller.is_alive()
+        result.update(changed=False, outcome=outcome, state=self.view.result, last=self.view.last, hung=hung)
         return result
 
     def _poll(self) -> None:
@@ -625,13 +630,18 @@ class ActionModule(ActionBase):
     def _draw(self) -> dict:
         """In the worker of the first host: draw until the run is over, and find the outcome."""
         screen = Screen(self.log_every)
-        attempt, warning, begun = 0, "", time.time()
+        attempt, warning = 0, ""
+        begun = turned = time.time()
         named: set[str] = set()  # hosts of which it is told that the run goes on without them
         while True:
             time.sleep(min(1.0, self.refresh))
             self.spool.end_if_alone()
             now = time.time()
-            views = [overdue(View(**(self.spool.get(h) or {"host": h})), now, begun) for h in self.hosts]
+            if now - turned > ASLEEP:  # this machine was, and has heard of no host meanwhile
+                begun = now
+            turned = now
+            views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
+            views = [overdue(view, now, begun, PATIENCE + self.refresh) for view in views]
             what, culprit = verdict(views, now, self.limits)
             over = what != "running" or (self.detach and under_way(views))
             attempt, line = news(self.run_name, views, attempt)

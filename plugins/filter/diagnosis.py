@@ -18,6 +18,7 @@ from trainer.metrics import step_seconds
 
 HUNG_AFTER = 10.0  # seconds without a word at least, and
 HUNG_STEPS = 5  # times a step, after which a run is not only slow
+BUSY = 0.1  # of a host's cores, from which a program that takes them may slow down one whose cards compute
 UNEVEN = 1.2  # times the fastest rank's own work of a step, from which the slowest is worth naming
 MUCH = 1e5  # bytes a second that a host gets or sends, by which its connections are there
 NETWORK = 0.4  # a share of a step that the network takes, from which a run is slow by it
@@ -242,7 +243,7 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
     if mute:
         return ""
     at = f"(step {status.get('step')} of {status.get('steps')}){_without(found, ranks, silent)}"
-    if said := _slow_network(found, status):
+    if said := _slow_network(_taking(found, ranks), status):
         return f"The run goes on {at}; {said}."
     if not (status.get("parts") or {}).get("watched", True):
         return (
@@ -257,6 +258,12 @@ def _going(found: dict, ranks: list[dict], silent: list[str]) -> str:
             f"the fastest takes {min(own):.2f} s{_why_slow(found.get(host))}."
         )
     return f"The run goes on {at}, and no rank is much slower than another."
+
+
+def _taking(found: dict, ranks: list[dict]) -> dict:
+    """The hosts that have ranks: what a host's network or kernel has to say that takes no part is nobody's reason."""
+    taking = {rank["host"] for rank in ranks}
+    return {host: one for host, one in found.items() if host in taking}
 
 
 def _own_work(status: dict) -> list[float]:
@@ -331,26 +338,31 @@ def _errors(interface: dict) -> str:
 def _why_slow(one: dict | None) -> str:
     if not one:
         return ""
-    if one["busy"]:
-        first = one["busy"][0]
-        return (
-            f", because `{first['name']}` (process {first['pid']}) takes {first['cpu']:.0%} of a core there: "
-            "end it, or let it run elsewhere"
-        )
     if one.get("on_cards"):
         first = one["on_cards"][0]
-        return (
-            f", because `{first['name']}` (process {first['pid']}) computes on a GPU there, too, with "
-            f"{first['memory']}: end it, or let it run elsewhere"
-        )
+        does = f"computes on a GPU there, too, with {first['memory']}"
+        return f", because {_program(first, does)}"
     if one.get("slowed"):
         return (
             f", because a GPU there is slowed down ({', '.join(one['slowed'])}): see its fan, its dust, its power "
             "(`nvidia-smi -q -d PERFORMANCE`)"
         )
+    busy = one["busy"][0] if one["busy"] else None
+    # Of a host whose cards compute, a part of one core among many is no matter.
+    if busy and (not one["gpus"] or busy["cpu"] > BUSY * one["cpus"]):
+        does = f"takes {busy['cpu']:.0%} of a core there"
+        return f", because {_program(busy, does)}"
     if one["load"] > 2 * one["cpus"]:
         return f", because its load is {one['load']:.0f} on {one['cpus']} cores: see there what runs, `top`"
-    return "; nothing else runs there, so its processor or card is the slower one, or it is throttled"
+    else_ = "little" if busy else "nothing"
+    return f"; {else_} else runs there, so its processor or card is the slower one, or it is throttled"
+
+
+def _program(one: dict, does: str) -> str:
+    """What a program does beside a run, and what to do about it."""
+    if other := one.get("run"):
+        return f"run {other} (process {one['pid']}) {does}: stop it (playbooks/stop.yml -e run={other}), or wait for it"
+    return f"`{one['name']}` (process {one['pid']}) {does}: end it, or let it run elsewhere"
 
 
 def behind(ranks: list[dict]) -> dict[int, dict]:
@@ -476,24 +488,24 @@ def ras_complaints(lines: list[str]) -> dict[str, list[str]]:
 
 def _network(found: dict, ranks: list[dict]) -> str:
     """All wait in a collective, or for cards that do: what is between them."""
+    found = _taking(found, ranks)
     if lost := _loses_packets(found):
         return f"All ranks wait in a collective, and {lost}: see its cable and port."
     if down := _port_down(found):
         return f"All ranks wait in a collective, and {down}: see its cable, and of InfiniBand the subnet manager."
-    for host, one in found.items():
-        if one["kernel"]:
-            return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
     came, went = (
         {host: sum(link.get(f"{way}_bytes") or 0 for link in _links(one)) for host, one in found.items()}
         for way in ("rx", "tx")
     )
-    taking = {rank["host"] for rank in ranks}
-    if len(taking) > 1 and all(max(came[one], went[one]) > MUCH * found[one]["seconds"] for one in taking):
+    if len(found) > 1 and all(max(came[one], went[one]) > MUCH * found[one]["seconds"] for one in found):
         return (
             f"All {len(ranks)} ranks wait in a collective, and much goes over each host's network meanwhile: it seems "
             "to go on, as what takes long there (a sum, a meeting, a checkpoint's state). Look again; "
             "docs/slow-networks.md says what sends less."
         )
+    for host, one in found.items():
+        if one["kernel"]:
+            return f"All ranks wait in a collective; {host}'s kernel says: {one['kernel'][-1]}."
     quiet = [host for host, count in came.items() if count < 2000]
     where = f" Nothing arrives at {', '.join(quiet)}." if quiet else ""
     return (

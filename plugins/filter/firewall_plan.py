@@ -6,6 +6,7 @@ Pure functions: nothing here reads a file or talks to a host.
 import collections
 import ipaddress
 import re
+from fnmatch import fnmatch
 
 ANY = ("0.0.0.0/0", "::/0")
 RULES = """\
@@ -147,6 +148,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
             raise Refused(f"firewall_ssh_from is {ssh_from!r}: write a list such as [192.168.1.0/24]")
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
         check_tunnels(survey["tunnels"], allowed)
+        check_slurm(survey, peers, allowed)
         ports = ssh_ports(survey)
         # Whoever has none of their keys gets no further there.
         tunnels = [port for tunnel in survey["tunnels"] for port in tunnel["ports"] or []]
@@ -165,6 +167,10 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
     rules += [f"\t\t{rule}" for item in allowed for rule in allow_rules(item)]
     if survey["ipsec"]:  # what it carries comes out of it here, and is asked after once more by itself
         rules.append("\t\tmeta l4proto esp accept")
+    # Who asks it for an address has none yet, and is no peer by it.
+    serves = any(map(gives_addresses, survey["listening"]))
+    if serves:
+        rules.append("\t\tudp sport 68 udp dport 67 accept")
     if str(reached).lower().endswith(".local"):
         rules += [f"\t\t{rule}" for rule in MDNS]
     sets = "".join(
@@ -178,6 +184,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
         for item in survey["listening"] + survey["published"]
         if not is_ssh(item, ports)
         and not kept(item, allowed)
+        and not (serves and (item["proto"], item["port"]) == ("udp", 67))
         and (not live or kept(item, survey["loaded"]["opened"]))
     ]
     return {
@@ -239,13 +246,40 @@ def ssh_ports(survey):
         ports.add(survey["session"]["port"])
     if not ports:
         raise Refused(
-            "nobody seems to listen for SSH on this host, so its port cannot be kept open; is sshd running?"
+            "nobody seems to listen for SSH on this host, so its port cannot be kept open, nor could its peers come. "
+            "Have one (sudo apt install openssh-server; a desktop has none), or start it: sudo systemctl start ssh"
         )
     return sorted(ports)
 
 
 def is_ssh(socket, ports):
     return socket["proto"] == "tcp" and socket["port"] in ports
+
+
+def gives_addresses(item):
+    """Whether it is a DHCP server's socket, of one that serves others than the host's own guests."""
+    link = item.get("link", "")
+    guests = any(fnmatch(link, one) for one in INSIDE) and (
+        DOCKER.fullmatch(link) or not link.startswith("br-")
+    )
+    return (item["proto"], item["port"]) == ("udp", 67) and not guests
+
+
+def check_slurm(survey, peers, allowed):
+    """Refuse rules that would take a node from a Slurm whose controller is no peer.
+
+    It ends what runs on a node that it has not reached for five minutes, whoever started that.
+    """
+    strangers = [found[0] for found in survey["slurm_controllers"] if not {*found} & {*peers}]
+    for item in survey["listening"]:
+        if strangers and item["process"] == "slurmd" and not kept(item, allowed):
+            listed, port = ", ".join(strangers), item["port"]
+            raise Refused(
+                f"slurmd listens on tcp port {port}, and Slurm's controller ({listed}) is no host of the inventory: "
+                "without that port it would take this node down, and end its jobs. Let it in: "
+                f"firewall_allow: [{{port: {port}, from: [{listed}]}}] for this host; jobs that speak to other "
+                "machines (srun) need their ports, too"
+            )
 
 
 def check_tunnels(tunnels, allowed):

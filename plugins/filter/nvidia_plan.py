@@ -271,7 +271,7 @@ def plan(
         "missing": missing,
         "sources": sources,
         "key": repository_key(distribution, facts, options) if KEY_FILE in sources else None,
-        "preferences": preferences(branch),
+        "preferences": preferences(branch, headers_of(survey["kernels_backported"]) if headers else []),
         "unattended": unattended,
         "prebuilt": prebuilt,
         "fabric": fabric,
@@ -669,11 +669,15 @@ def header_packages(survey: Mapping[str, Any], kind: str) -> list[str]:
             f"the kernel {survey['kernel']} is not the distribution's own, and its headers are not at "
             f"/lib/modules/{survey['kernel']}/build. Install them, or boot a kernel of the distribution."
         )
-    follow = [name.replace("linux-image-", "linux-headers-", 1) for name in survey["kernel_packages"]]
+    follow = headers_of(survey["kernel_packages"])
     if not follow and kind:
         follow = [f"linux-headers-{kind}"]
     exact = [f"linux-headers-{survey['kernel']}"] if kind and not survey["headers"] else []
     return [*exact, *follow]
+
+
+def headers_of(kernel_packages: Iterable[str]) -> list[str]:
+    return [name.replace("linux-image-", "linux-headers-", 1) for name in kernel_packages]
 
 
 def check_room(free: Mapping[str, int], room: Mapping[str, int]) -> None:
@@ -760,13 +764,19 @@ def repository_key(
     return {"url": f"{base}/{found['key']}", "fingerprint": found["fingerprint"], "path": KEY_FILE}
 
 
-def preferences(branch: int) -> str:
-    """apt's preferences that keep the driver on its branch; of other packages with such names, no version matches."""
+def preferences(branch: int, backported: Iterable[str] = ()) -> str:
+    """apt's preferences that keep the driver on its branch; of other packages with such names, no version matches.
+
+    backported: names of the headers whose kernels come from backports. Of what apt has installed from there it takes
+    the next from there, too, and of nothing else: kernels would follow backports, and their headers would not.
+    """
     # Without :any, apt would not pin the 32-bit libraries of games.
+    names = " ".join(backported)
+    follow = f"\nPackage: {names}\nPin: release n=*-backports\nPin-Priority: 500\n" if names else ""
     return (
         f"# Written by Trainyard's role nvidia: the driver stays on branch {branch}. nvidia_branch chooses "
         "another.\nPackage: *nvidia*:any libcuda1:any libcudadebugger1:any libnvcuvid1:any libnvoptix1:any "
-        f"libxnvctrl0:any cuda-drivers*:any\nPin: version {branch}.*\nPin-Priority: 1001\n"
+        f"libxnvctrl0:any cuda-drivers*:any\nPin: version {branch}.*\nPin-Priority: 1001\n{follow}"
     )
 
 
@@ -780,8 +790,10 @@ def says(cards: list[dict], modules: str, branch: int, origin: str) -> str:
 # ---- what came of it ----
 
 
-def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: bool) -> dict:
-    """What is left to do once packages are installed, from a second look (`survey`).
+def nvidia_outcome(
+    survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: bool, local: bool = False
+) -> dict:
+    """What is left to do once packages are installed, from a second look (`survey`); local: on this very machine.
 
     Returns {hold: packages to hold; build: whether DKMS must build; load: whether the module can be loaded now;
     running: whether the installed one is; container: whether the host is one; pending: why a reboot is needed, or "";
@@ -823,6 +835,11 @@ def nvidia_outcome(survey: Mapping[str, Any], plan: Mapping[str, Any], reboot: b
         told.append(
             f"{why}; not rebooted, because {', '.join(runs)} is training here: run again when it has ended"
         )
+    elif why and reboot and (local or survey.get("from_itself")):
+        told.append(
+            f"{why}; not rebooted, because this playbook runs on it: sudo systemctl reboot, and then run site.yml again"
+        )
+        reboot = False
     elif why and not reboot:
         told.append(
             f"{why}: reboot this host when it suits (sudo systemctl reboot), or run again with -e "
@@ -968,10 +985,17 @@ def nvidia_versions(hostvars: Mapping[str, Mapping[str, Any]], hosts: Iterable[s
     ]
 
 
+def nvidia_branches(hostvars: Mapping[str, Mapping[str, Any]], hosts: Iterable[str]) -> list[int]:
+    """The branches of those versions, without repeats: within one, hosts train together."""
+    outcomes = [hostvars[host].get("__nvidia_outcome") or {} for host in hosts]
+    return sorted({branch_of(one["version"]) or 0 for one in outcomes if one.get("version")})
+
+
 class FilterModule:
     def filters(self):
         return {
             "nvidia_answer": nvidia_answer,
+            "nvidia_branches": nvidia_branches,
             "nvidia_common": nvidia_common,
             "nvidia_held": nvidia_held,
             "nvidia_outcome": nvidia_outcome,

@@ -14,7 +14,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
-from telling import silence
+from telling import silence, without
 
 from trainer import link
 from trainer.balance import given
@@ -75,12 +75,6 @@ def run_unanswered(answers: dict[str, dict], asked: dict) -> list[str]:
         + "See to power and network there, and start it again:"
         + _ways({f"or without, if {them} off": how}),
     ]
-
-
-def without(limit: str, hosts: list[str]) -> str:
-    """What -l takes, quoted for a shell, to leave these hosts out of those that `limit` means ("": all)."""
-    separator = "," if "," in limit else ":"  # Ansible splits at one of them
-    return shlex.quote(separator.join([*([limit] if limit else []), *(f"!{host}" for host in hosts)]))
 
 
 def run_plan(

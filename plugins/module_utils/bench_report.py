@@ -15,6 +15,7 @@ FLOODED = 10.0  # times as long under load, and so many ms more: small packets w
 FLOODED_MS = 5.0
 APART = 1.5  # times as long in the class that is loaded as outside of it: they do not wait in one queue
 STRAY = 0.02  # of the bytes that left a host, by another interface than the cluster's
+LAYER = 0.2  # part by which a layer's bytes may differ from those of the one above, by its headers
 
 
 def figures_of(pairs: dict[str, dict], collectives: dict) -> dict[str, dict]:
@@ -160,6 +161,8 @@ def _went_by(result: dict) -> list[str]:
     """Which interface carried the collectives' bytes; a warning where it was not the cluster's."""
     told, stray = {}, []
     for host, carried in result["collectives"].get("ways", {}).items():
+        if host not in result["physical"]:
+            carried = _once(carried, result["interfaces"].get(host))
         total = sum(count for name, count in carried.items() if name != "lo") or 1
         shares = {
             name: count / total for name, count in carried.items() if count / total > STRAY and name != "lo"
@@ -181,6 +184,18 @@ def _went_by(result: dict) -> list[str]:
         else "; ".join(f"on {h} by {t}" for h, t in told.items())
     )
     return [f"They went {where}, as the interfaces' counters say.", *stray]
+
+
+def _once(carried: dict[str, int], wanted: str | None) -> dict[str, int]:
+    """`carried` without what is below the interface `wanted`, which is no card.
+
+    Each byte of a bond, a VLAN, a bridge or a tunnel is counted by what it goes over, too, in one layer or in two.
+    """
+    others = {name for name in carried if name not in (wanted, "lo") and not name.endswith("(RDMA)")}
+    layers = sum(carried[name] for name in others) / (carried.get(wanted or "") or 1)
+    if not any(abs(layers - depth) <= LAYER * depth for depth in (1, 2)):
+        return carried
+    return {name: count for name, count in carried.items() if name not in others}
 
 
 def _suffers(pairs: dict[str, dict]) -> list[str]:

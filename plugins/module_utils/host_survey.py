@@ -109,9 +109,10 @@ def ssh_session(proc="/proc"):
 
 
 def sockets(run_command):
-    """[{proto, state, address, port, peer, owners: [(process, pid)]}] of all TCP and UDP sockets; needs root.
+    """[{proto, state, address, link, port, peer, owners: [(process, pid)]}] of all TCP and UDP sockets; needs root.
 
-    Addresses are plain: no brackets, no interface, IPv4 as IPv4. state is ss's word: LISTEN, UNCONN, ESTAB, …
+    Addresses are plain: no brackets, no interface, IPv4 as IPv4. link: the interface that it is bound to, or "". state
+    is ss's word: LISTEN, UNCONN, ESTAB, …
     """
     command = ["ss", "--no-header", "--all", "--numeric", "--processes", "--tcp", "--udp"]
     rc, out, err = run_command(command)
@@ -130,6 +131,7 @@ def sockets(run_command):
                     "proto": fields[0],
                     "state": fields[1],
                     "address": address,
+                    "link": fields[4].rpartition(":")[0].strip("[]").partition("%")[2],
                     "port": int(port),
                     "peer": peer,
                     "owners": [(name, int(pid)) for name, pid in owners],

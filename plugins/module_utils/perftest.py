@@ -10,16 +10,23 @@ MESSAGE_BYTES = 64
 def rdma_command(device: str, port: int, address: str = "", traffic_class: int = 0) -> list[str]:
     """ib_write_bw's command line: of the listening end, or with an `address` of the asking one.
 
+    device: with its port behind a colon, where that is not the first. port: of TCP.
     traffic_class: of its packets, as NCCL_IB_TC has it: DSCP and the two bits for ECN; 0: none.
     """
-    command = ["ib_write_bw", "-d", device, "-p", str(port), "-D", str(RDMA_SECONDS), "-F", "--report_gbits"]
+    seconds = ["-D", str(RDMA_SECONDS)]
+    command = ["ib_write_bw", *_by(device), "-p", str(port), *seconds, "-F", "--report_gbits"]
     return _ended(command, address, traffic_class)
 
 
 def latency_command(device: str, port: int, address: str = "", traffic_class: int = 0) -> list[str]:
     """ib_send_lat's command line, likewise."""
     messages = ["-n", str(MESSAGES), "-s", str(MESSAGE_BYTES)]
-    return _ended(["ib_send_lat", "-d", device, "-p", str(port), *messages, "-F"], address, traffic_class)
+    return _ended(["ib_send_lat", *_by(device), "-p", str(port), *messages, "-F"], address, traffic_class)
+
+
+def _by(device: str) -> list[str]:
+    name, _, port = device.partition(":")
+    return ["-d", name, *(["-i", port] if port else [])]
 
 
 def _ended(command: list[str], address: str, traffic_class: int) -> list[str]:

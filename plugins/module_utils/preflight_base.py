@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
+from telling import without
+
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 SHOWN_HOSTS = 8
 GB = 1e9
@@ -35,9 +37,11 @@ class Limits:
     run_gb: float = 0  # data, model and checkpoints of the run to come; 0: it was not named
     run_unknown: str = ""  # what of it has a size that nobody knows yet, by name
     port: int = 29500
-    ansible: str = "ansible"  # these three with the inventory, to be pasted into a shell
+    ansible: str = "ansible"  # these with the inventory, to be pasted into a shell
     site: str = "ansible-playbook site.yml"
     train: str = "ansible-playbook train.yml"
+    train_all: str = "ansible-playbook train.yml"  # without -l
+    subset: str = ""  # what -l says
 
     @classmethod
     def of(cls, given: dict[str, object]) -> Limits:
@@ -74,9 +78,9 @@ class Finding:
 class Cluster:
     """What all hosts said. `facts`: host (in node order) to a dict with
 
-    expected: {hostname, address, rdma, firewall, processes}, of the inventory;
+    expected: {hostname, address, rdma, firewall, processes, device}, of the inventory and -e;
     survey, run: the answers of preflight_survey and run_host, None where there is none; error: why;
-    pairs: what preflight_pair found of each peer, None where it did not run;
+    pairs: what preflight_pair found of each peer, None where it did not run; unmeasured: why it came to nothing, or "";
     outside: {port: open | closed} as seen from the controller, or a text: why it was not tried;
     clock: (s that the host is ahead of the controller, uncertainty), None where unknown;
     burn: what `trainer burn` said of its devices, None where it was not asked.
@@ -108,6 +112,10 @@ class Cluster:
     def site(self, tag: str, hosts: Iterable[str] = ()) -> str:
         """The command that has site.yml see to a role on some hosts."""
         return f"{self.limits.site} --tags {tag}" + (f" -l {','.join(hosts)}" if hosts else "")
+
+    def train_without(self, hosts: Iterable[str]) -> str:
+        """The command that has a run go without some hosts."""
+        return f"{self.limits.train_all} -l {without(self.limits.subset or 'all', hosts)}"
 
     def on(self, hosts: Iterable[str], command: str) -> str:
         """The command that has root run another on some hosts."""

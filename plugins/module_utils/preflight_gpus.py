@@ -8,6 +8,7 @@ from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, check
 
 # Xids that mean the card or its link (NVIDIA's catalogue); the others are mostly a program's own faults.
 HARD_XIDS = {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143}
+A_DAY = 86400
 KEPT_SPEED = 0.9  # of the first minute of a burn
 # Bits of clocks_throttle_reasons.active (NVML).
 THROTTLES = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
@@ -20,6 +21,7 @@ THROTTLES = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (har
 )
 def gpus(cluster: Cluster) -> Iterable[Said]:
     well, without = True, []
+    on_cpus = {host for host in cluster.alive if cluster.facts[host]["expected"].get("device") == "cpu"}
     for host, survey in cluster.survey().items():
         gpu, wanted = survey["gpu"], cluster.facts[host]["expected"].get("processes") or 0
         # In a container the machine's cards are to be seen, and their driver is not the container's to install.
@@ -34,16 +36,17 @@ def gpus(cluster: Cluster) -> Iterable[Said]:
         # One that is too old for a run may have its own driver's; a container may have been given some.
         elif len(gpu["gpus"]) < gpu["cards"] and not survey["container"]:
             fault = f"{len(gpu['gpus'])} of {gpu['cards']} cards"
-        elif wanted > len(gpu["gpus"]):
+        elif wanted > len(gpu["gpus"]) and host not in on_cpus:
             fault = f"{len(gpu['gpus'])} GPUs for nproc_per_node {wanted}"
         if fault:
             well = False
             yield Said(FAIL, [host], fault, cluster.site("nvidia", [host]))
-    if without and len(without) < len(cluster.alive):
+    if without and len(without) < len(cluster.alive) and not on_cpus:
         well = False
         text = "no card, while other hosts have one: ranks on CPUs and GPUs do not mix"
-        yield Said(WARN, without, text, f"{cluster.limits.train} -l 'all:!{':!'.join(without)}'")
-    elif without:
+        cure = cluster.train_without(without) + "   or have all compute on CPUs: -e device=cpu"
+        yield Said(WARN, without, text, cure)
+    elif without and len(without) == len(cluster.alive):
         well = False
         yield Said(SKIP, without, "no host has a card of NVIDIA's")
     if well:
@@ -69,7 +72,7 @@ def gpu_memory(cluster: Cluster) -> Iterable[Said]:
         desktops = [one for one in foreign if "G" in one["kind"]]
         others = [one for one in foreign if "G" not in one["kind"]]
         used = max(float(row.get("memory.used", 0)) for row in gpu["gpus"])
-        if desktops:
+        if desktops and used > cluster.limits.gpu_used_mb:
             well = False
             text = f"a desktop: {', '.join(dict.fromkeys(one['name'] for one in desktops))}; {used:.0f} MiB in use"
             yield Said(WARN, [host], text, cluster.on([host], "systemctl isolate multi-user.target"))
@@ -90,7 +93,7 @@ def gpu_memory(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "The cards report no fault: ECC, Xid, throttling",
-    "no uncorrected error, no pending row, no Xid, no throttling",
+    "no uncorrected error, no pending row, no Xid of the card, none of a program within a day, no throttling",
     "Azure's node health checks; NVIDIA's Xid catalogue",
 )
 def gpu_health(cluster: Cluster) -> Iterable[Said]:
@@ -120,15 +123,18 @@ def gpu_health(cluster: Cluster) -> Iterable[Said]:
                 yield Said(
                     WARN, [host], text, cluster.on([host], "nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE")
                 )
-        for result, some in (
-            (FAIL, [one for one in gpu["xids"] if one["xid"] in HARD_XIDS]),
-            (WARN, [one for one in gpu["xids"] if one["xid"] not in HARD_XIDS]),
+        # A program's fault is the program's; one of today may come again.
+        soft = [one for one in gpu["xids"] if one["xid"] not in HARD_XIDS and (one.get("age") or 0) < A_DAY]
+        for result, some, when, cure in (
+            (FAIL, [one for one in gpu["xids"] if one["xid"] in HARD_XIDS], "since it booted", "reboot"),
+            (WARN, soft, "within a day", 'sh -c "dmesg -T | grep Xid"'),
         ):
             if some:
                 well = False
                 last = some[-1]
-                text = f"{len(some)} Xid since it booted, the last {last['xid']} at {last['bus']} ({last['text']})"
-                yield Said(result, [host], text, cluster.on([host], "reboot"))
+                text = f"{len(some)} Xid {when}, the last {last['xid']} at {last['bus']} ({last['text']})"
+                more = "" if result == FAIL else "   and see to the program that it names"
+                yield Said(result, [host], text, cluster.on([host], cure) + more)
     if not found:
         yield Said(SKIP, cluster.alive, "no host has a GPU")
     elif well:
@@ -181,7 +187,7 @@ def burn(cluster: Cluster) -> Iterable[Said]:
                     FAIL,
                     f"{one['device']}: {one['wrong']} of {one['products']} products were wrong",
                 )
-                cure = f"{cluster.limits.train} -l 'all:!{host}'   until it is replaced"
+                cure = f"{cluster.train_without([host])}   until it is replaced"
             # A processor's time is other programs', too.
             elif one["last"] < KEPT_SPEED * one["first"] and not one["device"].startswith("cpu"):
                 result = WARN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import statistics
 from collections.abc import Iterable
 
@@ -312,12 +313,15 @@ def nccl(cluster: Cluster) -> Iterable[Said]:
     "ours: one more thing that cannot be the reason",
 )
 def kernel(cluster: Cluster) -> Iterable[Said]:
-    cure = lambda hosts: cluster.on(hosts, 'sh -c "apt-get update && apt-get dist-upgrade -y && reboot"')  # noqa: E731
     systems: dict[str, dict[str, str]] = {}
     for host, survey in cluster.survey().items():
         systems.setdefault(survey["system"], {})[host] = survey["versions"]["kernel"]
     for found in systems.values():
-        yield from equal(cluster, found, "kernel", WARN, cure)
+        # Who differs from most may be the one that has been upgraded.
+        newest = max(found.values(), key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
+        old = [host for host, release in found.items() if release != newest]
+        cure = cluster.on(old, 'sh -c "apt-get update && apt-get dist-upgrade -y && reboot"')
+        yield from equal(cluster, found, "kernel", WARN, lambda hosts, cure=cure: cure)
 
 
 @check(

@@ -110,11 +110,16 @@ def arrives(found: dict) -> bool:
 )
 def ways(cluster: Cluster) -> Iterable[Said]:
     pairs = cluster.pairs()
-    if not pairs:
+    dumb = {host: fault for host in cluster.alive if (fault := cluster.facts[host].get("unmeasured"))}
+    for host, fault in dumb.items():
+        yield Said(FAIL, [host], fault, f"{cluster.on([host], 'ip -brief address')}   and do as it says")
+    if not pairs and not dumb:
         yield Said(SKIP, cluster.alive, not_measured(cluster))
         return
     shut: dict[str, dict[str, list[str]]] = {}
     for (host, peer), found in pairs.items():
+        if peer in dumb:
+            continue  # nobody listened there
         for number_, state in found["ports"].items():
             held = int(number_) == cluster.limits.port and cluster.facts[peer]["run"]["port_holder"]
             if state not in ("open", "other") and not (held and state == "refused"):
@@ -123,7 +128,7 @@ def ways(cluster: Cluster) -> Iterable[Said]:
     for host, faults in shut.items():
         told = "; ".join(f"{fault} from {named(askers)}" for fault, askers in faults.items())
         yield Said(FAIL, [host], told, cluster.opening(host))
-    if not shut:
+    if not shut and not dumb:
         yield Said(PASS, cluster.alive, f"{len(pairs)} ways are open")
 
 
@@ -203,15 +208,17 @@ def bandwidth(cluster: Cluster) -> Iterable[Said]:
         return max(slower, floor) * cluster.limits.bandwidth_percent / 100
 
     bad = {pair for pair, rate in rates.items() if rate < least(pair)}
-    yield from _bad_pairs(
-        cluster,
-        rates,
-        None,
-        " Mbit/s",
-        "ip -s -s link show {interface}",
-        min,
-        bad,
-    )
+    none = [pair for pair, found in cluster.pairs().items() if found.get("no_stream")]
+    look = "ip -s -s link show {interface}"
+    for hosts, pairs in blamed(none).items():
+        told = ", ".join(f"{a} to {b}" for a, b in pairs[:4])
+        cure = (
+            _on_each(cluster, list(hosts), look)
+            + "   run it again, and if it stays, change cable, port or switch"
+        )
+        yield Said(WARN, list(hosts), f"{told}: the ports are open, and no stream came through", cure)
+    if bad or not none:
+        yield from _bad_pairs(cluster, rates, None, " Mbit/s", look, min, bad)
 
 
 def _bad_pairs(cluster, values, judge, unit, command, worst, bad=None) -> Iterable[Said]:

@@ -79,9 +79,13 @@ def rdma_counters(root: str = "") -> dict[str, dict[str, int]]:
 
 
 def fastest(ports: list[dict]) -> str:
-    """The device whose port is up at the highest rate, the first of equals, to measure with; "" where none is up."""
+    """The device whose port is up at the highest rate, the first of equals, to measure with; "" where none is up.
+
+    With its port, as in mlx4_0:2, where that is not the first, which programs take by themselves.
+    """
     up = [one for one in ports if one["state"] == "ACTIVE"]
-    return max(up, key=lambda one: one["gbit"])["device"] if up else ""
+    best = max(up, key=lambda one: one["gbit"]) if up else {"device": "", "port": 1}
+    return best["device"] if best["port"] == 1 else f"{best['device']}:{best['port']}"
 
 
 def _gids(port: str) -> tuple[list[dict], str]:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+
+from ansible import constants as C
 
 SHOWN_HOSTS = 8
+# Options of ansible-playbook that another one needs, too, with their names in context.CLIARGS and, where ansible.cfg or
+# the environment has said so already, what that is.
+ASKING = (("-K", "become_ask_pass"), ("-k", "ask_pass"), ("-J", "ask_vault_pass"))
+LOGIN = (
+    ("-u", "remote_user", C.DEFAULT_REMOTE_USER),
+    ("--private-key", "private_key_file", C.DEFAULT_PRIVATE_KEY_FILE),
+)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -91,8 +101,14 @@ def rows_of(text: str) -> tuple[str, list[tuple[str, str]]]:
     return line, [(host, words) for host, mark, words in (row.partition("\t") for row in rows) if mark]
 
 
+def without(limit: str, hosts: list[str]) -> str:
+    """What -l takes, quoted for a shell, to leave these hosts out of those that `limit` means ("": all)."""
+    separator = "," if "," in limit else ":"  # Ansible splits at one of them
+    return shlex.quote(separator.join([*([limit] if limit else []), *(f"!{host}" for host in hosts)]))
+
+
 def same_hosts(cli, default=(), subset: bool = True) -> list[str]:
-    """The options by which another ansible-playbook, called from here, means the same hosts.
+    """The options by which another ansible-playbook, called from here, means the same hosts, and gets into them.
 
     cli: context.CLIARGS, in which Ansible has made all paths absolute. default: the inventories that need no -i.
     subset: -l as well.
@@ -103,8 +119,21 @@ def same_hosts(cli, default=(), subset: bool = True) -> list[str]:
         if inventory.endswith(","):
             words += ["-i", inventory.rstrip(",") + ","]
         else:
-            near = os.path.relpath(inventory)
-            words += ["-i", inventory if near.startswith("..") else near]
+            words += ["-i", _near(inventory)]
     if subset and cli.get("subset"):
         words += ["-l", cli["subset"]]
-    return words + [flag for flag, asked in (("-K", "become_ask_pass"), ("-k", "ask_pass")) if cli.get(asked)]
+    for flag, asked, usual in LOGIN:
+        if (value := cli.get(asked)) and value != usual:
+            words += [flag, _near(value) if asked == "private_key_file" else str(value)]
+    for one in cli.get("vault_ids") or ():
+        label, mark, source = one.partition("@") if "@" in one else ("", "", one)
+        words += ["--vault-id", label + mark + (source if source.startswith("prompt") else _near(source))]
+    for file in cli.get("vault_password_files") or ():
+        words += ["--vault-password-file", _near(file)]
+    return words + [flag for flag, asked in ASKING if cli.get(asked)]
+
+
+def _near(path: str) -> str:
+    """A path as it is typed: from here, where it is below."""
+    near = os.path.relpath(path)
+    return path if near.startswith("..") else near

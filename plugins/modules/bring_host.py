@@ -213,7 +213,7 @@ def check_room(files: list[dict], state_dir: str) -> None:
 
 def check_one_disk(state_dir: str) -> None:
     """Raises Failure where a part of the state directory is another file system: a file has one only, by its links."""
-    for below in (*KEPT, INCOMING):
+    for below in (*PLACES, INCOMING):
         path = os.path.join(state_dir, below)
         with contextlib.suppress(FileNotFoundError):
             if device(path) != device(state_dir):

@@ -100,10 +100,11 @@ WATCHES = (
     "log",
 )  # threads of each rank that only look (trainer/collectives.py, environment.py)
 BUSY = 0.3  # of a core, for a process that is named
+OF_KERNEL = 0x00200000  # PF_KTHREAD (linux/sched.h), in a process's flags: nobody can end it
 
 
 def process(pid: int) -> dict | None:
-    """state, ticks on the CPU, and name of a process; None where there is none."""
+    """state, ticks on the CPU, memory and name of a process, and whether it is the kernel's own; None without one."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             head, _, rest = file.read().rpartition(") ")
@@ -113,6 +114,7 @@ def process(pid: int) -> dict | None:
     return {
         "name": head.split("(", 1)[1],
         "state": fields[0],
+        "of_kernel": bool(int(fields[6]) & OF_KERNEL),
         "ticks": int(fields[11]) + int(fields[12]),
         "rss_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
     }
@@ -400,10 +402,12 @@ def main() -> None:
                 "groups": groups_of(run_dir, rank, pid),
             }
         )
-    ours = set(run_processes(run_dir)) | {os.getpid(), os.getppid()}
-    busy = sorted(
-        ((share(pid), one["name"], pid) for pid, one in after.items() if pid not in ours), reverse=True
-    )
+    places = run_processes()
+    ours = {pid for pid, place in places.items() if place == run_dir} | {os.getpid(), os.getppid()}
+    # Another run's are told by its name: who ends a rank of it sees it come back.
+    runs = {pid: os.path.basename(place) for pid, place in places.items() if pid not in ours}
+    others = [pid for pid, one in after.items() if pid not in ours and not one["of_kernel"]]
+    busy = sorted(((share(pid), after[pid]["name"], pid) for pid in others), reverse=True)
     module.exit_json(
         changed=False,
         host_status=known,
@@ -433,8 +437,16 @@ def main() -> None:
             "flights": sorted(glob.glob(os.path.join(glob.escape(run_dir), "logs", "flight-*"))),
             "gpus": seen["the GPUs"] or [],
             "slowed": seen.get("slowed") or [],
-            "on_cards": [one for one in seen.get("who is on the GPUs") or [] if one["pid"] not in ours],
-            "busy": [{"cpu": cpu, "name": name, "pid": pid} for cpu, name, pid in busy[:3] if cpu >= BUSY],
+            "on_cards": [
+                {**one, "run": runs.get(one["pid"], "")}
+                for one in seen.get("who is on the GPUs") or []
+                if one["pid"] not in ours
+            ],
+            "busy": [
+                {"cpu": cpu, "name": name, "pid": pid, "run": runs.get(pid, "")}
+                for cpu, name, pid in busy[:3]
+                if cpu >= BUSY
+            ],
             "load": os.getloadavg()[0],
             "cpus": os.cpu_count() or 1,
         },

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import re
+import socket
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import (
@@ -45,11 +46,24 @@ OPENED = re.compile(
 )
 
 
+# Where slurmd has its settings: Debian's, Ubuntu's of old, and what the controller itself hands out.
+SLURM = (
+    "/etc/slurm/slurm.conf",
+    "/etc/slurm-llnl/slurm.conf",
+    "/run/slurm/conf/slurm.conf",
+    "/var/spool/slurmd/conf-cache/slurm.conf",
+    "/var/lib/slurm/slurmd/conf-cache/slurm.conf",
+)
+CONTROLLER = re.compile(
+    r"^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(#]+)(?:\(([^)\s]+)\))?", re.MULTILINE | re.IGNORECASE
+)
+
+
 def listening(found):
-    """[{proto, port, address, process}] of those of the host's sockets() that other machines could reach."""
+    """[{proto, port, address, link, process}] of those of the host's sockets() that other machines could reach."""
     return [
         {
-            **{key: item[key] for key in ("proto", "port", "address")},
+            **{key: item[key] for key in ("proto", "port", "address", "link")},
             "process": item["owners"][0][0] if item["owners"] else "an unknown process",
         }
         for item in found
@@ -57,6 +71,36 @@ def listening(found):
         and not item["address"].startswith("127.")
         and item["address"] != "::1"
     ]
+
+
+def slurm_controllers(texts):
+    """The sorted addresses of each other machine on which Slurm's controller may be, by its settings (`texts`)."""
+    found = []
+    for name, address in (one for text in texts for one in CONTROLLER.findall(text)):
+        with contextlib.suppress(OSError):  # a name that nobody knows
+            told = socket.getaddrinfo(address or name, None, type=socket.SOCK_STREAM)
+            addresses = sorted({one[4][0] for one in told})
+            if addresses not in found and not any(map(is_own, addresses)):
+                found.append(addresses)
+    return found
+
+
+def is_own(address):
+    """Whether this host has that address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:  # as where there is no IPv6
+        return False
+    return True
+
+
+def slurm_settings():
+    """What is in those of Slurm's files that are there."""
+    for path in SLURM:
+        with contextlib.suppress(OSError), open(path, errors="replace") as source:
+            yield source.read()
 
 
 def published(module):
@@ -232,6 +276,7 @@ def main():
         survey = {
             "listening": listening(found),
             "published": published(module),
+            "slurm_controllers": slurm_controllers(slurm_settings()),
             "ssh_ports": ports,
             "session": session,
             "tunnels": tunnels(module, session, [*clients, *module.params["peers"]], found),

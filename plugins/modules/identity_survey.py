@@ -53,6 +53,7 @@ survey:
     login_lacks:
       description: Groups that the login user is to be in and is not, the user's and that which reads the journal.
       type: list
+    login_here: {description: "Whether the login user is one of /etc/passwd; else a directory has it.", type: bool}
     place:
       description: >-
         What lies at the home: whether that is a directory, its owner (its uid where that has no name), uid, gid
@@ -70,6 +71,7 @@ survey:
 import grp
 import os
 import pwd
+import re
 import socket
 import stat
 
@@ -184,6 +186,7 @@ def main() -> None:
             "account": account(user),
             "group": group,
             "login_lacks": lacking + [one for one in (user, JOURNAL) if lacks(login, one)],
+            "login_here": re.search(rf"(?m)^{re.escape(login)}:", read("/etc/passwd")) is not None,
             "place": place(home),
             "disk": on_network(home),
             "host_names": [socket.gethostname(), name_at_boot()],

@@ -36,7 +36,7 @@ import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import active_runs
-from ansible.module_utils.host_survey import in_container
+from ansible.module_utils.host_survey import from_elsewhere, in_container, ssh_session
 
 NVIDIA = "10de"
 BRIDGE = "0680"  # PCI class of an NVSwitch, and of bridges of old chipsets
@@ -152,8 +152,9 @@ def content_of(path: str) -> bytes:
         return b""
 
 
-def packages() -> tuple[list[dict], list[str]]:
-    """NVIDIA's packages, {name, version, source, held, whole}, and the kernel packages that follow the newest.
+def packages() -> tuple[list[dict], list[str], list[str]]:
+    """NVIDIA's packages, {name, version, source, held, whole}, the kernel packages that follow the newest, and which of
+    those come from backports.
 
     Names are as apt has them: a 32-bit library of games is libcuda1:i386, held by that name and taken for no other.
     A package is not whole where its installation broke off, such as at a module that does not compile.
@@ -179,7 +180,8 @@ def packages() -> tuple[list[dict], list[str]]:
         for row in rows
         if OURS.search(row[0]) or OURS.search(row[2])
     ]
-    return ours, [row[0] for row in rows if KERNEL_PACKAGE.fullmatch(row[0])]
+    kernels = [row for row in rows if KERNEL_PACKAGE.fullmatch(row[0])]
+    return ours, [row[0] for row in kernels], [row[0] for row in kernels if "~bpo" in row[1]]
 
 
 def sources(paths: list[str]) -> list[dict]:
@@ -260,7 +262,7 @@ def free_bytes(path: str) -> int:
 def survey(root: str, kernel: str) -> dict:
     """All of it. `root`: where /sys and /proc are, empty for the host's own. `kernel`: a release."""
     found = devices(root)
-    ours, kernels = packages()
+    ours, kernels, backported = packages()
     return {
         "cards": [device for device in found if device["class"] in DISPLAY],
         "nvswitches": sum(map(is_nvswitch, found)),
@@ -274,6 +276,7 @@ def survey(root: str, kernel: str) -> dict:
         "modules": built_modules(kernel),
         "packages": ours,
         "kernel_packages": kernels,
+        "kernels_backported": backported,
         "runfile": os.path.exists("/usr/bin/nvidia-uninstall"),
         "desktop": os.path.exists("/etc/systemd/system/display-manager.service"),
         "initramfs_stale": initramfs_stale(kernel),
@@ -297,6 +300,8 @@ def main() -> None:
     try:
         answers = survey(module.params["sys_root"].rstrip("/"), kernel)
         answers["runs"] = active_runs(module.run_command, "systemd", module.params["state_dir"])
+        session = ssh_session()
+        answers["from_itself"] = session and not from_elsewhere(session["client"], session["address"])
     except OSError as error:
         module.fail_json(
             msg=f"this host cannot be read: {error}. Trainyard serves Debian and Ubuntu, as root."

@@ -292,20 +292,23 @@ def versions() -> str:
     return run(["dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\n"])
 
 
+# The first two lift apt's last word on packages that are named, the third its rule to touch none else that is held.
+FORCED = ("--allow-downgrades", "--allow-change-held-packages", "--ignore-hold")
+
+
 def move(names: list[str], remove: list[str], upgrade: list[str], lock_timeout: int) -> tuple[bool, str]:
     """Install `names` without `remove`, whatever is there, and upgrade `upgrade`.
 
-    Returns whether that changed anything, and what `refreshed` said. Held packages give way here alone, and the pins
-    are what may lower a version.
+    Returns whether that changed anything, and what `refreshed` said. Held packages give way here alone, those too that
+    `names` need in another version, and the pins are what may lower one.
     """
     before = versions()
     said = refreshed(lock_timeout)
-    forced = ("--allow-downgrades", "--allow-change-held-packages")
     try:
         if names:
-            apt_install([*names, *(f"{name}-" for name in remove)], lock_timeout, *forced)
+            apt_install([*names, *(f"{name}-" for name in remove)], lock_timeout, *FORCED)
         if upgrade:
-            apt_install(upgrade, lock_timeout, *forced, "--only-upgrade")
+            apt_install(upgrade, lock_timeout, *FORCED, "--only-upgrade")
     except Failure as failure:
         raise beside(failure, said) from None
     return versions() != before, said

@@ -46,7 +46,8 @@ pairs:
     By peer: C(ports) ({port: open, other (somebody else listens), refused, dropped or why}), C(sent), C(lost),
     C(rtt_ms) (median), C(mtu_arrives), C(mtu_most) (where it does not, a size that does), C(mbit) (the least of all
     passes), C(offset) (s, the peer's clock less this one's), C(offset_error),
-    C(rdma_gbit) (likewise, where all have a device), C(note), C(rdma_note).
+    C(rdma_gbit) (likewise, where all have a device), C(note), C(rdma_note), C(no_stream) where the port is open and
+    nothing came through it.
   type: dict
   returned: always
 heard: {description: The peers from which this host's measured port was reached., type: list, returned: always}
@@ -54,6 +55,7 @@ time: {description: This host's clock at the end., type: float, returned: always
 """
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -293,6 +295,7 @@ class Exchange:
                 found["offset"], found["offset_error"] = best["offset"], best["offset_error"]
             else:
                 self.absent.add(after)
+                self.found[after]["no_stream"] = True  # though its port is open
         if before in self.absent and before not in self.heard:
             self.silent.add(before)
         if before not in self.silent:
@@ -437,10 +440,12 @@ def main() -> None:
     try:
         found = exchange.run()
     except OSError as error:
-        module.fail_json(
-            msg=f"{exchange.own}: cannot listen there: {error.strerror or error}. Is it this host's cluster address? "
-            "Correct cluster_address, or run site.yml to set the address."
+        cure = (
+            "Is it this host's cluster address? Correct cluster_address, or run site.yml to set the address."
         )
+        if error.errno == errno.EADDRINUSE:
+            cure = "A program took the port meanwhile: run preflight.yml again."
+        module.fail_json(msg=f"{exchange.own}: cannot listen there: {error.strerror or error}. {cure}")
     module.exit_json(changed=False, pairs=found, heard=sorted(exchange.heard), time=time.time())
 
 

@@ -89,7 +89,7 @@ RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # b
 NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
 # What the role nvidia leaves out: who has a card for virtual machines, and the device ids of Kepler and before.
 UNUSABLE, TOO_OLD = ("vfio-pci", "pci-stub"), range(0x0000, 0x1340)
-XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
+XID = re.compile(r"(?:^\[ *(\d+\.\d+)\] )?NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
 STORE_SECONDS = 4.0
 NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
 
@@ -376,10 +376,15 @@ def gpu_processes(text: str) -> list[dict]:
     return found
 
 
-def xids(text: str) -> list[dict]:
-    """{bus, xid, text} of the driver's faults in the kernel's log."""
+def xids(text: str, uptime: float) -> list[dict]:
+    """{bus, xid, text, age} of the driver's faults in the kernel's log; age: s, None where lines have no time."""
     return [
-        {"bus": found[1], "xid": int(found[2]), "text": (found[3] or "").strip()[:120]}
+        {
+            "bus": found[2],
+            "xid": int(found[3]),
+            "text": (found[4] or "").strip()[:120],
+            "age": uptime - float(found[1]) if found[1] else None,
+        }
         for found in map(XID.search, text.splitlines())
         if found
     ]
@@ -401,7 +406,7 @@ def gpu_survey(run_command, root: str = "") -> dict:
         "gpus": rows,
         "error": error,
         "processes": processes,
-        "xids": xids(out),
+        "xids": xids(out, time.monotonic()),  # the clock of the kernel's log, which stands still in a sleep
         "driver": True,
     }
 

@@ -32,7 +32,8 @@ def survey(device, *packages):
     return {
         **dict.fromkeys(("nouveau", "container", "runfile", "desktop", "initramfs_stale"), False),
         **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
-        **{"kernel_packages": [], "runs": [], "units": [], "modules": [], "headers": True, "nvswitches": 0},
+        **{name: [] for name in ("kernel_packages", "kernels_backported", "runs", "units", "modules")},
+        **{"headers": True, "nvswitches": 0},
         **{"cards": [card], "device_nodes": 0, "kernel": "6.1.0-50-amd64", "sources": [mirror]},
         "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11, "/boot": 10**11},
         "packages": [
@@ -128,11 +129,15 @@ def versions(*found, common=580):
 
 
 def test_versions_that_differ_end_the_play_where_they_need_not(play):
-    status, said = play("compare", versions("580.95.05", "580.82.07"))
-    assert status != 0 and "the hosts' drivers differ: node2 has 580.82.07 (most have 580.95.05" in said
+    status, said = play("compare", versions("580.95.05", "570.172.08"))
+    assert status != 0 and "the hosts' drivers differ: node2 has 570.172.08 (most have 580.95.05" in said
     assert "-e '{\"nvidia_upgrade\": true}'" in said.replace('\\"', '"')
-    status, said = play("compare", versions("580.95.05", "580.82.07"), nvidia_version_skew="warn")
+    status, said = play("compare", versions("580.95.05", "570.172.08"), nvidia_version_skew="warn")
     assert status == 0 and "WARNING: the hosts' drivers differ: node2" in said
+    # Of one branch, such as on a machine that came later.
+    status, said = play("compare", versions("580.95.05", "580.82.07"))
+    assert status == 0 and "WARNING: the hosts' drivers differ: node2 has 580.82.07" in said
+    assert "-e '{\"nvidia_upgrade\": true}'" in said.replace('\\"', '"')
     status, said = play("compare", versions("580.95.05", "535.261.03", common=None))
     assert status == 0 and "WARNING: the hosts' drivers differ: node2" in said
     status, said = play("compare", versions("580.95.05", "580.95.05"))

@@ -8,6 +8,7 @@ import perftest
 import preflight_report
 import pytest
 
+from plugins.action import bench_verdict
 from plugins.filter import bench as rounds
 
 
@@ -183,6 +184,7 @@ def result(**changed):
         "seconds": 41.0,
         "hosts": hosts,
         "interfaces": dict.fromkeys(hosts, "eth0"),
+        "physical": list(hosts),
         "pairs": pairs,
         "collectives": collectives,
         "failed": {},
@@ -244,6 +246,44 @@ def test_what_the_class_of_roce_is_worth_is_told(marked, worth):
     told = bench_report.text(found)
     assert f"1.1 to 4.0 us, {marked} us in the class of roce_qos" in told and worth in told
     assert bench_report.figures_of(found["pairs"], {})["gbit"] == {"node1>node2": 97.2}
+
+
+@pytest.mark.parametrize(
+    ("carried", "stray"),
+    [
+        ({"bond0": 1000, "eth0": 520, "eth1": 490}, False),
+        ({"bond0": 1000, "eth0.10": 1004, "eth0": 1008}, False),  # two layers
+        ({"bond0": 950, "eth0": 1000}, False),  # a tunnel's own headers
+        ({"bond0": 1000, "eth0": 300}, True),
+        ({"bond0": 10, "eth0": 1000}, True),
+        ({"eth0": 1000}, True),
+    ],
+)
+def test_what_is_below_the_clusters_interface_is_no_other_way(carried, stray):
+    found = result()
+    found["collectives"]["ways"] = {"node1": {**carried, "lo": 7}}
+    found["interfaces"]["node1"], found["physical"] = "bond0", []
+    told = bench_report.text(found)
+    assert ("carried what belongs on bond0" in told) is stray
+    assert stray or "by bond0 (100%)" in told
+    if len(carried) > 1:  # of a card, whatever goes by another one is astray
+        found["physical"] = ["node1"]
+        assert "carried what belongs on bond0" in bench_report.text(found)
+
+
+def test_collectives_that_failed_say_so_as_the_task_registers_them():
+    """With failed_when, as the role's task has it, Ansible registers failed: false whatever came of it."""
+    fault = bench_verdict.collectives_fault
+    assert fault({"failed": False, "rc": 1, "msg": "lost a peer\n"}) == "lost a peer"
+    assert fault({"unreachable": True}) == "no reason given"
+    for well in ({}, {"skipped": True}, {"failed": False, "text": ""}):
+        assert fault(well) == ""
+
+
+def test_a_port_that_is_not_the_first_is_named_to_perftest():
+    for command in (perftest.rdma_command, perftest.latency_command):
+        assert command("mlx4_0", 5202)[:5] == [command("x", 1)[0], "-d", "mlx4_0", "-p", "5202"]
+        assert command("mlx4_0:2", 5202, "10.0.0.2")[1:7] == ["-d", "mlx4_0", "-i", "2", "-p", "5202"]
 
 
 def test_what_failed_is_told_with_its_reason():

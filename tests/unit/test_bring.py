@@ -390,7 +390,9 @@ def test_a_part_of_the_state_directory_on_another_disk_is_refused_with_the_cure(
     place.mkdir()
     module.check_one_disk(str(node))
     monkeypatch.setattr(module, "device", lambda path: path == str(place))
-    with pytest.raises(module.Failure, match=f"^{place}: found another file system .* Mount the disk at {node} "):
+    with pytest.raises(
+        module.Failure, match=f"^{place}: found another file system .* Mount the disk at {node} "
+    ):
         module.check_one_disk(str(node))
 
 

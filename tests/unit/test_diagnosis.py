@@ -1,5 +1,6 @@
 """What diagnose.yml says of a run, from what the hosts found."""
 
+import io
 import json
 import os
 import re
@@ -324,6 +325,56 @@ BUSY = [{"cpu": 0.9, "name": "folding", "pid": 4711}]
                 "b": host(rank(1), age=0.2, slowed=["HW Thermal Slowdown"]),
             },
             r"because a GPU there is slowed down \(HW Thermal Slowdown\): see its fan",
+        ),
+        (
+            {
+                "a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5)),
+                "b": host(rank(1), age=0.2, busy=BUSY, cpus=64, gpus=["0, 40 C"], slowed=["HW Slowdown"]),
+            },
+            r"because a GPU there is slowed down \(HW Slowdown\)",
+        ),
+        (
+            {
+                "a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5)),
+                "b": host(rank(1), age=0.2, busy=BUSY, cpus=64, gpus=["0, 40 C"]),
+            },
+            r"; little else runs there, so its processor or card",
+        ),
+        (
+            {
+                "a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5)),
+                "b": host(rank(1), age=0.2, busy=BUSY, cpus=4, gpus=["0, 40 C"]),
+            },
+            r"because `folding` ",
+        ),
+        (
+            {
+                "a": host(rank(0), steps=(7, 9), age=0.1, compute=(1.0, 1.5)),
+                "b": host(rank(1), age=0.2, busy=[BUSY[0] | {"run": "other"}]),
+            },
+            r"because run other \(process 4711\) takes 90% of a core there: stop it \(playbooks/stop\.yml -e run=",
+        ),
+        # What a host has that takes no part is nobody's reason.
+        (
+            {
+                "a": host(rank(0), **SLOWLY, interface={"speed": 1000}),
+                "b": host(rank(1), **SLOWLY, interface={"speed": 1000}),
+                "c": host(active=False, interface={"speed": 100, "rx_errors": 7}),
+            },
+            r"^The run goes on \(step 9 of 100\); the network takes 1\.50 s",
+        ),
+        (
+            {
+                "a": host(rank(0)),
+                "b": host(rank(1)),
+                "c": host(active=False, kernel=["sdb: I/O error"], interface={"rx_errors": 7}),
+            },
+            r"none is behind: a connection between them is lost",
+        ),
+        # Nor is what the kernel said an hour ago, where much goes over the network now.
+        (
+            {n: host(rank(i), interface={"rx_bytes": 9e6}, kernel=["I/O error"]) for i, n in enumerate("ab")},
+            r"^All 2 ranks wait in a collective, and much goes over each host's network meanwhile",
         ),
         (
             {
@@ -960,6 +1011,15 @@ GPU 00000000:01:00.0
         Sync Boost                                     : Not Active
         SW Thermal Slowdown                            : Not Active
 """
+
+
+def test_the_kernels_own_threads_are_known(load_module, monkeypatch):
+    module = load_module("diagnose_host")
+    assert not module.process(os.getpid())["of_kernel"]
+    # As the kernel writes them: the seventh after the name is its flags.
+    line = "9 (kswapd0) S 2 0 0 0 -1 2629696 0 0 0 0 10 20 " + "0 " * 30
+    monkeypatch.setattr(module, "open", lambda *_, **__: io.StringIO(line), raising=False)
+    assert module.process(9)["of_kernel"] and module.process(9)["ticks"] == 30
 
 
 def test_why_cards_are_slow_and_who_else_is_on_them_is_asked(load_module, monkeypatch):

@@ -22,6 +22,7 @@ def survey(**more):
     return {
         "listening": [SSHD],
         "published": [],
+        "slurm_controllers": [],
         "ssh_ports": [22],
         "session": SESSION,
         "clients": [SESSION["client"]],
@@ -65,6 +66,66 @@ def test_peers_ssh_and_nothing_else():
     assert (
         plan["rules"].count("jump known") == 2
     )  # what comes to the host, and what is passed on from its ports
+
+
+def test_a_host_that_gives_others_their_addresses_goes_on_with_it():
+    """Who asks for one has none yet, and comes from 0.0.0.0: a peer, too, at its next boot."""
+    ask = "udp sport 68 udp dport 67 accept"
+    server = {"proto": "udp", "port": 67, "address": "0.0.0.0", "process": "dnsmasq"}
+    for link, serves in (
+        *(("", True), ("eth1", True), ("br-lan", True)),
+        *(("virbr0", False), ("lxdbr0", False), ("br-0123456789ab", False)),
+    ):
+        plan = planned(listening=[SSHD, {**server, "link": link}], loaded=UNLOADED)
+        assert (ask in rules(plan)) is serves
+        assert (plan["closes"] == []) is serves
+    assert ask not in rules(planned())
+
+
+SLURMD = {"proto": "tcp", "port": 6818, "address": "0.0.0.0", "link": "", "process": "slurmd"}
+
+
+def test_a_node_of_somebody_elses_slurm_is_not_taken_from_it():
+    facts = survey(listening=[SSHD, SLURMD], slurm_controllers=[["10.9.0.1", "fd00::1"]])
+    (error,) = firewall_plan(facts, ["192.168.1.101"], [], [], 1)["errors"]
+    assert (
+        "slurmd listens on tcp port 6818, and Slurm's controller (10.9.0.1) is no host of the inventory"
+        in error
+    )
+    assert "firewall_allow: [{port: 6818, from: [10.9.0.1]}]" in error
+    allow = [{"port": 6818, "from": ["10.9.0.1"]}]
+    assert firewall_plan(facts, ["192.168.1.101"], allow, [], 1)["errors"] == []
+    # One that is a peer comes in, and where nobody knows who it is, the warning has the port.
+    planned(peers=["10.9.0.1"], listening=[SSHD, SLURMD], slurm_controllers=[["10.9.0.1", "fd00::1"]])
+    assert planned(listening=[SSHD, SLURMD], loaded=UNLOADED)["closes"] == ["tcp port 6818 (slurmd)"]
+    planned(listening=[SSHD], slurm_controllers=[["10.9.0.1"]])
+
+
+def test_slurms_controllers_are_read_from_its_settings(load_module, monkeypatch):
+    module = load_module("firewall_survey")
+    known = {
+        "ctl": ["10.9.0.1", "fd00::1"],
+        "10.9.0.2": ["10.9.0.2"],
+        "old": ["10.9.0.3"],
+        "me": ["127.0.1.1"],
+    }
+
+    def addresses(name, *_, **__):
+        if name not in known:
+            raise OSError(name)
+        return [(0, 0, 0, "", (address, 0)) for address in known[name]]
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", addresses)
+    text = """ClusterName=x
+SlurmctldHost=ctl
+slurmctldhost = backup(10.9.0.2)   # the second
+#SlurmctldHost=nobody
+SlurmctldHost=me
+SlurmctldHost=unknown
+"""
+    found = module.slurm_controllers([text, "ControlMachine=old\n", text])
+    assert found == [["10.9.0.1", "fd00::1"], ["10.9.0.2"], ["10.9.0.3"]]
+    assert module.slurm_controllers([]) == []
 
 
 def test_a_host_that_is_reached_by_a_name_of_its_own_is_asked_for_it():
@@ -274,7 +335,7 @@ def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
             {"ssh_from": ["10.0.0.0/8"]},
             "leaves out 192.168.1.9",
         ),
-        ({"session": None, "ssh_ports": []}, {}, "is sshd running?"),
+        ({"session": None, "ssh_ports": []}, {}, "Have one (sudo apt install openssh-server;"),
         ({}, {"peers": [], "expected_peers": 2}, "give each host its cluster_address"),
     ],
 )
@@ -478,7 +539,10 @@ class Tunnelled:
 
 
 def udp(port, *owners, address="0.0.0.0", state="UNCONN"):
-    return {"proto": "udp", "state": state, "address": address, "port": port, "owners": list(owners)}
+    return {
+        **{"proto": "udp", "state": state, "address": address, "link": "", "port": port},
+        "owners": list(owners),
+    }
 
 
 def tcp(port, *owners, address="0.0.0.0", state="LISTEN"):

@@ -341,6 +341,24 @@ BAD = {
         "trainer_state_dir",
         ["found /var/lib", "/var/lib/trainyard"],
     ),
+    "a directory that runs do not see": (
+        inventory(node2={"trainer_state_dir": "/home/trainyard"}),
+        "node2",
+        "trainer_state_dir",
+        ["found /home/trainyard", "ProtectHome and PrivateTmp", "/srv/trainyard"],
+    ),
+    "the directory of homes": (
+        inventory(node2={"trainer_state_dir": "/home"}),
+        "node2",
+        "trainer_state_dir",
+        ["found /home;", "ProtectHome and PrivateTmp", "/srv/trainyard"],
+    ),
+    "an environment that runs do not see": (
+        inventory(node2={"python_env_dir": "/tmp/env"}),
+        "node2",
+        "python_env_dir",
+        ["found /tmp/env", "ProtectHome and PrivateTmp"],
+    ),
     "a user that is no name": (
         inventory(node2={"trainer_user": "anna smith"}),
         "node2",

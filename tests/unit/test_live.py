@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from ansible import constants as C
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "plugins/module_utils"))
@@ -355,6 +356,30 @@ def test_the_next_commands_mean_the_same_hosts(tmp_path, monkeypatch):
     assert same_hosts(cli) == ["-i", "inventory/my lab", "-i", "a,", "-K"]
     assert same_hosts({"inventory": ["/elsewhere"], "subset": "a"}) == ["-i", "/elsewhere", "-l", "a"]
     assert same_hosts({"inventory": ["/elsewhere"]}, ["/elsewhere"]) == []
+    # What lets it in: as typed, and nothing that ansible.cfg or the environment says anyhow.
+    asked = {
+        "inventory": [],
+        "remote_user": "ops",
+        "private_key_file": str(tmp_path / "keys/lab"),
+        "ask_vault_pass": True,
+        "vault_password_files": [str(tmp_path / "vault.sh")],
+        "vault_ids": ["dev@prompt", "lab@/etc/lab.key"],
+    }
+    assert same_hosts(asked) == [
+        *(
+            "-u",
+            "ops",
+            "--private-key",
+            "keys/lab",
+            "--vault-id",
+            "dev@prompt",
+            "--vault-id",
+            "lab@/etc/lab.key",
+        ),
+        *("--vault-password-file", "vault.sh", "-J"),
+    ]
+    usual = {"remote_user": C.DEFAULT_REMOTE_USER, "private_key_file": C.DEFAULT_PRIVATE_KEY_FILE}
+    assert same_hosts({"inventory": [], "vault_ids": [], **usual}) == []
     lines = after_site(cli, tmp_path)
     assert lines[0] == "Next:"
     assert lines[2].startswith("  ansible-playbook -i 'inventory/my lab' -i a, -K train.yml -e run=first  ")

@@ -17,6 +17,7 @@ import yaml
 from plugins.filter.nvidia_plan import (
     generation_of,
     nvidia_answer,
+    nvidia_branches,
     nvidia_common,
     nvidia_held,
     nvidia_outcome,
@@ -107,7 +108,10 @@ def look(facts, *devices, **more):
     ]
     fresh = {
         **dict.fromkeys(("nouveau", "container", "headers", "runfile", "desktop", "initramfs_stale"), False),
-        **{name: [] for name in ("modules", "packages", "kernel_packages", "runs", "units")},
+        **{
+            name: []
+            for name in ("modules", "packages", "kernel_packages", "kernels_backported", "runs", "units")
+        },
         **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
         "nvswitches": 0,
         "device_nodes": 0,
@@ -508,6 +512,15 @@ def test_nvidias_repository_comes_with_its_key_unless_the_host_has_it():
     sources = [*look(DEBIAN_13)["sources"], there]
     own = plan_for(DEBIAN_13, "2c05", survey={"sources": sources})
     assert own["key"] is None and "Suites: /" not in own["sources"]
+
+
+def test_headers_follow_a_kernel_to_backports():
+    """Else the next kernel comes without them, and so without the driver."""
+    kernels = {"kernel_packages": ["linux-image-amd64"], "kernel": "6.12.38+deb12-amd64"}
+    written = plan_for(DEBIAN_12, "2204", survey={**kernels, "kernels_backported": ["linux-image-amd64"]})
+    pin = "\nPackage: linux-headers-amd64\nPin: release n=*-backports\nPin-Priority: 500\n"
+    assert written["preferences"].endswith(pin) and "linux-headers-amd64" in written["headers"]
+    assert "backports" not in plan_for(DEBIAN_12, "2204", survey=kernels)["preferences"]
 
 
 def test_the_pin_names_the_branch():
@@ -978,6 +991,12 @@ def test_a_reboot_comes_by_consent_alone_and_never_during_a_run(survey, words):
     )
     agreed = outcome(reboot=True, **survey)
     assert agreed["reboot"] and agreed["says"] == []
+    here = outcome(reboot=True, from_itself=True, **survey)
+    assert not here["reboot"] and "this playbook runs on it: sudo systemctl reboot" in here["says"][0]
+    local = nvidia_outcome(
+        look(DEBIAN_12, "2204", **{**INSTALLED, **survey}), plan_for(DEBIAN_12, "2204"), True, True
+    )
+    assert not local["reboot"] and local["says"] == here["says"]
     busy = outcome(reboot=True, runs=["first"], **survey)
     assert not busy["reboot"] and "first is training here" in busy["says"][0]
 
@@ -1041,9 +1060,12 @@ def test_the_host_that_differs_is_named():
     hostvars["node4"] = {}
     hosts = list(hostvars)
     assert nvidia_versions(hostvars, hosts) == ["node2 has 580.82.07 (most have 580.95.05, such as node1)"]
+    assert nvidia_branches(hostvars, hosts) == [580]
+    other = {"node5": {"__nvidia_outcome": {"version": "570.172.08"}}}
+    assert nvidia_branches({**hostvars, **other}, [*hosts, "node5"]) == [570, 580]
     hostvars["node2"] = copy.deepcopy(hostvars["node1"])
     assert nvidia_versions(hostvars, hosts) == []
-    assert nvidia_versions({"node4": {}}, ["node4"]) == []
+    assert nvidia_versions({"node4": {}}, ["node4"]) == nvidia_branches({"node4": {}}, ["node4"]) == []
 
 
 # ---- all hosts together ----
@@ -1385,11 +1407,16 @@ def test_a_32_bit_library_is_held_by_its_own_name_once(survey, tmp_path, monkeyp
             for (name, architecture, kind), want in installed.items()
         )
         (tmp_path / "status").write_text("\n".join(stanzas))
-        found, kernels = survey.packages()
-        assert kernels == ["linux-image-amd64"]
+        found, kernels, backported = survey.packages()
+        assert kernels == ["linux-image-amd64"] and backported == []
         return outcome(packages=found)["hold"]
 
     assert names_to_hold() == ["libcuda1", "libcuda1:i386", "nvidia-alternative"]
+    whole = (tmp_path / "status").read_text()
+    image = "Package: linux-image-amd64\n"
+    before, _, after = whole.partition(image)
+    (tmp_path / "status").write_text(before + image + after.replace("-1\n", "-1~bpo12+1\n", 1))
+    assert survey.packages()[1:] == (["linux-image-amd64"], ["linux-image-amd64"])
     installed.update(dict.fromkeys(installed, "hold"))
     assert names_to_hold() == []
 

@@ -1,5 +1,6 @@
 """The module packages and another apt at work: a lock is waited for, and who holds it too long is named."""
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -253,3 +254,100 @@ def test_a_lock_that_is_held_is_waited_for_once(packages, monkeypatch):
     with pytest.raises(packages.Failure, match="process 7"):
         packages.from_index(["nftables"], 3600, 60)
     assert asked == ["update"]
+
+
+INSTALLED = """Package: {name}
+Status: hold ok installed
+Priority: optional
+Section: misc
+Maintainer: nobody <nobody@localhost>
+Architecture: all
+Version: 1
+{more}Description: made up
+
+"""
+OFFERED = """Package: {name}
+Architecture: all
+Version: 2
+Maintainer: nobody <nobody@localhost>
+{more}Filename: ./{name}_2_all.deb
+Size: 1
+SHA256: {hash}
+Description: made up
+
+"""
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt here")
+def test_what_is_held_gives_way_to_what_is_named_and_needs_it(packages, tmp_path):
+    """As the driver's libraries, all of which the role holds, give way to another of its releases. Only simulated."""
+    repository, dpkg = tmp_path / "repository", tmp_path / "dpkg"
+    for name in ("repository", "dpkg", "state/lists/partial", "cache/archives/partial", "etc"):
+        (tmp_path / name).mkdir(parents=True)
+    needs = {"driver": "Depends: library (= {})\n", "library": ""}
+    (dpkg / "status").write_text(
+        "".join(INSTALLED.format(name=name, more=more.format(1)) for name, more in needs.items())
+    )
+    (repository / "Packages").write_text(
+        "".join(OFFERED.format(name=name, more=more.format(2), hash="0" * 64) for name, more in needs.items())
+    )
+    (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{repository} ./\n")
+    own = {
+        "Dir::State": "state",
+        "Dir::State::status": "dpkg/status",
+        "Dir::State::extended_states": "state/extended_states",
+        "Dir::Cache": "cache",
+        "Dir::Etc": "etc",
+        "Dir::Etc::sourcelist": "sources.list",
+    }
+    words = [word for key, path in own.items() for word in ("-o", f"{key}={tmp_path / path}")]
+    words += ["-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
+
+    def apt(*more):
+        return subprocess.run(["apt-get", *words, *more], capture_output=True, text=True)
+
+    assert apt("update").returncode == 0
+    done = apt("install", "--simulate", "--yes", *packages.FORCED, "driver")
+    assert done.returncode == 0 and "Inst library [1] (2 " in done.stdout, done.stdout + done.stderr
+    # Which is what the last of them does.
+    assert packages.FORCED[-1] == "--ignore-hold"
+    assert apt("install", "--simulate", "--yes", *packages.FORCED[:-1], "driver").returncode != 0
+
+
+@pytest.mark.skipif(not shutil.which("apt-cache"), reason="no apt here")
+def test_a_pin_to_backports_of_any_release_is_apts(tmp_path):
+    """As the role nvidia writes it of headers: by apt's own words, it weighs as much as the release's."""
+    from plugins.filter.nvidia_plan import preferences
+
+    aside = "NotAutomatic: yes\nButAutomaticUpgrades: yes\n"
+    for suite, version, more in (("bookworm", 1, ""), ("bookworm-backports", 2, aside)):
+        place = tmp_path / suite
+        place.mkdir()
+        text = OFFERED.format(name="linux-headers-amd64", more="", hash="0" * 64)
+        text = text.replace("Version: 2", f"Version: {version}")
+        (place / "Packages").write_text(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (place / "Release").write_text(
+            f"Codename: {suite}\nSuite: {suite}\n{more}SHA256:\n {digest} {len(text)} Packages\n"
+        )
+    for path in ("state/lists/partial", "cache", "etc", "preferences.d"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "status").touch()
+    (tmp_path / "sources.list").write_text(
+        "".join(f"deb [trusted=yes] file:{tmp_path / one} ./\n" for one in ("bookworm", "bookworm-backports"))
+    )
+    own = {"State": "state", "State::status": "status", "Cache": "cache", "Etc": "etc"}
+    own |= {"Etc::sourcelist": "sources.list", "Etc::preferencesparts": "preferences.d"}
+    words = [word for key, path in own.items() for word in ("-o", f"Dir::{key}={tmp_path / path}")]
+    words += ["-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
+    subprocess.run(["apt-get", *words, "update"], check=True, capture_output=True)
+
+    def candidate():
+        done = subprocess.run(
+            ["apt-cache", *words, "policy", "linux-headers-amd64"], capture_output=True, text=True, check=True
+        )
+        return done.stdout.split("Candidate: ")[1].split()[0]
+
+    assert candidate() == "1"
+    (tmp_path / "preferences.d/trainyard-nvidia.pref").write_text(preferences(580, ["linux-headers-amd64"]))
+    assert candidate() == "2"

@@ -231,7 +231,8 @@ FAULTS = {
     "upgraded Python": ([("node1", "survey.versions.python", "3.11.9")], "python", WARN, "node1", "3.11.9", "node1,node2,node3 -b -a 'sh -c \"apt-get update && apt-get upgrade"),
     "other torch": ([("node3", "survey.versions.torch", "2.12.0")], "torch", FAIL, "node3", "2.12.0", "--tags python_env"),
     "other NCCL": ([("node2", "survey.versions.nccl", "2.21.5")], "nccl", FAIL, "node2", "2.21.5", "--tags python_env"),
-    "other kernel": ([("node2", "survey.versions.kernel", "6.12.1")], "kernel", WARN, "node2", "6.12.1", "dist-upgrade"),
+    "newer kernel": ([("node2", "survey.versions.kernel", "6.12.1")], "kernel", WARN, "node2", "6.12.1", "node1,node3 -b -a 'sh -c \"apt-get update && apt-get dist-upgrade"),
+    "older kernel": ([("node2", "survey.versions.kernel", "6.1.0-9-amd64")], "kernel", WARN, "node2", "6.1.0-9", "node2 -b -a 'sh -c \"apt-get update && apt-get dist-upgrade"),
     "other driver": ([("node2", "survey.versions.driver", "570.1")], "driver", WARN, "node2", "570.1", "--tags nvidia"),
     "full disk": ([("node2", "survey.disk.free", 10**9)], "disk", FAIL, "node2", "1.0 of 500.0 GB", "du -sh"),
     "disk read-only": ([("node2", "survey.disk.read_only", True)], "disk", FAIL, "node2", "reading alone", "du -sh"),
@@ -273,7 +274,10 @@ FAULTS = {
     ),
     "too few GPUs": ([("node2", "expected.processes", 8)], "gpus", FAIL, "node2", "nproc_per_node 8", "--tags nvidia"),
     "desktop": (
-        [("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}])],
+        [
+            ("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}]),
+            ("node1", "survey.gpu.gpus.0.memory.used", "900"),
+        ],
         "gpu_memory", WARN, "node1", "Xorg", "multi-user.target",
     ),
     "foreign GPU process": (
@@ -285,7 +289,7 @@ FAULTS = {
     "row remapping": ([("node3", "survey.gpu.gpus.0.remapped_rows.pending", "Yes")], "gpu_health", FAIL, "node3", "pending", "gpu-reset"),
     "throttled": ([("node3", "survey.gpu.gpus.0.clocks_throttle_reasons.active", "0x0000000000000040")], "gpu_health", WARN, "node3", "heat", "TEMPERATURE"),
     "hard Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 79, "text": "GPU has fallen off the bus"}])], "gpu_health", FAIL, "node3", "79", "reboot"),
-    "soft Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": ""}])], "gpu_health", WARN, "node3", "13", "reboot"),
+    "soft Xid": ([("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": "", "age": 3600.0}])], "gpu_health", WARN, "node3", "1 Xid within a day, the last 13", "dmesg -T"),
     "a card that computes wrong": ([("node2", "burn.0.wrong", 1)], "burn", FAIL, "node2", "cuda:0 (NVIDIA A100-SXM4-80GB): 1 of 9000 products were wrong", "-l 'all:!node2'"),
     "a card that gives up under load": ([("node2", "burn.0.error", "CUDA error: unspecified launch failure")], "burn", FAIL, "node2", "launch failure", "dmesg"),
     "a card that heat slows": ([("node2", "burn.0.last", 210.0)], "burn", WARN, "node2", "210 TFLOP/s in the last minute, 240 in the first", "TEMPERATURE"),
@@ -323,12 +327,46 @@ FAULTS = {
     "many packets lost": ([("node1", "pairs.node2.lost", 50)], "loss", FAIL, "node1 node2", "25.0 %", "ip -s"),
     "latency": ([("node1", "pairs.node3.rtt_ms", 25.0), ("node2", "pairs.node3.rtt_ms", 26.0)], "latency", WARN, "node3", "25.0 ms", "ip -s"),
     "slow link": ([("node1", "pairs.node2.mbit", 94.0), ("node3", "pairs.node2.mbit", 93.0)], "bandwidth", WARN, "node2", "94.0 Mbit/s", "ip -s -s link show eth0"),
+    "ports that are open and carry nothing": (
+        [*((a, f"pairs.{b}.no_stream", True) for a, b in (("node1", "node2"), ("node3", "node2")))],
+        "bandwidth", WARN, "node2", "node1 to node2, node3 to node2: the ports are open, and no stream came through", "ip -s -s link show eth0",
+    ),
+    "a port that was taken meanwhile": (
+        [("node2", "unmeasured", "10.77.0.12: cannot listen there: Address already in use. A program took the port meanwhile: run preflight.yml again."),
+         *((a, "pairs.node2.ports.40001", "refused") for a in ("node1", "node3"))],
+        "ways", FAIL, "node2", "A program took the port meanwhile", "node2 -b -a 'ip -brief address'",
+    ),
     "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
     "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
     "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 ACTIVE, others 2; mlx5_1/1 DOWN", "rdma link show"),
     "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags opensm"),
     "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
 }  # fmt: skip
+
+
+WELL = {
+    "more processes than cards, on CPUs": [("node2", "expected.processes", 8), ("node2", "expected.device", "cpu")],
+    "a host without cards, all on CPUs": [
+        *((a, "expected.device", "cpu") for a in NODES),
+        ("node2", "survey.gpu.cards", 0),
+        ("node2", "survey.gpu.gpus", []),
+        ("node2", "survey.versions.driver", ""),
+    ],
+    "a desktop that holds next to nothing": [
+        ("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}]),
+    ],
+    "a program's Xid of last week": [
+        ("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": "", "age": 604800.0}]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_what_is_no_fault_is_none(name):
+    facts = healthy()
+    for host, path, value in WELL[name]:
+        deep_change(facts, host, path, value)
+    assert complaints(facts) == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -510,7 +548,9 @@ def test_a_processor_that_others_use_too_is_not_called_slow():
 
 def test_what_became_of_the_burn():
     burned = preflight_verdict.burned
-    assert burned({"text": json.dumps([BURNED])}) == [BURNED]
+    for said in ("", "[rank0] a library's word\n", "warming up\n"):
+        assert burned({"text": f"{said}{json.dumps([BURNED])}\n"}) == [BURNED]
+    assert burned({"text": "nothing"}) == [{"device": "", "error": "it said nothing of its devices"}]
     assert burned({}) == burned({"skipped": True, "changed": False}) is None
     assert burned({"rc": 2, "msg": "usage: …\nit was killed"}) == [{"device": "", "error": "it was killed"}]
     assert burned({"unreachable": True}) == [{"device": "", "error": "no reason given"}]
@@ -792,11 +832,11 @@ def test_who_takes_part_in_the_measurement():
     )
     port = seen["node2"]["survey"]["rdma"][0]
     seen["node2"]["survey"]["rdma"] += [
-        {**port, "device": "mlx5_1", "gbit": 400.0},
+        {**port, "device": "mlx5_1", "port": 2, "gbit": 400.0},
         {**port, "device": "mlx5_2", "gbit": 800.0, "state": "DOWN"},
     ]
     assert (
-        filters.preflight_takers(hosts, seen, asked, False)[1]["rdma"] == "mlx5_1"
+        filters.preflight_takers(hosts, seen, asked, False)[1]["rdma"] == "mlx5_1:2"
     )  # the fastest that is up
     asked["node2"]["host_facts"]["active"] = ["first"]
     assert filters.preflight_takers(hosts, seen, asked, False) == []
@@ -963,8 +1003,10 @@ def test_processes_and_faults_of_cards_are_read(load_module):
         {"gpu": 0, "pid": 5678, "kind": "C+G", "name": "python3"},
     ]
     log = "[ 12.3] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
-    (fault,) = module.xids("[ 1.0] eth0: up\n" + log)
+    (fault,) = module.xids("[ 1.0] eth0: up\n" + log, 20.0)
     assert (fault["bus"], fault["xid"]) == ("0000:3b:00", 79) and "fallen off" in fault["text"]
+    assert fault["age"] == pytest.approx(7.7)
+    assert module.xids(log.partition("] ")[2], 20.0) == [{**fault, "age": None}]
 
 
 def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
