@@ -342,10 +342,10 @@ BAD = {
         ["found /var/lib", "/var/lib/trainyard"],
     ),
     "a directory that runs do not see": (
-        inventory(node2={"trainer_state_dir": "/home/trainyard"}),
+        inventory(node2={"trainer_state_dir": "/home/runs"}),
         "node2",
         "trainer_state_dir",
-        ["found /home/trainyard", "ProtectHome and PrivateTmp", "/srv/trainyard"],
+        ["found /home/runs", "ProtectHome and PrivateTmp", "/srv/trainyard"],
     ),
     "the directory of homes": (
         inventory(node2={"trainer_state_dir": "/home"}),
