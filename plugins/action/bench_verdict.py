@@ -67,7 +67,7 @@ class ActionModule(ActionBase):
             "seconds": round(time.time() - float(args["began"]), 1),
             "hosts": hosts,
             "interfaces": {name: str(link.get("name") or "") for name, link in links.items()},
-            "physical": [name for name, link in links.items() if link.get("physical")],
+            "layered": [name for name, link in links.items() if link.get("layered")],
             "pairs": pairs,
             "collectives": collectives,
             "failed": failed,

@@ -608,7 +608,8 @@ class ActionModule(ActionBase):
             if self.view.result == "failed":
                 self.view.logs = read_logs(self._ask(log_command(self.keeper, self.run_name, self.run_dir)))
         except (AnsibleError, OSError, ValueError) as error:
-            self.view.silent_since = self.view.silent_since or now
+            # No longer than a poll may take: this machine itself may have been asleep meanwhile.
+            self.view.silent_since = self.view.silent_since or max(now, time.time() - PATIENCE)
             self.view.denied = isinstance(error, Denied)
             self.view.error = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             if isinstance(error, AnsibleConnectionFailure):

@@ -121,11 +121,12 @@ def listed(value):
     return value if isinstance(value, list) else []
 
 
-def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
+def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", names=()):
     """The rules of one host.
 
     peers: addresses; allow: [{port, proto, from}]; ssh_from: networks, empty for everyone; expected_peers: how many
-    other hosts the cluster has; reached: the name or address by which the controller reaches the host. Returns
+    other hosts the cluster has; reached: the name or address by which the controller reaches the host; names: those of
+    the inventory's hosts. Returns
     {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes, live}: `closes` names each listening
     socket that others reach now and only peers will, `live` is whether rules of ours are loaded.
     """
@@ -148,7 +149,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached=""):
             raise Refused(f"firewall_ssh_from is {ssh_from!r}: write a list such as [192.168.1.0/24]")
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
         check_tunnels(survey["tunnels"], allowed)
-        check_slurm(survey, peers, allowed)
+        check_slurm(survey, {*peers, *names}, allowed)
         ports = ssh_ports(survey)
         # Whoever has none of their keys gets no further there.
         tunnels = [port for tunnel in survey["tunnels"] for port in tunnel["ports"] or []]
@@ -265,12 +266,16 @@ def gives_addresses(item):
     return (item["proto"], item["port"]) == ("udp", 67) and not guests
 
 
-def check_slurm(survey, peers, allowed):
-    """Refuse rules that would take a node from a Slurm whose controller is no peer.
+def check_slurm(survey, known, allowed):
+    """Refuse rules that would take a node from a Slurm whose controller is none of `known`, names and addresses.
 
     It ends what runs on a node that it has not reached for five minutes, whoever started that.
     """
-    strangers = [found[0] for found in survey["slurm_controllers"] if not {*found} & {*peers}]
+    strangers = [
+        found["addresses"][0]
+        for found in survey["slurm_controllers"]
+        if not {found["name"], found["name"].partition(".")[0], *found["addresses"]} & known
+    ]
     for item in survey["listening"]:
         if strangers and item["process"] == "slurmd" and not kept(item, allowed):
             listed, port = ", ".join(strangers), item["port"]

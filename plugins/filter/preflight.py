@@ -105,7 +105,7 @@ def preflight_trial(inventory_keys: dict, processes: int = 1, steps: int = 1) ->
     try:
         config = dataclasses.asdict(trainer_config.from_mapping({**keys, "resume": "auto"}))
     except BadInput as error:
-        raise AnsibleFilterError(f"trainer_config in the inventory: {error}") from None
+        raise AnsibleFilterError(f"trainer_config in the inventory, or -e: {error}") from None
     return {
         "run": RUN,
         "config": {name: value for name, value in config.items() if value is not None},

@@ -161,7 +161,7 @@ def _went_by(result: dict) -> list[str]:
     """Which interface carried the collectives' bytes; a warning where it was not the cluster's."""
     told, stray = {}, []
     for host, carried in result["collectives"].get("ways", {}).items():
-        if host not in result["physical"]:
+        if host in result["layered"]:
             carried = _once(carried, result["interfaces"].get(host))
         total = sum(count for name, count in carried.items() if name != "lo") or 1
         shares = {
@@ -187,7 +187,7 @@ def _went_by(result: dict) -> list[str]:
 
 
 def _once(carried: dict[str, int], wanted: str | None) -> dict[str, int]:
-    """`carried` without what is below the interface `wanted`, which is no card.
+    """`carried` without what is below the interface `wanted`, which goes over others.
 
     Each byte of a bond, a VLAN, a bridge or a tunnel is counted by what it goes over, too, in one layer or in two.
     """

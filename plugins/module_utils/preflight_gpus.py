@@ -40,7 +40,7 @@ def gpus(cluster: Cluster) -> Iterable[Said]:
             fault = f"{len(gpu['gpus'])} GPUs for nproc_per_node {wanted}"
         if fault:
             well = False
-            yield Said(FAIL, [host], fault, cluster.site("nvidia", [host]))
+            yield Said(WARN if host in on_cpus else FAIL, [host], fault, cluster.site("nvidia", [host]))
     if without and len(without) < len(cluster.alive) and not on_cpus:
         well = False
         text = "no card, while other hosts have one: ranks on CPUs and GPUs do not mix"

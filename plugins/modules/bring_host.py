@@ -211,9 +211,14 @@ def check_room(files: list[dict], state_dir: str) -> None:
         )
 
 
-def check_one_disk(state_dir: str) -> None:
-    """Raises Failure where a part of the state directory is another file system: a file has one only, by its links."""
-    for below in (*PLACES, INCOMING):
+def check_one_disk(files: list[dict], state_dir: str) -> None:
+    """Raises Failure where a part of the state directory that `files` need is another file system.
+
+    They come to one of its directories, and get their place in another by a link.
+    """
+    tops = {one["path"].split("/")[0] for one in missing(files, state_dir)}
+    tops |= {*KEPT} if tops & {*KEPT} else set()  # what is in one of these is taken for the other, too
+    for below in sorted(tops | {INCOMING} if tops else ()):
         path = os.path.join(state_dir, below)
         with contextlib.suppress(FileNotFoundError):
             if device(path) != device(state_dir):
@@ -616,7 +621,7 @@ def main() -> None:
         with acting_as(user) as entry:
             group = entry.pw_gid
         if p["step"] in ("have", "begin", "fill", "pull"):
-            check_one_disk(state_dir)
+            check_one_disk(files, state_dir)
         if p["step"] == "have":
             placed = have(files, state_dir, group)
             check_room(files, state_dir)

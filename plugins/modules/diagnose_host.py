@@ -403,7 +403,9 @@ def main() -> None:
             }
         )
     places = run_processes()
-    ours = {pid for pid, place in places.items() if place == run_dir} | {os.getpid(), os.getppid()}
+    # By its name: where the nodes are one machine, each has a directory of its own.
+    ours = {pid for pid, place in places.items() if run and os.path.basename(place) == run}
+    ours |= {os.getpid(), os.getppid()}
     # Another run's are told by its name: who ends a rank of it sees it come back.
     runs = {pid: os.path.basename(place) for pid, place in places.items() if pid not in ours}
     others = [pid for pid, one in after.items() if pid not in ours and not one["of_kernel"]]

@@ -74,14 +74,15 @@ def listening(found):
 
 
 def slurm_controllers(texts):
-    """The sorted addresses of each other machine on which Slurm's controller may be, by its settings (`texts`)."""
+    """{name, addresses} of each other machine on which Slurm's controller may be, by its settings (`texts`)."""
     found = []
     for name, address in (one for text in texts for one in CONTROLLER.findall(text)):
         with contextlib.suppress(OSError):  # a name that nobody knows
             told = socket.getaddrinfo(address or name, None, type=socket.SOCK_STREAM)
             addresses = sorted({one[4][0] for one in told})
-            if addresses not in found and not any(map(is_own, addresses)):
-                found.append(addresses)
+            one = {"name": name, "addresses": addresses}
+            if one not in found and not any(map(is_own, addresses)):
+                found.append(one)
     return found
 
 

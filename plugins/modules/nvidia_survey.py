@@ -301,8 +301,8 @@ def main() -> None:
         answers = survey(module.params["sys_root"].rstrip("/"), kernel)
         answers["runs"] = active_runs(module.run_command, "systemd", module.params["state_dir"])
         session = ssh_session()
-        answers["from_itself"] = session and not from_elsewhere(session["client"], session["address"])
-    except OSError as error:
+        answers["from_itself"] = not session or not from_elsewhere(session["client"], session["address"])
+    except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"this host cannot be read: {error}. Trainyard serves Debian and Ubuntu, as root."
         )

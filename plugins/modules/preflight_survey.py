@@ -177,7 +177,9 @@ def routes(run_command, addresses: list[str]) -> dict[str, dict]:
 
 
 def link(interface: str, root: str = "") -> dict:
-    """mtu, speed (Mbit/s; None where none is known), duplex, and whether it is a piece of hardware."""
+    """mtu, speed (Mbit/s; None where none is known), duplex, whether it is a piece of hardware, and whether it goes
+    over another interface (layered), as a bond, a VLAN, a bridge and a tunnel do.
+    """
     place = f"{root}/sys/class/net/{interface}"
     speed = read(f"{place}/speed")
     driver = os.path.basename(os.path.realpath(f"{place}/device/driver"))
@@ -188,6 +190,9 @@ def link(interface: str, root: str = "") -> dict:
         "duplex": read(f"{place}/duplex"),
         # A virtual machine's card names a speed that nobody promised.
         "physical": os.path.exists(f"{place}/device") and not driver.startswith("virtio"),
+        "layered": bool(glob.glob(f"{glob.escape(place)}/lower_*"))
+        or os.path.exists(f"{place}/tun_flags")
+        or "DEVTYPE=wireguard" in read(f"{place}/uevent"),
         "wireless": os.path.isdir(f"{place}/wireless") or os.path.isdir(f"{place}/phy80211"),
     }
 

@@ -185,9 +185,10 @@ def test_two_commands_after_make_lab(lab, tmp_path):
             text = "document.body.innerText"
             wait_for(lambda: "Run demo running" in browser.value(text), 180)
             wait_for(lambda: browser.value("document.querySelectorAll('.plot svg').length") >= 4, 180)
+            # What each rank does of a step is told from the first one on.
+            wait_for(lambda: all(f"{rank} node{rank + 1}" in browser.value(text) for rank in range(3)), 180)
             said = browser.value(text)
             assert "3 of 3 hosts up" in said and "Run demo running" in said
-            assert all(f"{rank} node{rank + 1}" in said for rank in range(3))
             what_watching_costs(lab)  # and there is more to be seen afterwards
             before = set(TIMES.findall(browser.value(text)))
             browser.value(

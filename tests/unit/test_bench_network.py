@@ -184,7 +184,7 @@ def result(**changed):
         "seconds": 41.0,
         "hosts": hosts,
         "interfaces": dict.fromkeys(hosts, "eth0"),
-        "physical": list(hosts),
+        "layered": [],
         "pairs": pairs,
         "collectives": collectives,
         "failed": {},
@@ -262,12 +262,12 @@ def test_what_the_class_of_roce_is_worth_is_told(marked, worth):
 def test_what_is_below_the_clusters_interface_is_no_other_way(carried, stray):
     found = result()
     found["collectives"]["ways"] = {"node1": {**carried, "lo": 7}}
-    found["interfaces"]["node1"], found["physical"] = "bond0", []
+    found["interfaces"]["node1"], found["layered"] = "bond0", ["node1"]
     told = bench_report.text(found)
     assert ("carried what belongs on bond0" in told) is stray
     assert stray or "by bond0 (100%)" in told
     if len(carried) > 1:  # of a card, whatever goes by another one is astray
-        found["physical"] = ["node1"]
+        found["layered"] = []
         assert "carried what belongs on bond0" in bench_report.text(found)
 
 

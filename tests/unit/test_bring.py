@@ -385,15 +385,19 @@ def test_each_step_that_brings_something_asks_for_room(run_module, tmp_path, ste
 def test_a_part_of_the_state_directory_on_another_disk_is_refused_with_the_cure(host, monkeypatch, below):
     """A file cannot be linked from one to the other."""
     module, node = host.module, host("node2")
-    module.check_one_disk(str(node))
+    module.check_one_disk(FILES, str(node))
     place = node / below
     place.mkdir()
-    module.check_one_disk(str(node))
+    module.check_one_disk(FILES, str(node))
     monkeypatch.setattr(module, "device", lambda path: path == str(place))
     with pytest.raises(
         module.Failure, match=f"^{place}: found another file system .* Mount the disk at {node} "
     ):
-        module.check_one_disk(str(node))
+        module.check_one_disk(FILES, str(node))
+    # What needs none of it does not mind.
+    module.check_one_disk([], str(node))
+    if below != "incoming":
+        module.check_one_disk([{**FILES[0], "path": "wheels/0a/one.whl"}], str(node))
 
 
 @pytest.mark.parametrize("step", ["have", "begin", "fill", "pull"])

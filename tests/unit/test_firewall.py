@@ -82,11 +82,12 @@ def test_a_host_that_gives_others_their_addresses_goes_on_with_it():
     assert ask not in rules(planned())
 
 
+CONTROLLER = {"name": "ctl.lan", "addresses": ["10.9.0.1", "fd00::1"]}
 SLURMD = {"proto": "tcp", "port": 6818, "address": "0.0.0.0", "link": "", "process": "slurmd"}
 
 
 def test_a_node_of_somebody_elses_slurm_is_not_taken_from_it():
-    facts = survey(listening=[SSHD, SLURMD], slurm_controllers=[["10.9.0.1", "fd00::1"]])
+    facts = survey(listening=[SSHD, SLURMD], slurm_controllers=[CONTROLLER])
     (error,) = firewall_plan(facts, ["192.168.1.101"], [], [], 1)["errors"]
     assert (
         "slurmd listens on tcp port 6818, and Slurm's controller (10.9.0.1) is no host of the inventory"
@@ -96,9 +97,16 @@ def test_a_node_of_somebody_elses_slurm_is_not_taken_from_it():
     allow = [{"port": 6818, "from": ["10.9.0.1"]}]
     assert firewall_plan(facts, ["192.168.1.101"], allow, [], 1)["errors"] == []
     # One that is a peer comes in, and where nobody knows who it is, the warning has the port.
-    planned(peers=["10.9.0.1"], listening=[SSHD, SLURMD], slurm_controllers=[["10.9.0.1", "fd00::1"]])
+    planned(peers=["10.9.0.1"], listening=[SSHD, SLURMD], slurm_controllers=[CONTROLLER])
+    for name, errors in (
+        ("ctl", 0),
+        ("ctl.lan", 0),
+        ("other", 1),
+    ):  # by another of its addresses, before site.yml
+        plan = firewall_plan(facts, ["192.168.1.101"], [], [], 1, "", [name])
+        assert len(plan["errors"]) == errors
     assert planned(listening=[SSHD, SLURMD], loaded=UNLOADED)["closes"] == ["tcp port 6818 (slurmd)"]
-    planned(listening=[SSHD], slurm_controllers=[["10.9.0.1"]])
+    planned(listening=[SSHD], slurm_controllers=[CONTROLLER])
 
 
 def test_slurms_controllers_are_read_from_its_settings(load_module, monkeypatch):
@@ -124,7 +132,11 @@ SlurmctldHost=me
 SlurmctldHost=unknown
 """
     found = module.slurm_controllers([text, "ControlMachine=old\n", text])
-    assert found == [["10.9.0.1", "fd00::1"], ["10.9.0.2"], ["10.9.0.3"]]
+    assert [(one["name"], one["addresses"]) for one in found] == [
+        ("ctl", ["10.9.0.1", "fd00::1"]),
+        ("backup", ["10.9.0.2"]),
+        ("old", ["10.9.0.3"]),
+    ]
     assert module.slurm_controllers([]) == []
 
 

@@ -342,10 +342,10 @@ BAD = {
         ["found /var/lib", "/var/lib/trainyard"],
     ),
     "a directory that runs do not see": (
-        inventory(node2={"trainer_state_dir": "/home/runs"}),
+        inventory(node2={"trainer_state_dir": "/var/tmp/runs"}),
         "node2",
         "trainer_state_dir",
-        ["found /home/runs", "ProtectHome and PrivateTmp", "/srv/trainyard"],
+        ["found /var/tmp/runs", "ProtectHome and PrivateTmp", "/srv/trainyard"],
     ),
     "the directory of homes": (
         inventory(node2={"trainer_state_dir": "/home"}),

@@ -854,7 +854,7 @@ def test_the_steps_take_what_the_inventory_says_of_machines_alone():
         2,
     )
     assert config["batch_size"] == 6 and asked["run"].startswith("smoke-")
-    with pytest.raises(AnsibleFilterError, match=r"trainer_config in the inventory: .*threads"):
+    with pytest.raises(AnsibleFilterError, match=r"trainer_config in the inventory, or -e: .*threads"):
         filters.preflight_trial({"threads": "many"})
 
 
