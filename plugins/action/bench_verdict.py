@@ -17,6 +17,7 @@ from bench_report import figures_of, picture, text
 from preflight_report import (
     SLOWEST_FULL_TCP,
     baseline_name,
+    last_json,
     read_result,
     renewed,
     steady_hosts,
@@ -58,9 +59,7 @@ class ActionModule(ActionBase):
             if fault := collectives_fault(of[name].get("__bench_collectives") or {}):
                 failed[name] = f"collectives: {fault}"
         first = str((of[hosts[0]].get("__bench_collectives") or {}).get("text") or "")
-        # Libraries may print, too; what counts is one line.
-        lines = [line for line in first.splitlines() if line.startswith('{"backend"')]
-        collectives = json.loads(lines[-1]) if lines else {}
+        collectives = last_json(first, '{"backend"') or {}
         links = {name: of[name]["__preflight_seen"]["survey"]["link"] or {} for name in hosts}
         found = {
             "time": time.time(),

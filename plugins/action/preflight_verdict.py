@@ -23,6 +23,7 @@ from preflight_report import (
     MARKS,
     baseline_name,
     is_good,
+    last_json,
     read_result,
     renewed,
     report,
@@ -32,14 +33,8 @@ from preflight_report import (
 from preflight_room import CHECKOUT, run_room
 from telling import same_hosts
 
-RUN = (
-    "run",
-    "model",
-    "dataset",
-    "validation",
-    "adapter",
-    "device",
-)  # what preflight.yml takes of a run to come
+# What preflight.yml takes of a run to come.
+RUN = ("run", "model", "dataset", "validation", "adapter", "device")
 
 COLOURS = {MARKS[FAIL]: C.COLOR_ERROR, MARKS[WARN]: C.COLOR_WARN, MARKS[PASS]: C.COLOR_OK}
 
@@ -69,9 +64,7 @@ def reason(result: dict) -> str:
 def burned(result: dict) -> list[dict] | None:
     """What `trainer burn` said of each device of a host, of the task's result; None where it was not asked."""
     if "text" in result:
-        # Libraries may print, too; what counts is one line.
-        lines = [line for line in result["text"].splitlines() if line.startswith("[{")]
-        return json.loads(lines[-1]) if lines else [{"device": "", "error": "it said nothing of its devices"}]
+        return last_json(result["text"], "[{") or [{"device": "", "error": "it said nothing of its devices"}]
     if result.get("unreachable") or "rc" in result or "msg" in result:
         lines = str(result.get("msg") or "").strip().splitlines()
         return [{"device": "", "error": lines[-1][-300:] if lines else "no reason given"}]

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -513,6 +513,18 @@ def guilty_logs(view: View) -> dict[str, list[str]]:
 # --- the plugin ---------------------------------------------------------------------------------------------
 
 
+def in_thread(call: Callable[[], None]) -> threading.Thread:
+    """A thread that makes a call, with what Ansible keeps of the current task, and ends with the process.
+
+    Signals belong to the main thread, which knows when one would do harm (Screen.draw).
+    """
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    thread.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return thread
+
+
 class Spool:
     """A directory of this ansible-playbook, in which each host's worker keeps its view for the one that
     draws.
@@ -570,13 +582,9 @@ class ActionModule(ActionBase):
             None  # since when nothing keeps it, and the host has not said how it ended
         )
         self.over = threading.Event()
-        # Signals belong to the main thread, which knows when one would do harm (Screen.draw).
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         # A thread of its own: a host that stopped answering holds its poll for a minute, or for as long as its disk
-        # hangs, and the line must say so meanwhile. The context carries what Ansible keeps of the current task.
-        poller = threading.Thread(target=contextvars.copy_context().run, args=(self._poll,), daemon=True)
-        poller.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        # hangs, and the line must say so meanwhile.
+        poller = in_thread(self._poll)
         outcome = self._draw() if host == self.hosts[0] else self._wait()
         self.over.set()
         poller.join(timeout=10)
@@ -632,17 +640,17 @@ class ActionModule(ActionBase):
         """In the worker of the first host: draw until the run is over, and find the outcome."""
         screen = Screen(self.log_every)
         attempt, warning = 0, ""
-        begun = turned = time.time()
+        since = turned = time.time()
         named: set[str] = set()  # hosts of which it is told that the run goes on without them
         while True:
             time.sleep(min(1.0, self.refresh))
             self.spool.end_if_alone()
             now = time.time()
             if now - turned > ASLEEP:  # this machine was, and has heard of no host meanwhile
-                begun = now
+                since = now
             turned = now
             views = [View(**(self.spool.get(h) or {"host": h})) for h in self.hosts]
-            views = [overdue(view, now, begun, PATIENCE + self.refresh) for view in views]
+            views = [overdue(view, now, since, PATIENCE + self.refresh) for view in views]
             what, culprit = verdict(views, now, self.limits)
             over = what != "running" or (self.detach and under_way(views))
             attempt, line = news(self.run_name, views, attempt)

@@ -10,11 +10,9 @@ Slurm's own words stand in job.log.
 from __future__ import annotations
 
 import calendar
-import contextvars
 import math
 import re
 import shlex
-import signal
 import sys
 import threading
 import time
@@ -33,7 +31,7 @@ from live_frame import clean
 from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
 from telling import silence
 
-from plugins.action.run_follow import PATIENCE, SIGNALS, Spool
+from plugins.action.run_follow import PATIENCE, Spool, in_thread
 
 display = Display()
 
@@ -237,11 +235,7 @@ class Patient:
         """What the call returns or raises; Late if it does not within `seconds`: the next time, it is waited for on."""
         if self._thread is None:
             self._found = []
-            run = contextvars.copy_context().run
-            self._thread = threading.Thread(target=run, args=(self._make,), daemon=True)
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they belong to the main thread
-            self._thread.start()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            self._thread = in_thread(self._make)
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise Late(f"Timed out after {seconds:.0f} seconds")

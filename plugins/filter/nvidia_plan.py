@@ -815,6 +815,7 @@ def nvidia_outcome(
     signing = bool(survey["secure_boot"]) and not plan["prebuilt"]
     rejected = signing and survey["enrolled"] is False  # which a reboot would not help
     why, runs = "", survey["runs"]
+    here = local or survey.get("from_itself")  # whose end would be the playbook's
     if wanted and not container:
         module = wanted[-1]
         if loaded and (loaded["version"], loaded["open"]) != (module["version"], module["open"]):
@@ -835,11 +836,10 @@ def nvidia_outcome(
         told.append(
             f"{why}; not rebooted, because {', '.join(runs)} is training here: run again when it has ended"
         )
-    elif why and reboot and (local or survey.get("from_itself")):
+    elif why and reboot and here:
         told.append(
             f"{why}; not rebooted, because this playbook runs on it: sudo systemctl reboot, and then run site.yml again"
         )
-        reboot = False
     elif why and not reboot:
         told.append(
             f"{why}: reboot this host when it suits (sudo systemctl reboot), or run again with -e "
@@ -860,7 +860,7 @@ def nvidia_outcome(
         "build": not wanted and not plan["prebuilt"],
         "load": bool(wanted and not loaded and not why and not container),
         "pending": why,
-        "reboot": bool(why and reboot and not runs and not rejected),
+        "reboot": bool(why and reboot and not runs and not rejected and not here),
         "running": bool(loaded and not why),
         "container": container,
         "version": wanted[-1]["version"] if wanted else "",

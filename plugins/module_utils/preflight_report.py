@@ -184,6 +184,12 @@ def baseline_name(hosts: Iterable[str]) -> str:
     return f"baseline-{hashlib.sha256(' '.join(sorted(hosts)).encode()).hexdigest()[:8]}.json"
 
 
+def last_json(text: str, begins: str):
+    """What the last line that begins so says, as JSON; None without one. Libraries print to a program's output, too."""
+    lines = [line for line in text.splitlines() if line.startswith(begins)]
+    return json.loads(lines[-1]) if lines else None
+
+
 def read_result(path: str) -> dict | None:
     """A result as it was written; None without one, or where it is no more to be read."""
     try:

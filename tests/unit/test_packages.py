@@ -278,40 +278,40 @@ Description: made up
 """
 
 
+def own_apt(root, *repositories, status=""):
+    """Runs apt's programs on packages of `root` alone: what dpkg has (`status`), and what repositories there offer."""
+    for name in ("state/lists/partial", "cache/archives/partial", "etc", "preferences.d"):
+        (root / name).mkdir(parents=True)
+    (root / "status").write_text(status)
+    (root / "sources.list").write_text(
+        "".join(f"deb [trusted=yes] file:{root / name} ./\n" for name in repositories)
+    )
+    own = {"State": "state", "State::status": "status", "Cache": "cache", "Etc": "etc"}
+    own |= {"Etc::sourcelist": "sources.list", "Etc::preferencesparts": "preferences.d"}
+    words = [word for key, path in own.items() for word in ("-o", f"Dir::{key}={root / path}")]
+    words += ["-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
+
+    def run(program, *more):
+        return subprocess.run([program, *words, *more], capture_output=True, text=True)
+
+    assert run("apt-get", "update").returncode == 0
+    return run
+
+
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt here")
 def test_what_is_held_gives_way_to_what_is_named_and_needs_it(packages, tmp_path):
     """As the driver's libraries, all of which the role holds, give way to another of its releases. Only simulated."""
-    repository, dpkg = tmp_path / "repository", tmp_path / "dpkg"
-    for name in ("repository", "dpkg", "state/lists/partial", "cache/archives/partial", "etc"):
-        (tmp_path / name).mkdir(parents=True)
     needs = {"driver": "Depends: library (= {})\n", "library": ""}
-    (dpkg / "status").write_text(
-        "".join(INSTALLED.format(name=name, more=more.format(1)) for name, more in needs.items())
-    )
-    (repository / "Packages").write_text(
-        "".join(OFFERED.format(name=name, more=more.format(2), hash="0" * 64) for name, more in needs.items())
-    )
-    (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{repository} ./\n")
-    own = {
-        "Dir::State": "state",
-        "Dir::State::status": "dpkg/status",
-        "Dir::State::extended_states": "state/extended_states",
-        "Dir::Cache": "cache",
-        "Dir::Etc": "etc",
-        "Dir::Etc::sourcelist": "sources.list",
-    }
-    words = [word for key, path in own.items() for word in ("-o", f"{key}={tmp_path / path}")]
-    words += ["-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
-
-    def apt(*more):
-        return subprocess.run(["apt-get", *words, *more], capture_output=True, text=True)
-
-    assert apt("update").returncode == 0
-    done = apt("install", "--simulate", "--yes", *packages.FORCED, "driver")
+    there = "".join(INSTALLED.format(name=name, more=more.format(1)) for name, more in needs.items())
+    offered = (OFFERED.format(name=name, more=more.format(2), hash="0" * 64) for name, more in needs.items())
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "repository/Packages").write_text("".join(offered))
+    apt = own_apt(tmp_path, "repository", status=there)
+    done = apt("apt-get", "install", "--simulate", "--yes", *packages.FORCED, "driver")
     assert done.returncode == 0 and "Inst library [1] (2 " in done.stdout, done.stdout + done.stderr
     # Which is what the last of them does.
     assert packages.FORCED[-1] == "--ignore-hold"
-    assert apt("install", "--simulate", "--yes", *packages.FORCED[:-1], "driver").returncode != 0
+    assert apt("apt-get", "install", "--simulate", "--yes", *packages.FORCED[:-1], "driver").returncode != 0
 
 
 @pytest.mark.skipif(not shutil.which("apt-cache"), reason="no apt here")
@@ -330,23 +330,10 @@ def test_a_pin_to_backports_of_any_release_is_apts(tmp_path):
         (place / "Release").write_text(
             f"Codename: {suite}\nSuite: {suite}\n{more}SHA256:\n {digest} {len(text)} Packages\n"
         )
-    for path in ("state/lists/partial", "cache", "etc", "preferences.d"):
-        (tmp_path / path).mkdir(parents=True)
-    (tmp_path / "status").touch()
-    (tmp_path / "sources.list").write_text(
-        "".join(f"deb [trusted=yes] file:{tmp_path / one} ./\n" for one in ("bookworm", "bookworm-backports"))
-    )
-    own = {"State": "state", "State::status": "status", "Cache": "cache", "Etc": "etc"}
-    own |= {"Etc::sourcelist": "sources.list", "Etc::preferencesparts": "preferences.d"}
-    words = [word for key, path in own.items() for word in ("-o", f"Dir::{key}={tmp_path / path}")]
-    words += ["-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
-    subprocess.run(["apt-get", *words, "update"], check=True, capture_output=True)
+    apt = own_apt(tmp_path, "bookworm", "bookworm-backports")
 
     def candidate():
-        done = subprocess.run(
-            ["apt-cache", *words, "policy", "linux-headers-amd64"], capture_output=True, text=True, check=True
-        )
-        return done.stdout.split("Candidate: ")[1].split()[0]
+        return apt("apt-cache", "policy", "linux-headers-amd64").stdout.split("Candidate: ")[1].split()[0]
 
     assert candidate() == "1"
     (tmp_path / "preferences.d/trainyard-nvidia.pref").write_text(preferences(580, ["linux-headers-amd64"]))
