@@ -3,6 +3,7 @@
 The nodes have the checkout's trainer, run by the tests' own Python: site.yml is not what is tested here.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -430,6 +431,29 @@ def test_with_a_dead_host_a_run_is_followed_on_the_other_and_resumed_only_where_
     alone = yard.play(run="first", resume="true", steps=6, arguments=f"-l '!{node}'")
     assert alone.rc == 0, said(alone)
     assert yard.status("first", other)["step"] == 6 and yard.status("first", node)["step"] == 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_a_host_that_answers_and_whose_disk_hangs_holds_up_no_one_who_follows(yard, node):
+    """Two minutes of silence, and nothing more is asked of it: what reads its run directory would not come back."""
+    other = {"node1": "node2", "node2": "node1"}[node]
+    assert yard.play(run="first", **SMALL).rc == 0
+    shutil.rmtree(yard.results)
+    status = yard.node(node) / "var/runs/first/status.json"
+    status.unlink()
+    os.mkfifo(status)
+    began = time.monotonic()
+    try:
+        followed = yard.play(run="first", follow="true", trainer_unreachable_seconds=5)
+    finally:
+        with contextlib.suppress(OSError):  # ENXIO: nobody waits for it
+            os.close(os.open(status, os.O_WRONLY | os.O_NONBLOCK))
+    took, text = time.monotonic() - began, said(followed)
+    assert followed.rc == 0 and took < 300, (took, text)
+    assert f"{node} unreachab" in text, text
+    assert (yard.results / "first/summary.json").exists()
+    assert os.listdir(yard.results / "first/logs") == [other]
 
 
 def test_logs_are_followed_on_a_host_that_was_dead_and_dies_again(yard, tmp_path):
