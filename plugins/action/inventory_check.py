@@ -209,6 +209,7 @@ def check(inventory: Inventory) -> list[Problem]:
         check_groups,
         check_names,
         check_network,
+        check_trainer_config,
         check_addresses,
         check_become,
         check_known_variables,
@@ -355,6 +356,22 @@ def check_network(inventory: Inventory) -> Iterable[Problem]:
                 "the hosts' IPv4 network in CIDR form, such as 192.168.1.0/24",
                 network_cure(value),
             )
+
+
+def check_trainer_config(inventory: Inventory) -> Iterable[Problem]:
+    """One trainer_config for all: a run has one configuration."""
+    said = {host: inventory.hosts[host].get("trainer_config") or {} for host in inventory.members()}
+    found: dict[str, list[str]] = {}
+    for host, value in said.items():
+        found.setdefault(str(value), []).append(host)
+    if len(found) > 1 and all(isinstance(value, dict) for value in said.values()):
+        yield Problem(
+            inventory.source,
+            "trainer_config",
+            "; ".join(f"{value} ({', '.join(hosts)})" for value, hosts in found.items()),
+            "one for the whole cluster, as a run has one configuration",
+            "Set it once, under all: vars:",
+        )
 
 
 def network_of(value: Any) -> ipaddress.IPv4Network | None:

@@ -1,8 +1,8 @@
 """Turn what the operator typed into a run's whole configuration, on the controller, before any host is
 touched.
 
-Precedence, low to high: the trainer's defaults, `base` (the stored configuration of a run that is resumed),
-the inventory's `trainer_config`, `-e config=FILE`, `-e key=value`. Everything that can be found wrong here is
+Precedence, low to high: the trainer's defaults, the inventory's `trainer_config` or, of a run that is resumed, `base`
+(its stored configuration) in its stead, `-e config=FILE`, `-e key=value`. Everything that can be found wrong here is
 refused here: names, values, a dataset or model that is not there, and the content of the dataset.
 """
 
@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import glob
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -38,6 +39,7 @@ from telling import forks_fault, limit_fault, same_hosts
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
 from trainer.errors import BadInput
+from trainer.link import PLACES
 from trainer.model import files as trainer_model
 
 # What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the
@@ -82,13 +84,14 @@ def switch(name: str, value: object) -> bool:
     raise BadInput(f"-e {name}={value}: expected true or false ({SWITCHES[name]})")
 
 
-def role_variables(roles_dir: str) -> set[str]:
-    """All public variables, from the roles' argument specs."""
+def role_variables(roles_dir: str, open_ones: bool = False) -> set[str]:
+    """All public variables, from the roles' argument specs; open_ones: but for those that hold a secret."""
     names: set[str] = set()
     for path in glob.glob(os.path.join(glob.escape(roles_dir), "*", "meta", "argument_specs.yml")):
         with open(path, encoding="utf-8") as file:
             for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
-                names |= set(entry.get("options") or {})
+                options = entry.get("options") or {}
+                names |= {name for name, spec in options.items() if not (open_ones and spec.get("no_log"))}
     return names
 
 
@@ -121,6 +124,33 @@ def file_keys(path: str) -> dict:
     trainer_config.load(path)  # every fault, with its place
     with open(path, encoding="utf-8") as file:
         return yaml.safe_load(file) or {}
+
+
+def name_fault(run: str, begins: bool) -> str:
+    """What is wrong with a run's name among those of ours, and the cure; "" if nothing. begins: it is a new run's."""
+    cure = "give the run another name: -e run=NAME"
+    if run.startswith(TRIAL):
+        return (
+            f"run: {run}: names that begin with {TRIAL} are those of trials (-e smoke=true), which are ended and "
+            f"removed without a question; {cure}"
+        )
+    if begins and run in PLACES:
+        return f"run: {run}: this name is that of {run}.yml's own results, beside those of the runs; {cure}"
+    return ""
+
+
+def results_fault(directory: str) -> str:
+    """Why results could not be written to `directory`, which need not be there yet, and the cure; "" if they could."""
+    place = os.path.abspath(directory)
+    while not os.path.lexists(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
+        return ""
+    found = "a directory that you may not write to" if os.path.isdir(place) else "no directory"
+    return (
+        f"trainer_results_dir: the results would go to {directory}: found {found} at {place}; expected one that the user "
+        "who runs ansible-playbook may write to. Have its owner let you, or choose another: -e trainer_results_dir=DIR"
+    )
 
 
 def merge(
@@ -172,7 +202,12 @@ def model_directory(value: str) -> str | None:
         raise BadInput(
             f"model: {value}: expected a directory on this controller, found {found}; correct the path"
         )
-    trainer_model.check_directory(Path(path), value)
+    try:
+        trainer_model.check_directory(Path(path), value)
+    except OSError as error:
+        raise BadInput(
+            f"model: {value}: {error.filename}: {error.strerror}; expected to read it; have its owner let you"
+        ) from None
     return path
 
 
@@ -234,10 +269,20 @@ def upload(key: str, name: str, path: str) -> dict:
     }
 
 
-def commands(run: str, launcher: str, code: bool, results: str) -> dict[str, str]:
+def typed(extra: Mapping[str, object]) -> str:
+    """The options of ansible-playbook, as a shell reads them, that say these extra variables again."""
+    words = ""
+    for name, value in extra.items():
+        plainly = isinstance(value, str) and re.fullmatch(r"[\w./:@%+,-]+", value)
+        words += " -e " + (f"{name}={value}" if plainly else shlex.quote(json.dumps({name: value})))
+    return words
+
+
+def commands(run: str, launcher: str, code: bool, results: str, also: str = "") -> dict[str, str]:
     """The commands that go on with the run, by the same launcher, as the operator can paste them into this shell.
 
     code: the model has Python code of its own, which the operator trusts. results: the directory of runs' results.
+    also: what else was typed that all of them take.
     """
     trusted = " -e trust_remote_code=true" if code else ""
     train = os.path.relpath(os.path.join(CHECKOUT, "train.yml"))
@@ -248,15 +293,16 @@ def commands(run: str, launcher: str, code: bool, results: str) -> dict[str, str
     anywhere = shlex.join(
         ["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)]
     )
-    resume = f"-e run={run} -e resume=true" + (f" -e launcher={launcher}" if launcher != LAUNCHERS[0] else "")
+    slurm = f" -e launcher={launcher}" if launcher != LAUNCHERS[0] else ""
+    resume = f"-e run={run} -e resume=true{slurm}{also}"
     return {
-        "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true",
+        "follow": f"{ansible} {shlex.quote(train)} -e run={run} -e follow=true{also}",
         "resume": f"{ansible} {shlex.quote(train)} {resume}",
         "limit": context.CLIARGS.get("subset") or "",  # and the command that can have another one
         "resume_on": f"{anywhere} {shlex.quote(train)} {resume}",
-        "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}",
-        "generate": f"{ansible} {generate} -e run={run} -e prompt=She{trusted}",
-        "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}{trusted}",
+        "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}{also}",
+        "generate": f"{ansible} {generate} -e run={run} -e prompt=She{trusted}{also}",
+        "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}{trusted}{also}",
         "results": results,
         "logs": os.path.join(results, "logs"),
     }
@@ -270,9 +316,11 @@ def build(
     local: bool,
     shared: str = "",
     results: str = os.path.join(CHECKOUT, "runs"),
+    told: Iterable[str] = (),
 ) -> dict:
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
 
+    variables: those of the roles. told: the ones of them that commands may repeat, as they hold no secret.
     elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them.
     """
     words, keys, problems = sort_words(extra, variables)
@@ -305,31 +353,35 @@ def build(
             "-e plan=true: found together with follow, which asks for nothing new, or launcher=slurm, which may have "
             "given the hosts to others; leave one of them out"
         )
-    if str(keys.get("run", "")).startswith(TRIAL):
-        problems.append(
-            f"-e run={keys['run']}: names that begin with {TRIAL} are those of trials (-e smoke=true), which are ended "
-            "and removed without a question; give the run another name"
-        )
+    # A run's own configuration was made of what the inventory said then, and leaves out what nobody had set. Of the
+    # link, train.yml says anew what was measured since; a checkpoint was lost for the start that was told so.
     sources = [
-        # Of the link, train.yml says anew what was measured since.
         (
             "the stored configuration of the run",
-            {key: value for key, value in (base or {}).items() if key != "link_gbit"},
-        ),
-        ("trainer_config in the inventory", inventory_keys),
+            {key: value for key, value in base.items() if key not in ("link_gbit", "lost_step")},
+        )
+        if base
+        else ("trainer_config in the inventory", inventory_keys)
     ]
-    if base:
-        sources.reverse()  # the run's own configuration was made of the inventory's and more
     if "config" in words:
         path = os.path.expanduser(str(words["config"]))
         try:
             sources.append((path, file_keys(path)))
         except BadInput as error:
             problems.append(str(error))
+    problems += [
+        f"{where}: resume: found {set_there['resume']}; with train.yml it is -e resume=true that goes on with a run, and "
+        "without it none is; leave the key out"
+        for where, set_there in sources
+        if not base and set_there.get("resume", "auto") != "auto"
+    ]
     sources.append(("-e", keys))
     begun = flags["follow"] or (flags["resume"] and base is None)  # what it was begun with is not known yet
     merged = merge(sources, problems, whole=not begun)
     run = merged.run if any("run" in s for _, s in sources) else new_name(merged.model)
+    faults = [name_fault(run, not begun and not base), results_fault(os.path.join(results, run))]
+    if any(faults):
+        raise BadInput("\n".join(filter(None, faults)))
     config = dataclasses.asdict(
         trainer_config.from_mapping({**dataclasses.asdict(merged), "run": run, "resume": "auto"})
     )
@@ -364,7 +416,15 @@ def build(
         "config": config,
         "uploads": [upload(*one) for one in uploads],
         "elsewhere": elsewhere,
-        "commands": commands(run, launcher, bool(config.get("trust_remote_code")), results),
+        "commands": commands(
+            run,
+            launcher,
+            bool(config.get("trust_remote_code")),
+            results,
+            typed(
+                {name: value for name, value in extra.items() if name in told and name != "trainer_config"}
+            ),
+        ),
         "launcher": launcher,
         **flags,
     }
@@ -398,6 +458,7 @@ class ActionModule(ActionBase):
                 bool(args.get("local")),
                 str(args.get("shared") or ""),
                 str(args["results"]),
+                role_variables(os.path.join(CHECKOUT, "roles"), open_ones=True),
             )
         except BadInput as error:
             return {**result, "failed": True, "changed": False, "msg": f"{error}\nNothing was started."}

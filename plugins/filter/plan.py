@@ -119,14 +119,16 @@ def run_plan(
 def run_stored(answers: list[dict]) -> str:
     """The configuration, as YAML, that a run had at its newest start; "" where no host has one.
 
-    answers: what the task slurp registered on each host, of RUN.yaml and of RUN.env.
+    answers: what the task slurp registered on each host, of RUN.yaml, of RUN.env, and of the copy beside the run, which
+    is there yet where the system's disk was lost.
     """
 
     def text(answer: dict) -> str:
         return base64.b64decode(answer.get("content") or "").decode()
 
     newest, found = "", ""
-    for config, variables in ([*one.get("results", []), {}, {}][:2] for one in answers):
+    for config, variables, copy in ([*one.get("results", []), {}, {}, {}][:3] for one in answers):
+        config = config if config.get("content") else copy
         told = re.search(r'^TRAINYARD_LAUNCH="?(\w*)', text(variables), re.MULTILINE)
         start = told[1] if told else ""
         if config.get("content") and (not found or start > newest):
@@ -249,13 +251,15 @@ def run_problems(
     launcher: str = "systemd",
     config: dict | None = None,
     elsewhere: list[dict] = (),
+    unstored: str = "",
 ) -> list[str]:
     """What stands against a run of `config`, each with its host and its cure; an empty list if it can start.
 
     `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host, but for what it
     has of them. The run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or
     `beside` others may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue.
-    `elsewhere`: paths of which one host must have each, with the `key` that names it.
+    `elsewhere`: paths of which one host must have each, with the `key` that names it. `unstored`: where each host was
+    asked for the configuration of the run that is resumed, and has none.
     """
     problems = []
     brought = {one["name"] for one in elsewhere}
@@ -297,6 +301,14 @@ def run_problems(
         return problems
     queued = {name for f in facts.values() for name in f["jobs"]} if launcher == "slurm" else set()
     others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial} - queued)
+    trials = [name for name in others if name.startswith("smoke-")]
+    if trials and not beside:
+        where = _hosts([h for h, f in facts.items() if trials[0] in f["active"]])
+        problems.append(
+            f"run {trials[0]}, a trial whose run starts once it has ended, is active on {where}; wait for that, and type "
+            f"the command again, with -e queue=true to start after the run, or with -e beside=true to share the hosts"
+        )
+        return problems
     if others and not (queue or beside):
         where = _hosts([h for h, f in facts.items() if others[0] in f["active"]])
         other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
@@ -319,6 +331,11 @@ def run_problems(
             problems.append(
                 f"run {run}: there is nothing to resume on {_hosts(lacking)}; start it without -e resume=true, "
                 "or on the hosts that it had (-l)"
+            )
+        elif unstored:
+            problems.append(
+                f"run {run}: its configuration is lost: found neither of {unstored} on {_hosts(list(facts))}; expected one. "
+                "Have the host that has one take part, or start a new run, of another name"
             )
     elif known:
         states = sorted({facts[h]["run_state"] for h in known})

@@ -162,6 +162,12 @@ BAD = {
         "identity_hostname",
         ["no_de", "underscore"],
     ),
+    "a configuration of runs that one host has of its own": (
+        inventory(node2={"trainer_config": {"device": "cpu"}}),
+        "hosts.yml",
+        "trainer_config",
+        ["{} (node1, node3)", "(node2)", "one for the whole cluster"],
+    ),
     "host bits in the network": (
         inventory(**everywhere(cluster_network="192.168.1.5/24")),
         "node1",

@@ -238,7 +238,18 @@ TABLE = {
         {},
         [],
     ),
-    "another run's trial": ([{"active": ["smoke-other"]}, {}], {}, ["run smoke-other is already active"]),
+    "another run's trial": ([{"active": ["smoke-other"]}, {}], {}, ["run smoke-other, a trial whose run"]),
+    "another run's trial, queued behind": (
+        [{"active": ["smoke-other"]}, {}],
+        {"queue": True},
+        ["run smoke-other, a trial whose run starts once it has ended, is active on node1; wait for that"],
+    ),
+    "beside another run's trial": ([{"active": ["smoke-other"]}, {}], {"beside": True}, []),
+    "its configuration lost": (
+        [{"run_state": "stopped"}, {}],
+        {"resume": True, "unstored": "/etc/first.yaml and /run/config.yaml"},
+        ["its configuration is lost: found neither of /etc/first.yaml and /run/config.yaml on node1, node2"],
+    ),
     "an interrupted start": (
         [{"active": ["first"], "run_state": "starting"}, {"run_state": "unknown"}],
         {},
@@ -464,14 +475,20 @@ def test_a_run_goes_on_as_it_was_started_last():
     def slurped(text):
         return {"content": base64.b64encode(text.encode()).decode()} if text else {"msg": "file not found"}
 
-    def answer(config, start):
-        return {"results": [slurped(config), slurped(start and f"A=b\nTRAINYARD_LAUNCH={start}\nB=c\n")]}
+    def answer(config, start, copy=""):
+        variables = start and f"A=b\nTRAINYARD_LAUNCH={start}\nB=c\n"
+        return {"results": [slurped(config), slurped(variables), slurped(copy)]}
 
     old, new = answer("lr: 1\n", "20261101T000000000000"), answer("lr: 2\n", "20261102T000000000000")
     assert plan.run_stored([old, new, answer("lr: 0\n", "20261031T230000000000")]) == "lr: 2\n"
     assert plan.run_stored([{"unreachable": True}, answer("", "20261103T000000000000"), old]) == "lr: 1\n"
     assert plan.run_stored([answer("lr: 3\n", "")]) == "lr: 3\n"
     assert plan.run_stored([{}, answer("", "")]) == ""
+    # The system's disk was lost, and the one of the runs is there.
+    assert plan.run_stored([answer("", "", "lr: 4\n")]) == "lr: 4\n"
+    assert (
+        plan.run_stored([answer("", "", "lr: 4\n"), answer("lr: 2\n", "20261102T0", "lr: 0\n")]) == "lr: 2\n"
+    )
 
 
 # ---- what is brought ----

@@ -65,6 +65,20 @@ def test_a_resumed_run_keeps_its_configuration_but_for_what_is_said_anew():
     assert (config["seed"], config["lr"]) == (4, 0.2)
 
 
+def test_a_resumed_run_takes_nothing_from_what_the_inventory_says_by_now():
+    base = build({"run": "first"}, {"warmup_steps": 7})["config"]
+    since = {"warmup_steps": 9, "lr": 0.1, "steps": 1000, "max_samples": 10, "validation_split": 0.1}
+    config = build({"run": "first", "resume": "true"}, since, base)["config"]
+    assert config == base and config["warmup_steps"] == 7
+
+
+def test_a_checkpoint_is_lost_for_the_one_start_that_was_told_so():
+    base = build({"run": "first"})["config"]
+    told = build({"run": "first", "resume": "true", "lost_step": "900"}, base=base)["config"]
+    assert told["lost_step"] == 900
+    assert build({"run": "first", "resume": "true"}, base=told)["config"] == base
+
+
 def test_words_of_the_command_line_become_numbers():
     config = build({"steps": "20", "lr": "1e-3", "run": "7"})["config"]
     assert (config["steps"], config["lr"], config["run"]) == (20, 0.001, "7")
@@ -96,6 +110,51 @@ def test_the_commands_can_be_pasted_into_the_same_shell():
     assert commands["resume"].endswith("train.yml -e run=first -e resume=true")
     of_slurm = build({"run": "first", "launcher": "slurm"})["commands"]
     assert of_slurm["resume"].endswith("train.yml -e run=first -e resume=true -e launcher=slurm")
+
+
+def test_the_commands_say_again_what_was_typed_of_the_roles_variables():
+    extra = {
+        "run": "first",
+        "steps": "9",
+        "trainer_port": "29501",
+        "trainer_results_dir": "/srv/my results",
+        "trainer_hub_token": "hf_secret",
+        "trainer_config": {"lr": 0.1},
+    }
+    roles = str(run_config.CHECKOUT + "/roles")
+    names = run_config.role_variables(roles)
+    told = run_config.role_variables(roles, open_ones=True)
+    assert names - told == {"trainer_hub_token"}
+    commands = run_config.build(extra, {}, None, names, False, told=told)["commands"]
+    words = '-e trainer_port=29501 -e \'{"trainer_results_dir": "/srv/my results"}\''
+    assert commands["resume"].endswith(f"-e run=first -e resume=true {words}")
+    assert commands["stop"].endswith(f"-e run=first {words}")
+    assert all("hf_secret" not in command and "lr" not in command for command in commands.values())
+
+
+def test_results_that_could_not_be_written_are_told_before_the_run(tmp_path, monkeypatch):
+    def fault(path):
+        try:
+            run_config.build({"run": "first"}, {}, None, VARIABLES, False, "", str(path))
+        except BadInput as error:
+            return str(error)
+
+    assert fault(tmp_path / "not/there/yet") is None
+    (tmp_path / "file").write_text("")
+    assert f"found no directory at {tmp_path}/file; expected" in fault(tmp_path / "file/below")
+    theirs = tmp_path / "theirs"
+    (theirs / "first").mkdir(parents=True)
+    monkeypatch.setattr(run_config.os, "access", lambda path, mode: path != str(theirs / "first"))
+    assert f"that you may not write to at {theirs}/first" in fault(theirs)
+
+
+def test_a_models_directory_that_may_not_be_read_is_told(model, monkeypatch):
+    def check(path, name):
+        raise PermissionError(13, "Permission denied", str(path / "config.json"))
+
+    monkeypatch.setattr(run_config.trainer_model, "check_directory", check)
+    with pytest.raises(BadInput, match=r"model: .*/config.json: Permission denied; expected to read it"):
+        build({"model": str(model)})
 
 
 # ---- data and models ----
@@ -175,7 +234,7 @@ REFUSED = {
     "a misspelt switch": (lambda _: {"smok": "true"}, ["'smok'", "did you mean 'smoke'?"]),
     "a name that trials have": (
         lambda _: {"run": "smoke-first"},
-        ["-e run=smoke-first", "those of trials", "another name"],
+        ["run: smoke-first", "those of trials", "another name"],
     ),
     "a misspelt variable": (lambda _: {"trainer_prt": 1}, ["did you mean 'trainer_port'?"]),
     "a key like nothing": (
@@ -222,6 +281,15 @@ REFUSED = {
     "a model without tokenizer": (
         lambda t: {"model": directory(t, "config.json", "model.safetensors")},
         ["no tokenizer.json", "AutoTokenizer"],
+    ),
+    "a name that trials have, in a file": (
+        lambda t: {"config": write(t, "c.yaml", "run: smoke-first\n")},
+        ["run: smoke-first", "-e run=NAME"],
+    ),
+    "the name of preflight's results": (lambda _: {"run": "preflight"}, ["that of preflight.yml's own"]),
+    "never to be resumed": (
+        lambda t: {"config": write(t, "c.yaml", "resume: never\n")},
+        ["c.yaml: resume: found never", "leave the key out"],
     ),
     "a model that is a file": (lambda t: {"model": write(t, "m.bin", "x")}, ["found a file"]),
     "no such dataset": (
