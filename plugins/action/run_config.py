@@ -148,7 +148,7 @@ def results_fault(directory: str) -> str:
         return ""
     found = "a directory that you may not write to" if os.path.isdir(place) else "no directory"
     return (
-        f"trainer_results_dir: the results would go to {directory}: found {found} at {place}; expected one that the user "
+        f"trainer_results_dir: the results would go to {directory}: found {found} at {place}; expected one that "
         "who runs ansible-playbook may write to. Have its owner let you, or choose another: -e trainer_results_dir=DIR"
     )
 
@@ -370,8 +370,8 @@ def build(
         except BadInput as error:
             problems.append(str(error))
     problems += [
-        f"{where}: resume: found {set_there['resume']}; with train.yml it is -e resume=true that goes on with a run, and "
-        "without it none is; leave the key out"
+        f"{where}: resume: found {set_there['resume']}; with train.yml it is -e resume=true that goes on with a run; "
+        "leave the key out"
         for where, set_there in sources
         if not base and set_there.get("resume", "auto") != "auto"
     ]

@@ -305,8 +305,8 @@ def run_problems(
     if trials and not beside:
         where = _hosts([h for h, f in facts.items() if trials[0] in f["active"]])
         problems.append(
-            f"run {trials[0]}, a trial whose run starts once it has ended, is active on {where}; wait for that, and type "
-            f"the command again, with -e queue=true to start after the run, or with -e beside=true to share the hosts"
+            f"run {trials[0]}, a trial whose run starts once it has ended, is active on {where}; wait for that, and "
+            "type the command again, with -e queue=true to start after the run, or -e beside=true to share the hosts"
         )
         return problems
     if others and not (queue or beside):
@@ -334,8 +334,8 @@ def run_problems(
             )
         elif unstored:
             problems.append(
-                f"run {run}: its configuration is lost: found neither of {unstored} on {_hosts(list(facts))}; expected one. "
-                "Have the host that has one take part, or start a new run, of another name"
+                f"run {run}: its configuration is lost: found neither of {unstored} on {_hosts(list(facts))}; expected "
+                "one. Have the host that has one take part, or start a new run, of another name"
             )
     elif known:
         states = sorted({facts[h]["run_state"] for h in known})
