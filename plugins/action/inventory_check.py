@@ -115,6 +115,13 @@ PATTERNS = {
         "a time span of systemd such as 90s or 10min",
     ),
 }
+# What is read of one host for all, and why.
+ALIKE = {
+    "trainer_config": "a run has one configuration",
+    "trainer_state_dir": "a run's data and model lie at one path on all hosts (a bind mount makes it so where their "
+    "disks are elsewhere)",
+    "trainer_user": "hosts log in to each other by that name",
+}
 SAFE_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 ON_THE_CONTROLLER = (
     "nvidia_repository_key",
@@ -209,7 +216,7 @@ def check(inventory: Inventory) -> list[Problem]:
         check_groups,
         check_names,
         check_network,
-        check_trainer_config,
+        check_alike,
         check_addresses,
         check_become,
         check_known_variables,
@@ -358,20 +365,27 @@ def check_network(inventory: Inventory) -> Iterable[Problem]:
             )
 
 
-def check_trainer_config(inventory: Inventory) -> Iterable[Problem]:
-    """One trainer_config for all: a run has one configuration."""
-    said = {host: inventory.hosts[host].get("trainer_config") or {} for host in inventory.members()}
-    found: dict[str, list[str]] = {}
-    for host, value in said.items():
-        found.setdefault(str(value), []).append(host)
-    if len(found) > 1 and all(isinstance(value, dict) for value in said.values()):
-        yield Problem(
-            inventory.source,
-            "trainer_config",
-            "; ".join(f"{value} ({', '.join(hosts)})" for value, hosts in found.items()),
-            "one for the whole cluster, as a run has one configuration",
-            "Set it once, under all: vars:",
-        )
+def check_alike(inventory: Inventory) -> Iterable[Problem]:
+    """One value for all hosts of what is read of one of them for all."""
+    for key, why in ALIKE.items():
+        if inventory.local() and key == "trainer_state_dir":
+            continue
+        spec = inventory.specs.get(key, {})
+        said = {host: inventory.hosts[host].get(key, spec.get("default")) for host in inventory.members()}
+        found: dict[str, list[str]] = {}
+        for host, value in said.items():
+            found.setdefault(str(value), []).append(host)
+        # One that is none at all is told by check_types.
+        odd = any(isinstance(v, Undefined) or value_fault(key, v, spec, False) for v in said.values())
+        if len(found) > 1 and not odd:
+            yield Problem(
+                inventory.source,
+                key,
+                "several values: "
+                + "; ".join(f"{value} ({', '.join(hosts)})" for value, hosts in found.items()),
+                f"one for the whole cluster: {why}",
+                "Set it once, under all: vars:",
+            )
 
 
 def network_of(value: Any) -> ipaddress.IPv4Network | None:

@@ -163,8 +163,8 @@ def shared_home_fault(hostvars: Mapping[str, Mapping[str, Any]], names: list[str
         if len(hosts) > 1:
             return (
                 f"trainer_state_dir: found {home}, which is {disk} on {', '.join(hosts)}; expected a directory of each "
-                "host's own, for its runs, locks and caches. Set it to one on the hosts' own disks, or to another one "
-                "for each; data and models may lie on a shared disk (storage_path)."
+                "host's own, for its runs, locks and caches. Set it to one on the hosts' own disks; data and models "
+                "may lie on a shared disk (storage_path)."
             )
     return ""
 

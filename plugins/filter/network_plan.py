@@ -505,7 +505,7 @@ def plan(survey, entries, renderer, before):
     wanted = [{"path": OUR_FILE, "content": text, "mode": "0600"}]
     if survey["cloud_init"]:
         wanted.append({"path": CLOUD_INIT_OFF, "content": "network: {config: disabled}\n", "mode": "0644"})
-    servers = nameservers(survey["resolv_conf"], entries, active)
+    servers = nameservers(survey["resolv_conf"], entries, active, bool(ifupdown))
     if servers:
         kept = aside(RESOLV_CONF, [])
         if kept not in taken and survey["resolv_conf"]:
@@ -530,6 +530,7 @@ def plan(survey, entries, renderer, before):
             reload_profiles=bool(profiles) and active["NetworkManager"],
             new=[item["name"] for item in entries if item["kind"] in MADE and item["name"] not in present],
             gone=sorted((made_by(before) - made) & present),
+            servers=servers,
         ),
     }
 
@@ -573,8 +574,11 @@ def by_hand(item):
     return "activation-mode" in item["definition"]
 
 
-def nameservers(resolv_conf, entries, active):
-    """The text of a plain /etc/resolv.conf where nothing but that file tells this host its name servers, else None."""
+def nameservers(resolv_conf, entries, active, taken_down):
+    """The text of a plain /etc/resolv.conf where nothing but that file tells this host its name servers, else None.
+
+    taken_down: whether ifdown is to take down what had its addresses from ifupdown; a lease's servers go with it.
+    """
     wanted = [
         server
         for item in entries
@@ -582,7 +586,8 @@ def nameservers(resolv_conf, entries, active):
     ]
     if resolv_conf is None or active["systemd-resolved"] or active["NetworkManager"] or not wanted:
         return None
-    if set(wanted) <= set(re.findall(r"(?m)^\s*nameserver\s+(\S+)", resolv_conf)):
+    there = set(re.findall(r"(?m)^\s*nameserver\s+(\S+)", resolv_conf))
+    if set(wanted) <= there and not taken_down:
         return None
     search = [
         name for item in entries for name in item["definition"].get("nameservers", {}).get("search") or []
@@ -638,14 +643,19 @@ def carried(interface, entries, before):
     return []
 
 
-def commands(entries, ifupdown, active, reload_profiles, new, gone):
-    """{apply, verify, undo}: lists of commands. `new`, `gone`: the devices that the change makes, and does without."""
+def commands(entries, ifupdown, active, reload_profiles, new, gone, servers=None):
+    """{apply, verify, undo}: lists of commands. `new`, `gone`: the devices that the change makes, and does without.
+
+    servers: the text of /etc/resolv.conf, where that is ours to write.
+    """
     # Netplan makes devices, but leaves those that it does not know any more, with their members and addresses. They go
     # first: what a bond lets go of is down until netplan brings it up.
     apply = [*([GUARD, "remove", name] for name in gone), ["netplan", "apply"]]
     undo = [["netplan", "apply"]]
     if ifupdown:
-        apply = [["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", *ifupdown], *apply]
+        # dhcpcd, by which Debian 13's ifupdown leases, empties the file as it lets go of an interface.
+        again = [["sh", "-c", f'printf %s "$1" > {RESOLV_CONF}', "sh", servers]] if servers else []
+        apply = [["ifdown", "--force", f"--interfaces={IFUPDOWN_RECORD}", *ifupdown], *again, *apply]
         undo = [["netplan", "generate"]]
         if not active["systemd-networkd"]:
             undo.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])

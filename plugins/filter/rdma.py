@@ -51,6 +51,11 @@ def _fault(port: Mapping[str, Any], host: str) -> str:
         on = f" of {port['interface']}" if port["interface"] else ""
         state = port["state"] or "no state"
         return f"{where}: found {state}; expected ACTIVE. Look at the cable{on} and the switch's port"
+    if port["layer"] not in (INFINIBAND, ETHERNET):
+        return (
+            f"{where}: found a link layer of {port['layer'] or 'no name'}; expected InfiniBand or Ethernet, the ones "
+            "that NCCL drives here. Take the host out of the group rdma: it then trains over TCP"
+        )
     if port["layer"] == INFINIBAND and not port["sm_lid"]:
         return f"{where}: found sm_lid 0; expected that of a subnet manager. See there `sminfo -C {port['device']}`"
     if port["layer"] == ETHERNET and not _roce(port):

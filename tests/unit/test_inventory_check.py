@@ -166,7 +166,13 @@ BAD = {
         inventory(node2={"trainer_config": {"device": "cpu"}}),
         "hosts.yml",
         "trainer_config",
-        ["{} (node1, node3)", "(node2)", "one for the whole cluster"],
+        ["several values: {} (node1, node3); {'device': 'cpu'} (node2)", "a run has one configuration"],
+    ),
+    "another place for runs on one host": (
+        inventory(node2={"trainer_state_dir": "/data/trainyard"}),
+        "hosts.yml",
+        "trainer_state_dir",
+        ["/var/lib/trainyard (node1, node3); /data/trainyard (node2)", "a bind mount makes it so"],
     ),
     "host bits in the network": (
         inventory(**everywhere(cluster_network="192.168.1.5/24")),

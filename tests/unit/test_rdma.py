@@ -83,6 +83,12 @@ def test_a_card_without_a_cable_or_an_address_is_refused(tmp_path):
     assert len(rdma_filter.rdma_told(survey(tmp_path))) == 1
 
 
+def test_a_port_of_another_kind_is_refused_by_its_name(tmp_path):
+    make_port(tmp_path, "efa_0", "Unspecified")
+    assert "found a link layer of Unspecified" in rdma_filter.rdma_faults(survey(tmp_path), "n")[0]
+    assert rdma_filter.rdma_told(survey(tmp_path)) == []
+
+
 def test_infiniband_wants_a_subnet_manager(tmp_path):
     make_port(tmp_path, "ibp1s0", "InfiniBand", "2: INIT")
     assert "no subnet manager" in rdma_filter.rdma_faults(survey(tmp_path), "n")[0]
