@@ -10,6 +10,9 @@ import re
 
 from ansible.module_utils.managed_block import join, read, split
 
+# What cloud-init writes /etc/hosts from at each boot, where the user-data of the machine asks for that.
+TEMPLATE = "/etc/cloud/templates/hosts.debian.tmpl"
+TEMPLATE_NAMES = ("{{fqdn}}", "{{hostname}}")  # the machine's own, as they stand there
 NOTE = "the cluster's hosts, written by the role identity"
 HOST = {  # of the modules' option hosts
     "name": {"type": "str"},
@@ -46,7 +49,7 @@ def conflicts(lines: list[str], hosts: list[dict]) -> list[str]:
 
 def hosts_file(text: str, hosts: list[dict]) -> tuple[str, list[str]]:
     """The file's new text from its old one, and the conflicts in it."""
-    names = {name for host in hosts for name in host["names"]}
+    names = {name for host in hosts for name in host["names"]} | {*TEMPLATE_NAMES}
     outside, _ = split(text)
     kept = [line for line in (without_loopback_names(line, names) for line in outside) if line is not None]
     block = [" ".join([host["address"], *host["names"]]) for host in hosts]

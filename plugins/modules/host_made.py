@@ -23,7 +23,11 @@ options:
       inside: {type: list, elements: str, description: "Of a directory, what is ours in it; then it, if empty."}
       user: {type: str, description: "With O(made[].inside): what else in it is this user's is ours, too."}
       block: {type: bool, default: false, description: Our block of lines in the file.}
-      own_name: {type: bool, default: false, description: "The host's own name shall stay in the file."}
+      own_name:
+        description: "The host's own name shall stay in the file, as it is or as cloud-init's template has it."
+        type: str
+        default: ""
+        choices: ["", host, template]
       link_to: {type: str, description: It counts only as a link to this.}
       account: {type: str, description: "A user and its group, if the role identity made it."}
   keep: {type: list, elements: path, default: [], description: What stays nevertheless.}
@@ -55,6 +59,7 @@ import socket
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_identity import TEMPLATE_NAMES
 from ansible.module_utils.managed_block import BEGIN, join, read, split, write
 
 COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
@@ -125,10 +130,15 @@ def paths_of(item: dict, keep: list[str]) -> list[str]:
     return [path for path in found if path not in keep]
 
 
+def own_name(kind: str) -> str:
+    """The host's own name or names in a file: "" for the `kind` "" of files that shall have none."""
+    return {"host": socket.gethostname(), "template": " ".join(TEMPLATE_NAMES)}.get(kind, "")
+
+
 def without_block(path: str, own_name: str) -> str:
     """The file's text without our block; with `own_name`, so that the host still knows itself, as Debian has it."""
     outside, _ = split(read(path))
-    if own_name and not any(own_name in line.partition("#")[0].split()[1:] for line in outside):
+    if own_name and not any(own_name.split()[-1] in line.partition("#")[0].split()[1:] for line in outside):
         after = next((n for n, line in enumerate(outside) if line.split()[:1] == ["127.0.0.1"]), -1)
         outside.insert(after + 1, f"127.0.1.1 {own_name}")
     return join(outside, [])
@@ -187,7 +197,7 @@ class Host:
         elif item["block"]:
             text = read(item["path"])
             if any(line.startswith(BEGIN) for line in text.splitlines()):
-                after = without_block(item["path"], socket.gethostname() if item["own_name"] else "")
+                after = without_block(item["path"], own_name(item["own_name"]))
                 if after:
                     write(self.module, item["path"], after)
                 else:
@@ -243,7 +253,7 @@ def main() -> None:
         "what": {"type": "str", "required": True},
         "inside": {"type": "list", "elements": "str"},
         "block": {"type": "bool", "default": False},
-        "own_name": {"type": "bool", "default": False},
+        "own_name": {"type": "str", "default": "", "choices": ["", "host", "template"]},
     }
     module = AnsibleModule(
         argument_spec={

@@ -61,7 +61,10 @@ survey:
       type: dict
     disk: {description: "What the home is on a disk of the network; empty where it is on one of the host's.", type: str}
     host_names: {description: "The host's name now, and at its next boot.", type: list}
-    hosts_stand: {description: "Whether /etc/hosts has O(hosts), and nothing that contradicts them.", type: bool}
+    hosts_lacking:
+      description: "/etc/hosts, and cloud-init's template of it where one is, as far as they lack O(hosts), or contradict."
+      type: list
+      elements: path
     machine_id: {description: The machine-id., type: str}
     machine_id_stands: {description: "Whether it is one, and not in O(taken).", type: bool}
     public_key: {description: "The service user's public key, as type and base64; empty if there is none.", type: str}
@@ -76,7 +79,15 @@ import socket
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_identity import HOST, hosts_file, key_of, needs_new, public_key, stale_copy
+from ansible.module_utils.host_identity import (
+    HOST,
+    TEMPLATE,
+    hosts_file,
+    key_of,
+    needs_new,
+    public_key,
+    stale_copy,
+)
 from ansible.module_utils.managed_block import read
 from ansible.module_utils.same_files import on_network
 
@@ -134,10 +145,10 @@ def lacks(login: str, group: str) -> bool:
     return login != "root" and login not in found.gr_mem and pwd.getpwnam(login).pw_gid != found.gr_gid
 
 
-def hosts_stand(hosts: list[dict]) -> bool:
-    """Whether the module etc_hosts would have nothing to do, and nothing to say."""
-    text = read("/etc/hosts")
-    return hosts_file(text, hosts) == (text, [])
+def hosts_lacking(hosts: list[dict], hosts_path: str = "/etc/hosts", template: str = TEMPLATE) -> list[str]:
+    """The files of which the module etc_hosts would have something to do, or to say."""
+    there = [hosts_path, *([template] if os.path.exists(template) else [])]
+    return [path for path in there if hosts_file(text := read(path), hosts) != (text, [])]
 
 
 def own_key(module: AnsibleModule, user: str, home: str) -> str:
@@ -190,7 +201,7 @@ def main() -> None:
             "place": place(home),
             "disk": on_network(home),
             "host_names": [socket.gethostname(), name_at_boot()],
-            "hosts_stand": hosts_stand(module.params["hosts"]),
+            "hosts_lacking": hosts_lacking(module.params["hosts"]),
             "machine_id": machine_id,
             "machine_id_stands": not stale and not needs_new(machine_id, module.params["taken"]),
             "public_key": own_key(module, user, home),

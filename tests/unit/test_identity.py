@@ -120,8 +120,28 @@ def test_a_look_says_whether_the_modules_have_anything_to_do(load_module, monkey
         (text.replace("node2", "node3"), False),
         (f"10.9.9.9 node1\n{text}", False),
     ):
-        monkeypatch.setattr(survey, "read", lambda path, found=found: found)
-        assert survey.hosts_stand(HOSTS) is stands
+        file, template = tmp_path / "hosts", tmp_path / "hosts.debian.tmpl"
+        file.write_text(found)
+        template.unlink(missing_ok=True)
+        lacking = [] if stands else [str(file)]
+        assert survey.hosts_lacking(HOSTS, str(file), str(template)) == lacking
+        template.write_text("127.0.0.1 localhost\n")
+        assert survey.hosts_lacking(HOSTS, str(file), str(template)) == [*lacking, str(template)]
+
+
+def test_what_cloud_init_writes_at_boot_has_the_block_and_gets_its_own_line_back(load_module, tmp_path):
+    """As on Proxmox, whose user-data has cloud-init write /etc/hosts anew at each boot."""
+    made, template = load_module("host_made"), tmp_path / "hosts.debian.tmpl"
+    stock = "## template:jinja\n127.0.0.1 localhost\n127.0.1.1 {{fqdn}} {{hostname}}\n::1 localhost\n"
+    text, _ = sys.modules["ansible.module_utils.host_identity"].hosts_file(stock, HOSTS)
+    assert "127.0.1.1" not in text and text.startswith("## template:jinja\n")
+    assert "192.168.1.100 node1\n" in text
+    template.write_text(text)
+    line = "127.0.0.1 localhost\n127.0.1.1 {{fqdn}} {{hostname}}\n"
+    back = made.without_block(str(template), made.own_name("template"))
+    assert back == stock and line in back
+    template.write_text(stock)
+    assert made.without_block(str(template), made.own_name("template")) == stock
 
 
 def test_hosts_have_their_names_the_canonical_one_first():

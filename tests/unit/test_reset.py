@@ -19,7 +19,7 @@ ITEM = {
     "inside": None,
     "user": None,
     "block": False,
-    "own_name": False,
+    "own_name": "",
     "link_to": None,
     "account": None,
     "what": "it",
