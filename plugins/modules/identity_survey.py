@@ -62,7 +62,7 @@ survey:
     disk: {description: "What the home is on a disk of the network; empty where it is on one of the host's.", type: str}
     host_names: {description: "The host's name now, and at its next boot.", type: list}
     hosts_lacking:
-      description: "/etc/hosts, and cloud-init's template of it where one is, as far as they lack O(hosts), or contradict."
+      description: "/etc/hosts, and cloud-init's template of it where one is, which lack O(hosts), or contradict."
       type: list
       elements: path
     machine_id: {description: The machine-id., type: str}
