@@ -179,6 +179,51 @@ def test_memory_that_is_less_than_was_counted(material, tmp_path, alone, strateg
     assert "memory was tried, and is less than was counted. At once computes: rank 1 on node1 2" in log
 
 
+def _full_late(run, packed, sequences, routed=None):
+    """Rank 1 has memory for two sequences at once, which it learns at the end of a pass: its gradients are made."""
+    import torch
+
+    from trainer.loop import summed_loss
+
+    def full(gradient):
+        raise torch.OutOfMemoryError
+
+    def watched(part, given, made):
+        (made[0] if isinstance(made, tuple) else made).register_hook(full)
+
+    if run.world.rank == 0 or len(sequences) <= 2:
+        return summed_loss(run, packed, sequences, routed)
+    # FSDP gives a layer's class another name.
+    hook = run.strategy.model.get_submodule("transformer.h.0").register_forward_hook(watched)
+    try:
+        return summed_loss(run, packed, sequences, routed)
+    finally:
+        hook.remove()
+
+
+def _roomy(*arguments, **keys):
+    """By what was counted, each rank has room for eight sequences at once."""
+    from trainer.commands.train import Balance_really
+
+    return Balance_really(*arguments, **{**keys, "at_once": [8, 8]})
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp"])
+def test_a_trial_that_failed_leaves_no_gradient_to_the_first_step(material, tmp_path, alone, strategy):
+    """Of 4 sequences, as the share wants, where two are known to have room: no other pass follows."""
+    patch = {
+        ("trainer.commands.train", "Balance"): _roomy,
+        ("trainer.calibrate", "summed_loss"): _full_late,
+        ("trainer.calibrate", "tries_memory"): _yes,
+    }
+    words = (*LONG, "balance=3,13", f"strategy={strategy}", "micro_batch_size=2")
+    assert ranks.run(tmp_path, 2, material / "run.yaml", *words, patch=patch) == pytest.approx(
+        alone, rel=1e-5
+    )
+    log = (tmp_path / "node0/logs/rank-0.log").read_text()
+    assert "At once computes: rank 1 on node1 2" in log
+
+
 def test_shares_that_are_set(material, tmp_path):
     alone = ranks.run(tmp_path / "alone", 1, material / "run.yaml", "batch_size=7", "steps=6")
     found = ranks.run(tmp_path / "both", 2, material / "run.yaml", "steps=6", "balance=5,2")

@@ -179,6 +179,13 @@ class Sharded(Strategy):
 
     def abandon(self) -> None:
         self.module.reset_iter_state()
+        # torch says that this discards what was summed of gradients, and keeps it on the gathered weights (2.13).
+        for part in self._parts():
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                for one in group.fsdp_params:
+                    one.unsharded_accumulated_grad = None
+                    if hasattr(one, "_unsharded_param"):  # gathered once
+                        one._unsharded_param.grad = None
         self.zero_grad()
 
     def finish(self) -> None:
