@@ -456,6 +456,22 @@ def check_together(config: Config) -> Config:
     return config
 
 
+def idle_keys(config: Config) -> str:
+    """Which keys are set, and say nothing beside the others; "" if none. A run that goes on otherwise may keep them."""
+    lora = tuple(name for name in FIELDS if name.startswith("lora_"))
+    of = (
+        (config.adapter == "none", "adapter is none: all weights are trained", lora),
+        (config.comm != "diloco", f"comm is {config.comm}", ("sync_every", "outer_lr", "outer_momentum")),
+        (config.comm not in ("powersgd", "auto"), f"comm is {config.comm}", ("powersgd_rank",)),
+        (config.strategy != "infinity", f"strategy is {config.strategy}", ("offload_dir",)),
+    )
+    found = []
+    for idle, why, keys in of:
+        if idle and (there := [name for name in keys if getattr(config, name) != FIELDS[name].default]):
+            found.append(f"{', '.join(there)} says nothing while {why}")
+    return "; ".join(found)
+
+
 def _check_fragments(config: Config) -> list[str]:
     """What is wrong with the keys of diloco's schedule, a line each."""
     parts, overlap, every = config.diloco_fragments, config.diloco_overlap, config.sync_every

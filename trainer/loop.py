@@ -118,18 +118,23 @@ def train(run: Run, observer) -> None:
     if evaluation_is_due(run):  # the run was stopped before it
         observer.evaluate()
     # A run that ended for want of patience, and was interrupted before its model was written, has ended.
+    before = None  # the loss scale, while a batch is tried with smaller ones
     while progress.step < run.steps and not (config.patience and progress.no_better >= config.patience):
         report = None
         try:
             report = train_step(run, observer)
         except Harmful as harm:
+            # A batch that no scale would do for says nothing of the others'.
+            progress.loss_scale, before = before or progress.loss_scale, None
             observer.after_harm(harm)
         except Wordless as empty:
             observer.after_wordless(empty)
         except Overflow:
+            before = before or progress.loss_scale
             progress.loss_scale, progress.scaled_steps = progress.loss_scale / 2, 0
             continue
         else:
+            before = None
             observer.after_step(report)
             if report.save_failed:
                 observer.settle()

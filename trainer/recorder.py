@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from trainer import calibrate, checkpoint, machine, metrics, ways
 from trainer.compress import factor_bytes
-from trainer.config import FIELDS, Config
+from trainer.config import Config, idle_keys
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
@@ -113,15 +113,8 @@ class Recorder:
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         if run.world.idle_cards:
             self._warn("cards", run.world.idle_cards)
-        idle = [
-            name
-            for name, field in FIELDS.items()
-            if name.startswith("lora_") and getattr(run.config, name) != field.default
-        ]
-        if idle and run.config.adapter == "none":
-            self._warn(
-                "lora", f"{', '.join(idle)} says nothing while adapter is none: all weights are trained"
-            )
+        if idle := idle_keys(run.config):
+            self._warn("idle", idle)
         if run.config.warmup_steps > run.steps:
             self._warn(
                 "warmup",

@@ -112,6 +112,46 @@ def test_files_that_name_the_weights_as_transformers_once_did(multimodal, tmp_pa
     assert "reads its own part" in (tmp_path / "parts/node0/logs/rank-0.log").read_text()
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["strategy=zero1", "dtype=bfloat16"],
+        ["strategy=zero1", "dtype=bfloat16", "adapter=lora", "lora_targets=all-linear"],
+        ["strategy=fsdp"],
+        pytest.param(["strategy=ddp"], marks=pytest.mark.full),
+        pytest.param(["strategy=fsdp", "adapter=lora"], marks=pytest.mark.full),
+    ],
+)
+def test_what_no_text_reaches_stays_as_it_is(multimodal, tmp_path, chosen):
+    """No decay shrinks it, no adapter is for it, and no gradient that it has not is waited for."""
+    from safetensors import safe_open
+
+    def weights(folder):
+        tensors = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors
+
+    words = ("micro_batch_size=2", "lr=0.01", "weight_decay=0.5", *chosen)
+    losses = ranks.run(tmp_path, 2, multimodal, *words)
+    assert losses[-1] < losses[0]
+    assert (
+        "no text reaches stay as they are: model.vision_tower, model.multi_modal_projector"
+        in (tmp_path / "node0/logs/rank-0.log").read_text()
+    )
+    before, after = weights(multimodal.parent / "model"), weights(tmp_path / "node0/model")
+    senses = [name for name in after if "vision_tower" in name or "multi_modal" in name]
+    if "adapter=lora" in chosen:
+        assert after and not senses
+        return
+    assert senses and set(after) == set(before)
+    assert all(torch.equal(after[name], before[name]) for name in senses)
+    assert not any(
+        torch.equal(after[name], before[name]) for name in after if "q_proj" in name and name not in senses
+    )
+
+
 PACKED = {
     "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     # As what FSDP is to share out is made ready elsewhere: scales packed, too, bytes called floats.

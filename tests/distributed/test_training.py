@@ -408,6 +408,32 @@ def test_the_best_one_may_be_an_evaluation_that_a_stop_came_before(material, tmp
     assert all(model[name].equal(best[name]) for name in best)
 
 
+def test_a_best_evaluation_whose_checkpoint_could_not_be_saved_is_told(material, tmp_path):
+    extra = ("validation_split=0.2", "eval_every=4", "patience=9", "checkpoint_every=0")
+    patch = {
+        ("trainer.recorder", "evaluate"): _best_at_step_8,
+        ("trainer.checkpoint", "TensorFile"): _no_room_for_step_8,
+    }
+    ranks.run(tmp_path, 1, material / "run.yaml", *extra, patch=patch)
+    log = (tmp_path / "node0/logs/rank-0.log").read_text()
+    assert (
+        "the best evaluation was that of step 8, whose checkpoint could not be saved: the model is that of step 4"
+        in log
+    )
+    assert json.loads((tmp_path / "node0/summary.json").read_text())["model_step"] == 4
+
+
+def _no_room_for_step_8(path, tensors):
+    import errno
+    import os
+
+    from trainer import checkpoint
+
+    if "step-00000008" in str(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return checkpoint.TensorFile_really(path, tensors)
+
+
 def _best_at_step_8(run, packed, tell):
     return {4: 3.0, 8: 1.0, 12: 2.0}[run.progress.step]
 
@@ -591,9 +617,11 @@ def test_cards_that_are_too_few_and_idle_are_a_warning(material, tmp_path):
 
 
 def test_keys_that_say_nothing_are_a_warning(material, tmp_path):
-    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2", "warmup_steps=3", "lora_rank=64")
+    words = ("steps=2", "warmup_steps=3", "lora_rank=64", "outer_lr=0.5", "offload_dir=/mnt")
+    ranks.run(tmp_path, 1, material / "run.yaml", *words)
     told = ranks.status(tmp_path / "node0")["warning"]
     assert "lora_rank says nothing while adapter is none" in told
+    assert "outer_lr says nothing while comm is auto; offload_dir says nothing while strategy is ddp" in told
     assert "warmup_steps is 3 of 2 steps, so that lr never comes to" in told
 
 

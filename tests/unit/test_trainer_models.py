@@ -704,3 +704,28 @@ def test_of_a_run_that_goes_on_the_newest_checkpoint_is_taken(tmp_path, monkeypa
         place.mkdir(parents=True)
         (place / "manifest.json").write_text("{}")
         assert saved.find(tmp_path).path.name == chosen
+
+
+def test_a_layer_that_shares_a_weight_with_the_head_is_no_block():
+    """FSDP gathers a weight in one place; BERT's embeddings are among what transformers does not split."""
+    from transformers import BertConfig, BertLMHeadModel
+
+    from trainer.strategies.sharded import blocks
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    model = BertLMHeadModel(BertConfig(vocab_size=96, is_decoder=True, **sizes))
+    assert {type(one).__name__ for one in blocks(model)} == {"BertLayer"}
+    assert len(blocks(make("llama"))) == 2
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("glm4_moe", True), ("qwen3_moe", False), ("mixtral", False)])
+def test_routers_that_choose_by_a_correction_of_their_own_are_not_balanced(kind, refused):
+    asked = from_mapping({"router_aux_loss_coef": 0.01, "model": kind})
+    if refused:
+        with pytest.raises(BadInput, match="choose experts by a correction of their own"):
+            router.coefficient(asked, make(kind))
+    else:
+        assert router.coefficient(asked, make(kind)) == 0.01
+    assert router.coefficient(from_mapping({}), make(kind, output_router_logits=True)) == (
+        0.0 if refused else 0.001
+    )

@@ -353,9 +353,16 @@ def _take_best(run: Run, best: int) -> int:
 
     All ranks must call.
     """
-    world = run.world
-    if not (run.config.patience and run.held_out) or best in (0, run.progress.step):  # 0: none was a number
-        return run.progress.step
+    world, progress = run.world, run.progress
+    if not (run.config.patience and run.held_out):
+        return progress.step
+    if world.first and progress.best_step not in (best, progress.step):
+        log(
+            f"warning: the best evaluation was that of step {progress.best_step}, whose checkpoint could not be saved: "
+            f"the model is that of step {best or progress.step}"
+        )
+    if best in (0, progress.step):  # 0: none was a number, or could be saved
+        return progress.step
     found = checkpoint.find(world.environment.run_dir, world, best)
     if found is None:
         if world.first:

@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.data import hub
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
-from trainer.model import lora, quantize, stored
+from trainer.model import lora, quantize, senses, stored
 from trainer.model.files import weights_of
 from trainer.model.loss import HALF
 from trainer.world import World, log
@@ -97,6 +97,8 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
                 f"warning: quantised are linear layers alone: {share:.0%} of this model's weights (experts that are no "
                 f"linear layers) stay in {config.dtype}, and need the memory of that"
             )
+    if world.first and (kept := senses.found(lora.without_adapter(model))):
+        log(f"parts of the model that no text reaches stay as they are: {', '.join(kept)}")
     _equalise(model, world)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -144,7 +146,7 @@ def unloaded(config: Config, model_config) -> torch.nn.Module:
     if config.attention in ("eager", "sdpa"):
         common["attn_implementation"] = config.attention
     with _explained(config, "weights"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(model_config), **common)
+        return senses.freeze(AutoModelForCausalLM.from_config(copy.deepcopy(model_config), **common))
 
 
 def _check_trained(config: Config, model: torch.nn.Module) -> None:
@@ -353,7 +355,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             for part in _parts(model.config):  # as it was made, its checkpoints would tell, and be read so
                 if getattr(part, "dtype", None) is not None:
                     part.dtype = frozen
-            return model
+            return senses.freeze(model)
         quantised = quantize.settings(config, found.config)
         if quantised is not None:
             common["quantization_config"] = quantised
@@ -372,7 +374,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             ),
             found.weights,
         )
-        return quantize.prepared(model) if getattr(model, "is_quantized", False) else model
+        return quantize.prepared(model) if getattr(model, "is_quantized", False) else senses.freeze(model)
 
 
 def whole(model, told: dict, name: str):
@@ -421,7 +423,7 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
     with _explained(config, "weights"):
         directory = _fetched(found.weights)
         with stored.weightless():
-            model = AutoModelForCausalLM.from_config(found.config, **common)
+            model = senses.freeze(AutoModelForCausalLM.from_config(found.config, **common))
         _keep_wide(model, common["dtype"])
         if on_disk is not None:
             model = quantize.emptied(model, on_disk, on_disk=True)

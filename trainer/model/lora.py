@@ -5,6 +5,7 @@ import torch.nn as nn
 
 from trainer.config import Config
 from trainer.errors import BadInput
+from trainer.model import senses
 
 
 def add(model: nn.Module, config: Config) -> nn.Module:
@@ -21,6 +22,7 @@ def add(model: nn.Module, config: Config) -> nn.Module:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
+        exclude_modules=senses.WITHIN if senses.found(model) else None,
         task_type="CAUSAL_LM",
     )
     try:

@@ -7,6 +7,7 @@ the batch is split. But f has no gradient. So it is counted first, in a pass wit
 left then is a sum over tokens, like the loss itself.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,7 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
     text = base.config.get_text_config()
     decoder = getattr(base, base.base_model_prefix, base)
     records = "router_logits" in (getattr(decoder, "_can_record_outputs", None) or {}) and chosen(model)
+    records = records and not _choose_otherwise(base)
     wanted = config.router_aux_loss_coef
     if wanted is None:
         asked = getattr(text, "output_router_logits", False) and records
@@ -80,12 +82,24 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
                 "set router_aux_loss_coef to 0, or comm to exact"
             )
         return own
+    if wanted and _choose_otherwise(base):
+        raise BadInput(
+            f"router_aux_loss_coef: the routers of model {config.model} choose experts by a correction of their own, "
+            "or in groups, and not by the probabilities that this loss would balance; set it to 0, or leave it away"
+        )
     if wanted and not records:
         raise BadInput(
             f"router_aux_loss_coef: model {config.model} has no experts whose routers transformers can tell of; set it "
             "to 0, or leave it away"
         )
     return wanted
+
+
+def _choose_otherwise(base: torch.nn.Module) -> bool:
+    """Whether a token's experts are others than those of the largest logits, as DeepSeek-V3's and GLM-4's."""
+    tensors = itertools.chain(base.named_parameters(), base.named_buffers())
+    corrected = any(name.endswith("e_score_correction_bias") for name, _ in tensors)
+    return corrected or (getattr(base.config.get_text_config(), "n_group", None) or 1) > 1
 
 
 def chosen(model: torch.nn.Module) -> int:

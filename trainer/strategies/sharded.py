@@ -44,7 +44,7 @@ from trainer.model.loss import HALF, TokenLoss
 from trainer.model.stored import Stored, replace
 from trainer.strategies.base import Strategy, clipping
 from trainer.sums import reduce_scatter
-from trainer.world import Layers, World
+from trainer.world import Layers, World, log
 
 
 class Sharded(Strategy):
@@ -74,7 +74,13 @@ class Sharded(Strategy):
         frozen = frozen_dtype(self.config)
         half = HALF.get(self.config.dtype)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
-        for part in (*blocks(self.model), self.module):
+        inner = blocks(self.model)
+        if self.shares_weights and not inner and self.world.first:
+            log(
+                f"warning: transformers names no layers of model {self.config.model}: with strategy "
+                f"{self.config.strategy} each rank gathers all its weights in a step, as with zero2"
+            )
+        for part in (*inner, self.module):
             # A block at a time: of its weights in 4 bits this rank keeps its part alone, before the next is read.
             quantize.fill(part, self._stored, names, frozen, self.world.device)
             if self.shares_weights:
@@ -341,10 +347,23 @@ def _layers(world: World) -> Layers | None:
 
 
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The transformer's layers: the modules that transformers says not to split."""
+    """The transformer's layers: the modules that transformers says not to split.
+
+    But for those of which a weight is another module's, too, as are BERT's embeddings with a head that is tied to them:
+    FSDP gathers a weight in one place.
+    """
     base = without_adapter(model)
     names = set(getattr(base, "_no_split_modules", None) or ())
-    return [part for part in base.modules() if type(part).__name__ in names]
+    at: dict[int, list[str]] = {}
+    for name, one in base.named_parameters(remove_duplicate=False):
+        at.setdefault(id(one), []).append(name)
+
+    def whole(place: str, part: torch.nn.Module) -> bool:
+        return all(name.startswith(f"{place}.") for one in part.parameters() for name in at[id(one)])
+
+    return [
+        part for place, part in base.named_modules() if type(part).__name__ in names and whole(place, part)
+    ]
 
 
 class Wire:
