@@ -54,11 +54,22 @@ def read_record(directory: Path) -> dict:
 
 def present(directory: Path) -> dict[str, str]:
     """SHA-256 of every file below it, by its path there; without the record and what was not finished."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        if path.is_symlink() or not (path.is_dir() or path.name == RECORD or is_part(path)):
-            found[str(path.relative_to(directory))] = "a link" if path.is_symlink() else sha256(path)
-    return found
+    return {str(path.relative_to(directory)): content(path) for path in files_below(directory)}
+
+
+def files_below(directory: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or not (path.is_dir() or path.name == RECORD or is_part(path))
+    ]
+
+
+def content(path: Path) -> str:
+    """SHA-256 of a file; of what is none, a word."""
+    if path.is_symlink():
+        return "a link"
+    return sha256(path) if path.is_file() else "no plain file"
 
 
 def part_of(target: Path, expected: str) -> Path:
@@ -81,9 +92,11 @@ def look(directory: Path, about: dict) -> dict:
     if not directory.is_dir():
         raise Refused(f"to: found {directory}, which is no directory; expected one, or nothing. {ELSEWHERE}")
     record = read_record(directory)
-    there = present(directory)
     known = [record.get("files", {}), record.get("before", {})]
-    others = [name for name, one in there.items() if one not in [files.get(name) for files in known]]
+    names = [str(path.relative_to(directory)) for path in files_below(directory)]
+    others = [name for name in names if not any(name in files for files in known)]
+    there = {} if others else present(directory)  # what is not ours may be much, and is not read
+    others += [name for name, one in there.items() if one not in [files.get(name) for files in known]]
     if others:
         listed = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         made = "that were changed since the export before" if record else "that no export has put there"

@@ -6,6 +6,7 @@ braces.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -14,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ansible import context
+from ansible.errors import AnsibleError
+from ansible.parsing.splitter import parse_kv
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
@@ -125,8 +128,20 @@ def read_words(takes: Mapping[str, str], extra: Mapping, options: tuple[str, ...
     }
     # What Ansible has read from inside a text was not said.
     inside = {one for text in texts.values() for one in (*re.findall(r"(\w+)=", text), "_raw_params")}
-    said = " ".join(one for one in options if one.lstrip().partition("=")[0].strip() not in texts)
-    outside = {word: value for word, value in extra.items() if word not in inside or f"{word}=" in said}
+    said = [one for one in options if one.lstrip().partition("=")[0].strip() not in texts]
+    again = {}
+    for one in said if inside else ():
+        with contextlib.suppress(AnsibleError):  # JSON, or a file's name
+            again |= parse_kv(one)
+    outside = {
+        word: again.get(word, value) for word, value in extra.items() if word not in inside or word in again
+    }
+    # A playbook has these by the name, whatever was meant.
+    for word in sorted(one for one in inside & {*extra} if one in known or one.startswith("ansible_")):
+        problems.append(
+            f"{', '.join(texts)}: found {word}= in it, which Ansible takes for a variable; expected a text without. "
+            "Give it by a file: -e prompt_file=FILE"
+        )
     for word, value in {**outside, **texts}.items():
         if word == "_raw_params":
             problems.append(

@@ -19,6 +19,7 @@ from telling import forks_fault
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
 SERVICE_COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
+ADOPTED_COMMENT = "Trainyard (made by hand)"  # of one that was there before, which reset.yml leaves
 SERVICE_SHELL = "/bin/bash"
 SERVICE_HOME_MODE = "0750"
 HOST_KEYS = ("ed25519", "ecdsa", "rsa")  # the facts ssh_host_key_KIND_public; ssh prefers them in this order
@@ -124,20 +125,19 @@ def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
 def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     """Why `user` with the home `home` cannot be the service user; "" where it can.
 
-    `survey`: what the module identity_survey found. The user must be nobody's, or the one that an earlier run made.
+    `survey`: what the module identity_survey found. The user must be nobody's, or the one that an earlier run made, or
+    one that was made for this; and the home hold nothing of anybody's, which would be the trainer's and go with it.
     """
     account, place = survey["account"], survey["place"]
-    if account and (
-        not 0 < account["uid"] < LEAST_PERSON
-        or (account["home"] != home and account["comment"] != SERVICE_COMMENT)
-    ):
+    ours = account and account["comment"] in (SERVICE_COMMENT, ADOPTED_COMMENT)
+    if account and (not 0 < account["uid"] < LEAST_PERSON or (account["home"] != home and not ours)):
         return (
             f"trainer_user: found {user}, which is another's on this host already "
             f"(uid {account['uid']}, home {account['home']}); "
             "expected a name that nobody has, for a system user of the trainer's own. "
             "Leave trainer_user out, or choose another name."
         )
-    cure = "Choose another, such as a new one in it."
+    cure, held = "Choose another, such as a new one in it.", (place or {}).get("holds")
     if place and not place["directory"]:
         found, expected = "no directory", "one, or nothing there"
     elif place and place["owner"] not in ("root", user):
@@ -146,8 +146,11 @@ def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
             found += ", a user's that is no more,"
             cure = (
                 f"Where that was {user}, make it anew, as root: groupadd --force --system --gid {place['gid']} {user}; "
-                f"useradd --system --uid {place['uid']} --gid {user} --home-dir {home} {user}. Else choose another."
+                f"useradd --system --uid {place['uid']} --gid {user} --home-dir {home} "
+                f"--comment {SERVICE_COMMENT} {user}. Else choose another."
             )
+    elif held and not (ours and place["owner"] == user):
+        found, expected = f"a directory with {held} in it already", "an empty one, or nothing there"
     else:
         return ""
     return f"trainer_state_dir: found {home}, which is {found} on this host; expected {expected}. {cure}"
@@ -174,12 +177,18 @@ def service_user_stands(survey: Mapping[str, Any], home: str) -> bool:
     account, place = survey["account"], survey["place"]
     if not account or not place or not place["directory"] or survey["login_lacks"]:
         return False
-    made = {"gid": survey["group"], "comment": SERVICE_COMMENT, "home": home, "shell": SERVICE_SHELL}
+    made = {"gid": survey["group"], "home": home, "shell": SERVICE_SHELL}
     return (
         all(account[key] == value for key, value in made.items())
+        and account["comment"] in (SERVICE_COMMENT, ADOPTED_COMMENT)
         and (place["uid"], place["gid"]) == (account["uid"], account["gid"])
         and place["mode"] == SERVICE_HOME_MODE
     )
+
+
+def service_comment(account: Mapping[str, Any] | None) -> str:
+    """By what in passwd the service user is known; `account`: as it was found, None where it is yet to be made."""
+    return SERVICE_COMMENT if account is None or account["comment"] == SERVICE_COMMENT else ADOPTED_COMMENT
 
 
 def without_root(message: str, host: str, user: str) -> str:
@@ -318,6 +327,7 @@ class FilterModule:
             "peer_authorized_keys": peer_authorized_keys,
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
+            "service_comment": service_comment,
             "service_user_fault": service_user_fault,
             "service_user_stands": service_user_stands,
             "shared_home_fault": shared_home_fault,

@@ -101,7 +101,7 @@ def runs_to_retire(
 ) -> list[str]:
     """The ended runs that need not be kept: those beyond the newest `kept`, and those older than `days`; 0 is no limit.
 
-    None that is alive anywhere, pinned, `run` itself, or the newest of those that could be resumed; nor a directory
+    None that is alive anywhere, pinned, `run` itself, or the newest that a checkpoint goes on with; nor a directory
     that says nothing of itself. `results`: as above. `cluster`: all of its hosts: where one has not told (-l), a run
     that has not finished may be alive there. `used`: paths of what `run` reads, which may be of an earlier one.
     """
@@ -112,7 +112,10 @@ def runs_to_retire(
         for name, view in run_views(results).items()
         if not view["active"] and view["state"] != "unknown" and name != run
     }
-    resumable = next((name for name, view in ended.items() if view["state"] != "finished"), None)
+    unfinished = [name for name, view in ended.items() if view["state"] != "finished"]
+    # One that failed before its first checkpoint could but begin anew.
+    saved = [name for name in unfinished if ended[name].get("last_checkpoint")]
+    resumable = next(iter(saved or unfinished), None)
     return [
         name
         for place, (name, view) in enumerate(ended.items())
@@ -346,10 +349,10 @@ def rank_fault(logs: dict[str, dict], seen: dict[str, dict], run: str, rank: str
 def merged_logs(
     results: dict[str, dict], lines: str | int, since: str, seen: dict[str, dict] | None = None
 ) -> str:
-    """The last `lines` lines of all hosts in the order of their times, or all since a while ago.
+    """The last `lines` lines of all hosts in the order of their times, or all ("") of them; and since a while ago.
 
-    since: the while, such as 90s, 10m, 2h, 1d. `results`: what the task run_logs registered on each host. seen: as
-    above; who was silent then has not been asked for lines.
+    since: the while, such as 90s, 10m, 2h, 1d, or "". `results`: what the task run_logs registered on each host. seen:
+    as above; who was silent then has not been asked for lines.
     """
     found = sorted(
         (line for result in results.values() for line in result.get("lines", [])), key=lambda line: line[0]
@@ -359,10 +362,12 @@ def merged_logs(
         begin = time.time() - int(count) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
         found = [line for line in found if line[0] >= begin]
     else:
-        begin = (
-            found[-int(lines)][0] if 0 < int(lines) <= len(found) else float("inf") if int(lines) == 0 else 0
-        )
-        found = found[max(0, len(found) - int(lines)) :]
+        begin = 0
+    if lines != "":
+        count = int(lines)
+        if count <= len(found):
+            begin = found[-count][0] if count else float("inf")
+        found = found[max(0, len(found) - count) :]
     # What was too much to be read is told where it would have been among what is shown.
     left_out = [
         words for result in results.values() for at, words in result.get("left_out", []) if at > begin

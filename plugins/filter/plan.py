@@ -476,13 +476,23 @@ def run_by_link(config: dict, hosts: list[str], results: str, rdma: list[str]) -
     return config
 
 
-def run_unknown(facts: dict[str, dict], run: str) -> str:
-    """Why run `run` cannot be stopped: no host (`facts` as above) has it; "" where one has."""
+def run_unknown(facts: dict[str, dict], run: str, silent: list[str] = ()) -> str:
+    """Why run `run` cannot be stopped: no host (`facts` as above) has it; "" where one has.
+
+    silent: hosts that did not answer, or that -l left out.
+    """
     if any(f["run_state"] is not None or run in f["active"] for f in facts.values()):
         return ""
     active = sorted({name for f in facts.values() for name in f["active"]})
     there = f"active: {', '.join(active)}" if active else "none is active"
-    return f"run {run}: none of {_hosts(list(facts))} knows it ({there}); correct the name after -e run="
+    text = f"run {run}: none of {_hosts(list(facts))} knows it ({there}); "
+    if silent:
+        them = "that host" if len(silent) == 1 else "those hosts"
+        return (
+            f"{text}it may be active on {_hosts(silent)}: no word of {them}. See to {them}, or correct the name after "
+            "-e run="
+        )
+    return f"{text}correct the name after -e run="
 
 
 def run_end(facts: dict[str, dict], run: str, silent: list[str] = (), check: bool = False) -> str:

@@ -319,8 +319,8 @@ def folder(state_dir: str, below: str, owner: int, group: int | None = None) -> 
             os.close(handle)
             handle = inner
             if os.fstat(handle).st_uid != owner:
-                # A release before had the service user own the uppermost.
-                if depth or group is None:
+                # A release before had the service user own the uppermost, as it does the state directory.
+                if depth or group is None or os.fstat(handle).st_uid != os.stat(state_dir).st_uid:
                     raise Failure(
                         f"{way}: found a directory of another user's; expected none. See whose it is"
                     )

@@ -109,6 +109,9 @@ def account(user: str) -> dict | None:
     }
 
 
+NEW = ("lost+found", ".bash_logout", ".bashrc", ".profile")
+
+
 def place(path: str) -> dict | None:
     """What lies at `path`; a link is none of the things that a home can be."""
     try:
@@ -125,7 +128,19 @@ def place(path: str) -> dict | None:
         "uid": found.st_uid,
         "gid": found.st_gid,
         "mode": f"{stat.S_IMODE(found.st_mode):04o}",
+        "holds": held(path) if stat.S_ISDIR(found.st_mode) else "",
     }
+
+
+def held(path: str) -> str:
+    """Names of what is in a directory, two at most; "" for no more than a new disk or a new user's home has."""
+    names = []
+    with os.scandir(path) as entries:
+        for one in sorted(entries, key=lambda entry: entry.name):
+            empty = one.is_dir(follow_symlinks=False) and not os.listdir(one.path)
+            if one.name not in NEW and not empty:
+                names.append(one.name)
+    return ", ".join([*names[:2], *(["…"] if len(names) > 2 else [])])
 
 
 def group_of(user: str) -> int | None:

@@ -43,6 +43,12 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import VARIABLE, run_processes, run_variables
 
 LAST_CALL = 30.0  # seconds for a launcher that is asked a second time
+KILLED = 30  # seconds for the kernel to end what was killed
+
+
+class Unkillable(Exception):
+    """Processes that nothing ends, in words."""
+
 
 # The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
 # keep it.
@@ -88,7 +94,13 @@ def stop(run_dir: str, patience: float) -> None:
         deadline = time.monotonic() + seconds
         while run_processes(run_dir) and time.monotonic() < deadline:
             time.sleep(0.2)
+    deadline = time.monotonic() + KILLED
     while left := run_processes(run_dir):
+        if time.monotonic() > deadline:
+            raise Unkillable(
+                f"processes {', '.join(map(str, left))} were killed {KILLED} s ago, and do not end: a disk or a driver "
+                "hangs. See what the kernel says of it (dmesg); it may take a reboot"
+            )
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -116,7 +128,10 @@ def main() -> None:
         if p["state"] == "started":
             start(p["run_dir"], p["env_file"], p["command"])
         else:
-            stop(p["run_dir"], p["patience"])
+            try:
+                stop(p["run_dir"], p["patience"])
+            except Unkillable as fault:
+                module.fail_json(msg=str(fault))
     module.exit_json(changed=changed, pids=sorted(run_processes(p["run_dir"])))
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from plugins.filter.cluster import (
-    SERVICE_COMMENT,
+    ADOPTED_COMMENT,
     SERVICE_HOME_MODE,
     SERVICE_SHELL,
     cluster_hosts,
     next_peers,
+    service_comment,
     service_user_fault,
     service_user_stands,
     shared_home_fault,
@@ -179,8 +180,8 @@ def account(uid, home=HOME, comment="", shell="/bin/bash"):
     return {"uid": uid, "gid": uid, "comment": comment, "home": home, "shell": shell}
 
 
-def place(owner, uid=0, directory=True, mode="0750"):
-    return {"directory": directory, "owner": owner, "uid": uid, "gid": uid, "mode": mode}
+def place(owner, uid=0, directory=True, mode="0750", holds=""):
+    return {"directory": directory, "owner": owner, "uid": uid, "gid": uid, "mode": mode, "holds": holds}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,12 @@ def place(owner, uid=0, directory=True, mode="0750"):
         (None, place("root"), ""),  # made by hand, or a disk's
         (account(998), place("trainyard", 998), ""),
         (account(998, "/elsewhere", "Trainyard"), None, ""),  # trainer_state_dir has changed since
+        # It would be taken over, and be gone after a reset.
+        (None, place("root", holds="models, data"), "a directory with models, data in it already"),
+        (account(998), place("trainyard", 998, holds=".ssh"), "a directory with .ssh in it already"),
+        (account(998, comment="Trainyard"), place("root", holds="models"), "with models in it already"),
+        (account(998, comment="Trainyard"), place("trainyard", 998, holds="runs, …"), ""),
+        (account(998, comment=ADOPTED_COMMENT), place("trainyard", 998, holds="runs, …"), ""),
         (account(0, "/root"), None, "uid 0"),
         (account(1000, "/home/me/x"), None, "uid 1000, home /home/me/x"),
         (account(1000), place("trainyard", 1000), "uid 1000"),  # a person, with the home named, too
@@ -242,6 +249,31 @@ def test_the_user_that_the_role_made_stands():
     assert service_user_stands(MADE, HOME)
 
 
+def test_one_that_was_made_by_hand_stands_once_it_is_marked_and_is_left_by_a_reset(load_module, monkeypatch):
+    assert service_comment(None) == service_comment(account(998, comment="Trainyard")) == "Trainyard"
+    mark = service_comment(account(998, comment="llm of ours"))
+    assert mark == service_comment(account(998, comment=mark)) == ADOPTED_COMMENT
+    assert service_user_stands(MADE | {"account": account(998, comment=mark)}, HOME)
+    made = load_module("host_made")
+    for comment, ours in (("Trainyard", True), (mark, False)):
+        entry = made.pwd.struct_passwd(("trainyard", "x", 998, 998, comment, HOME, "/bin/bash"))
+        monkeypatch.setattr(made.pwd, "getpwnam", lambda name, entry=entry: entry)
+        assert (made.account_of("trainyard") is not None) == ours
+
+
+def test_what_a_directory_holds_but_for_what_is_new(load_module, tmp_path):
+    survey = load_module("identity_survey")
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / ".bashrc").write_text("")
+    assert survey.place(str(tmp_path))["holds"] == ""
+    (tmp_path / "models/llama").mkdir()
+    (tmp_path / "a").write_text("")
+    assert survey.place(str(tmp_path))["holds"] == "a, models"
+    (tmp_path / "z").symlink_to("/")
+    assert survey.place(str(tmp_path))["holds"] == "a, models, …"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -264,7 +296,7 @@ def test_whatever_differs_is_made_anew(change):
 
 def test_what_the_role_makes_is_what_it_takes_for_made():
     tasks = (ROOT / "roles/identity/tasks/make_service_user.yml").read_text()
-    assert f"comment: {SERVICE_COMMENT}\n" in tasks
+    assert 'comment: "{{ __identity_survey.survey.account | service_comment }}"\n' in tasks
     assert f"shell: {SERVICE_SHELL} " in tasks
     assert f'mode: "{SERVICE_HOME_MODE}"\n' in tasks
     assert "update_password: on_create" in tasks
@@ -286,6 +318,7 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
         "uid": here.st_uid,
         "gid": here.st_gid,
         "mode": "0750",
+        "holds": "",
     }
     (tmp_path / "link").symlink_to(tmp_path)
     assert survey.place(str(tmp_path / "link"))["directory"] is False

@@ -427,6 +427,8 @@ def test_a_run_that_no_host_knows_cannot_be_stopped():
         "run first: none of node1, node2 knows it (active: other); correct the name after -e run="
     )
     assert "(none is active)" in plan.run_unknown(facts({}), "first")
+    silent = plan.run_unknown(facts({}, {}), "first", ["node3"])
+    assert "it may be active on node3: no word of that host. See to that host, or correct the name" in silent
     for known in ({"run_state": "unknown"}, {"active": ["first"]}):
         assert plan.run_unknown(facts({}, known), "first") == ""
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_a_prompt_is_taken_as_it_was_typed(typed, prompt):
     inside = "tokens=" in typed
     assert (values["prompt"], values["run"], problems) == (prompt, "a", [])
     assert values["tokens"] == (None if inside else 3)
+
+
+def test_words_in_a_prompt_change_nothing_or_are_refused():
+    """Ansible reads them, too, and takes the last."""
+    options = ("run=first tokens=4", "prompt=set run=fast tokens=9 and go")
+    extra = {"run": "fast", "tokens": "9", "prompt": "set", "_raw_params": "and go"}
+    values, problems = read_words(TAKES, extra, options, {"trainer_port"})
+    assert (values["run"], values["tokens"], problems) == ("first", 4, [])
+    values, problems = read_words(TAKES, extra, options[1:], {"trainer_port"})
+    assert (values["run"], values["prompt"], problems) == (None, "set run=fast tokens=9 and go", [])
+    for word in ("trainer_port", "ansible_user"):
+        typed = f"prompt=set {word}=1 now"
+        _, (problem,) = read_words(TAKES, {"prompt": "set", word: "1"}, ("run=a", typed), {"trainer_port"})
+        assert f"prompt: found {word}= in it" in problem and "-e prompt_file=FILE" in problem
 
 
 def test_the_last_one_counts_and_what_is_in_json_is_left_to_ansible():
@@ -480,6 +495,8 @@ def test_a_newer_export_takes_the_place_of_an_older_and_brings_what_differs_alon
         (lambda to: (to / "mine.txt").write_text("x"), "changed since the export before (mine.txt)"),
         (lambda to: (to / "a.bin").write_text("x"), "changed since the export before (a.bin)"),
         (lambda to: (to / "link").symlink_to("a.bin"), "(link)"),
+        (lambda to: os.mkfifo(to / "pipe"), "(pipe)"),
+        (lambda to: ((to / "a.bin").unlink(), os.mkfifo(to / "a.bin")), "(a.bin)"),
         (lambda to: (to / run_export.RECORD).write_text("{"), "which cannot be read"),
         (lambda to: (to / run_export.RECORD).unlink(), "that no export has put there (a.bin, below/b.txt)"),
     ],
@@ -493,6 +510,14 @@ def test_what_is_another_s_is_never_overwritten(tmp_path, source, spoil, said):
         run_export.look(to, {"step": 8})
     assert said in str(refused.value) and "-e to=DIR" in str(refused.value)
     assert run_export.present(to) == before
+
+
+def test_what_no_export_has_put_there_is_not_read(tmp_path, monkeypatch):
+    """It may be all models of a house."""
+    (tmp_path / "llama.safetensors").write_text("x")
+    monkeypatch.setattr(run_export, "sha256", lambda path: pytest.fail(f"{path} is read"))
+    with pytest.raises(run_export.Refused, match=r"llama\.safetensors"):
+        run_export.look(tmp_path, {"step": 4})
 
 
 def test_a_file_in_its_place_is_refused(tmp_path):

@@ -688,7 +688,8 @@ def test_what_was_left_out_is_told_where_it_would_have_been_shown():
     assert merged_logs(results, "2", "") == "b\nc"
     assert merged_logs(results, "3", "") == "CUT\na\nb\nc"
     assert merged_logs(results, "9", "") == "CUT\na\nb\nc"
-    assert merged_logs(results, "9", "42s") == "b\nc"
+    assert merged_logs(results, "9", "42s") == merged_logs(results, "", "42s") == "b\nc"
+    assert merged_logs(results, "1", "42s") == "c" and merged_logs(results, "", "") == "CUT\na\nb\nc"
     assert merged_logs(results, "9", "1m") == "CUT\na\nb\nc"
 
 
