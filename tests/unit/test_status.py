@@ -704,7 +704,7 @@ def test_lines_of_many_hosts_stand_in_the_order_of_their_times():
     assert merged_logs(results, "100", "") == f"a\nb\nc\nd\n{silence}"
     assert merged_logs(results, "2", "") == f"c\nd\n{silence}"
     assert merged_logs(results, "0", "") == silence
-    assert merged_logs(results, "2", "10m") == f"b\nc\nd\n{silence}"
+    assert merged_logs(results, "", "10m") == f"b\nc\nd\n{silence}"
     assert merged_logs({"node1": {"lines": []}}, "2", "1s") == "There is no line yet."
     # Silent when all were looked at, it was not asked for lines.
     seen = {"node1": host(), "node3": SILENT}
@@ -787,6 +787,11 @@ def test_a_run_that_lives_somewhere_or_is_the_one_or_the_newest_to_resume_stays(
     }
     assert sorted(runs_to_retire(results, 1, 1, [], "this")) == ["cut", "failed", "old"]
     assert sorted(runs_to_retire(results, 1, 1, [], "this", results)) == ["cut", "failed", "old"]
+    # What has a checkpoint is more than what failed at its first step since.
+    runs = results["node1"]["host_status"]["runs"]
+    runs["failed"]["last_checkpoint"] = 5
+    assert sorted(runs_to_retire(results, 1, 1, [], "this")) == ["cut", "old", "stopped"]
+    del runs["failed"]["last_checkpoint"]
     # The others may go on without this host, which -l alone asks, or where one says nothing.
     for told in (results, {**results, "node3": SILENT}):
         assert runs_to_retire(told, 1, 1, [], "this", ["node1", "node2", "node3"]) == ["old"]
