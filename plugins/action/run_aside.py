@@ -14,8 +14,22 @@ display = Display()
 RESULTS = ("summary.json", "metrics.jsonl", "model", "export")  # without these there is nothing to keep
 
 
+def same(results: Path, begins: str | None) -> bool:
+    """Whether what is there is of the run whose metrics begin so; of one that has none yet, or told none, it is."""
+    if begins is None:
+        return False
+    try:
+        with open(results / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
+            first = file.readline().rstrip("\n")
+    except FileNotFoundError:
+        return True
+    return not begins or not first or first == begins
+
+
 class ActionModule(ActionBase):
-    """Arguments: results (directory). Returns kept: where it is now, or ""."""
+    """Arguments: results (directory), begins (of a run that goes on, the first line of its metrics: what is here of the
+    same run stays). Returns kept: where it is now, or "".
+    """
 
     TRANSFERS_FILES = False
     _requires_connection = False
@@ -24,7 +38,8 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
         results = Path(str(self._task.args["results"]))
-        if not any((results / name).exists() for name in RESULTS):
+        begins = self._task.args.get("begins")
+        if not any((results / name).exists() for name in RESULTS) or same(results, begins):
             return {**result, "changed": False, "kept": ""}
         kept = results.with_name(f"{results.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
         if not self._task.check_mode:

@@ -120,13 +120,33 @@ def run_results(paths: list[str], run_dir: str) -> list[str]:
     return sorted(path for path, name in below.items() if not NO_RESULT.match(name))
 
 
-def run_source(followed: dict[str, dict], result: str) -> str:
+def run_source(followed: dict[str, dict], result: str, found: dict[str, dict]) -> str:
     """The host whose results are brought: of those that saw the run's end, as `result` says it, one that came furthest.
 
-    followed: what the task run_follow registered on each host, in node order.
+    followed: what the task run_follow registered on each host, in node order. found: what `find` did there then; who
+    does not answer any more brings nothing.
     """
-    saw = [host for host, one in followed.items() if one.get("state") == result] or list(followed)
+    there = [host for host in followed if found.get(host, {}).get("files")] or list(followed)
+    saw = [host for host in there if followed[host].get("state") == result] or there
     return max(saw, key=lambda host: (followed[host].get("last") or {}).get("step") or 0)
+
+
+def run_unbrought(run: str, source: str, found: dict, brought: dict, again: str) -> str:
+    """What is said where the results of `run` are not all here; "" where they are.
+
+    found, brought: what the tasks registered on the host `source`. again: the command that brings them.
+    """
+    parts = [brought, *brought.get("results", [])]
+    bad = [one for one in parts if one.get("unreachable") or one.get("failed")]
+    if "files" in found and not found.get("unreachable") and not bad:
+        return ""
+    why = next(
+        (str(one["msg"]).splitlines()[0] for one in reversed(bad) if one.get("msg")), "it does not answer"
+    )
+    return (
+        f"Run {run}: its results are not all here: found {source} silent, or unable to send them ({why}); they stay on "
+        f"its hosts. Bring them: {again}"
+    )
 
 
 def export_arguments(words: dict, choice: dict) -> list[str]:
@@ -149,6 +169,7 @@ class FilterModule:
         return {
             "export_about": export_about,
             "export_arguments": export_arguments,
+            "run_unbrought": run_unbrought,
             "export_said": export_said,
             "export_place": export_place,
             "run_results": run_results,

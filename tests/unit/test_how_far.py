@@ -272,9 +272,16 @@ def test_of_what_comes_here_the_file_that_grows_counts_too(tmp_path):
 def test_a_fetch_says_how_much_of_its_file_is_here(tmp_path, monkeypatch):
     def run(action, tmp, task_vars):
         action._execute_remote_stat("/there/model", all_vars=task_vars)
-        (tmp_path / "model").touch()
-        os.truncate(tmp_path / "model", 100_000_000)
-        return action.coming.words()
+        action._connection.fetch_file("/there/model", str(tmp_path / "model"))
+        return action.words
+
+    def fetch(source, dest):
+        assert (tmp_path / "model").read_text() == "the one before"
+        Path(dest).touch()
+        os.truncate(dest, 100_000_000)
+        action.words = action.coming.words()
+        if cut:
+            raise OSError("the wire is cut")
 
     monkeypatch.setattr(fetch_told.Fetch, "run", run)
     monkeypatch.setattr(
@@ -283,7 +290,15 @@ def test_a_fetch_says_how_much_of_its_file_is_here(tmp_path, monkeypatch):
     action = object.__new__(fetch_told.ActionModule)
     action._task = SimpleNamespace(args={"dest": "model"})
     action._loader = SimpleNamespace(path_dwim=lambda path: str(tmp_path / path))
+    action._connection = SimpleNamespace(fetch_file=fetch)
+    (tmp_path / "model").write_text("the one before")
+    cut = True
+    with pytest.raises(OSError, match="cut"):
+        action.run(task_vars={"inventory_hostname": "node1"})
+    assert (tmp_path / "model").read_text() == "the one before" and action._connection.fetch_file is fetch
+    cut = False
     assert action.run(task_vars={"inventory_hostname": "node1"}) == "100 of 400 MB have come"
+    assert (tmp_path / "model").stat().st_size == 100_000_000 and os.listdir(tmp_path) == ["model"]
 
 
 @pytest.fixture
@@ -417,9 +432,11 @@ def test_another_runs_results_are_kept_aside_and_told(tmp_path, monkeypatch):
     monkeypatch.setattr(run_aside.display, "display", said.append)
     monkeypatch.setattr(run_aside.ActionBase, "run", lambda self, tmp, task_vars: {})
 
-    def act(check=False):
+    def act(check=False, **more):
         action = object.__new__(run_aside.ActionModule)
-        action._task = SimpleNamespace(args={"results": str(tmp_path / "runs/first")}, check_mode=check)
+        action._task = SimpleNamespace(
+            args={"results": str(tmp_path / "runs/first"), **more}, check_mode=check
+        )
         return action.run(task_vars={})
 
     assert act() == {"changed": False, "kept": ""}
@@ -433,3 +450,12 @@ def test_another_runs_results_are_kept_aside_and_told(tmp_path, monkeypatch):
     assert all("holds another run of this name" in text and "kept as" in text for text in said)
     (tmp_path / "runs/first/logs").mkdir(parents=True)
     assert act() == {"changed": False, "kept": ""}
+    # One that goes on or is followed again: what is here of it stays, and what is of another's does not.
+    (tmp_path / "runs/first/model").mkdir()
+    assert not act(begins="a")["changed"]
+    (tmp_path / "runs/first/metrics.jsonl").write_text("a\nb\n")
+    assert (
+        not act(begins="a")["changed"]
+        and not act(begins="")["changed"]
+        and act(begins="b", check=True)["changed"]
+    )

@@ -22,6 +22,7 @@ from plugins.filter.run_saved import (
     generate_arguments,
     run_results,
     run_source,
+    run_unbrought,
     saved_choice,
     saved_fault,
 )
@@ -569,10 +570,10 @@ def test_the_results_are_those_of_who_came_furthest_of_those_that_saw_the_end():
     left_behind = {"state": "failed", "last": {"step": 100}}
     last = {"state": "failed", "last": {"step": 5000}}
     followed = {"node1": left_behind, "node2": last, "node3": last, "node4": {}}
-    assert run_source(followed, "failed") == "node2"
-    assert run_source({**followed, "node4": {"state": "finished", "last": {}}}, "finished") == "node4"
-    assert run_source({"node1": {}, "node2": {"last": {"step": 3}}}, "unreachable") == "node2"
-    assert run_source({"node1": {}, "node2": {}}, "finished") == "node1"
+    assert run_source(followed, "failed", {}) == "node2"
+    assert run_source({**followed, "node4": {"state": "finished", "last": {}}}, "finished", {}) == "node4"
+    assert run_source({"node1": {}, "node2": {"last": {"step": 3}}}, "unreachable", {}) == "node2"
+    assert run_source({"node1": {}, "node2": {}}, "finished", {}) == "node1"
 
 
 def test_of_what_a_host_says_a_run_left_only_what_is_below_its_directory_is_brought():
@@ -588,3 +589,23 @@ def test_of_what_a_host_says_a_run_left_only_what_is_below_its_directory_is_brou
     assert found_below(["/v//runs/a/x"], "/v//runs/a") == [
         "/v//runs/a/x"
     ]  # as an inventory's trailing slash has it
+
+
+def test_results_come_from_another_where_the_one_that_came_furthest_is_silent_by_then():
+    followed = {"node1": {"state": "finished"}, "node2": {"state": "finished"}}
+    gone, there = {"unreachable": True, "msg": "timed out"}, {"files": [{"path": "x"}]}
+    assert run_source(followed, "finished", {"node1": gone, "node2": there}) == "node2"
+    assert run_source(followed, "finished", {"node1": gone, "node2": gone}) == "node1"
+    again = "ansible-playbook train.yml -e run=a -e follow=true"
+    assert run_unbrought("a", "node1", there, {"results": [{"changed": True}]}, again) == ""
+    assert run_unbrought("a", "node1", {"files": []}, {"skipped": True}, again) == ""
+    cut = {"results": [{"changed": True}, {"unreachable": True, "msg": "ssh: timed out\nmore"}]}
+    for found, brought, why in (
+        (gone, {}, "does not answer"),
+        (there, cut, "ssh: timed out"),
+        ({}, {}, "answer"),
+    ):
+        text = run_unbrought("a", "node1", found, brought, again)
+        assert (
+            "found node1 silent, or unable to send them (" in text and why in text and text.endswith(again)
+        )

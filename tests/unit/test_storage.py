@@ -301,4 +301,5 @@ def test_the_roles_words_agree_with_its_modules():
     for template in (ROOT / "roles/storage/templates").glob("*.j2"):
         assert template.read_text().startswith(f"{storage_units.MARK}.\n")
     variables = yaml.safe_load((ROOT / "roles/storage/vars/main.yml").read_text())
-    assert variables["_storage_made"][-1]["path"] == "{{ _storage_v4_file }}"  # the last to go
+    assert variables["_storage_made_files"][-1]["path"] == "{{ _storage_v4_file }}"  # the last to go
+    assert variables["_storage_made"].endswith(" + _storage_made_files }}")
