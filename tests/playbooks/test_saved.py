@@ -68,6 +68,8 @@ def test_the_prompts_of_the_inventory_are_in_the_report_and_one_that_cannot_be_g
     words = " ".join(said(run).split())
     assert "The report has no text of the model: the prompt has" in words and "shorten it" in words
     assert "Run texts finished" in words
+    for node in ("node1", "node2"):
+        shutil.rmtree(yard.node(node) / "var/runs/texts")
 
 
 @pytest.mark.parametrize(
