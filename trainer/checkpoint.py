@@ -296,9 +296,15 @@ def copies(hosts: int) -> int:
 def tensor_bytes(strategy: Strategy) -> int:
     """Bytes of a checkpoint's tensors: weights, AdamW's moments, and what `strategy` keeps besides, at most."""
     each = 8 + 4 * len(strategy.keeps)
-    return sum(
+    trained = sum(
         (part.element_size() + each) * strategy.shape(name).numel()
         for name, part in strategy.trainable.items()
+    )
+    if weights_file(strategy.model)[0] != "model.safetensors":
+        return trained
+    # What a model itself freezes, or no text reaches, is in its file, too.
+    return trained + sum(
+        one.numel() * one.element_size() for one in strategy.model.parameters() if not one.requires_grad
     )
 
 
@@ -498,7 +504,11 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             before, value = before[0], value[0]
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
-            content = " (the same name, another content)" if then == now else ""
+            content = (
+                " (the same name; another content, or a release of the trainer that trains other parts of it)"
+                if then == now
+                else ""
+            )
             shaped = [
                 f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
                 for key in SHAPING.get(what, ())

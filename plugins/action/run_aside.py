@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
 from pathlib import Path
@@ -15,20 +17,28 @@ RESULTS = ("summary.json", "metrics.jsonl", "model", "export")  # without these 
 
 
 def same(results: Path, begins: str | None) -> bool:
-    """Whether what is there is of the run whose metrics begin so; of one that has none yet, or told none, it is."""
+    """Whether what is there is of the run whose metrics begin so: by its first start; it is, where one tells none."""
     if begins is None:
         return False
     try:
         with open(results / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
-            first = file.readline().rstrip("\n")
+            here = first_start(file.readline())
     except FileNotFoundError:
         return True
-    return not begins or not first or first == begins
+    there = first_start(begins)
+    return not here or not there or here == there
+
+
+def first_start(line: str) -> str:
+    """The start that a run's first line is of; each host's has a time of its own."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(line).get("launch") or "")
+    return ""
 
 
 class ActionModule(ActionBase):
-    """Arguments: results (directory), begins (of a run that goes on, the first line of its metrics: what is here of the
-    same run stays). Returns kept: where it is now, or "".
+    """Arguments: results (directory), begins (of a run that goes on, the first line of some host's metrics: what is
+    here of the same run stays). Returns kept: where it is now, or "".
     """
 
     TRANSFERS_FILES = False

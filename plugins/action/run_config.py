@@ -379,7 +379,11 @@ def build(
     begun = flags["follow"] or (flags["resume"] and base is None)  # what it was begun with is not known yet
     merged = merge(sources, problems, whole=not begun)
     run = merged.run if any("run" in s for _, s in sources) else new_name(merged.model)
-    faults = [name_fault(run, not begun and not base), results_fault(os.path.join(results, run))]
+    writes = not (flags["follow"] or flags["plan"])
+    faults = [
+        name_fault(run, not begun and not base),
+        results_fault(os.path.join(results, run)) if writes else "",
+    ]
     if any(faults):
         raise BadInput("\n".join(filter(None, faults)))
     config = dataclasses.asdict(

@@ -131,8 +131,9 @@ def read_words(takes: Mapping[str, str], extra: Mapping, options: tuple[str, ...
     said = [one for one in options if one.lstrip().partition("=")[0].strip() not in texts]
     again = {}
     for one in said if inside else ():
-        with contextlib.suppress(AnsibleError):  # JSON, or a file's name
-            again |= parse_kv(one)
+        if not one.lstrip().startswith(("@", "{", "[")):  # a file's name, or JSON
+            with contextlib.suppress(AnsibleError):
+                again |= parse_kv(one)
     outside = {
         word: again.get(word, value) for word, value in extra.items() if word not in inside or word in again
     }

@@ -23,6 +23,7 @@ from trainer.ways import EXACT
 
 BROUGHT = re.compile(r"/(models|data)/[0-9a-f]{64}/([^/]*)$")  # a place by content
 FROZEN_TRAVEL = ("fsdp", "zero3", "offload", "infinity")  # strategies that send an adapter's frozen weights
+PREFLIGHT = "smoke-preflight"  # the trial of preflight.yml
 PLAIN = r"[A-Za-z0-9_./:=@%+,-]*"  # what needs no quotes in a shell's or systemd's file of variables
 
 
@@ -304,9 +305,11 @@ def run_problems(
     trials = [name for name in others if name.startswith("smoke-")]
     if trials and not beside:
         where = _hosts([h for h, f in facts.items() if trials[0] in f["active"]])
+        stop = commands["stop"].replace(f"run={run}", f"run={trials[0]}")
+        what = "preflight.yml's" if trials[0] == PREFLIGHT else "whose run starts once it has ended"
         problems.append(
-            f"run {trials[0]}, a trial whose run starts once it has ended, is active on {where}; wait for that, and "
-            "type the command again, with -e queue=true to start after the run, or -e beside=true to share the hosts"
+            f"run {trials[0]}, a trial, {what}, is active on {where}; wait for its end, and type the command again:"
+            + _ways({"or stop it": stop, "or share the hosts with it": "-e beside=true"})
         )
         return problems
     if others and not (queue or beside):

@@ -138,7 +138,9 @@ def run_unbrought(run: str, source: str, found: dict, brought: dict, again: str)
     """
     parts = [brought, *brought.get("results", [])]
     bad = [one for one in parts if one.get("unreachable") or one.get("failed")]
-    if "files" in found and not found.get("unreachable") and not bad:
+    # Where a task before it failed there, none was brought.
+    begun = brought or not found.get("files")
+    if "files" in found and not found.get("unreachable") and begun and not bad:
         return ""
     why = next(
         (str(one["msg"]).splitlines()[0] for one in reversed(bad) if one.get("msg")), "it does not answer"

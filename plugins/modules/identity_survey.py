@@ -71,6 +71,7 @@ survey:
     cloud_init: {description: Whether cloud-init is there., type: bool}
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -135,7 +136,10 @@ def place(path: str) -> dict | None:
 def held(path: str) -> str:
     """Names of what is in a directory, two at most; "" for no more than a new disk or a new user's home has."""
     names = []
-    with os.scandir(path) as entries:
+    with (
+        contextlib.suppress(PermissionError),
+        os.scandir(path) as entries,
+    ):  # root is nobody on some network disks
         for one in sorted(entries, key=lambda entry: entry.name):
             empty = one.is_dir(follow_symlinks=False) and not os.listdir(one.path)
             if one.name not in NEW and not empty:

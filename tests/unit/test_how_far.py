@@ -453,9 +453,13 @@ def test_another_runs_results_are_kept_aside_and_told(tmp_path, monkeypatch):
     # One that goes on or is followed again: what is here of it stays, and what is of another's does not.
     (tmp_path / "runs/first/model").mkdir()
     assert not act(begins="a")["changed"]
-    (tmp_path / "runs/first/metrics.jsonl").write_text("a\nb\n")
-    assert (
-        not act(begins="a")["changed"]
-        and not act(begins="")["changed"]
-        and act(begins="b", check=True)["changed"]
-    )
+    (tmp_path / "runs/first/metrics.jsonl").write_text('{"launch": "L1", "time": 1.5}\n{"launch": "L2"}\n')
+    for line in (
+        '{"launch": "L1", "time": 1.7}',
+        '{"time": 1.7}',
+        "",
+        "[1]",
+        "{cut",
+    ):  # another host's, and none
+        assert not act(begins=line)["changed"]
+    assert act(begins='{"launch": "L2", "time": 1.5}', check=True)["changed"]

@@ -166,7 +166,7 @@ BAD = {
         inventory(node2={"trainer_config": {"device": "cpu"}}),
         "hosts.yml",
         "trainer_config",
-        ["several values: {} (node1, node3); {'device': 'cpu'} (node2)", "a run has one configuration"],
+        ['several values: {} (node1, node3); {"device": "cpu"} (node2)', "a run has one configuration"],
     ),
     "another place for runs on one host": (
         inventory(node2={"trainer_state_dir": "/data/trainyard"}),

@@ -238,11 +238,22 @@ TABLE = {
         {},
         [],
     ),
-    "another run's trial": ([{"active": ["smoke-other"]}, {}], {}, ["run smoke-other, a trial whose run"]),
+    "another run's trial": (
+        [{"active": ["smoke-other"]}, {}],
+        {},
+        ["run smoke-other, a trial, whose run starts", "stop.yml -e run=smoke-other"],
+    ),
+    "preflight's": (
+        [{"active": ["smoke-preflight"]}, {}],
+        {},
+        ["a trial, preflight.yml's, is active on node1"],
+    ),
     "another run's trial, queued behind": (
         [{"active": ["smoke-other"]}, {}],
         {"queue": True},
-        ["run smoke-other, a trial whose run starts once it has ended, is active on node1; wait for that"],
+        [
+            "run smoke-other, a trial, whose run starts once it has ended, is active on node1; wait for its end"
+        ],
     ),
     "beside another run's trial": ([{"active": ["smoke-other"]}, {}], {"beside": True}, []),
     "its configuration lost": (
@@ -673,7 +684,7 @@ def test_what_ends_at_a_dead_host_ends_nothing_else_of_a_run(repository):
                 if one.get("ignore_unreachable"):
                     found += 1
                     assert one.get("any_errors_fatal") is False and not one.get("run_once"), task["name"]
-    assert found == 6
+    assert found == 7
     for name, file in (("collect", "rest.yml"), ("follow", "stop.yml")):
         tasks = yaml.safe_load((repository / f"roles/trainer/tasks/{name}.yml").read_text())
         includes = [

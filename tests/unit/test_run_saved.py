@@ -68,6 +68,8 @@ def test_words_in_a_prompt_change_nothing_or_are_refused():
     extra = {"run": "fast", "tokens": "9", "prompt": "set", "_raw_params": "and go"}
     values, problems = read_words(TAKES, extra, options, {"trainer_port"})
     assert (values["run"], values["tokens"], problems) == ("first", 4, [])
+    for more in ("@vars.yml", '{"trainer_results_dir": "/srv/my results"}'):
+        assert read_words(TAKES, extra, (*options, more), {"trainer_port"})[1] == []
     values, problems = read_words(TAKES, extra, options[1:], {"trainer_port"})
     assert (values["run"], values["prompt"], problems) == (None, "set run=fast tokens=9 and go", [])
     for word in ("trainer_port", "ansible_user"):
@@ -603,9 +605,8 @@ def test_results_come_from_another_where_the_one_that_came_furthest_is_silent_by
     for found, brought, why in (
         (gone, {}, "does not answer"),
         (there, cut, "ssh: timed out"),
+        (there, {}, "does not answer"),  # a task before it failed there
         ({}, {}, "answer"),
     ):
         text = run_unbrought("a", "node1", found, brought, again)
-        assert (
-            "found node1 silent, or unable to send them (" in text and why in text and text.endswith(again)
-        )
+        assert "found node1 silent, or unable to send them (" in text and why in text and text.endswith(again)

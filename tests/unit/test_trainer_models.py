@@ -6,12 +6,12 @@ import types
 import pytest
 import torch
 
-from trainer import environment
+from trainer import checkpoint, environment
 from trainer.config import from_mapping
 from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, load, lora, packing, quantize, router, saved
+from trainer.model import files, footprint, load, lora, packing, quantize, router, saved, senses
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -729,3 +729,32 @@ def test_routers_that_choose_by_a_correction_of_their_own_are_not_balanced(kind,
     assert router.coefficient(from_mapping({}), make(kind, output_router_logits=True)) == (
         0.0 if refused else 0.001
     )
+
+
+def seeing():
+    """A small Gemma 3 with a vision tower, as it is trained."""
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
+    text = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **heads}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    chosen = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14})
+    return senses.freeze(AutoModelForCausalLM.from_config(chosen))
+
+
+def test_what_no_text_reaches_is_counted_where_it_is():
+    """Whole on each rank, and in a checkpoint; it is trained nowhere, and shared out nowhere."""
+    model = seeing()
+    assert senses.found(model) == ["model.vision_tower", "model.multi_modal_projector"]
+    assert senses.found(make("llama")) == []
+    frozen = 4 * sum(one.numel() for one in model.parameters() if not one.requires_grad)
+    trained = 4 * sum(one.numel() for one in model.parameters() if one.requires_grad)
+    counted = footprint._sums(from_mapping({}), model, 0, 0, False)
+    buffers = sum(one.numel() * one.element_size() for one in model.buffers())
+    assert frozen > 0 and counted.weights == frozen + trained + buffers
+    assert (counted.shared, counted.gradients, counted.packs) == (trained, trained, 0)
+    named = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    strategy = types.SimpleNamespace(
+        trainable=named, shape=lambda name: named[name].shape, keeps=(), model=model
+    )
+    assert checkpoint.tensor_bytes(strategy) == 3 * trained + frozen

@@ -220,9 +220,14 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int, conv
         return one.numel() * (width if one.is_floating_point() else one.element_size())
 
     own = {id(one) for one in trained} if config.adapter != "none" else set()
-    floats = [one for one in parameters if id(one) not in quantised]
+    # What is frozen without an adapter, each rank has whole (Sharded._stays).
+    out = [one for one in parameters if one.requires_grad or config.adapter != "none"]
+    spread = {id(one) for one in out}
+    floats = [one for one in out if id(one) not in quantised]
     buffers = sum(one.numel() * one.element_size() for one in model.buffers())
-    of_blocks = [sum(size(one) for one in block.parameters()) for block in blocks(model)] or [0]
+    of_blocks = [
+        sum(size(one) for one in block.parameters() if id(one) in spread) for block in blocks(model)
+    ] or [0]
     layers = [list(layer.parameters()) for layer in outermost(blocks(model))]
     sizes = [4 * one.numel() for one in trained]
     whole = max((one.numel() * frozen_width for one in parameters if id(one) in quantised), default=0)
@@ -245,7 +250,7 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int, conv
         packs=sum(
             int(one.numel() * (frozen_width - QUANTISED["4bit"]))
             for one in (parameters if config.quantize == "none" else ())
-            if id(one) in linear
+            if id(one) in linear and id(one) in spread
         ),
         shared=sum(size(one) for one in floats)
         + sum(one.numel() // 2 for one in parameters if id(one) in quantised and config.quantize == "4bit"),

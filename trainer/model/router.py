@@ -85,7 +85,8 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
     if wanted and _choose_otherwise(base):
         raise BadInput(
             f"router_aux_loss_coef: the routers of model {config.model} choose experts by a correction of their own, "
-            "or in groups, and not by the probabilities that this loss would balance; set it to 0, or leave it away"
+            "or in groups, and not by the probabilities that this loss would balance; set it to 0, "
+            "after -e, too, where the run goes on"
         )
     if wanted and not records:
         raise BadInput(

@@ -14,7 +14,12 @@ NAMES = (
     "audio_tower",
     "audio_encoder",
     "speech_encoder",
+    "image_encoder",
+    "image_embed",
+    "audio_embed",
+    "vision_embed_tokens",
     "multi_modal_projector",
+    "visual_projection",
     "embed_vision",
     "embed_audio",
 )
@@ -22,10 +27,7 @@ WITHIN = rf"(.*\.)?({'|'.join(map(re.escape, NAMES))})(\..*)?"  # a module in on
 
 
 def found(model: nn.Module) -> list[str]:
-    """The names of these parts, the outermost ones; none in a model whose configuration knows text alone."""
-    config = model.config
-    if config.get_text_config() is config:
-        return []
+    """The names of these parts, the outermost ones; none in a model of text alone."""
     within = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in NAMES]
     return [name for name in within if not any(name.startswith(f"{other}.") for other in within)]
 
