@@ -141,7 +141,8 @@ def held(path: str) -> str:
         os.scandir(path) as entries,
     ):  # root is nobody on some network disks
         for one in sorted(entries, key=lambda entry: entry.name):
-            empty = one.is_dir(follow_symlinks=False) and not os.listdir(one.path)
+            # As is one that another disk is mounted at.
+            empty = one.is_dir(follow_symlinks=False) and not {*os.listdir(one.path)} - {*NEW}
             if one.name not in NEW and not empty:
                 names.append(one.name)
     return ", ".join([*names[:2], *(["…"] if len(names) > 2 else [])])

@@ -265,6 +265,7 @@ def test_what_a_directory_holds_but_for_what_is_new(load_module, tmp_path):
     survey = load_module("identity_survey")
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "models").mkdir()
+    (tmp_path / "runs/lost+found").mkdir(parents=True)
     (tmp_path / ".bashrc").write_text("")
     assert survey.place(str(tmp_path))["holds"] == ""
     (tmp_path / "models/llama").mkdir()
