@@ -504,11 +504,9 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             before, value = before[0], value[0]
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
-            content = (
-                " (the same name; another content, or a release of the trainer that trains other parts of it)"
-                if then == now
-                else ""
-            )
+            content = " (the same name, another content)" if then == now else ""
+            if content and what == "model":
+                content += ", or an earlier release of the trainer trained what no text reaches of it, too"
             shaped = [
                 f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
                 for key in SHAPING.get(what, ())
