@@ -14,7 +14,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,6 @@ PATTERNS = {
         "a time span of systemd such as 90s or 10min",
     ),
 }
-SEVERAL = "several values: "
 # What is read of one host for all, and why.
 ALIKE = {
     "trainer_config": "a run has one configuration",
@@ -212,8 +211,11 @@ class Inventory:
         )
 
 
-def check(inventory: Inventory) -> list[Problem]:
-    """All problems that are visible without contacting a host, each once, in a stable order."""
+def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Problem]:
+    """All problems that are visible without contacting a host, each once, in a stable order.
+
+    left_out: checks that are not made.
+    """
     checks = (
         check_groups,
         check_names,
@@ -228,7 +230,7 @@ def check(inventory: Inventory) -> list[Problem]:
         check_storage,
         check_monitoring,
     )
-    problems = [problem for each in checks for problem in each(inventory)]
+    problems = [problem for each in checks if each not in left_out for problem in each(inventory)]
     return list(dict.fromkeys(problems))
 
 
@@ -384,7 +386,8 @@ def check_alike(inventory: Inventory) -> Iterable[Problem]:
             yield Problem(
                 inventory.source,
                 key,
-                SEVERAL + "; ".join(f"{value} ({', '.join(hosts)})" for value, hosts in found.items()),
+                "several values: "
+                + "; ".join(f"{value} ({', '.join(hosts)})" for value, hosts in found.items()),
                 f"one for the whole cluster: {why}",
                 "Set it once, under all: vars: (where hosts have been deployed with several, after reset.yml)",
             )
@@ -1039,10 +1042,10 @@ class ActionModule(ActionBase):
             {"roles": {"type": "path", "required": True}, "facts": {"type": "bool", "default": False}}
         )
         inventory = self._inventory(task_vars, arguments["roles"])
-        problems = check_facts(inventory) if arguments["facts"] else check(inventory)
-        if any(os.path.basename(book) == "reset.yml" for book in context.CLIARGS.get("args") or ()):
-            # By which hosts that an earlier release deployed so can be put right.
-            problems = [one for one in problems if one.key not in ALIKE or not one.found.startswith(SEVERAL)]
+        # By a reset, hosts that an earlier release deployed so can be put right.
+        resets = any(os.path.basename(book) == "reset.yml" for book in context.CLIARGS.get("args") or ())
+        left_out = [check_alike] if resets else []
+        problems = check_facts(inventory) if arguments["facts"] else check(inventory, left_out)
         if problems:
             return {"failed": True, "msg": report(problems, contacted=arguments["facts"])}
         return {"changed": False}

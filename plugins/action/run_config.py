@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import glob
+import functools
 import hashlib
 import json
 import os
@@ -36,6 +36,7 @@ sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 from same_files import content_hash, mark, names_below
 from telling import forks_fault, limit_fault, same_hosts
 
+from plugins.action.inventory_check import read_specs
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
 from trainer.errors import BadInput
@@ -60,6 +61,7 @@ LAUNCHERS = ("systemd", "slurm")
 TRIAL = "smoke-"  # how the names of the trials of -e smoke=true begin
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
 DATA = ("dataset", "validation")
+specs_of = functools.cache(read_specs)
 
 
 def plain(value):
@@ -85,14 +87,9 @@ def switch(name: str, value: object) -> bool:
 
 
 def role_variables(roles_dir: str, open_ones: bool = False) -> set[str]:
-    """All public variables, from the roles' argument specs; open_ones: but for those that hold a secret."""
-    names: set[str] = set()
-    for path in glob.glob(os.path.join(glob.escape(roles_dir), "*", "meta", "argument_specs.yml")):
-        with open(path, encoding="utf-8") as file:
-            for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
-                options = entry.get("options") or {}
-                names |= {name for name, spec in options.items() if not (open_ones and spec.get("no_log"))}
-    return names
+    """All public variables of the roles; open_ones: but for those that hold a secret."""
+    _, options = specs_of(roles_dir)
+    return {name for name, spec in options.items() if not (open_ones and spec.get("no_log"))}
 
 
 def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[dict, dict, list[str]]:

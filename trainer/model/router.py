@@ -71,10 +71,10 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
     text = base.config.get_text_config()
     decoder = getattr(base, base.base_model_prefix, base)
     records = "router_logits" in (getattr(decoder, "_can_record_outputs", None) or {}) and chosen(model)
-    records = records and not _choose_otherwise(base)
+    otherwise = _choose_otherwise(base)
     wanted = config.router_aux_loss_coef
     if wanted is None:
-        asked = getattr(text, "output_router_logits", False) and records
+        asked = getattr(text, "output_router_logits", False) and records and not otherwise
         own = float(getattr(text, "router_aux_loss_coef", None) or 0.0) if asked else 0.0
         if own and config.comm == "diloco":
             raise BadInput(
@@ -82,7 +82,7 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
                 "set router_aux_loss_coef to 0, or comm to exact"
             )
         return own
-    if wanted and _choose_otherwise(base):
+    if wanted and otherwise:
         raise BadInput(
             f"router_aux_loss_coef: the routers of model {config.model} choose experts by a correction of their own, "
             "or in groups, and not by the probabilities that this loss would balance; set it to 0, "
