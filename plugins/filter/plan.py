@@ -300,7 +300,8 @@ def run_problems(
             + _ways({"follow it": commands["follow"], "or stop it": commands["stop"]})
         )
         return problems
-    queued = {name for f in facts.values() for name in f["jobs"]} if launcher == "slurm" else set()
+    jobs = {name for f in facts.values() for name in f["jobs"]}
+    queued = jobs if launcher == "slurm" else set()
     others = sorted({name for f in facts.values() for name in f["active"]} - {run, trial} - queued)
     trials = [name for name in others if name.startswith("smoke-")]
     if trials and not beside:
@@ -312,17 +313,25 @@ def run_problems(
             + _ways({"or stop it": stop, "or share the hosts with it": "-e beside=true"})
         )
         return problems
-    if others and not (queue or beside):
-        where = _hosts([h for h, f in facts.items() if others[0] in f["active"]])
-        other = commands["stop"].replace(f"run={run}", f"run={others[0]}")
-        seen = commands["follow"].replace(f"run={run}", f"run={others[0]}")
+    # A job that is cancelled before it begins leaves no word by which a run that waits here would know.
+    slurms = sorted(jobs & set(others))
+    if others and not beside and (slurms or not queue):
+        name = (slurms or others)[0]
+        where = _hosts([h for h, f in facts.items() if name in f["active"]])
+        other = commands["stop"].replace(f"run={run}", f"run={name}")
+        seen = commands["follow"].replace(f"run={run}", f"run={name}")
+        waits = (
+            {"or have Slurm, whose job that is, start this one after it": "-e launcher=slurm"}
+            if slurms
+            else {"or let this one wait for its end": "-e queue=true"}
+        )
         problems.append(
-            f"run {others[0]} is already active on {where}:"
+            f"run {name} is already active on {where}:"
             + _ways(
                 {
                     "follow it": seen,
                     "or stop it": other,
-                    "or let this one wait for its end": "-e queue=true",
+                    **waits,
                     "or share the hosts with it": "-e beside=true",
                 }
             )

@@ -27,6 +27,7 @@ def fact(number=1, **changes):
         "release": "0.1.0-abc",
         "environment": {"torch": "2.9.9+cpu", "digest": "0123456789"},
         "active": [],
+        "jobs": {},
         "run_dir": "/var/lib/trainyard/runs/first",
         "run_state": None,
         "run_config": None,

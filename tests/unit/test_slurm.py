@@ -241,13 +241,20 @@ def test_slurms_own_queue_lets_runs_wait_but_not_for_those_of_systemd():
     }
     commands = dict.fromkeys(("follow", "stop", "resume"), "run=first")
 
-    def problems(launcher):
-        return plan.run_problems({"node1": one}, "first", port=1, commands=commands, launcher=launcher)
+    def problems(launcher, **flags):
+        return plan.run_problems(
+            {"node1": one}, "first", port=1, commands=commands, launcher=launcher, **flags
+        )
 
     assert problems("slurm") == []
     assert "run other is already active on node1" in problems("systemd")[0]
+    (said,) = problems("systemd", queue=True)  # the job could be cancelled, and the wait have no end
+    assert "run other is already active on node1" in said
+    assert "queue=true" not in said and "launcher=slurm" in said
+    assert problems("systemd", beside=True) == []
     one["jobs"] = {}
     assert "run other is already active on node1" in problems("slurm")[0]
+    assert problems("systemd", queue=True) == []
 
 
 def test_an_active_run_of_systemds_is_not_taken_for_the_job_that_is_asked_for():
