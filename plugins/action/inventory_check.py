@@ -7,6 +7,7 @@ what was expected and the cure. The checks are plain functions from an `Inventor
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import json
@@ -76,6 +77,7 @@ LIMITS = {
     "trainer_unreachable_seconds": (1, 10**9),
     "tuning_nofile": (1024, 2**30),  # with fewer, logins of the group's members begin to fail
 }
+NR_OPEN = 1048576  # fs.nr_open of Debian's and Ubuntu's kernels
 CNP_DSCP = "48"  # of congestion notices: roles/roce_qos and the switch's text have it, too
 # Words that go into units and commands as they stand: variable to the pattern, and the same in words.
 USER_NAME = (r"[a-z_][a-z0-9_-]{0,30}", "a user's name: lower case letters, digits, hyphens and underscores")
@@ -227,6 +229,7 @@ def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Probl
         check_types,
         check_network_interfaces,
         check_rdma,
+        check_nofile,
         check_storage,
         check_monitoring,
     )
@@ -712,6 +715,22 @@ def check_rdma(inventory: Inventory) -> Iterable[Problem]:
                 "Run playbooks/switch.yml, apply what it writes, and set roce_qos_switch_confirmed: true",
             )
     yield from check_roce_class(inventory, group)
+
+
+def check_nofile(inventory: Inventory) -> Iterable[Problem]:
+    """The kernel grants no process more files than fs.nr_open says, root neither."""
+    for host, values in inventory.hosts.items():
+        asked, settings = values.get("tuning_nofile"), values.get("tuning_sysctl")
+        granted = (settings if isinstance(settings, Mapping) else {}).get("fs.nr_open") or NR_OPEN
+        with contextlib.suppress(ValueError, TypeError):  # no number: `check_types` says so
+            if int(asked) > int(granted):
+                yield Problem(
+                    inventory.where(host, "tuning_nofile"),
+                    "tuning_nofile",
+                    str(asked),
+                    f"at most {granted}, fs.nr_open: the kernel grants nobody more",
+                    f'Lower it, or raise that, too: tuning_sysctl: {{fs.nr_open: "{asked}"}}',
+                )
 
 
 def check_roce_class(inventory: Inventory, group: list[str]) -> Iterable[Problem]:

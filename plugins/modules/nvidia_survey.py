@@ -45,7 +45,7 @@ OLDEST_NVSWITCH = 0x1AC0  # device ids of bridges below belong to chipsets
 SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # the EFI variable with its vendor's GUID
 OURS = re.compile(r"nvidia|cuda|^libnv|^libxnvctrl", re.IGNORECASE)
 KERNEL_PACKAGE = re.compile(
-    r"linux-image-(?!unsigned|dbg)[a-z]\S*(?<!-dbg)"
+    r"linux-image-(?!unsigned|dbg|extra)[a-z]\S*(?<!-dbg)"
 )  # one that pulls in the newest of a kind
 # nvidia.ko, as Debian (-current, -current-open) and others name it; not its companions such as nvidia-uvm.ko.
 MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|xz|zst))?")

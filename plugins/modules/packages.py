@@ -76,6 +76,7 @@ EXAMPLES = r"""
 
 STATUS = "/var/lib/dpkg/status"
 LISTS = "/var/lib/apt/lists"
+SOURCES_FILES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*")
 PLACES = ("/", "/var", "/var/cache/apt/archives", "/boot")  # that apt and dpkg fill
 LOCKED = re.compile(
     r"Could not get lock (\S+?)(?:\.\s+It is held by process (\d+) \(([^)]*)\)| - open|\.?$)", re.MULTILINE
@@ -170,6 +171,16 @@ def mirrored(text: str) -> str:
     return re.sub(r"mirror\+file:/*(/[^\s'\]]+)", first, text)
 
 
+def indexes() -> str:
+    """What apt would fetch to know its sources anew, a line each, the address first."""
+    return subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True).stdout
+
+
+def has_directory() -> bool:
+    """Whether one of its sources is a directory of the host's own."""
+    return re.search(r"^'(file|copy|cdrom):", indexes(), re.MULTILINE) is not None
+
+
 def reaches_index() -> bool:
     """Whether the host's apt, with its own proxies and certificates, can fetch an index by the network.
 
@@ -177,8 +188,7 @@ def reaches_index() -> bool:
     gone for good, so the first few are asked; before others the distribution's, which alone has updates and security
     apart. What answers is to be an index: a portal that wants a login answers anything.
     """
-    listed = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True)
-    urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", mirrored(listed.stdout), re.MULTILINE)
+    urls = re.findall(r"^'((?!file:|copy:|cdrom:)\S+/InRelease)'", mirrored(indexes()), re.MULTILINE)
     by_source = {}
     for url in sorted(urls, key=lambda url: f"/dists/{codename()}-" not in url):
         by_source.setdefault(url.split("/dists/")[0], url)
@@ -206,10 +216,15 @@ def codename() -> str:
 
 
 def index_age() -> float:
-    """Seconds since apt last fetched an index; infinite when it has none."""
+    """Seconds since apt last fetched an index; infinite when it has none, or when a source was written since.
+
+    Of a source that it does not know yet apt would take nothing, and what it wants from another that has the same name.
+    """
     if not glob.glob(f"{LISTS}/*_Packages*"):
         return float("inf")
-    return time.time() - os.stat(f"{LISTS}/partial" if os.path.isdir(f"{LISTS}/partial") else LISTS).st_mtime
+    fetched = os.stat(f"{LISTS}/partial" if os.path.isdir(f"{LISTS}/partial") else LISTS).st_mtime
+    written = [os.stat(path).st_mtime for pattern in SOURCES_FILES for path in glob.glob(pattern)]
+    return float("inf") if max(written, default=0.0) > fetched else time.time() - fetched
 
 
 def as_options(*settings: str) -> list[str]:
@@ -417,6 +432,12 @@ def main() -> None:
 
     if options["move"] or options["upgrade"]:
         names = options["names"] if options["move"] else []
+        if not (has_directory() or reaches_index()):
+            module.fail_json(
+                msg=f"{' '.join(names or options['upgrade'])}: another version of what is installed comes from this "
+                "host's package index alone, and it reaches none (nothing was changed). Name a mirror that it reaches "
+                "in /etc/apt/sources.list, or leave the versions that are there."
+            )
         if module.check_mode:
             module.exit_json(changed=bool(missing_of(names)), installed=missing_of(names))
         NOTE.path = PACKAGES

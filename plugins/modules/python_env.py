@@ -438,6 +438,15 @@ class Environment:
             stream.write(text)
         return path
 
+    def want_venv(self) -> None:
+        """Refuse an interpreter that lacks what a virtual environment takes."""
+        if not self.about["venv"]:
+            version = self.about["markers"]["python_version"]
+            raise Failure(
+                f"{self.about['executable']} cannot make virtual environments. On Debian and Ubuntu: "
+                f"sudo apt install python{version}-venv"
+            )
+
     def start(self) -> None:
         """An empty virtual environment at its final place: its scripts name that path."""
         empty = os.path.join(self.path, ".empty")
@@ -450,12 +459,7 @@ class Environment:
                     f"{', '.join(map(str, users))} use it. Stop the run first (trainer stop), then run again."
                 )
             remove(self.path)
-        if not self.about["venv"]:
-            version = self.about["markers"]["python_version"]
-            raise Failure(
-                f"{self.about['executable']} cannot make virtual environments. On Debian and Ubuntu: "
-                f"sudo apt install python{version}-venv"
-            )
+        self.want_venv()
         self.run(self.about["executable"], "-I", "-m", "venv", self.path)
         self.write(".empty", "")
 
@@ -684,10 +688,12 @@ def main() -> None:
             module.exit_json(changed=module.check_mode, bring_python=os.uname().machine)
         environment = Environment(options, about)
         record = environment.record()
+        version = about["markers"]["python_full_version"]
         if record is None and options["venv_follows"] and not environment.about["venv"]:
-            module.exit_json(changed=False, venv_missing=True)
+            module.exit_json(changed=False, venv_missing=True, interpreter=version)
         if module.check_mode:
-            version = about["markers"]["python_full_version"]
+            if record is None:
+                environment.want_venv()
             module.exit_json(
                 changed=record is None, path=environment.path, interpreter=version, **(record or {})
             )

@@ -33,6 +33,7 @@ survey:
 
 import os
 import re
+import shlex
 import subprocess
 import time
 
@@ -40,16 +41,29 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.rdma_ports import INFINIBAND, rdma_ports
 
+PATIENCE = 10  # seconds; sminfo itself gives up after three of one
 SMINFO = re.compile(r"sm lid \d+ sm guid 0x([0-9a-f]+), .*\bSMINFO_(\w+)")
 
 
+class Unasked(Exception):
+    """Whether somebody manages a fabric could not be asked: that is not to be taken for a no."""
+
+
 def manager(port: dict) -> dict | None:
-    """The subnet manager that a port's fabric has: {guid (16 digits), state (MASTER, …)}."""
+    """The subnet manager that a port's fabric has: {guid (16 digits), state (MASTER, …)}; None where it has none."""
     command = ["sminfo", "-C", port["device"], "-P", str(port["port"])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except OSError as error:
+        raise Unasked(
+            f"sminfo: {error.strerror}; expected it, to ask for the subnet manager of {port['device']}: it comes with "
+            "infiniband-diags, which the role rdma installs (site.yml --tags rdma)"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise Unasked(
+            f"{shlex.join(command)}: found no answer within {PATIENCE} s; expected the subnet manager, or that there "
+            "is none. See what it says there, and `dmesg | grep -i mad`"
+        ) from None
     found = SMINFO.search(done.stdout)
     return {"guid": found[1].zfill(16), "state": found[2]} if found and done.returncode == 0 else None
 
@@ -75,8 +89,12 @@ def main() -> None:
     while any(map(unmanaged, ports := rdma_ports(root))) and time.monotonic() < deadline:
         time.sleep(0.5)
     if p["managers"]:
-        for port in ports:
-            port["manager"] = manager(port) if port["layer"] == INFINIBAND else None
+        try:
+            for port in ports:
+                port["manager"] = manager(port) if port["layer"] == INFINIBAND else None
+        except Unasked as fault:
+            if not module.check_mode:  # in which its program may not have been installed
+                module.fail_json(msg=str(fault))
     missing = [name for name in p["modules"] if not os.path.isdir(f"{root}/sys/module/{name}")]
     module.exit_json(changed=False, survey={"ports": ports, "missing": missing, "container": in_container()})
 

@@ -12,6 +12,41 @@ import torch._dynamo  # noqa: F401 - some tests need it, and it does not load on
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class _Ended(Exception):
+    """A module has answered."""
+
+
+@pytest.fixture
+def call_main(monkeypatch):
+    """`call_main(module, check=False, **params)`: what main() answers in this process, where parts of it were replaced.
+
+    Defaults are the module's own; types are not looked at.
+    """
+
+    def call(module, check=False, **params):
+        class Module:
+            check_mode = check
+
+            def __init__(self, argument_spec, **_):
+                self.params = {key: params.get(key, one.get("default")) for key, one in argument_spec.items()}
+
+            def exit_json(self, **result):
+                raise _Ended(result)
+
+            def fail_json(self, **result):
+                raise _Ended({"failed": True, **result})
+
+            def warn(self, text):
+                pass
+
+        monkeypatch.setattr(module, "AnsibleModule", Module)
+        with pytest.raises(_Ended) as ended:
+            module.main()
+        return ended.value.args[0]
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def run_module():
     """`run_module(name, check=False, **arguments)`: what the module returns when Ansible runs it here, and `output`."""

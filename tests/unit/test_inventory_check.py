@@ -790,6 +790,22 @@ def test_the_mark_of_congestion_notices_is_the_switchs():
     assert int(ic.CNP_DSCP) == roce_switch.CNP_DSCP
 
 
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"tuning_nofile": 2_000_000}, True),
+        ({"tuning_nofile": 2_000_000, "tuning_sysctl": {"fs.nr_open": "1500000"}}, True),
+        ({"tuning_nofile": 2_000_000, "tuning_sysctl": {"fs.nr_open": "2000000"}}, False),
+        ({"tuning_nofile": 1_048_576, "tuning_sysctl": {"fs.nr_open": ""}}, False),
+        ({"tuning_nofile": 4096}, False),
+    ],
+)
+def test_more_files_than_the_kernel_grants(settings, refused):
+    found = [problem for problem in ic.check(inventory(node2=settings)) if problem.key == "tuning_nofile"]
+    assert len(found) == refused
+    assert not refused or ("fs.nr_open" in found[0].cure and found[0].where.startswith("node2"))
+
+
 def test_rdma_with_its_managers_and_a_confirmed_switch_is_well():
     confirmed = {"roce_qos_mode": "lossless", "roce_qos_switch_confirmed": True}
     assert ic.check(with_groups(inventory(node1=confirmed), rdma=list(GOOD), opensm=["node1", "node2"])) == []

@@ -1427,6 +1427,7 @@ def test_kernel_packages_are_those_that_follow_the_newest(survey):
         ("linux-image-generic-hwe-24.04", True),
         ("linux-image-6.1.0-50-amd64", False),
         ("linux-image-unsigned-6.8.0-49-generic", False),
+        ("linux-image-extra-virtual", False),  # nor of this, which brings linux-image-generic
         ("linux-headers-amd64", False),
         ("linux-image-amd64-dbg", False),  # of which there are no headers
     ]:

@@ -1,9 +1,11 @@
 """The module packages and another apt at work: a lock is waited for, and who holds it too long is named."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,48 @@ def test_what_a_power_cut_left_of_an_installation_is_finished(packages, monkeypa
     assert first == again and first.endswith("nftables") and configure.endswith("--configure -a")
     assert "--fix-broken" in fix and "nftables" not in fix and "--force-confold" in fix
     assert "--no-remove" in fix  # somebody's package whose dependency is nowhere stays
+
+
+def test_an_index_older_than_a_source_is_no_index(packages, monkeypatch, tmp_path):
+    """Ubuntu has packages of the names that NVIDIA's repository has: apt would find them, and miss nothing."""
+    partial, sources = tmp_path / "lists/partial", tmp_path / "sources.list.d"
+    for folder in (partial, sources):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(packages, "LISTS", str(tmp_path / "lists"))
+    monkeypatch.setattr(packages, "SOURCES_FILES", (str(tmp_path / "sources.list"), f"{sources}/*"))
+    assert packages.index_age() == float("inf")
+    (tmp_path / "lists/a_Packages").touch()
+    os.utime(partial, (time.time() - 60,) * 2)
+    assert 60 <= packages.index_age() < 120
+    (sources / "distribution.sources").touch()
+    os.utime(sources / "distribution.sources", (1.0, 1.0))
+    assert packages.index_age() < 120
+    (sources / "nvidia.sources").touch()
+    assert packages.index_age() == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("printed", "answers", "refused"),
+    [
+        ("http://a/dists/x", False, True),
+        ("http://a/dists/x", True, False),
+        ("file:/srv/mirror/./", False, False),
+    ],
+)
+@pytest.mark.parametrize("check", [False, True])
+def test_another_version_is_refused_where_no_index_is_to_be_had(
+    packages, monkeypatch, call_main, printed, answers, refused, check
+):
+    """In check mode, too: the role nvidia asks so before it pins the other branch."""
+    monkeypatch.setattr(packages, "indexes", lambda: f"'{printed}/InRelease' InRelease 0\n")
+    monkeypatch.setattr(packages, "reaches_index", lambda: answers)
+    monkeypatch.setattr(packages, "installed", lambda names: set())
+    monkeypatch.setattr(packages, "move", lambda *_: (True, ""))
+    found = call_main(packages, check, names=["nvidia-driver"], move=True)
+    assert found.get("failed", False) is refused
+    assert not refused or (
+        "nvidia-driver: another version" in found["msg"] and "Name a mirror" in found["msg"]
+    )
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -414,6 +414,22 @@ def test_a_python_without_venv_says_what_to_install(case, tmp_path):
         case.have(python=fake_python(tmp_path / "python", "3.12"))
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_python_without_venv_is_refused_before_anything_is_changed(
+    monkeypatch, call_main, tmp_path, follows
+):
+    """By the role's first look, in check mode; the distribution's own gets the module later."""
+    markers = {"python_version": "3.12", "python_full_version": "3.12.3", "platform_machine": "x86_64"}
+    about = {"venv": False, "executable": "/usr/bin/python3.12", "markers": markers}
+    monkeypatch.setattr(python_env, "chosen", lambda options: about)
+    monkeypatch.setattr(python_env.Environment, "record", lambda self: None)
+    found = call_main(python_env, True, dir=str(tmp_path), lock="", torch="2", venv_follows=follows)
+    if follows:
+        assert found == {"changed": False, "venv_missing": True, "interpreter": "3.12.3"}
+    else:
+        assert found["failed"] and "sudo apt install python3.12-venv" in found["msg"]
+
+
 def test_the_key_depends_on_all_that_decides_what_is_installed():
     parts = ["a==1", "torch==2", "3.11", "x86_64"]
     keys = {python_env.environment_key(*parts)}

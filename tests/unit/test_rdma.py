@@ -118,6 +118,38 @@ def test_who_manages_infiniband(tmp_path):
     assert "rocep1s0/1 is Ethernet; expected an InfiniBand port" in roce["problem"] and not roce["guids"]
 
 
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), "comes with infiniband-diags"),
+        (subprocess.TimeoutExpired("sminfo", 10), "sminfo -C ibp1s0 -P 1: found no answer within 10 s"),
+    ],
+)
+def test_a_fabric_that_cannot_be_asked_is_not_taken_for_one_without_a_manager(
+    load_module, monkeypatch, call_main, tmp_path, error, words, check
+):
+    """OpenSM would reign beside a switch's. In check mode its program may not be there yet."""
+    make_port(tmp_path, "ibp1s0", "InfiniBand", state="2: INIT")
+    module = load_module("rdma_survey")
+
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr(module, "in_container", lambda: False)
+    monkeypatch.setattr(module.subprocess, "run", run)
+    found = call_main(module, check, modules=[], managers=True, sys_root=str(tmp_path))
+    if check:
+        assert found["survey"]["ports"]
+    else:
+        assert found["failed"] and words in found["msg"]
+    monkeypatch.setattr(
+        module.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", "failed")
+    )
+    (port,) = call_main(module, check, modules=[], managers=True, sys_root=str(tmp_path))["survey"]["ports"]
+    assert port["manager"] is None
+
+
 # ---- roce_qos ----
 
 
