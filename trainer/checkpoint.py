@@ -165,6 +165,11 @@ class Saver:
         """Whether the last one begun has yet to be waited for; `news` then has it."""
         return self._thread is not None
 
+    @property
+    def told(self) -> bool:
+        """Whether `news` has given out the last one begun."""
+        return self._told
+
     def news(self) -> Saved | None:
         """The checkpoint that has come to be since this was last asked."""
         if self._told or self._saved.seconds is None:

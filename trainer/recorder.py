@@ -68,11 +68,12 @@ class Recorder:
         self.metrics = Metrics(self.environment.run_dir, *at) if run.world.keeps else None
         share_history(run.world, self.metrics)
         self.bar = _bar(run)
-        goes_on = run.progress.step > 0 or self.environment.attempt > 1
         before = map(json.loads, self.metrics.lines()) if self.metrics else ()
-        begun = next((one["launch"] for one in before if one.get("launch")), run.progress.launch)
+        marks = (one.get("launch") or one.get("begun") for one in before)
+        # Without a launcher no start has a name: the moment of the first one is as good.
+        self.begun = next(filter(None, marks), run.progress.launch or time.strftime("%Y%m%dT%H%M%S"))
         settings = dataclasses.asdict(run.config)
-        self.sinks = Sinks(run.config, self.environment, settings, self._say, goes_on, begun)
+        self.sinks = Sinks(run.config, self.environment, settings, self._say, self.begun)
         self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
         self.flops = flops.per_token(run.strategy.model)
         peaks = run.world.gather(flops.peak(run.world.devices, run.config.dtype))
@@ -134,6 +135,7 @@ class Recorder:
             "event",
             event=what,
             launch=self.run.progress.launch,
+            begun=self.begun,
             attempt=attempt,
             reason=reason,
             ranks=hosts,
@@ -276,7 +278,7 @@ class Recorder:
         )
         if better:
             self.save()
-            if self.saved_step == progress.step and not self.saver.under_way:
+            if self.saved_step == progress.step and (self.saver.told or not self.saver.under_way):
                 self.best_saved = progress.step  # it was there before the evaluation
 
     def after_step(self, report: StepReport) -> None:

@@ -21,6 +21,7 @@ from trainer.errors import BadInput
 
 REPORTS = {"wandb": "wandb", "mlflow": "mlflow"}  # report_to, by the package that must be there
 
+BEGUN = "trainyard_begun"  # MLflow's tag
 WAITING = 10_000  # records that a slow sink may be behind
 PATIENCE = 10.0  # seconds at the end
 
@@ -30,8 +31,8 @@ Sink = Callable[[dict], None]
 class Sinks:
     """All sinks of one rank, served by a thread of their own: a service that is slow holds up no step.
 
-    say: tells the operator a line. goes_on: an earlier attempt of the run has told them of its beginning. begun: its
-    first start (TRAINYARD_LAUNCH), by which it is another run than an earlier one of this name.
+    say: tells the operator a line. begun: the run's first start, by which it is another run than an earlier one of this
+    name, and the same one after a restart.
     """
 
     def __init__(
@@ -40,7 +41,6 @@ class Sinks:
         environment: Environment,
         settings: dict,
         say: Callable[[str], None],
-        goes_on: bool = False,
         begun: str = "",
     ):
         self.say = say
@@ -54,7 +54,7 @@ class Sinks:
                 config.report_to == "wandb" and first,
                 lambda: wandb(config, environment, settings, begun),
             ),
-            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings, goes_on)),
+            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings, begun)),
         }
         makers = {name: make for name, (want, make) in wanted.items() if want}
         self._thread = threading.Thread(target=self._serve, args=(makers,), daemon=True)
@@ -212,18 +212,18 @@ def wandb(
     return (lambda record: run.log({**numbers(record), "step": record["step"]})), run.finish
 
 
-def mlflow(config: Config, settings: dict, goes_on: bool) -> tuple[Sink, Callable[[], None]]:
+def mlflow(config: Config, settings: dict, begun: str) -> tuple[Sink, Callable[[], None]]:
     """A run of MLflow, named as this one; where to is that package's own matter (MLFLOW_*).
 
-    MLflow gives a run its id, so one that goes on, on whichever host, is the newest of its name.
+    MLflow gives a run its id, so one that goes on, on whichever host, is found by a tag.
     """
     import mlflow as package
 
-    wanted = f"attributes.run_name = '{config.run}'"
-    there = package.search_runs(filter_string=wanted, max_results=1, output_format="list") if goes_on else []
+    wanted = f"attributes.run_name = '{config.run}' and tags.{BEGUN} = '{begun}'"
+    there = package.search_runs(filter_string=wanted, max_results=1, output_format="list")
     if there:
         package.start_run(run_id=there[0].info.run_id)
     else:
-        package.start_run(run_name=config.run)
+        package.start_run(run_name=config.run, tags={BEGUN: begun})
         package.log_params(settings)  # once: MLflow refuses other values, such as of more steps
     return (lambda record: package.log_metrics(numbers(record), step=record["step"])), package.end_run

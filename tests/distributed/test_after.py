@@ -84,6 +84,7 @@ def exported(runs, base, tmp_path_factory):
         "4bit": [runs["4bit"], "--merge"],
         "full": [runs["full"], "--dtype", "bfloat16"],
         "tiny": [runs["tiny"], "--merge"],
+        "tiny16": [runs["tiny"], "--merge", "--dtype", "bfloat16"],
     }
     for name, (directory, *options) in wanted.items():
         assert cli.main(["export", str(directory), str(root / name), *options]) == 0
@@ -184,9 +185,12 @@ def test_an_adapter_beside_four_bits_is_merged_into_whole_weights(exported, base
     assert "held in 4 bits" in (out / "README.md").read_text()
 
 
-def test_a_base_of_random_weights_is_made_again(runs, logits):
+def test_a_base_of_random_weights_is_made_again(runs, exported, logits):
     from trainer.model import saved
 
+    kinds = {one.dtype for one in load_file(exported["tiny16"] / "model.safetensors").values()}
+    assert kinds == {torch.bfloat16}
+    assert logits["tiny16"] == pytest.approx(logits["tiny"], abs=0.05)
     beside, _ = saved.open_model(saved.find(runs["tiny"]))
     with torch.no_grad():
         assert logits["tiny"] == pytest.approx(beside(torch.arange(8)[None]).logits[0, -1].tolist(), abs=1e-4)

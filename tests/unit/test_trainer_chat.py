@@ -213,6 +213,58 @@ def test_calls_of_tools_are_answers_and_their_results_are_not(tmp_path, make_tok
     assert ('"name": "find"}]<|end|>' in text) == (template == ENDED)
 
 
+AS_TEXT = ENDED.replace("call['function'] | tojson", "call['function']['name'] HOW")
+WITH_CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "find", "arguments": '{"what": "kät"}'}}],
+}
+
+
+@pytest.mark.parametrize(
+    "how", ["+ ' ' + call['function']['arguments']", "~ ' ' ~ call['function']['arguments']"]
+)
+def test_a_template_that_wants_a_calls_arguments_as_text_gets_them(tmp_path, make_tokenizer, how):
+    """By adding to it, which fails with an object, or by writing it out, which would be as Python does."""
+    tokens = make_tokenizer(AS_TEXT.replace("HOW", how))
+    talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]]
+    for loss_on in ("answers", "all"):
+        text, found = whole_and_learnt(
+            prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on), tokens
+        )
+        assert '<call>find {"what": "kät"}</call>' in text
+    assert "a.jsonl:1" not in text and found
+
+
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize(
+    ("talk", "what"),
+    [
+        (
+            [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]],
+            r"messages\[1\]: .*leaves out the call of find",
+        ),
+        (
+            [TALK[0], {"role": "tool", "content": 'a "mat"'}, TALK[1]],
+            r"messages\[1\]: .*what the role tool says",
+        ),
+        ([{"role": "system", "content": "Be short."}, *TALK[:2]], None),
+        ([TALK[0], {"role": "assistant", "content": "a"}, {"role": "tool", "content": ""}, *TALK[:2]], None),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(tmp_path, make_tokenizer, talk, what, loss_on):
+    """Zephyr's, TinyLlama's: the hole would be trained on. What is written in another form is there."""
+    knows = "{% for m in messages %}{% if m['role'] == 'user' %}<|start|>user\n{{ m['content'] }}<|end|>\n"
+    knows += "{% elif m['role'] == 'system' %}<|start|>{{ m['content'] | tojson }}<|end|>\n"
+    knows += "{% elif m['role'] == 'assistant' %}<|start|>assistant\n{{ m['content'] }}<|end|>\n{% endif %}{% endfor %}"
+    tokens = make_tokenizer(knows + "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}")
+    if what is None:
+        assert prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on).valid.sum() > 0
+        return
+    with pytest.raises(BadInput, match=f"(?s)a.jsonl:1: {what}.*chat_template.jinja"):
+        prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on)
+
+
 @pytest.mark.parametrize(
     ("template", "why"), [(COUNTING, "before the answer"), (PROMPTING, "before the answer")]
 )
@@ -308,13 +360,13 @@ def test_a_model_whose_makers_left_sampling_half_set_is_written(make_tokenizer, 
 @pytest.fixture
 def speak(make_tokenizer, monkeypatch):
     """`speak(*words, positions)`: `trainer generate --chat` of a model that is made up; returns it, and what it did."""
-    tokens = make_tokenizer(ENDED)
+    own = make_tokenizer(ENDED)
 
-    def speak(prompt=None, positions=100, most=16, fault=None):
+    def speak(prompt=None, positions=100, most=16, fault=None, chat=True, tokens=own):
         did = []
 
         def generated(input_ids, **options):
-            did.append((input_ids.shape[1], options))
+            did.append((input_ids.shape[1], options) if chat else input_ids[0].tolist())
             if fault:
                 raise fault
             return torch.cat([input_ids, torch.tensor([[tokens.eos_token_id]])], dim=1)
@@ -332,7 +384,7 @@ def speak(make_tokenizer, monkeypatch):
         monkeypatch.setattr(saved, "find", lambda directory: directory)
         monkeypatch.setattr(saved, "open_model", lambda *_, **__: (model, tokens))
         sampling = generate.Sampling(max_new_tokens=most, temperature=0, top_k=0, seed=0)
-        assert generate.main("run", prompt, True, None, False, sampling) == 0
+        assert generate.main("run", prompt, chat, None, False, sampling) == 0
         return did
 
     return speak
@@ -344,6 +396,21 @@ def test_the_likeliest_token_is_nobody_elses_choice_and_the_template_ends_an_ans
     tokens = make_tokenizer(ENDED)
     ends = sorted((tokens.eos_token_id, tokens.convert_tokens_to_ids("<|end|>")))
     assert options["eos_token_id"] == ends
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_prompt_begins_as_a_document_does_and_does_not_end(speak, make_tokenizer, begins):
+    """Some tokenizers put a token behind every text, after which a model would begin another one."""
+    bare, tokens = make_tokenizer(ENDED), make_tokenizer(ENDED)
+    end = tokenizer.END_OF_TEXT
+    first = f"{end} " * begins
+    tokens.bos_token = end if begins else None
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first}$A {end}", special_tokens=[(end, tokens.eos_token_id)]
+    )
+    assert tokens("the cat").input_ids[-1] == tokens.eos_token_id
+    (ids,) = speak("the cat", chat=False, tokens=tokens)
+    assert ids == [tokens.eos_token_id] * begins + bare("the cat").input_ids
 
 
 def test_an_answer_has_room_before_old_turns_are_remembered(speak, monkeypatch):

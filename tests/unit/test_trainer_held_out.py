@@ -12,9 +12,13 @@ from trainer.loop import Progress
 
 @pytest.fixture
 def evaluated(monkeypatch):
-    """`evaluated(progress, loss, digest)`: whether a checkpoint was made, and what was told."""
+    """`evaluated(progress, loss, digest)`: whether a checkpoint was made, and what was told.
 
-    def evaluate(progress, loss, digest="a"):
+    saver: where the step's checkpoint was begun before the evaluation, (whether it was told, whether it is under way);
+    then the step of the best that has one is told, too.
+    """
+
+    def evaluate(progress, loss, digest="a", saver=None):
         told, saved = {}, []
         run = types.SimpleNamespace(
             progress=progress,
@@ -28,14 +32,17 @@ def evaluated(monkeypatch):
             _tell=lambda kind, **words: told.update(words),
             _say=lambda line: told.setdefault("said", []).append(line),
             save=lambda: saved.append(progress.step),
-            saved_step=-1,
+            saved_step=progress.step + 1 if saver else -1,
+            saver=types.SimpleNamespace(
+                **dict(zip(("told", "under_way"), saver or (True, False), strict=True))
+            ),
             best_saved=progress.best_step,
         )
         monkeypatch.setattr(recorder, "evaluate", lambda *_: loss)
         recorder.Recorder.judge(one)
         progress.step += 1
         recorder.Recorder.evaluate(one)
-        return bool(saved), told
+        return bool(saved), told | ({"best_saved": one.best_saved} if saver else {})
 
     return evaluate
 
@@ -52,6 +59,17 @@ def test_the_best_is_of_the_same_data(evaluated):
     # An earlier release did not note what the best loss was measured on.
     before = Progress(step=2, best_loss=2.0, best_step=1, no_better=1)
     assert not evaluated(before, 3.0, "b")[0] and before.no_better == 2
+
+
+@pytest.mark.parametrize(
+    ("saver", "there"),
+    [((True, True), True), ((True, False), True), ((False, False), True), ((False, True), False)],
+)
+def test_a_checkpoint_that_came_to_be_before_its_evaluation_is_the_bests(evaluated, saver, there):
+    """Told already, while nobody has waited for its thread yet, it is told no second time; else it will be."""
+    progress = Progress(step=6)
+    _, told = evaluated(progress, 2.0, saver=saver)
+    assert progress.best_step == 7 and (told["best_saved"] == 7) is there
 
 
 def test_a_loss_that_is_no_number_is_never_the_best(evaluated):

@@ -414,6 +414,13 @@ def test_check_lists_model_and_data_together(tmp_path, config_file, capfd):
     assert code == 2 and "dataset: none.txt" in said and "model: " in said
 
 
+@pytest.mark.parametrize("words", ["loss_kernel=liger device=cpu", "report_to=wandb"])
+def test_check_refuses_what_a_run_would_before_its_first_step(config_file, capfd, monkeypatch, words):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, said = answer(capfd, "check", config_file, *words.split())
+    assert code == 2 and words.split("=")[0] in said
+
+
 def test_a_good_check(config_file, capfd):
     assert cli.main(["check", str(config_file)]) == 0
     assert "are good" in capfd.readouterr().out

@@ -47,10 +47,10 @@ def said():
     return []
 
 
-def fed(tmp_path, said, rank=0, records=(RECORD,), goes_on=False, begun="", **settings):
+def fed(tmp_path, said, rank=0, records=(RECORD,), begun="", **settings):
     """Sinks of `rank` that have had the records and are closed."""
     config = from_mapping({"tensorboard": False, **settings})
-    watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, goes_on, begun)
+    watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, begun)
     for record in records:
         watched.write(record)
     watched.close()
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken_ends_nothing(tmp_path, said, monkeypatch):
 
 
 def test_a_sink_that_fails_is_left_out_and_the_others_go_on(tmp_path, said, monkeypatch):
-    def broken(config, settings, goes_on):
+    def broken(config, settings, begun):
         def write(record):
             raise ConnectionError("no route to the service")
 
@@ -193,7 +193,8 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     )
     wandb = types.SimpleNamespace(init=lambda **asked: told.append((asked["name"], asked["id"])) or run)
     mlflow = types.SimpleNamespace(
-        start_run=lambda run_name: told.append(("start", run_name)),
+        search_runs=lambda **asked: [],
+        start_run=lambda run_name, tags: told.append(("start", run_name, tags)),
         log_params=lambda settings: told.append(("params", settings)),
         log_metrics=lambda numbers, step: told.append(("metrics", step, numbers)),
         end_run=lambda: told.append("end"),
@@ -209,8 +210,11 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     fed(tmp_path, said, begun="20260102T03", report_to="wandb", run="r")
     assert told[0] == ("r", "r-20260102T03")
     told.clear()
-    fed(tmp_path, said, report_to="mlflow", run="r")
-    assert told[0] == ("start", "r") and told[2:] == [("metrics", 7, wanted), "end"]
+    fed(tmp_path, said, begun="20260102T03", report_to="mlflow", run="r")
+    assert told[0] == ("start", "r", {"trainyard_begun": "20260102T03"}) and told[2:] == [
+        ("metrics", 7, wanted),
+        "end",
+    ]
     assert said == []
 
 
@@ -220,15 +224,18 @@ class Server:
     def __init__(self):
         self.runs, self.now = {}, None
 
-    def start_run(self, run_id=None, run_name=None):
+    def start_run(self, run_id=None, run_name=None, tags=None):
         self.now = run_id or f"id{len(self.runs)}"
         assert run_id is None or run_id in self.runs
-        self.runs.setdefault(self.now, {"name": run_name, "params": {}, "steps": []})
+        self.runs.setdefault(self.now, {"name": run_name, "tags": tags, "params": {}, "steps": []})
 
     def search_runs(self, filter_string, max_results, output_format):
         assert output_format == "list"
-        (name,) = re.fullmatch("attributes.run_name = '(.*)'", filter_string).groups()
-        found = [one for one in reversed(self.runs) if self.runs[one]["name"] == name][:max_results]
+        name, tag, begun = re.fullmatch(
+            "attributes.run_name = '(.*)' and tags.(.*) = '(.*)'", filter_string
+        ).groups()
+        wanted = {"name": name, "tags": {tag: begun}}
+        found = [one for one in reversed(self.runs) if wanted.items() <= self.runs[one].items()][:max_results]
         return [types.SimpleNamespace(info=types.SimpleNamespace(run_id=one)) for one in found]
 
     def log_params(self, params):
@@ -247,12 +254,12 @@ class Server:
 def test_a_run_that_goes_on_is_the_same_one_of_mlflow(tmp_path, said, monkeypatch):
     server = Server()
     monkeypatch.setitem(sys.modules, "mlflow", server)
-    for step, name, goes_on, steps in ((1, "r", False, 5), (2, "other", False, 5), (3, "r", True, 9)):
+    for step, name, steps in ((1, "r", 5), (2, "other", 5), (3, "r", 9)):
         records = [{**RECORD, "step": step}]
-        fed(tmp_path, said, 0, records, goes_on, report_to="mlflow", run=name, steps=steps)
+        fed(tmp_path, said, 0, records, "now", report_to="mlflow", run=name, steps=steps)
     assert {one["name"]: one["steps"] for one in server.runs.values()} == {"r": [1, 3], "other": [2]}
-    fed(tmp_path, said, 0, [{**RECORD, "step": 1}], False, report_to="mlflow", run="r")  # begun anew
-    fed(tmp_path, said, 0, [{**RECORD, "step": 2}], True, report_to="mlflow", run="r")
+    for step in (1, 2):  # begun anew
+        fed(tmp_path, said, 0, [{**RECORD, "step": step}], "later", report_to="mlflow", run="r")
     assert [one["steps"] for one in server.runs.values()] == [[1, 3], [2], [1, 2]] and said == []
 
 

@@ -24,15 +24,22 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
         samples, letters = read.check(config)
     except BadInput as error:
         problems.append(str(error))
+    good_data = not problems
 
+    from trainer import sinks
     from trainer.model import load
     from trainer.world import World
 
+    try:
+        sinks.check(config)
+    except BadInput as error:
+        problems.append(str(error))
     world = World(config, environment, trains=False)
-    good_data = not problems
     if good_data or config.model != "tiny":  # its tokenizer needs the data
         try:
-            problems += refused(config, load.source(config, world), environment.cache_dir, good_data)
+            problems += refused(
+                config, load.source(config, world), environment.cache_dir, world.device.type, good_data
+            )
         except BadInput as error:
             problems.append(str(error))
     if problems:
@@ -43,13 +50,15 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
     return 0
 
 
-def refused(config: Config, found, cache_dir: Path, good_data: bool = True) -> list[str]:
+def refused(config: Config, found, cache_dir: Path, device: str, good_data: bool = True) -> list[str]:
     """What training would refuse of `found`, a load.Source, only once it has tokenised the data or built the model.
 
-    No weights are read. cache_dir: where training keeps tokenised data. good_data: the data can be read, so that what
-    its tokens are has a say.
+    No weights are read. cache_dir: where training keeps tokenised data. device: cpu, cuda. good_data: the data can be
+    read, so that what its tokens are has a say.
     """
-    from trainer.model import load, packing, router
+    import torch
+
+    from trainer.model import load, loss, packing, router
 
     problems = []
 
@@ -59,6 +68,7 @@ def refused(config: Config, found, cache_dir: Path, good_data: bool = True) -> l
 
     for look in (
         build,
+        lambda: loss.check(config, torch.device(device)),
         lambda: packing.foresee(config, found.config),
         lambda: good_data and _check_samples(config, found, cache_dir),
     ):

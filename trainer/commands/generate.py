@@ -41,10 +41,10 @@ def main(
     torch.manual_seed(sampling.seed)
     try:
         if not chat:
-            if prompt:
-                ids = tokenizer(prompt, return_tensors="pt").input_ids
-            else:  # as documents begin in training (data/cache.py); after another's end, where no token begins them
-                ids = torch.tensor([turns.first_token(tokenizer) or [tokenizer.eos_token_id]])
+            # As documents begin in training (data/cache.py), for a tokenizer may end each text by a token of its own;
+            # without a prompt after another's end, where no token begins them.
+            ids = turns.first_token(tokenizer) + tokenizer(prompt or "", add_special_tokens=False).input_ids
+            ids = torch.tensor([ids or [tokenizer.eos_token_id]])
             _continue(model, tokenizer, ids, sampling, with_prompt=True)
         elif prompt is not None:
             _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)

@@ -97,7 +97,7 @@ def main(
         _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
     letters = trained_on(config)
-    if problems := check.refused(config, source, environment.cache_dir):
+    if problems := check.refused(config, source, environment.cache_dir, world.device.type):
         raise BadInput("\n".join(problems))
     with _countable(config):
         found = footprint.measure(config, source.config, world.device.type)

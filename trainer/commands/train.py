@@ -109,7 +109,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     shares = _shares(config, world)  # refuse early what the ranks cannot share
     split.check(config, world)
     world.together(lambda: loss.check(config, world.device))
-    world.together(lambda: sinks.check(config) if world.first else None)
+    # Later the first rank may be another host's, and a run is not given up for what only watches it.
+    world.together(lambda: sinks.check(config) if world.first and environment.attempt == 1 else None)
     found = _previous(config, world, status, stop_signal)
     if found:
         checkpoint.check_device(found.manifest, config.device, any(world.gather(torch.cuda.is_available())))

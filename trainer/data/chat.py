@@ -7,6 +7,7 @@ refused: a guess would train on the wrong tokens.
 
 import datetime
 import itertools
+import json
 import re
 
 from trainer.data.records import Sample
@@ -77,10 +78,10 @@ class Renderer:
         """
         template = self.tokenizer.get_chat_template(tools=sample.tools)
         _explained(sample, lambda: _fix_today(template))
+        sample, text = self._taken(sample)
         if self.answers and MARKED.search(template):
             text, spans = self._marked(sample)
         else:
-            text = self._rendered(sample, sample.messages)
             # One that nothing asks for, a greeting, is read; templates refuse to render what is before it.
             asked = next((n for n, one in enumerate(sample.messages) if one["role"] == "user"), 0)
             wanted = [n for n, one in enumerate(sample.messages) if n > asked and one["role"] == "assistant"]
@@ -91,6 +92,38 @@ class Renderer:
             if spans and spans[-1][1] >= len(bare):
                 spans[-1] = (spans[-1][0], len(text))
         return text, spans
+
+    def _taken(self, sample: Sample) -> tuple[Sample, str]:
+        """The sample as the template takes it, and the whole text; raises BadInput where that lacks what was said.
+
+        Most templates write a call's arguments out as JSON, some want them as the text that OpenAI's API has.
+        """
+        called = any(_calls(one) for one in sample.messages)
+        try:
+            text = self._rendered(sample, sample.messages)
+        except BadInput:
+            if not called:
+                raise
+            text = None
+        if text is None or any(
+            str(call["arguments"]) in text for call in _calls_of(sample) if call["arguments"]
+        ):
+            as_text = sample._replace(messages=[_with_text(one) for one in sample.messages])
+            try:
+                text, sample = self._rendered(as_text, as_text.messages), as_text
+            except BadInput:
+                text = self._rendered(sample, sample.messages)  # whose words are the ones to read
+        for n, one in enumerate(sample.messages):
+            lost = [call["name"] for call in _calls(one) if call["name"] not in text]
+            if lost:
+                raise _left_out(sample, n, f"the call of {lost[0]}")
+            said = one["content"].strip()
+            if one["role"] != "assistant" and said and said not in text:
+                # It may be there in another form, as JSON say: then other words make another text.
+                other = [*sample.messages[:n], {**one, "content": said + MORE}, *sample.messages[n + 1 :]]
+                if self._rendered(sample, other) == text:
+                    raise _left_out(sample, n, f"what the role {one['role']} says")
+        return sample, text
 
     def _answer(self, sample: Sample, text: str, n: int) -> Span:
         """Where message `n`, an answer, stands in `text`, the whole exchange."""
@@ -135,6 +168,52 @@ class Renderer:
     def _rendered(self, sample: Sample, messages: list[dict], **options) -> str:
         options = {"tools": sample.tools, "tokenize": False, **FIXED, **options}
         return _explained(sample, lambda: self.tokenizer.apply_chat_template(messages, **options))
+
+
+def _calls(message: dict) -> list[dict]:
+    """A message's calls of tools that are whole: each with its name and its arguments."""
+    found = message.get("tool_calls")
+    calls = (
+        [one.get("function", one) for one in found if isinstance(one, dict)]
+        if isinstance(found, list)
+        else []
+    )
+    return [
+        one
+        for one in calls
+        if isinstance(one, dict) and isinstance(one.get("name"), str) and "arguments" in one
+    ]
+
+
+def _calls_of(sample: Sample) -> list[dict]:
+    return [call for message in sample.messages for call in _calls(message)]
+
+
+def _with_text(message: dict) -> dict:
+    """The message with its calls' arguments as a text of JSON."""
+    if not _calls(message):
+        return message
+
+    def as_text(call):
+        if not isinstance(call, dict):
+            return call
+        if isinstance(call.get("function"), dict):
+            return {**call, "function": as_text(call["function"])}
+        return (
+            {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+            if "arguments" in call
+            else call
+        )
+
+    return {**message, "tool_calls": [as_text(one) for one in message["tool_calls"]]}
+
+
+def _left_out(sample: Sample, n: int, what: str) -> BadInput:
+    return BadInput(
+        f"{sample.place}: messages[{n}]: the model's chat template leaves out {what}: answers would be trained on "
+        "without it. Take a model whose template has it, put one that does into the model's directory as "
+        "chat_template.jinja, or leave such records away"
+    )
 
 
 def _fix_today(template: str) -> None:

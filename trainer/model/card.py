@@ -11,6 +11,7 @@ from trainer.words import count
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 LOSSES = 10  # rows of the table of losses, at most
 
+MERGE = "merge both (`trainer export RUN DIRECTORY --merge`)"
 LOAD_MODEL = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,23 +33,24 @@ def write(directory: Path, facts: dict, adapter: dict | None = None, merged: boo
 
     adapter: its adapter_config.json, if `directory` holds one; merged: an adapter was merged into these weights.
     """
-    (directory / "README.md").write_text(text(facts, directory.name, adapter, merged), encoding="utf-8")
+    chats = (directory / "chat_template.jinja").is_file()
+    (directory / "README.md").write_text(
+        text(facts, directory.name, adapter, merged, chats), encoding="utf-8"
+    )
 
 
-def text(facts: dict, name: str, adapter: dict | None = None, merged: bool = False) -> str:
-    """The card; `name`: the directory's."""
+def text(
+    facts: dict, name: str, adapter: dict | None = None, merged: bool = False, chats: bool = False
+) -> str:
+    """The card; `name`: the directory's. chats: its tokenizer has a chat template."""
     settings = facts.get("settings", {})
     base = settings.get("model") or (adapter or {}).get("base_model_name_or_path") or "unknown"
     title = facts.get("run") or settings.get("run") or name
     parts = [
         _front_matter(base, adapter),
         f"# {title}\n\n{_what(base, adapter, merged, settings)}",
-        f"## How to load it\n\n```python\n{_load(adapter, base)}```"
-        + (
-            "\n\nIts tokenizer has a chat template: `tokenizer.apply_chat_template`."
-            if _chats(settings)
-            else ""
-        ),
+        f"## How to load it\n\n{_load(adapter, base)}"
+        + ("\n\nIts tokenizer has a chat template: `tokenizer.apply_chat_template`." if chats else ""),
         _data(facts, settings),
         _losses(facts),
         _settings(settings),
@@ -63,7 +65,7 @@ def _front_matter(base: str, adapter: dict | None) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["trainyard", *(["lora"] if adapter else [])],
     }
-    if re.fullmatch(HUB_NAME, base):
+    if re.fullmatch(HUB_NAME, base) and not Path(base).is_dir():
         head["base_model"] = base
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---"
 
@@ -81,11 +83,11 @@ def _what(base: str, adapter: dict | None, merged: bool, settings: dict) -> str:
 
 
 def _load(adapter: dict | None, base: str) -> str:
-    return (LOAD_ADAPTER if adapter else LOAD_MODEL).format(path=".", base=base)
-
-
-def _chats(settings: dict) -> bool:
-    return settings.get("data_format") in ("chat", "instruction")
+    if adapter and base == "tiny":
+        return (
+            f"Its base has weights that its run has made at random: {MERGE} first, and load what that writes."
+        )
+    return f"```python\n{(LOAD_ADAPTER if adapter else LOAD_MODEL).format(path='.', base=base)}```"
 
 
 def _data(facts: dict, settings: dict) -> str:

@@ -114,6 +114,8 @@ def name_end_of_turn(directory: Path, model, tokenizer) -> None:
 
 def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
     """The model beside which the adapter was trained, whole; quantised weights are made whole again."""
+    import torch
+
     name = base or saved.base
     if not name:
         raise BadInput(f"{saved.path}: the adapter does not say what its base is; give it by --base DIR")
@@ -131,7 +133,8 @@ def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
             )
         known = {**_known(saved.settings), "model": name, "trust_remote_code": trust}
         with _explained(Path(name), "the adapter's base"):
-            return model_load.remake(configuration.from_mapping(known), tokenizer)
+            remade = model_load.remake(configuration.from_mapping(known), tokenizer)
+            return remade if dtype == "auto" else remade.to(getattr(torch, dtype))
     with _explained(Path(name), "the adapter's base"):
         return _weights(name, dtype, trust)
 

@@ -1,0 +1,36 @@
+"""The model card: what the hub reads, and whether its way to load the model is one."""
+
+import pytest
+import yaml
+
+from trainer.model import card
+
+ADAPTER = {"r": 8, "lora_alpha": 16}
+
+
+def written(folder, settings, adapter=None):
+    card.write(folder, {"settings": settings}, adapter)
+    text = (folder / "README.md").read_text()
+    return yaml.safe_load(text.split("---")[1]), text
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_a_chat_template_is_told_where_there_is_one(tmp_path, template):
+    if template:
+        (tmp_path / "chat_template.jinja").touch()
+    _, text = written(tmp_path, {"model": "org/name", "data_format": "auto"})
+    assert ("chat template" in text) is template
+
+
+def test_a_directory_is_no_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert written(tmp_path, {"model": "models/llama"})[0]["base_model"] == "models/llama"
+    (tmp_path / "models/llama").mkdir(parents=True)
+    assert "base_model" not in written(tmp_path, {"model": "models/llama"})[0]
+
+
+def test_beside_random_weights_nobody_is_told_to_load_them(tmp_path):
+    head, text = written(tmp_path, {"model": "tiny"}, ADAPTER)
+    assert head["library_name"] == "peft" and "from_pretrained" not in text and "--merge" in text
+    assert 'from_pretrained("org/name")' in written(tmp_path, {"model": "org/name"}, ADAPTER)[1]
+    assert 'from_pretrained(".")' in written(tmp_path, {"model": "tiny"})[1]
