@@ -160,6 +160,7 @@ def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | N
             "sequence_length": COMMON["sequence_length"],
             "batch_size": config["batch_size"],
             "micro_batch_size": config.get("micro_batch_size", COMMON["micro_batch_size"]),
+            "sending": config.get("sending"),
             "wire_bytes": statistics.mean(row["wire_bytes"] for row in rows),
             "tokens_a_second": speed(rows),
         }
@@ -346,20 +347,30 @@ def wire(lab: Lab, quick: bool) -> str:
         megabits = slow_link(fast[3:])
         for host in HOSTS:
             lab.set_rate(host, f"{megabits}mbit")
-        found = {}
+        found, processors = {}, {}  # seconds that a token takes of a processor
         try:
             for name, keys in ways.items():
                 short, long = lengths(keys, steps)
-                few, _ = _counted(lab, f"{name}-few", {**settings, **keys, "steps": short})
-                many, rows = _counted(lab, f"{name}-many", {**settings, **keys, "steps": long})
+                few, _, least = _counted(lab, f"{name}-few", {**settings, **keys, "steps": short})
+                many, rows, most = _counted(lab, f"{name}-many", {**settings, **keys, "steps": long})
                 loss = statistics.mean(row["loss"] for row in rows[:steps][-10:])
                 rows = rows[short:]
                 found[name] = ((many - few) / sum(row["tokens"] for row in rows), rows, loss)
+                processors[name] = (most - least) / sum(row["tokens"] for row in rows)
         finally:
             for host in HOSTS:
                 lab.set_rate(host, None)
         after = apart(lab, "afterwire", third, steps // 2, **micro)
     alone = [paces(before[host] + after[host])[0] for host in HOSTS]
+    # What exact's ranks take of their processors beyond what they take by themselves, all of whose time is computing.
+    tokens = third[HOSTS[0]] * COMMON["sequence_length"]
+    busy = statistics.mean(
+        share * (1 / own["speed"] + own["rest"] / tokens) for share, own in zip(quotas, alone, strict=True)
+    )
+    sent = sum(row["wire_bytes"] for row in found["exact"][1]) / sum(
+        row["tokens"] for row in found["exact"][1]
+    )
+    settings["sending"] = max(0.0, processors["exact"] - busy) / (len(HOSTS) * sent)
     record("no limit, exact", fast[3:], alone, quotas, **settings)
     for name, (_, rows, _) in found.items():
         limited = f"{megabits} Mbit/s, {name}"
@@ -387,16 +398,31 @@ def wire(lab: Lab, quick: bool) -> str:
     )
 
 
-def _counted(lab: Lab, name: str, config: dict) -> tuple[int, list[dict]]:
-    """Bytes that left all hosts while a run went on, by their interfaces' counters; and its steps."""
+def _counted(lab: Lab, name: str, config: dict) -> tuple[int, list[dict], float]:
+    """Bytes that left all hosts while a run went on, by their interfaces' counters; its steps; and the seconds that it
+    took of processors.
+    """
 
     def now() -> int:
         files = {host: f"/sys/class/net/{lab.host(host).interface}/statistics/tx_bytes" for host in HOSTS}
         return sum(int(lab.exec(host, "cat", file)) for host, file in files.items())
 
-    before = now()
+    def processors() -> float:
+        found = os.times()  # of the ranks, once they have ended
+        return found.children_user + found.children_system
+
+    before, began = now(), processors()
     group = Group(lab, name, HOSTS, **config).ended()
-    return now() - before, group.rows()
+    took = processors() - began
+    return now() - before, group.rows(), took
+
+
+def keep(file: Path, runs: list[dict]) -> None:
+    """Write runs into `file`, in the place of those of their names; what other tables have measured stays."""
+    there = json.loads(file.read_text()) if file.exists() else []
+    file.parent.mkdir(parents=True, exist_ok=True)
+    by_name = {run["name"]: run for run in [*there, *runs]}
+    file.write_text(json.dumps(list(by_name.values()), indent=1))
 
 
 TABLES = {"balance": balance, "slowed": slowed, "wire": wire}
@@ -408,9 +434,12 @@ def main() -> None:
     parser.add_argument("tables", metavar="TABLE", nargs="*", help=f"of {listing}; default: all")
     parser.add_argument("--quick", action="store_true", help="few steps: shows that it runs, no more")
     parser.add_argument(
-        "--json", type=Path, default=ROOT / "runs" / "bench-cluster.json", help="where figures go, too"
+        "--json",
+        type=Path,
+        help="where figures go, too: runs/bench-cluster.json, or -quick.json, unless given",
     )
     options = parser.parse_args()
+    options.json = options.json or ROOT / f"runs/bench-cluster{'-quick' if options.quick else ''}.json"
     if unknown := set(options.tables) - set(TABLES):
         parser.error(f"no table is named {', '.join(sorted(unknown))}; there are {listing}")
     if reasons := obstacles():
@@ -428,8 +457,7 @@ def main() -> None:
             sys.exit(done.stdout[-3000:] + done.stderr)
         for name in options.tables or TABLES:
             print(TABLES[name](lab, options.quick), end="\n\n", flush=True)
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(RECORDED, indent=1))
+            keep(options.json, RECORDED)
     finally:
         lab.down()
 

@@ -16,7 +16,6 @@ import json
 import math
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,7 +158,8 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
         sums, small = network.sum_hops(ranks), network.sum_hops(ranks) * network.latency
         # Coded: everybody's part to each, over gloo in turns, and one ring of the sums.
         turns = 1 if network.backend == "nccl" else ranks - 1
-        coded = buckets * (turns + (ranks - 1)) * network.latency
+        code = (turns + ranks - 1) * network.latency
+        coded = buckets * code
         if work.comm == "exact":
             last = [  # of the last micro-batch's backward, whose buckets travel one by one
                 BACKWARD * own / math.ceil(share / work.micro_batch_size)
@@ -170,7 +170,7 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
                 ready = max(done - own * left / buckets for done, own in zip(busy, last, strict=True))
                 end = max(end, ready) + wire / buckets + sums * network.latency
         elif work.comm == "powersgd":
-            end = done + wire + 2 * sums * network.latency
+            end = done + wire + 2 * code + sums * network.latency  # of each factor, and what is no matrix
         elif work.comm == "diloco":
             meeting = wire * work.sync_every + coded + small
             if work.overlap:
@@ -284,14 +284,15 @@ def home_lan(count: int, found, assumed: Assumed) -> list[Host]:
     return hosts
 
 
-def needs(config: configuration.Config, found, comm: str) -> int:
-    """Bytes of a GPU that a rank needs, as `trainer plan` counts them."""
+def needs(config: configuration.Config, found, comm: str, overlap: bool = False) -> int:
+    """Bytes of a GPU that a rank needs, as `trainer plan` counts them. overlap: as Work has it."""
     import torch
 
     from trainer.commands import plan
 
     place = plan.Place(3, 3, 1, torch.device("cuda"), 0, 0, 1e9)
-    budget = plan.budget("ddp", dataclasses.replace(config, comm=comm), found, place, 0)
+    config = dataclasses.replace(config, comm=comm, diloco_overlap=int(overlap))
+    budget = plan.budget("ddp", config, found, place, 0)
     return sum(budget.device.values())
 
 
@@ -332,7 +333,7 @@ def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
     rows = []
     for name, keys in variants.items():
         three = found_steps[name, 3]
-        memory = needs(config, found, keys.get("comm", "exact"))
+        memory = needs(config, found, keys.get("comm", "exact"), keys.get("overlap", False))
         fits = min(host.memory for host in hosts)
         rows.append(
             (
@@ -385,15 +386,18 @@ def check(
 ) -> tuple[str, bool]:
     """A table of measured and simulated tokens/s, and whether all differ by WITHIN at most.
 
-    coding: seconds a byte of gradients on one core, by way; sending: seconds a byte that is sent. They are measured
-    here where not given.
+    coding: seconds a byte of gradients on one core, by way, measured here where not given. sending: seconds of one for
+    a byte that is sent, as the runs' ranks took unless given.
     """
     gradients = _inverse([run for run in runs if run["comm"] == "exact"])
-    if not gradients:
-        sys.exit("no run by exact is among the results: give those of `python -m bench.cluster wire`")
+    if not gradients or (sending is None and not any(run.get("sending") for run in runs)):
+        sys.exit(
+            "no run by exact behind a wire is among the results: give those of `python -m bench.cluster wire`"
+        )
     factors = _inverse([run for run in runs if run["comm"] == "powersgd"]) or gradients
     coding = coding if coding is not None else {way: coding_seconds(way, gradients) for way in WAYS}
-    sending = sending if sending is not None else sending_seconds(gradients)
+    if sending is None:
+        sending = next(run["sending"] for run in runs if run["sending"] is not None)
     rows, good = [], True
     for run in runs:
         found = of_run(run, gradients, factors, coding, sending, Network())
@@ -432,37 +436,6 @@ def coding_seconds(way: str, gradients: int) -> float:
     finally:
         torch.set_num_threads(threads)
         dist.destroy_process_group()
-
-
-def sending_seconds(gradients: int) -> float:
-    """Seconds of a processor of this machine for each byte that a rank sends in a sum of `gradients` bytes over gloo.
-
-    By three processes over the loopback; those in which a rank takes as much from the others, and adds, are among them.
-    """
-    import torch.multiprocessing as processes
-
-    with tempfile.TemporaryDirectory() as folder:
-        place = str(Path(folder, "store"))
-        queue = processes.get_context("spawn").SimpleQueue()
-        processes.start_processes(_send, (3, gradients, place, queue), nprocs=3, start_method="spawn")
-        return statistics.mean(queue.get() for _ in range(3))
-
-
-def _send(rank: int, ranks: int, gradients: int, place: str, queue) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(place, ranks), rank=rank, world_size=ranks)
-    flat = torch.zeros(gradients // 4)
-    dist.all_reduce(flat)
-    rounds = max(3, 100_000_000 // gradients)
-    begin = time.process_time()
-    for _ in range(rounds):
-        dist.all_reduce(flat)
-    seconds = time.process_time() - begin
-    queue.put(seconds / rounds / ways.sent(gradients, gradients, ranks, 1)["exact"])
-    dist.destroy_process_group()
 
 
 def _timed(compress, alone, way: str, gradients: int) -> float:

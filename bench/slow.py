@@ -121,6 +121,7 @@ def prepare(folder: Path, sizes: Sizes) -> None:
         "validation": str(folder / "held_out.jsonl"),
         "sequence_length": sizes.sequence_length,
         "batch_size": sizes.batch_size,
+        "min_nodes": RANKS,  # one that goes on alone would be recorded as what both had found
         "micro_batch_size": max(1, sizes.batch_size // RANKS),
         "balance": "even",  # shares by speed would differ from run to run, and with them diloco's curve
         "steps": sizes.steps,
@@ -175,6 +176,8 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
         "tokens": sum(row["tokens"] for row in steps),
         "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps) + RANKS * uncounted(rows),
         "seconds": sum(row["step_seconds"] for row in steps),
+        # A stop brings about a checkpoint, for which diloco meets: a round cut short, and its bytes.
+        "stops": sum(row.get("event") in ("resume", "restart") for row in rows),
         "parameters": json.loads((run_dir / "summary.json").read_text())["parameters"],
     }
 
@@ -349,8 +352,16 @@ def report(folder: Path) -> str:
         f"{sizes.steps // sizes.sync_every} times; "
         f"{f'from weights after {sizes.base_steps:,} steps of exact' if sizes.base_steps else 'from random weights'}; "
         f"validation loss in nats a token, on text that was held out"
-        f"{f', {before:.4f} before' if before else ''}; bytes that all ranks sent.\n\n"
+        f"{f', {before:.4f} before' if before else ''}; bytes that all ranks sent{_stopped(found)}.\n\n"
         f"{table(found, before)}"
+    )
+
+
+def _stopped(found: list[dict]) -> str:
+    """Which runs were not of one piece."""
+    named = [f"{one['way']} of seed {one['seed']} ({one['stops']})" for one in found if one.get("stops")]
+    return (
+        f"; stopped and gone on with, for which diloco meets once more: {', '.join(named)}" if named else ""
     )
 
 

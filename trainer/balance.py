@@ -291,7 +291,7 @@ class Balance:
         """Have the shares to which ranks with these times for a sequence, in any unit, would lead."""
         self._seconds = list(seconds)
         if self.learns:
-            self.split = self._solve()
+            self._change(TRIAL)
 
     def learn(self, rank_seconds: list[float], fixed: Sequence[float] = ()) -> bool:
         """Take in each rank's own seconds of a step of these shares; whether the shares are others now.

@@ -121,9 +121,14 @@ def _size(config: Config, model_config, world: World) -> int:
         raise BadInput(_refusal(config, model_config, world, one, exact["ddp"], strategy, place))
     least, most = 1, wanted
     if budgets(most)[strategy].fits(place, DOUBT):
-        # What nobody asked for is not tried where the count may be too low.
-        while most < asked and budgets(min(2 * most, asked))[strategy].fits(place, 1 / DOUBT):
-            most = min(2 * most, asked)
+        # What nobody asked for is not tried where the count may be too low. To an eighth, for each takes seconds.
+        too_many = asked + 1
+        while too_many - most > max(1, most // 8):
+            more = min(2 * most, asked) if too_many > asked else (most + too_many) // 2
+            if budgets(more)[strategy].fits(place, 1 / DOUBT):
+                most = more
+            else:
+                too_many = more
         return max(most, config.micro_batch_size)
     while most - least > 1:
         middle = (least + most) // 2

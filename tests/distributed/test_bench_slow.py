@@ -75,6 +75,8 @@ def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
     assert "from weights after 20 steps of exact" in said
     before = [row["loss"] for row in records(tmp_path / "base", "eval")][-1]
     assert f"held out, {before:.4f} before" in said and before > exact["loss"]
+    assert (exact["stops"], coded["stops"]) == (0, 1) and "gone on with, for which diloco meets" in said
+    assert "once more: 8bit of seed 0 (1)." in said
     assert "| 8bit | 0 |" in said and "diloco meets 10 times" in said
     assert not list(tmp_path.glob("*/checkpoints"))
 

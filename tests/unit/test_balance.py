@@ -319,6 +319,9 @@ def test_ranks_are_not_tried_again_before_the_last_trial_has_paid():
         ),  # in 4 micro-batches of 6
         ({"strategy": "fsdp", "micro_batch_size": 4, "compile": True}, "2,1,1", [16, 16, 16], 1.0),
         ({"strategy": "fsdp", "micro_batch_size": 24}, "2,1,1", [24, 12, 12], 16 / 12),
+        # In whole micro-batches of 20 there is nothing better than even shares: a run stays with those.
+        ({"micro_batch_size": 20, "compile": True}, "1,1,1", [16, 16, 16], 1.0),
+        ({"micro_batch_size": 4, "compile": True}, "2,1,1", [24, 12, 12], 16 / 12),
         ({}, None, [16, 16, 16], None),
     ],
 )

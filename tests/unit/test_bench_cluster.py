@@ -1,5 +1,6 @@
 """The figures of `make bench-cluster`, from steps made up as they would be: what is compared, and what is counted."""
 
+import json
 import re
 
 import pytest
@@ -103,8 +104,11 @@ def test_bytes_of_a_way_are_those_of_its_steps_alone(monkeypatch):
         count, sent = keys["steps"], every[keys["comm"]]
         if keys["comm"] == "diloco":
             meetings = len({n for n in range(1, count + 1) if n % keys["sync_every"] == 0 or n == count})
-            return 3 * 5_000_000 + 3 * sent * meetings, steps(count, rate, wire_bytes=sent)
-        return 3 * 5_000_000 + 3 * sent * count, steps(count, rate, wire_bytes=sent)
+            return 3 * 5_000_000 + 3 * sent * meetings, steps(count, rate, wire_bytes=sent), 1.0
+        rows = steps(count, rate, wire_bytes=sent)
+        # Importing takes 9 s of a processor, a token as long as by itself on half of one, and a byte 10 ns.
+        alone = 0.5 / (100 / 3 / rate) * sum(row["tokens"] for row in rows)
+        return 3 * 5_000_000 + 3 * sent * count, rows, 9.0 + alone + 3e-8 * sent * count
 
     class Fast(Fake):
         def ended(self):
@@ -125,8 +129,20 @@ def test_bytes_of_a_way_are_those_of_its_steps_alone(monkeypatch):
     assert less["powersgd"] == "20.250 (asked 20: met)"
     assert less["diloco"] == "239.066 (asked 200: met)"
     assert {run["sync_every"] for run in cluster.RECORDED if run["comm"] == "diloco"} == {60}
+    assert {round(run["sending"] * 1e9, 6) for run in cluster.RECORDED} == {10}
     # 4 MB at 0.94 of the wire take 2 s, four times the steps' half second.
     assert lab.rate == f"{round(32 / 0.94 / 2)}mbit"
+
+
+def test_a_tables_runs_take_the_place_of_their_own_alone(tmp_path):
+    file = tmp_path / "runs/a.json"
+    cluster.keep(file, [{"name": "2:1:1, even", "n": 1}, {"name": "exact", "n": 1}])
+    cluster.keep(file, [])
+    cluster.keep(file, [{"name": "exact", "n": 2}])
+    assert [(one["name"], one["n"]) for one in json.loads(file.read_text())] == [
+        ("2:1:1, even", 1),
+        ("exact", 2),
+    ]
 
 
 def test_each_way_but_exact_has_what_is_asked_of_it():

@@ -260,9 +260,20 @@ def test_a_rank_that_keeps_step_may_compute_more_at_once_as_far_as_it_has_room(m
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     assert room.at_once(config, LONG, World(other=4)) == [4, 4]
     four = needs(config, LONG, 4, "zero1")
-    for memory, size in ((1.1 * four, 2), (1.2 * four, 4)):
+    for memory, size in ((1.1 * four, 3), (1.2 * four, 4)):
         monkeypatch.setattr(plan, "_host_memory", lambda memory=memory: int(memory))
         assert room.at_once(config, LONG, World(other=2)) == [size, 2]
+
+
+def test_what_there_is_room_for_is_found_between_two_doublings(monkeypatch):
+    """15 are asked for: 8, and not 15, have room, and so have 12, with which 12 and 4 are shares of one pass."""
+    keys = {"strategy": "zero1", "micro_batch_size": 8}
+    config = asked(**keys)
+    assert room._most(config, World()) == 15
+    for rows in (8, 11, 12, 14, 15):
+        memory = int(needs(config, LONG, rows, "zero1") * room.DOUBT) + (1 << 20)
+        monkeypatch.setattr(plan, "_host_memory", lambda memory=memory: memory)
+        assert room.at_once(config, LONG, World(other=8)) == [rows, 8]
 
 
 def test_a_model_that_cannot_be_counted_is_tried(monkeypatch):
