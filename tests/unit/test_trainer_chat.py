@@ -229,11 +229,16 @@ def test_a_template_that_wants_a_calls_arguments_as_text_gets_them(tmp_path, mak
     tokens = make_tokenizer(AS_TEXT.replace("HOW", how))
     talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]]
     for loss_on in ("answers", "all"):
-        text, found = whole_and_learnt(
-            prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on), tokens
-        )
-        assert '<call>find {"what": "kät"}</call>' in text
-    assert "a.jsonl:1" not in text and found
+        packed = prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on)
+        text, found = whole_and_learnt(packed, tokens)
+        assert '<call>find {"what": "kät"}</call>' in text and found
+
+
+def test_a_tools_answer_that_reads_like_python_changes_no_call(tmp_path, make_tokenizer):
+    tokens = make_tokenizer(ENDED)
+    talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "bad arguments: {'what': 'kät'}"}, TALK[1]]
+    text, _ = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
+    assert '"arguments": {"what": "kät"}}</call>' in text
 
 
 @pytest.mark.parametrize("loss_on", ["answers", "all"])
@@ -244,11 +249,21 @@ def test_a_template_that_wants_a_calls_arguments_as_text_gets_them(tmp_path, mak
             [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]],
             r"messages\[1\]: .*leaves out the call of find",
         ),
+        # What is called stands elsewhere, too.
+        (
+            [
+                {"role": "user", "content": "Please find it."},
+                WITH_CALL,
+                {"role": "tool", "content": "mat"},
+                TALK[1],
+            ],
+            r"messages\[1\]: .*leaves out the call of find",
+        ),
         (
             [TALK[0], {"role": "tool", "content": 'a "mat"'}, TALK[1]],
             r"messages\[1\]: .*what the role tool says",
         ),
-        ([{"role": "system", "content": "Be short."}, *TALK[:2]], None),
+        ([{"role": "system", "content": 'Be "short".'}, *TALK[:2]], None),
         ([TALK[0], {"role": "assistant", "content": "a"}, {"role": "tool", "content": ""}, *TALK[:2]], None),
     ],
 )

@@ -96,34 +96,42 @@ class Renderer:
     def _taken(self, sample: Sample) -> tuple[Sample, str]:
         """The sample as the template takes it, and the whole text; raises BadInput where that lacks what was said.
 
-        Most templates write a call's arguments out as JSON, some want them as the text that OpenAI's API has.
+        Most templates write a call's arguments out as JSON; some want them as OpenAI's API has them.
         """
-        called = any(_calls(one) for one in sample.messages)
-        try:
-            text = self._rendered(sample, sample.messages)
-        except BadInput:
-            if not called:
-                raise
-            text = None
-        if text is None or any(
-            str(call["arguments"]) in text for call in _calls_of(sample) if call["arguments"]
-        ):
-            as_text = sample._replace(messages=[_with_text(one) for one in sample.messages])
-            try:
-                text, sample = self._rendered(as_text, as_text.messages), as_text
-            except BadInput:
-                text = self._rendered(sample, sample.messages)  # whose words are the ones to read
-        for n, one in enumerate(sample.messages):
-            lost = [call["name"] for call in _calls(one) if call["name"] not in text]
-            if lost:
-                raise _left_out(sample, n, f"the call of {lost[0]}")
-            said = one["content"].strip()
-            if one["role"] != "assistant" and said and said not in text:
-                # It may be there in another form, as JSON say: then other words make another text.
-                other = [*sample.messages[:n], {**one, "content": said + MORE}, *sample.messages[n + 1 :]]
-                if self._rendered(sample, other) == text:
-                    raise _left_out(sample, n, f"what the role {one['role']} says")
+        text, fault = self._looked_at(sample)
+        calls = [call for message in sample.messages for call in _calls(message)]
+        if fault or any(call["arguments"] and str(call["arguments"]) in text for call in calls):
+            other = sample._replace(messages=[_as_openai(one) for one in sample.messages])
+            told, wrong = self._looked_at(other) if calls else ("", fault)
+            # Where the template makes JSON of it, that of a text is another one.
+            if not wrong and all(_json(call["arguments"]) in told for call in calls):
+                return other, told
+        if fault:
+            raise fault
         return sample, text
+
+    def _looked_at(self, sample: Sample) -> tuple[str, BadInput | None]:
+        """The whole text, and what is wrong with it."""
+        messages = sample.messages
+        try:
+            text = self._rendered(sample, messages)
+
+            def stands(n: int, changed: dict) -> bool:
+                """Whether another message in the place of the `n`th makes another text."""
+                return self._rendered(sample, [*messages[:n], changed, *messages[n + 1 :]]) != text
+
+            for n, one in enumerate(messages):
+                for call in _calls(one):
+                    if not stands(n, _renamed(one, call)):
+                        return text, _left_out(sample, n, f"the call of {call['name']}")
+                said, called = one["content"].strip(), bool(_calls(one))
+                sure = said in text and not called  # else it may be there in another form, as JSON say
+                looks = said and not sure and (called or one["role"] != "assistant")
+                if looks and not stands(n, {**one, "content": said + MORE}):
+                    return text, _left_out(sample, n, f"what the role {one['role']} says")
+        except BadInput as fault:
+            return "", fault
+        return text, None
 
     def _answer(self, sample: Sample, text: str, n: int) -> Span:
         """Where message `n`, an answer, stands in `text`, the whole exchange."""
@@ -185,27 +193,33 @@ def _calls(message: dict) -> list[dict]:
     ]
 
 
-def _calls_of(sample: Sample) -> list[dict]:
-    return [call for message in sample.messages for call in _calls(message)]
+def _json(arguments) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
 
 
-def _with_text(message: dict) -> dict:
-    """The message with its calls' arguments as a text of JSON."""
-    if not _calls(message):
-        return message
+def _changed(message: dict, change) -> dict:
+    """The message with `change(call)`, a dictionary of other values, in each of its calls."""
 
-    def as_text(call):
+    def changed(call):
         if not isinstance(call, dict):
             return call
         if isinstance(call.get("function"), dict):
-            return {**call, "function": as_text(call["function"])}
-        return (
-            {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
-            if "arguments" in call
-            else call
-        )
+            return {**call, "function": changed(call["function"])}
+        return {**call, **change(call)}
 
-    return {**message, "tool_calls": [as_text(one) for one in message["tool_calls"]]}
+    return {**message, "tool_calls": [changed(one) for one in message["tool_calls"]]}
+
+
+def _renamed(message: dict, call: dict) -> dict:
+    """The message with another name in that call."""
+    return _changed(message, lambda one: {"name": one["name"] + MORE} if one is call else {})
+
+
+def _as_openai(message: dict) -> dict:
+    """The message as OpenAI's API has it, with its calls' arguments as a text of JSON."""
+    if not _calls(message):
+        return message
+    return _changed(message, lambda one: {"arguments": _json(one["arguments"])} if "arguments" in one else {})
 
 
 def _left_out(sample: Sample, n: int, what: str) -> BadInput:
