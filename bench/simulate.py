@@ -390,22 +390,24 @@ def check(
     a byte that is sent, as the runs' ranks took unless given.
     """
     gradients = _inverse([run for run in runs if run["comm"] == "exact"])
-    if not gradients or (sending is None and not any(run.get("sending") for run in runs)):
+    if not gradients:
+        sys.exit("no run by exact is among the results: give those of `python -m bench.cluster wire`")
+    measured = [run["sending"] for run in runs if run.get("sending") is not None]
+    if sending is None and not measured:
         sys.exit(
-            "no run by exact behind a wire is among the results: give those of `python -m bench.cluster wire`"
+            "no run says what sending took of its processors (`sending`): measure again, `python -m bench.cluster wire`"
         )
     factors = _inverse([run for run in runs if run["comm"] == "powersgd"]) or gradients
     coding = coding if coding is not None else {way: coding_seconds(way, gradients) for way in WAYS}
-    if sending is None:
-        sending = next(run["sending"] for run in runs if run["sending"] is not None)
+    sending = sending if sending is not None else measured[-1]
     rows, good = [], True
     for run in runs:
         found = of_run(run, gradients, factors, coding, sending, Network())
         off = found.speed / run["tokens_a_second"] - 1
         good &= abs(off) <= WITHIN
-        measured, simulated = f"{run['tokens_a_second']:,.0f}", f"{found.speed:,.0f}"
+        real, simulated = f"{run['tokens_a_second']:,.0f}", f"{found.speed:,.0f}"
         rows.append(
-            (run["name"], measured, simulated, f"{100 * off:+.1f}", "yes" if abs(off) <= WITHIN else "no")
+            (run["name"], real, simulated, f"{100 * off:+.1f}", "yes" if abs(off) <= WITHIN else "no")
         )
     head = ("run", "tokens/s measured", "simulated", "off by, %", f"within {WITHIN:.0%}")
     return markdown(head, rows), good

@@ -13,12 +13,12 @@ metrics.jsonl, one object a line, by `kind`:
          model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
-  event  event step time, and what the event needs; each attempt begins with start, resume or restart, launch (the start
-         of the run by train.yml that it is of), its ranks' hosts, machines: what these are (machine.py), those that are
-         alike as one, and watched: whether a rank's seconds of computing are its own, or hold its waiting for others
-         (balance.py). checkpoint has hosts: those with a copy; wire_bytes: sent for it and an evaluation before it,
-         which the next step's count, if there is one in the attempt. calibration has micro_batch_seconds: of each rank,
-         by the size of the micro-batch
+  event  event step time, and what the event needs; each attempt begins with start, resume or restart, launch (the
+         start of the run by train.yml that it is of), begun (its first, or the moment of it), its ranks' hosts,
+         machines: what these are (machine.py), those that are alike as one, and watched: whether a rank's seconds of
+         computing are its own, or hold its waiting for others (balance.py). checkpoint has hosts: those with a copy;
+         wire_bytes: sent for it and an evaluation before it, which the next step's count, if there is one in the
+         attempt. calibration has micro_batch_seconds: of each rank, by the size of the micro-batch
 After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
 are kept in memory, and written when there is room.
 

@@ -123,7 +123,7 @@ def _size(config: Config, model_config, world: World) -> int:
     if budgets(most)[strategy].fits(place, DOUBT):
         # What nobody asked for is not tried where the count may be too low. To an eighth, for each takes seconds.
         too_many = asked + 1
-        while too_many - most > max(1, most // 8):
+        while too_many - most > max(1, most // 8) or too_many > asked > most:
             more = min(2 * most, asked) if too_many > asked else (most + too_many) // 2
             if budgets(more)[strategy].fits(place, 1 / DOUBT):
                 most = more

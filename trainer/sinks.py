@@ -202,7 +202,7 @@ def wandb(
 
     run = package.init(
         name=config.run,
-        id=f"{config.run}-{begun}" if begun else config.run,
+        id=f"{config.run}-{begun}",
         resume="allow",
         config=settings,
         dir=str(environment.run_dir),

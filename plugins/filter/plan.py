@@ -258,7 +258,8 @@ def run_problems(
 
     `facts` are those of the module run_host, in node order. `need_bytes` must be free on every host, but for what it
     has of them. The run's own `trial` is no other run: what is left of it ends before the run starts. With `queue` or
-    `beside` others may be active; where the `launcher` is slurm, those that Slurm keeps may, for it has a queue.
+    `beside` others may be active, but with `queue` none that Slurm keeps; where the `launcher` is slurm, those that
+    Slurm keeps may, for it has a queue.
     `elsewhere`: paths of which one host must have each, with the `key` that names it. `unstored`: where each host was
     asked for the configuration of the run that is resumed, and has none.
     """
@@ -321,7 +322,7 @@ def run_problems(
         other = commands["stop"].replace(f"run={run}", f"run={name}")
         seen = commands["follow"].replace(f"run={run}", f"run={name}")
         waits = (
-            {"or have Slurm, whose job that is, start this one after it": "-e launcher=slurm"}
+            {"or have Slurm, who alone knows of its job's end, start this one after it": "-e launcher=slurm"}
             if slurms
             else {"or let this one wait for its end": "-e queue=true"}
         )

@@ -318,7 +318,7 @@ def _states(ports: list[dict]) -> str:
 def _cure_of(cluster: Cluster, host: str, idle: list[dict]) -> str:
     """What has these RDMA ports up."""
     if any(one["state"] == "INIT" and one["layer"] == "InfiniBand" for one in idle):
-        return f"No subnet manager answers: have a host in the group opensm, and {cluster.site('opensm')}"
+        return f"No subnet manager answers: have a host in the group opensm, and {cluster.site('rdma')}"
     return "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
 
 

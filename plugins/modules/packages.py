@@ -7,6 +7,7 @@ import base64
 import contextlib
 import glob
 import gzip
+import itertools
 import os
 import re
 import shutil
@@ -181,6 +182,11 @@ def has_directory() -> bool:
     return re.search(r"^'(file|copy|cdrom):", indexes(), re.MULTILINE) is not None
 
 
+def known(name: str) -> bool:
+    """Whether one of its sources has a package of this name, of whichever version."""
+    return bool(run(["apt-cache", "madison", name]).strip())
+
+
 def reaches_index() -> bool:
     """Whether the host's apt, with its own proxies and certificates, can fetch an index by the network.
 
@@ -216,15 +222,17 @@ def codename() -> str:
 
 
 def index_age() -> float:
-    """Seconds since apt last fetched an index; infinite when it has none, or when a source was written since.
+    """Seconds since apt last fetched an index; infinite when it has none, or when a source has come since.
 
     Of a source that it does not know yet apt would take nothing, and what it wants from another that has the same name.
     """
     if not glob.glob(f"{LISTS}/*_Packages*"):
         return float("inf")
     fetched = os.stat(f"{LISTS}/partial" if os.path.isdir(f"{LISTS}/partial") else LISTS).st_mtime
-    written = [os.stat(path).st_mtime for pattern in SOURCES_FILES for path in glob.glob(pattern)]
-    return float("inf") if max(written, default=0.0) > fetched else time.time() - fetched
+    files = filter(os.path.exists, itertools.chain.from_iterable(map(glob.glob, SOURCES_FILES)))
+    # When it came here: a package's own file has the time of its making.
+    came = max((os.stat(path).st_ctime for path in files), default=0.0)
+    return float("inf") if came > fetched else time.time() - fetched
 
 
 def as_options(*settings: str) -> list[str]:
@@ -432,7 +440,7 @@ def main() -> None:
 
     if options["move"] or options["upgrade"]:
         names = options["names"] if options["move"] else []
-        if not (has_directory() or reaches_index()):
+        if not (reaches_index() or (has_directory() and all(map(known, names)))):
             module.fail_json(
                 msg=f"{' '.join(names or options['upgrade'])}: another version of what is installed comes from this "
                 "host's package index alone, and it reaches none (nothing was changed). Name a mirror that it reaches "

@@ -41,6 +41,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.rdma_ports import INFINIBAND, rdma_ports
 
+UNOPENED = re.compile(r"umad|open", re.IGNORECASE)  # what it says of a port that it cannot ask by
 PATIENCE = 10  # seconds; sminfo itself gives up after three of one
 SMINFO = re.compile(r"sm lid \d+ sm guid 0x([0-9a-f]+), .*\bSMINFO_(\w+)")
 
@@ -64,6 +65,11 @@ def manager(port: dict) -> dict | None:
             f"{shlex.join(command)}: found no answer within {PATIENCE} s; expected the subnet manager, or that there "
             "is none. See what it says there, and `dmesg | grep -i mad`"
         ) from None
+    if UNOPENED.search(done.stderr):
+        raise Unasked(
+            f"{shlex.join(command)}: found {done.stderr.strip().splitlines()[-1]}; expected the subnet manager, or "
+            "that there is none. The role rdma loads what that takes (site.yml --tags rdma)"
+        )
     found = SMINFO.search(done.stdout)
     return {"guid": found[1].zfill(16), "state": found[2]} if found and done.returncode == 0 else None
 

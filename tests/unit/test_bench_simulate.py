@@ -186,6 +186,16 @@ def test_a_measurement_that_differs_is_told():
         simulate.check([{**run, "comm": "8bit"} for run in recorded()], coding={}, sending=0.0)
 
 
+def test_what_sending_takes_is_what_a_run_measured():
+    """Those of other tables have no such figure."""
+    runs = recorded()
+    with pytest.raises(SystemExit, match="sending"):
+        simulate.check(runs, coding={})
+    text, good = simulate.check([runs[0], {**runs[1], "sending": 0.0}], coding={})
+    assert good and text.count("| +0.0 | yes |") == 2
+    assert not simulate.check([runs[0], {**runs[1], "sending": 1e-6}], coding={})[1]
+
+
 def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
     row = {
         **{"tokens": 1200, "shares": [2, 1], "world_size": 2, "rank_seconds": [2.0, 4.0]},

@@ -222,11 +222,13 @@ def test_an_index_older_than_a_source_is_no_index(packages, monkeypatch, tmp_pat
     (tmp_path / "lists/a_Packages").touch()
     os.utime(partial, (time.time() - 60,) * 2)
     assert 60 <= packages.index_age() < 120
-    (sources / "distribution.sources").touch()
-    os.utime(sources / "distribution.sources", (1.0, 1.0))
+    (sources / "gone.sources").symlink_to("nowhere")
     assert packages.index_age() < 120
     (sources / "nvidia.sources").touch()
+    os.utime(sources / "nvidia.sources", (1.0, 1.0))  # as dpkg leaves what a package brings
     assert packages.index_age() == float("inf")
+    os.utime(partial, (time.time() + 1,) * 2)
+    assert packages.index_age() < 120
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,7 @@ def test_an_index_older_than_a_source_is_no_index(packages, monkeypatch, tmp_pat
         ("http://a/dists/x", False, True),
         ("http://a/dists/x", True, False),
         ("file:/srv/mirror/./", False, False),
+        ("file:/var/nvidia-driver-local-repo-550/./", False, True),
     ],
 )
 @pytest.mark.parametrize("check", [False, True])
@@ -246,6 +249,7 @@ def test_another_version_is_refused_where_no_index_is_to_be_had(
     monkeypatch.setattr(packages, "reaches_index", lambda: answers)
     monkeypatch.setattr(packages, "installed", lambda names: set())
     monkeypatch.setattr(packages, "move", lambda *_: (True, ""))
+    monkeypatch.setattr(packages, "known", lambda name: "mirror" in printed)
     found = call_main(packages, check, names=["nvidia-driver"], move=True)
     assert found.get("failed", False) is refused
     assert not refused or (

@@ -143,9 +143,16 @@ def test_a_fabric_that_cannot_be_asked_is_not_taken_for_one_without_a_manager(
         assert found["survey"]["ports"]
     else:
         assert found["failed"] and words in found["msg"]
-    monkeypatch.setattr(
-        module.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", "failed")
-    )
+
+    def answers(said):
+        monkeypatch.setattr(
+            module.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", said)
+        )
+
+    answers("ibwarn: [7] mad_rpc_open_port: can't open UMAD port ((null):0)\n")
+    found = call_main(module, check, modules=[], managers=True, sys_root=str(tmp_path))
+    assert found.get("failed", False) is not check and (check or "can't open UMAD port" in found["msg"])
+    answers("sminfo: iberror: failed: query\n")
     (port,) = call_main(module, check, modules=[], managers=True, sys_root=str(tmp_path))["survey"]["ports"]
     assert port["manager"] is None
 

@@ -47,7 +47,7 @@ def said():
     return []
 
 
-def fed(tmp_path, said, rank=0, records=(RECORD,), begun="", **settings):
+def fed(tmp_path, said, rank=0, records=(RECORD,), begun="first", **settings):
     """Sinks of `rank` that have had the records and are closed."""
     config = from_mapping({"tensorboard": False, **settings})
     watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, begun)
@@ -204,7 +204,7 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     wanted = {"train/loss": 2.5, "train/world_size": 2.0}
     logged = ("log", {**wanted, "step": 7})
     fed(tmp_path, said, report_to="wandb", run="r")
-    assert told == [("r", "r"), ("*", "step"), logged, "finish"]
+    assert told == [("r", "r-first"), ("*", "step"), logged, "finish"]
     told.clear()
     # One that is begun anew under an old name is another run: that one's steps are higher.
     fed(tmp_path, said, begun="20260102T03", report_to="wandb", run="r")
