@@ -134,11 +134,16 @@ def _small(kind: str):
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
     if kind == "gpt2":
         sizes, heads = {"n_embd": 16, "n_layer": 4, "n_head": 2, "vocab_size": 96}, {}
+    if (
+        kind == "gemma4_text"
+    ):  # its last two layers take keys and values of the second, and of the one before it
+        sizes |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+        sizes |= {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8, "global_head_dim": 8}
     config = AutoConfig.for_model(kind, **sizes, **heads, eos_token_id=1, pad_token_id=None)
     return AutoModelForCausalLM.from_config(config).train()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "gemma3_text", "gemma4_text"])
 @pytest.mark.parametrize("connected", [True, False])
 def test_the_tensors_of_a_pass_are_moved(kind, connected, monkeypatch):
     """The second of two devices is `meta`, which has no data: what comes back from it is zeros here.

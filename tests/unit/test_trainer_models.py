@@ -758,3 +758,23 @@ def test_what_no_text_reaches_is_counted_where_it_is():
         trainable=named, shape=lambda name: named[name].shape, keeps=(), model=model
     )
     assert checkpoint.tensor_bytes(strategy) == 3 * trained + frozen
+
+
+def test_a_frozen_base_of_random_weights_keeps_the_frequencies_of_positions():
+    """As a base that is read does: rounded to 16 bits, far positions would turn by other angles."""
+    from transformers import LlamaConfig
+
+    config = from_mapping({"adapter": "lora", "dtype": "bfloat16"})
+    found = load.Source(LlamaConfig(**SMALL), None, None, {})
+    model = load._weights(config, found, None)
+    assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_layers_in_four_bits_compute_as_the_run_does():
+    """Whatever the one who packed them had: a card without bfloat16 shall not compute in it."""
+    import bitsandbytes
+
+    layer = bitsandbytes.nn.Linear4bit(8, 8, compute_dtype=torch.bfloat16)
+    quantize.prepared(torch.nn.Sequential(layer), torch.float16)
+    assert layer.compute_dtype == torch.float16

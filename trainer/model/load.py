@@ -351,7 +351,10 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
         if found.weights is None:
             if config.quantize != "none":
                 raise _nothing_to_quantise(config)
-            model = AutoModelForCausalLM.from_config(found.config, **common).to(frozen)
+            model = AutoModelForCausalLM.from_config(found.config, **common)
+            stored.replace(
+                model, lambda one: one.to(frozen)
+            )  # no buffers, such as the frequencies of positions
             for part in _parts(model.config):  # as it was made, its checkpoints would tell, and be read so
                 if getattr(part, "dtype", None) is not None:
                     part.dtype = frozen
@@ -374,7 +377,9 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
             ),
             found.weights,
         )
-        return quantize.prepared(model) if getattr(model, "is_quantized", False) else senses.freeze(model)
+        if getattr(model, "is_quantized", False):
+            return quantize.prepared(model, getattr(torch, config.dtype))
+        return senses.freeze(model)
 
 
 def whole(model, told: dict, name: str):
@@ -426,12 +431,12 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
             model = senses.freeze(AutoModelForCausalLM.from_config(found.config, **common))
         _keep_wide(model, common["dtype"])
         if on_disk is not None:
-            model = quantize.emptied(model, on_disk, on_disk=True)
+            model = quantize.emptied(model, on_disk, on_disk=True, dtype=getattr(torch, config.dtype))
         files = stored.find(directory, model, quantize.empty(model))
         if files is None:
             return None
         if quantised is not None:
-            model = quantize.emptied(model, quantised, on_disk=False)
+            model = quantize.emptied(model, quantised, on_disk=False, dtype=getattr(torch, config.dtype))
         if (directory / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(directory)
         if config.adapter == "lora":

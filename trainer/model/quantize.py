@@ -51,11 +51,11 @@ def settings(config: Config, model_config):
     )
 
 
-def emptied(model: nn.Module, wanted, on_disk: bool) -> nn.Module:
+def emptied(model: nn.Module, wanted, on_disk: bool, dtype: torch.dtype) -> nn.Module:
     """`model`, whose weights are on the meta device, with bitsandbytes' layers in place of those that are quantised.
 
     wanted: as `settings` gives it, or as the model's configuration has it, where they are so `on_disk`. The layers'
-    weights stay on the meta device until `fill`.
+    weights stay on the meta device until `fill`. dtype: as `prepared` has it.
     """
     from transformers.quantizers import AutoHfQuantizer
 
@@ -63,7 +63,7 @@ def emptied(model: nn.Module, wanted, on_disk: bool) -> nn.Module:
     quantizer.preprocess_model(model, device_map=None)
     quantizer.postprocess_model(model)
     model.hf_quantizer = quantizer
-    return prepared(model)
+    return prepared(model, dtype)
 
 
 @contextlib.contextmanager
@@ -154,8 +154,8 @@ def move(layer: nn.Module, device: torch.device) -> None:
             layer._parameters[name] = weight.to(device)
 
 
-def prepared(model: nn.Module) -> nn.Module:
-    """`model`, whose layers by bitsandbytes compute alike on all devices, and leave their weights as they are.
+def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`model`, whose layers by bitsandbytes compute in `dtype`, alike on all devices, and leave their weights alone.
 
     With avx512_bf16 a pass in evaluation mode packs weights in 4 bits anew in place, and training goes on with others.
     Those in 8 bits are multiplied as whole ones by whole inputs, as bitsandbytes trains them on CPUs. On cards it would
@@ -168,6 +168,8 @@ def prepared(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            module.compute_dtype = dtype  # a file has the one that it was made with
     return model
 
 

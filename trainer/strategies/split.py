@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.nn as nn
 from torch.utils._pytree import tree_map_only
+from transformers.cache_utils import KVSharingDict
 
 from trainer.config import Config
 from trainer.errors import BadInput
@@ -180,8 +181,11 @@ def outermost(layers: list[nn.Module]) -> list[nn.Module]:
 
 
 def moved(value, device: torch.device):
-    """`value` with the tensors that are in it, in tuples, lists and mappings, too, on `device`."""
-    return tree_map_only(torch.Tensor, lambda one: one.to(device, non_blocking=True), value)
+    """`value` with the tensors that are in it, in tuples, lists and mappings, too, on `device`.
+
+    What layers share of keys and values (Gemma 3n) goes there itself: later ones look for it in the same place.
+    """
+    return tree_map_only((torch.Tensor, KVSharingDict), lambda one: one.to(device, non_blocking=True), value)
 
 
 def _room(devices: list[torch.device]) -> list[int]:
