@@ -1,5 +1,6 @@
 """Architectures: each one's loss in chunks, its packing, its adapter; and what is refused of them."""
 
+import dataclasses
 import sys
 import types
 
@@ -778,3 +779,40 @@ def test_layers_in_four_bits_compute_as_the_run_does():
     layer = bitsandbytes.nn.Linear4bit(8, 8, compute_dtype=torch.bfloat16)
     quantize.prepared(torch.nn.Sequential(layer), torch.float16)
     assert layer.compute_dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [("Linear4bit", {}), ("Linear8bitLt", {"has_fp16_weights": False})]
+)
+def test_packed_layers_take_float32_as_a_matrix_under_autocast_does(kind, keys):
+    """On cards LayerNorm gives float32, and all after it would be."""
+    import bitsandbytes
+
+    layer = getattr(bitsandbytes.nn, kind)(64, 64, bias=False, **keys)
+    packed = quantize.prepared(torch.nn.Sequential(layer.to("cpu")), torch.bfloat16)
+    inputs = torch.randn(3, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = packed(inputs)
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    assert inputs.grad.dtype == torch.float32 and packed(inputs).dtype == torch.float32
+
+
+def test_of_a_paged_optimizer_the_host_holds_what_the_card_has_no_room_for():
+    from transformers import GPT2Config
+
+    from trainer.commands import plan
+
+    config = from_mapping({"optimizer": "paged_adamw", "vocab_size": 300})
+    found = footprint.measure(config, GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=300))
+    whole = plan.Place(1, 1, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
+    moments = plan.budget("ddp", config, found, whole, 0).device["optimizer"]
+    needs = sum(plan.budget("ddp", config, found, whole, 0).device.values())
+    assert moments == 8 * found.trainable
+    for lacks, on_host in ((0, 0), (1000, 1000), (2 * moments, moments)):
+        place = dataclasses.replace(whole, memory=needs - lacks)
+        one = plan.budget("ddp", config, found, place, 0)
+        assert one.host["optimizer"] == on_host and one.device["optimizer"] == moments - on_host
+        assert one.fits(place) is (lacks <= moments)
+        other = plan.budget("ddp", dataclasses.replace(config, optimizer="adamw"), found, place, 0)
+        assert other.fits(place) is (lacks == 0)

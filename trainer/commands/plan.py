@@ -276,6 +276,10 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
             where = lines if on_cpu else host
             where["left over"] = where.get("left over", 0) + trained
             where["under way"] = found.fragment
+    if "paged" in config.optimizer and not on_cpu:  # as much of it as the card has no room for
+        gives = min(lines["optimizer"], max(0, sum(lines.values()) - place.memory))
+        lines["optimizer"] -= gives
+        host["optimizer"] = host.get("optimizer", 0) + gives
     return Budget(kind, lines, host, sent, _seconds(sent, place))
 
 

@@ -160,7 +160,8 @@ def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     With avx512_bf16 a pass in evaluation mode packs weights in 4 bits anew in place, and training goes on with others.
     Those in 8 bits are multiplied as whole ones by whole inputs, as bitsandbytes trains them on CPUs. On cards it would
     round the inputs, too, all but columns in which any token of the micro-batch stands out: a token's output would
-    depend on others.
+    depend on others. Inputs come in the format of autocast, as those of other matrices do: on cards a LayerNorm's are
+    float32, and so would be the products, or what the layers after them hold.
     """
     import bitsandbytes
 
@@ -170,7 +171,17 @@ def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             module.support_avx512bf16_for_cpu = False
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             module.compute_dtype = dtype  # a file has the one that it was made with
+        if isinstance(module, bitsandbytes.nn.Linear4bit | bitsandbytes.nn.Linear8bitLt):
+            module.register_forward_pre_hook(_as_autocast)
     return model
+
+
+def _as_autocast(_, arguments: tuple) -> tuple:
+    """What a layer is called with, its inputs as autocast has those of a matrix."""
+    inputs, *rest = arguments
+    if not torch.is_autocast_enabled(inputs.device.type):
+        return arguments
+    return inputs.to(torch.get_autocast_dtype(inputs.device.type)), *rest
 
 
 def _as_whole(inputs, weight, out=None, state=None, threshold=0.0, bias=None):
