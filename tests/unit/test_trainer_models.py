@@ -816,3 +816,32 @@ def test_of_a_paged_optimizer_the_host_holds_what_the_card_has_no_room_for():
         assert one.fits(place) is (lacks <= moments)
         other = plan.budget("ddp", dataclasses.replace(config, optimizer="adamw"), found, place, 0)
         assert other.fits(place) is (lacks == 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "one_by_one"),
+    [
+        ({}, 2, True),
+        ({"strategy": "fsdp"}, 1, True),
+        ({"strategy": "fsdp"}, 2, False),  # whose weights come in 16 bits
+        ({"adapter": "lora"}, 2, False),  # whose base is held so
+        ({"dtype": "float32"}, 2, False),
+    ],
+)
+def test_experts_that_are_trained_whole_compute_in_16_bits(settings, ranks, one_by_one):
+    from transformers import Qwen3MoeConfig
+
+    config = from_mapping({"dtype": "bfloat16", **settings})
+    model = load.unloaded(config, Qwen3MoeConfig(**SMALL, **EXPERTS))
+    load.settle_experts(config, model, ranks)
+    assert (model.config._experts_implementation == "eager") is one_by_one
+    types, linear = set(), torch.nn.functional.linear
+    experts = model.model.layers[0].mlp.experts
+    sizes = (4 * 2, SMALL["hidden_size"])
+    with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.nn.functional, "linear", lambda *args: types.add((out := linear(*args)).dtype) or out
+        )
+        chosen = torch.arange(sizes[0])[:, None] % 4
+        experts(torch.randn(sizes), chosen, torch.ones(sizes[0], 1))
+    assert types == ({torch.bfloat16} if one_by_one else set())

@@ -100,11 +100,25 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
     if world.first and (kept := senses.found(lora.without_adapter(model))):
         log(f"parts of the model that no text reaches stay as they are: {', '.join(kept)}")
     _equalise(model, world)
+    settle_experts(config, model, world.size)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.compile:
         world.together(lambda: _compile(model, world))
     return in_training(model)
+
+
+def settle_experts(config: Config, model: torch.nn.Module, ranks: int) -> None:
+    """Have a mixture's experts, where they are trained whole, compute in 16 bits as all else does, one after the other.
+
+    The product of all of them at once knows no autocast: it goes by its weights, which are float32 unless FSDP, of
+    several ranks, gives them out in 16 bits.
+    """
+    held = config.strategy in ("ddp", "split") or ranks == 1
+    if not (held and config.adapter == "none" and config.dtype in HALF):
+        return
+    if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
 
 
 def in_training(model: torch.nn.Module) -> torch.nn.Module:
