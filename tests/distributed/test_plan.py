@@ -150,6 +150,18 @@ def test_memory_of_two_ranks_is_within_15_percent_of_the_measured_peak(request, 
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2"])
+def test_memory_in_16_bits_is_within_15_percent_of_the_measured_peak(deep, tmp_path, strategy):
+    """Autocast makes 16-bit copies of ddp's weights, and none of those that a sharded strategy gives out so."""
+    overrides = ["batch_size=4", "micro_batch_size=1", "sequence_length=128", "steps=8", "dtype=bfloat16"]
+    mine = planned(deep, *overrides, ranks=2)["strategies"][strategy]
+    rows = measured(tmp_path, deep, *overrides, f"strategy={strategy}", ranks=2)
+    peak = max(row["memory_peak_bytes"] for row in rows)
+    print(f"{strategy}: planned {mine['memory_bytes'] >> 20} MiB, measured {peak >> 20}")
+    assert mine["memory_bytes"] == pytest.approx(peak, rel=0.15), mine["memory"]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 def test_bytes_on_the_wire_are_those_that_are_sent(small, tmp_path, adapter):
     overrides = ["micro_batch_size=1", "sequence_length=32", f"adapter={adapter}"]

@@ -232,8 +232,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "gradients": gradients,
         "optimizer": moments,
         "whole for a while": whole,
-        "activations": found.activations,
-        "loss and backward": found.working + 2 * found.largest,
+        "activations": found.activations if name == "ddp" else found.given_activations,
+        "loss and backward": (found.working if name == "ddp" else found.given_working) + 2 * found.largest,
     }
     lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
     copies = checkpoint_bytes(config, found) // part

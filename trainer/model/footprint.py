@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,10 @@ class Footprint:
     shared: int  # bytes of the weights that fsdp shares out: all but those in 8 bits, and the scales of those in 4
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
+    given_activations: (
+        int  # both, where a sharded strategy gives weights out in the format that is computed in:
+    )
+    given_working: int  # autocast then makes, and keeps, no copies of them
     flops: float  # of a token (model/flops.py)
     converted: bool  # what is read is not as its files have it, whose pages all ranks of a host would share
 
@@ -69,15 +74,15 @@ def measure(config: Config, model_config, device: str = "cpu") -> Footprint:
             model = _model(config, model_config)
         whole = packing.head_is_not_all(config, model_config)
         try:
-            activations, working = _step(config, model, device, whole)
+            step = given = _step(config, model, device, whole)
         except Exception as first:
             # Some kernels know no float32 without data (grouped matrix products): half of it then, twice.
             try:
-                activations, working = (
-                    2 * one for one in _step(config, model.to(torch.bfloat16), device, whole)
-                )
+                step = given = [2 * one for one in _step(config, model.to(torch.bfloat16), device, whole)]
             except Exception:
                 raise first from None
+        if config.adapter == "none" and config.dtype in HALF:
+            given = _step(config, model.to(HALF[config.dtype]), device, whole)
     except BadInput:
         raise
     except Exception as error:
@@ -88,7 +93,7 @@ def measure(config: Config, model_config, device: str = "cpu") -> Footprint:
     on_disk = getattr(model_config, "dtype", None)
     alike = config.quantize != "none" or on_disk in (None, load.frozen_dtype(config))
     converted = config.adapter == "none" or not alike
-    return _sums(config, model, activations, working, converted)
+    return _sums(config, model, step, given, converted)
 
 
 def _as_on_disk(config: Config, model_config) -> Config:
@@ -202,8 +207,10 @@ class Tracker(TorchDispatchMode):
         self.now -= size
 
 
-def _sums(config: Config, model: nn.Module, activations: int, working: int, converted: bool) -> Footprint:
-    """The counts, from the shapes."""
+def _sums(
+    config: Config, model: nn.Module, step: Sequence[int], given: Sequence[int], converted: bool
+) -> Footprint:
+    """The counts, from the shapes; step, given: as `_step` counts them."""
     from trainer.strategies.sharded import blocks
     from trainer.strategies.split import outermost
 
@@ -254,8 +261,10 @@ def _sums(config: Config, model: nn.Module, activations: int, working: int, conv
         ),
         shared=sum(size(one) for one in floats)
         + sum(one.numel() // 2 for one in parameters if id(one) in quantised and config.quantize == "4bit"),
-        activations=activations,
-        working=working,
+        activations=step[0],
+        working=step[1],
+        given_activations=given[0],
+        given_working=given[1],
         flops=flops.per_token(model),
         converted=converted,
     )
