@@ -339,7 +339,7 @@ FAULTS = {
     "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
     "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
     "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 ACTIVE, others 2; mlx5_1/1 DOWN", "rdma link show"),
-    "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags opensm"),
+    "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags rdma"),
     "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
 }  # fmt: skip
 
