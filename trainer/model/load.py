@@ -115,8 +115,12 @@ def settle_experts(config: Config, model: torch.nn.Module, ranks: int) -> None:
     several ranks, gives them out in 16 bits.
     """
     held = config.strategy in ("ddp", "split") or ranks == 1
-    if not (held and config.adapter == "none" and config.dtype in HALF):
-        return
+    if held and config.adapter == "none" and config.dtype in HALF:
+        one_by_one(model)
+
+
+def one_by_one(model: torch.nn.Module) -> None:
+    """Have a mixture's experts compute one after the other; without any, nothing changes."""
     if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
 

@@ -190,8 +190,7 @@ def _stand_in(config: Config, model_config) -> nn.Module:
         if isinstance(part, nn.ModuleList) and {id(one) for one in part} & layers:
             seen = [(kind, str(layer)) for kind, layer in zip(kinds, part, strict=False)]
             del part[max(map(seen.index, seen)) + 1 :]
-    if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # others want experts that follow each other in memory
+    load.one_by_one(model)  # others want experts that follow each other in memory
     generator = torch.Generator().manual_seed(0)
 
     def weight(parameter: nn.Parameter) -> torch.Tensor:
