@@ -8,13 +8,13 @@ import argparse
 import contextlib
 import itertools
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -120,33 +120,20 @@ def speed(rows: list[dict]) -> float:
 
 
 def paces(rows: list[dict]) -> list[dict[str, float]]:
-    """By rank: tokens a second of forward and backward alone, by how much of that time one step's differs from the
-    next (the standard deviation, over the mean), and the other seconds of rank 0's steps."""
+    """By rank: tokens a second of forward and backward alone, and the other seconds of rank 0's steps."""
     rest = statistics.mean(row["step_seconds"] - row["compute_seconds"] - row["comm_seconds"] for row in rows)
     found = []
     for rank in range(rows[0]["world_size"]):
-        tokens = [row["tokens"] * row["shares"][rank] / sum(row["shares"]) for row in rows]
-        seconds = [row["rank_seconds"][rank] for row in rows]
-        each = [one / count for one, count in zip(seconds, tokens, strict=True)]
-        found.append(
-            {
-                "speed": sum(tokens) / sum(seconds),
-                # From step to step: what makes a machine slower for minutes, for all of its hosts, is another thing.
-                "varies": _differs(each) / statistics.mean(each),
-                "rest": rest,
-            }
-        )
+        tokens = sum(row["tokens"] * row["shares"][rank] / sum(row["shares"]) for row in rows)
+        found.append({"speed": tokens / sum(row["rank_seconds"][rank] for row in rows), "rest": rest})
     return found
 
 
-def _differs(values: list[float]) -> float:
-    """The standard deviation of values one of which says nothing of the next, by how neighbours differ."""
-    squares = [(later - one) ** 2 for one, later in itertools.pairwise(values)]
-    return math.sqrt(statistics.fmean(squares) / 2) if squares else 0.0
-
-
 def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | None = None, **config) -> None:
-    """Note a run's steps, beside what its hosts do for themselves. rate: bits a second of their wires."""
+    """Note a run's steps, beside what its hosts do for themselves. rate: bits a second of their wires.
+
+    config: the run's, and `sending`, seconds of a processor for a byte that is sent, where that was measured.
+    """
     RECORDED.append(
         {
             "name": name,
@@ -206,6 +193,11 @@ def together(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
     }
 
 
+def _around(before: dict[str, list[dict]], after: dict[str, list[dict]]) -> list[dict]:
+    """What each host did for itself, by `apart`, before a run and after it."""
+    return [paces(before[host] + after[host])[0] for host in HOSTS]
+
+
 def asked(figure: float, least: float, form: str = ".3f") -> str:
     """A table's cell: a figure, what it is to be at least, and whether it is."""
     return f"{figure:{form}} (asked {least:g}: {'met' if figure >= least else 'missed'})"
@@ -236,6 +228,8 @@ def balance(lab: Lab, quick: bool) -> str:
         name = ":".join(f"{share / min(shares):.0f}" for share in shares)
         label = name.replace(":", "")
         with cpus(lab, shares):
+            # The machine below all hosts may become faster or slower meanwhile: before and after what they are held to.
+            first = apart(lab, f"first{label}", parts(shares), steps // 4)
             even = Group(
                 lab,
                 f"even{label}",
@@ -245,16 +239,15 @@ def balance(lab: Lab, quick: bool) -> str:
                 steps=LEARNT // 2 + steps // 3,
             )
             even_rows = even.ended().rows()
-            # The machine below all hosts may become faster or slower meanwhile: before and after what they are held to.
             before = apart(lab, f"before{label}", parts(shares), steps // 4)
             auto = Group(lab, f"auto{label}", HOSTS, batch_size=SEQUENCES, steps=LEARNT + steps)
             auto_rows = auto.ended().rows()
             after = apart(lab, f"after{label}", parts(shares), steps // 4)
             alone_rows = {host: before[host] + after[host] for host in HOSTS}
         alone = {host: speed(found) for host, found in alone_rows.items()}
-        own = [paces(alone_rows[host])[0] for host in HOSTS]
-        record(f"{name}, even", even_rows[3:], own, shares, batch_size=SEQUENCES, balance="even")
-        record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=SEQUENCES)
+        around = _around(first, before)
+        record(f"{name}, even", even_rows[3:], around, shares, batch_size=SEQUENCES, balance="even")
+        record(f"{name}, auto", auto_rows[LEARNT:], _around(before, after), shares, batch_size=SEQUENCES)
         total, evenly, learnt = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
         far = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(auto_rows, even_rows, strict=False))
         rows.append(
@@ -330,6 +323,28 @@ def slow_link(rows: list[dict]) -> int:
     return max(1, round(8 * sent / USED / (step * WAITS / (1 - WAITS)) / 1e6))
 
 
+@dataclass
+class Measured:
+    """Steps of a run, without its first ones, and what a token of them took."""
+
+    rows: list[dict]
+    loss: float  # near the step that all runs reach
+    sent: float  # bytes, by the interfaces
+    processor: float  # seconds of all hosts' processors
+
+    def sending(self, alone: list[dict], quotas, tokens: int) -> float:
+        """Seconds of a processor for a byte that a host sends: what its rank takes beyond what it takes by itself.
+
+        alone: by host, as `paces` has it; all of that time is computing. tokens: of a host's step.
+        """
+        busy = statistics.mean(
+            share * (1 / own["speed"] + own["rest"] / tokens)
+            for share, own in zip(quotas, alone, strict=True)
+        )
+        sent = sum(row["wire_bytes"] for row in self.rows) / sum(row["tokens"] for row in self.rows)
+        return max(0.0, self.processor - busy) / (len(HOSTS) * sent)
+
+
 def wire(lab: Lab, quick: bool) -> str:
     """Bytes at the interfaces and tokens a second, by what crosses the wire, where plain ddp mostly waits."""
     quotas = (0.5, 0.5, 0.5)
@@ -340,53 +355,41 @@ def wire(lab: Lab, quick: bool) -> str:
     # What a host does for itself: where it hands nothing to a wire, which is what the simulator adds.
     third = dict.fromkeys(HOSTS, settings["batch_size"] // len(HOSTS))
     micro = {"micro_batch_size": settings["micro_batch_size"]}
+    tokens = third[HOSTS[0]] * COMMON["sequence_length"]
+    found, megabits, sending = {}, None, 0.0
     with cpus(lab, quotas):
-        before = apart(lab, "beforewire", third, steps // 2, **micro)
-        fast = Group(lab, "fast", HOSTS, **settings, steps=steps).ended().rows()
-        best = speed(fast[3:])
-        megabits = slow_link(fast[3:])
-        for host in HOSTS:
-            lab.set_rate(host, f"{megabits}mbit")
-        found, processors = {}, {}  # seconds that a token takes of a processor
         try:
-            for name, keys in ways.items():
-                short, long = lengths(keys, steps)
-                few, _, least = _counted(lab, f"{name}-few", {**settings, **keys, "steps": short})
-                many, rows, most = _counted(lab, f"{name}-many", {**settings, **keys, "steps": long})
-                loss = statistics.mean(row["loss"] for row in rows[:steps][-10:])
-                rows = rows[short:]
-                found[name] = ((many - few) / sum(row["tokens"] for row in rows), rows, loss)
-                processors[name] = (most - least) / sum(row["tokens"] for row in rows)
+            before = apart(lab, "apart", third, steps // 2, **micro)
+            for name, keys in {"no limit": {}, **ways}.items():
+                run = found[name] = _measured(lab, name.replace(" ", ""), {**settings, **keys}, steps)
+                # The machine below becomes faster and slower: a run is held to what hosts had before and after it.
+                after = apart(lab, f"apart-{name.replace(' ', '')}", third, steps // 2, **micro)
+                alone, before = _around(before, after), after
+                if name in ("no limit", "exact"):  # a limit makes many small pieces of what is sent
+                    sending = run.sending(alone, quotas, tokens)
+                label = f"{megabits} Mbit/s, {name}" if megabits else f"{name}, exact"
+                rate = megabits and megabits * 1e6
+                record(label, run.rows, alone, quotas, rate, **settings, **keys, sending=sending)
+                if not megabits:
+                    megabits = slow_link(run.rows)
+                    for host in HOSTS:
+                        lab.set_rate(host, f"{megabits}mbit")
         finally:
             for host in HOSTS:
                 lab.set_rate(host, None)
-        after = apart(lab, "afterwire", third, steps // 2, **micro)
-    alone = [paces(before[host] + after[host])[0] for host in HOSTS]
-    # What exact's ranks take of their processors beyond what they take by themselves, all of whose time is computing.
-    tokens = third[HOSTS[0]] * COMMON["sequence_length"]
-    busy = statistics.mean(
-        share * (1 / own["speed"] + own["rest"] / tokens) for share, own in zip(quotas, alone, strict=True)
-    )
-    sent = sum(row["wire_bytes"] for row in found["exact"][1]) / sum(
-        row["tokens"] for row in found["exact"][1]
-    )
-    settings["sending"] = max(0.0, processors["exact"] - busy) / (len(HOSTS) * sent)
-    record("no limit, exact", fast[3:], alone, quotas, **settings)
-    for name, (_, rows, _) in found.items():
-        limited = f"{megabits} Mbit/s, {name}"
-        record(limited, rows, alone, quotas, megabits * 1e6, **settings, **ways[name])
-    plain, plain_rows, _ = found["exact"]
-    waits = 1 - speed(plain_rows) / best
+    best = speed(found.pop("no limit").rows)
+    plain = found["exact"]
+    waits = 1 - speed(plain.rows) / best
     rows = [
         (
             name,
-            f"{bytes_a_token:,.0f}",
-            asked(plain / bytes_a_token, FEWER[name]) if name in FEWER else f"{plain / bytes_a_token:.2f}",
-            f"{speed(own):,.0f}",
-            asked(speed(own) / best, 0.9) if name == "diloco" else f"{speed(own) / best:.2f}",
-            f"{loss:.3f}",
+            f"{run.sent:,.0f}",
+            asked(plain.sent / run.sent, FEWER[name]) if name in FEWER else f"{plain.sent / run.sent:.2f}",
+            f"{speed(run.rows):,.0f}",
+            asked(speed(run.rows) / best, 0.9) if name == "diloco" else f"{speed(run.rows) / best:.2f}",
+            f"{run.loss:.3f}",
         )
-        for name, (bytes_a_token, own, loss) in found.items()
+        for name, run in found.items()
     ]
     head = ("comm", "bytes a token", "less by", "tokens/s", "of no network", f"loss near step {steps}")
     return (
@@ -396,6 +399,16 @@ def wire(lab: Lab, quick: bool) -> str:
         f"each {BLOCK} values, 8bit sends {4 * BLOCK / (BLOCK + 4):.2f} times less than float32, and never 4.\n\n"
         f"{markdown(head, rows)}"
     )
+
+
+def _measured(lab: Lab, name: str, config: dict, steps: int) -> Measured:
+    """Two runs, one of them longer, and what the steps between took. The loss is that of ten steps up to `steps`."""
+    short, long = lengths(config, steps)
+    few, _, least = _counted(lab, f"{name}-few", {**config, "steps": short})
+    many, rows, most = _counted(lab, f"{name}-many", {**config, "steps": long})
+    loss = statistics.mean(row["loss"] for row in rows[:steps][-10:])
+    tokens = sum(row["tokens"] for row in rows[short:])
+    return Measured(rows[short:], loss, (many - few) / tokens, (most - least) / tokens)
 
 
 def _counted(lab: Lab, name: str, config: dict) -> tuple[int, list[dict], float]:

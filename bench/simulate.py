@@ -40,7 +40,6 @@ class Host:
     memory: int = 0  # bytes, where it computes
     rest: float = 0.0  # seconds of a step that no share makes shorter: the optimizer
     coding: Mapping[str, float] = field(default_factory=dict)  # seconds a byte of gradients, by way
-    varies: float = 0.0  # standard deviation of the time that it computes for, over that time
     sending: float = 0.0  # seconds a byte that it sends, of the processor that computes; a GPU's does not
     burst: int = 0  # bytes that its link lets through at once after a pause, as a shaped one does
 
@@ -102,27 +101,6 @@ def split(
     return tuple(balance.solve(batch_size, list(seconds), fixed=fixed))
 
 
-def latest(means: Sequence[float], deviations: Sequence[float]) -> float:
-    """The mean of the latest of some times that vary for themselves, each by a normal distribution; in their unit.
-
-    It is the integral of the probability that not all of them are over.
-    """
-    if not any(deviations):
-        return max(means)
-    spread = [
-        statistics.NormalDist(mean, max(own, 1e-9 * max(means)))
-        for mean, own in zip(means, deviations, strict=True)
-    ]
-    low, high = (
-        max(one.mean for one in spread) - 4 * max(deviations),
-        max(one.mean + 6 * one.stdev for one in spread),
-    )
-    points = 400
-    width = (high - low) / points
-    late = (1 - math.prod(one.cdf(low + (n + 0.5) * width) for one in spread) for n in range(points))
-    return low + width * sum(late)
-
-
 def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
     """What a step of `work` takes on `hosts`."""
     ranks = len(hosts)
@@ -154,7 +132,6 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
         # What goes over the wire is handed to it, and taken from it, by a processor.
         handing = max(host.sending for host in hosts) * sent
         wire = max(wire, handing)
-        late = latest(busy, [host.varies * own for host, own in zip(hosts, compute, strict=True)]) - max(busy)
         sums, small = network.sum_hops(ranks), network.sum_hops(ranks) * network.latency
         # Coded: everybody's part to each, over gloo in turns, and one ring of the sums.
         turns = 1 if network.backend == "nccl" else ranks - 1
@@ -180,7 +157,7 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
             end = done + wire + coded
         saves = ways.saved(work.gradients, ranks, work.checkpoint_every)[work.comm]
         sent += saves
-        seconds = end + late + small  # the loop's own exchange of losses and times
+        seconds = end + small  # the loop's own exchange of losses and times
         seconds += saves / link
     return Step(
         seconds=seconds,
@@ -370,7 +347,6 @@ def of_run(
             speed=host["speed"],
             link=host["rate"] / 8 * USED if host["rate"] else math.inf,
             rest=host["rest"],
-            varies=host.get("varies", 0.0),
             sending=sending / host["cpus"],
             burst=host.get("burst", 0),
             coding={way: seconds / host["cpus"] for way, seconds in coding.items()},
@@ -387,22 +363,26 @@ def check(
     """A table of measured and simulated tokens/s, and whether all differ by WITHIN at most.
 
     coding: seconds a byte of gradients on one core, by way, measured here where not given. sending: seconds of one for
-    a byte that is sent, as the runs' ranks took unless given.
+    a byte that is sent, where a run does not say what its ranks took.
     """
     gradients = _inverse([run for run in runs if run["comm"] == "exact"])
     if not gradients:
         sys.exit("no run by exact is among the results: give those of `python -m bench.cluster wire`")
-    measured = [run["sending"] for run in runs if run.get("sending") is not None]
-    if sending is None and not measured:
+    unlimited = [
+        run["sending"] for run in runs if run.get("sending") is not None and not run["hosts"][0]["rate"]
+    ]
+    if sending is None and not unlimited:
         sys.exit(
-            "no run says what sending took of its processors (`sending`): measure again, `python -m bench.cluster wire`"
+            "no run without a limit says what sending took of its processors (`sending`): measure again, "
+            "`python -m bench.cluster wire`"
         )
     factors = _inverse([run for run in runs if run["comm"] == "powersgd"]) or gradients
     coding = coding if coding is not None else {way: coding_seconds(way, gradients) for way in WAYS}
-    sending = sending if sending is not None else measured[-1]
+    sending = sending if sending is not None else unlimited[-1]
     rows, good = [], True
     for run in runs:
-        found = of_run(run, gradients, factors, coding, sending, Network())
+        own = run.get("sending")
+        found = of_run(run, gradients, factors, coding, sending if own is None else own, Network())
         off = found.speed / run["tokens_a_second"] - 1
         good &= abs(off) <= WITHIN
         real, simulated = f"{run['tokens_a_second']:,.0f}", f"{found.speed:,.0f}"
@@ -475,6 +455,7 @@ class _Alone:
     size = 1
     rank = 0
     training = None
+    alike = True
 
 
 def speed(text: str) -> tuple[str, float]:

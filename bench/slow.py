@@ -46,8 +46,10 @@ class Sizes:
     vocabulary: int = 2048
     sequence_length: int = 64
     batch_size: int = 8
-    steps: int = 2000
-    sync_every: int = 50
+    steps: int = 2400
+    sync_every: int = (
+        60  # 40 meetings; of 50 steps each they send 199 times less than exact, and 200 times is asked
+    )
     lr: float = 5e-5  # what the trainer takes for weights that are there, where none is set
     base_steps: int = 2000  # before, of exact ddp, from whose weights all runs begin; 0: from random ones
     base_lr: float = 1e-3
@@ -129,8 +131,7 @@ def prepare(folder: Path, sizes: Sizes) -> None:
         "warmup_steps": sizes.steps // 20,
         "sync_every": sizes.sync_every,
         "eval_every": sizes.steps,
-        "checkpoint_every": 5 * sizes.sync_every,  # at a meeting, which it would else bring about
-        "checkpoint_keep": 1,
+        "checkpoint_every": 0,  # one sends as much as a step by exact, or three: only at a stop, and at the end
         "checkpoint_async": False,
         "tensorboard": False,
         "threads": 1,
@@ -174,12 +175,23 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
         "seed": seed,
         "loss": [row["loss"] for row in rows if row["kind"] == "eval"][-1],
         "tokens": sum(row["tokens"] for row in steps),
-        "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps) + RANKS * uncounted(rows),
+        "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps),
+        "saving": RANKS * uncounted(rows),  # bytes, too: of the checkpoint at the end
+        "begins": beginning(folder),
         "seconds": sum(row["step_seconds"] for row in steps),
         # A stop brings about a checkpoint, for which diloco meets: a round cut short, and its bytes.
         "stops": sum(row.get("event") in ("resume", "restart") for row in rows),
         "parameters": json.loads((run_dir / "summary.json").read_text())["parameters"],
     }
+
+
+def beginning(folder: Path) -> str:
+    """A digest of what all runs have in common: the weights that they begin from, if there are any, and the text."""
+    found = hashlib.sha256()
+    for name in (f"model/{WEIGHTS}", "model/tokenizer.json", "train.jsonl", "held_out.jsonl"):
+        if (folder / name).exists():
+            found.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return found.hexdigest()[:16]
 
 
 def uncounted(rows: list[dict]) -> int:
@@ -316,11 +328,13 @@ def table(found: list[dict], before: float | None = None) -> str:
                 f"{TARGETS[way]:g}" if way in TARGETS else "",
                 f"{_of_improvement(pairs, before):+.1f}" if compared and before else "",
                 f"{a_token:,.1f}",
-                f"{_fewer(pairs):.1f}" if compared else "",
+                f"{_fewer(pairs, 'bytes'):.1f}" if compared else "",
+                f"{_fewer(pairs, 'bytes', 'saving'):.1f}" if compared else "",
             )
         )
     head = ("comm", "seeds", "validation loss", "from exact, %", "the worst seed, %", "at most, %",
-            "of exact's improvement, %", "bytes a token", "times fewer than exact")  # fmt: skip
+            "of exact's improvement, %", "bytes a token", "times fewer than exact",
+            "with the checkpoint")  # fmt: skip
     return markdown(head, rows)
 
 
@@ -331,10 +345,10 @@ def _of_improvement(pairs: list[tuple[dict, dict]], before: float) -> float:
     )
 
 
-def _fewer(pairs: list[tuple[dict, dict]]) -> float:
-    """How many times fewer bytes a token runs have sent than exact ones with their seeds."""
+def _fewer(pairs: list[tuple[dict, dict]], *what: str) -> float:
+    """How many times fewer bytes a token, of these kinds, runs have sent than exact ones with their seeds."""
     own, exact = (
-        sum(one["bytes"] for one in runs) / sum(one["tokens"] for one in runs)
+        sum(one[kind] for one in runs for kind in what) / sum(one["tokens"] for one in runs)
         for runs in zip(*pairs, strict=True)
     )
     return exact / own
@@ -352,7 +366,8 @@ def report(folder: Path) -> str:
         f"{sizes.steps // sizes.sync_every} times; "
         f"{f'from weights after {sizes.base_steps:,} steps of exact' if sizes.base_steps else 'from random weights'}; "
         f"validation loss in nats a token, on text that was held out"
-        f"{f', {before:.4f} before' if before else ''}; bytes that all ranks sent{_stopped(found)}.\n\n"
+        f"{f', {before:.4f} before' if before else ''}; bytes that all ranks sent, in steps alone and with the "
+        f"checkpoint at the end{_stopped(found)}.\n\n"
         f"{table(found, before)}"
     )
 
@@ -411,6 +426,11 @@ def main() -> None:
             prepare(folder, sizes)
             if sizes.base_steps and not (folder / "model" / WEIGHTS).exists():
                 train_base(folder, sizes, lock.fileno(), len(ahead) + 1)
+            if {one.get("begins") for one in results(folder)} - {beginning(folder)}:
+                sys.exit(
+                    f"{folder / 'results.jsonl'} has runs that began from other weights or another text than those of "
+                    f"{folder} now, which cannot be compared: move it away, and the runs that it names"
+                )
             for number, (way, seed) in enumerate(ahead):
                 one = train(folder, way, seed, lock.fileno(), len(ahead) - number)
                 with (folder / "results.jsonl").open("a") as file:

@@ -3,8 +3,7 @@
 Each rank keeps what its message left out and adds it to the next one (error feedback: Seide et al. 2014,
 Karimireddy et al. 2019, arXiv:1901.09847), so that nothing is lost for good, only late. A sum that is not used leaves
 nothing over: what was so before counts until `commit`. All ranks end with the same sums, to the bit, whatever the
-number of ranks; but unlike processors may round the product of powersgd's factors, which are the same, in ways of
-their own.
+number of ranks; unlike processors do but for a value in many millions, of powersgd's last product (`Factors._product`).
 """
 
 import math
@@ -21,9 +20,11 @@ from trainer.world import Circle, World, translated
 
 LEVELS = 127  # of an int8, either side of zero
 FACTOR = 2  # by which a matrix must be larger than its two factors as they travel, for powersgd to send those
-THINNER = 24  # times fewer bytes than a matrix' gradient its factors have, where nobody says how many columns
+THINNER = 25  # times fewer bytes than a matrix' gradient its factors have, where nobody says how many columns
 MOST_COLUMNS = 64  # that it then has: to make them orthonormal takes as long as their number squared
-NOTHING = 1e-20  # the square of a column that is rounding alone, where the largest value is 1
+SHIFT = 1e-8  # beside the square of a column's length, 1: what its root is more than, of a sum of codes, is rounding
+EXACT_BITS = 53  # of whole numbers in float64
+ROWS = 4096  # of a product that there are at once in float64
 FACTORS_BLOCK = 256  # of their values that share a scale: they are few, and each rank's part is whole blocks
 CODED = 1 + 4 / FACTORS_BLOCK  # bytes of such a value, its part of the scale included
 
@@ -193,51 +194,60 @@ def factor_bytes(parameters: list[torch.Tensor], rank: int) -> int:
 
 
 def orthonormal(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each matrix (rows, columns; as many rows at least) one of orthonormal columns, which span the columns of it.
+    """Of each matrix (rows, columns; as many rows at least) what its columns span, by orthonormal ones.
 
-    The same bits come of the same ones on any processor: nothing is done but to single values, and sums go by halves.
-    LAPACK's and cuSOLVER's QR differ by processor and threads, of columns that nearly depend on each other not in the
-    last bits alone, and what ranks have multiplied by unlike columns cannot be summed.
+    By Cholesky's factor of its columns' products (shifted CholeskyQR: Fukaya et al. 2020, arXiv:1809.11085). What a
+    column has of its own, beside those before it, comes out shorter than 1 where SHIFT is not little beside its
+    square, and of nothing comes nothing.
+
+    The same bits come of the same ones on any processor, for sums, whose order is a library's, are of whole numbers,
+    and exact. LAPACK's and cuSOLVER's QR differ by processor and threads, of columns that nearly depend on each other
+    not in the last bits alone, and what ranks have multiplied by unlike columns cannot be summed.
     """
     found, alike = list(matrices), {}
     for number, one in enumerate(matrices):
-        alike.setdefault(((len(one) - 1).bit_length(), one.shape[1]), []).append(number)
-    for (power, width), numbers in alike.items():
-        stack = matrices[numbers[0]].new_zeros(len(numbers), 1 << power, width)
-        for place, number in zip(stack, numbers, strict=True):
-            place[: len(matrices[number])] = matrices[number]
-        for place, number in zip(_reflected(stack), numbers, strict=True):
-            found[number] = place[: len(matrices[number])]
+        alike.setdefault(one.shape[1], []).append(number)
+    for width, numbers in alike.items():
+        wholes = (
+            _whole_rows(matrices[number])[0] for number in numbers
+        )  # later again: there may be no room for all
+        products = torch.stack([one.T @ one for one in wholes])
+        lengths = products.diagonal(dim1=1, dim2=2).clamp_min(1).sqrt()
+        weights = _inverses(products / lengths[:, :, None] / lengths[:, None, :]).mT / lengths[:, :, None]
+        for number, own in zip(numbers, weights, strict=True):
+            whole, bits = _whole_rows(matrices[number])
+            own, unit = _whole(own, EXACT_BITS - bits - (width - 1).bit_length())
+            found[number] = (whole @ own * unit).float()
     return found
 
 
-def _reflected(stack: torch.Tensor) -> torch.Tensor:
-    """As `orthonormal`, by Householder's reflections; stack: (matrices, rows, columns), rows a power of two."""
-    stack = stack / stack.abs().amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(stack.dtype).tiny)
-    reflections = []
-    for k in range(stack.shape[2]):
-        axis = stack[:, :, k : k + 1].clone()
-        axis[:, :k] = 0
-        length, first = _total(axis * axis).sqrt(), axis[:, k : k + 1]
-        axis[:, k : k + 1] = torch.where(first < 0, first - length, first + length)
-        square = _total(axis * axis)
-        twice = torch.where(square > NOTHING, 2 / square.clamp_min(NOTHING), torch.zeros_like(square))
-        reflections.append((axis, twice))
-        rest = stack[:, :, k:]
-        rest -= axis * (twice * _total(axis * rest))
-    found = torch.zeros_like(stack)
-    found.diagonal(dim1=1, dim2=2).fill_(1)
-    for k, (axis, twice) in reversed(list(enumerate(reflections))):
-        rest = found[:, :, k:]
-        rest -= axis * (twice * _total(axis * rest))
-    return found
+def _whole_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The matrix by columns as whole numbers, whose products float64 sums up without rounding; and of how many bits."""
+    bits = (EXACT_BITS - (len(matrix) - 1).bit_length()) // 2
+    return _whole(matrix.double(), bits)[0], bits
 
 
-def _total(values: torch.Tensor) -> torch.Tensor:
-    """The sum over the rows of (matrices, rows, columns), rows a power of two, in an order that depends on nothing."""
-    while (half := values.shape[1] // 2) > 0:
-        values = values[:, :half] + values[:, half:]
-    return values
+def _whole(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(whole numbers of at most 2 ** bits, the power of two by which those of a column make its values)."""
+    largest = values.abs().amax(dim=0)
+    power = torch.where(largest > 0, largest / torch.frexp(largest).mantissa, torch.ones_like(largest))
+    unit = power / 2.0**bits
+    return (values / unit).round_(), unit
+
+
+def _inverses(products: torch.Tensor) -> torch.Tensor:
+    """Of the lower Cholesky factors of these (matrices, columns, columns; symmetric, ones on the diagonal) and SHIFT.
+
+    By elimination of single values, of which the same bits come anywhere.
+    """
+    width = products.shape[1]
+    one = torch.eye(width, dtype=products.dtype, device=products.device)
+    both = torch.cat([products + SHIFT * one, one.expand_as(products)], dim=2)
+    for k in range(width):
+        row = both[:, k] / both[:, k, k, None].sqrt()
+        both[:, k] = row
+        both[:, k + 1 :] -= row[:, k + 1 : width, None] * row[:, None, :]
+    return both[:, :, width:]
 
 
 class Factors:
@@ -261,6 +271,8 @@ class Factors:
         circles: as CodedSum has them.
         """
         self.world, self._total = world, total or Sum(world, None)
+        # Processors of a kind may be of two makers, and have products of their own.
+        self._alike = world.alike and world.device.type != "cpu"
         counts = [columns(one.shape, rank) for one in gradients]
         self.split = list(map(bool, counts))
         self.shapes = [folded(one.shape) for one, count in zip(gradients, counts, strict=True) if count]
@@ -306,14 +318,14 @@ class Factors:
         whole = _summed(self._exactly, rest)
         with self._clock:
             lost = _like(own, second.left_out)
-            finite = all(bool(torch.isfinite(one).all()) for one in (*right, *whole))
-            for one, shape, p, q in zip(split, self.shapes, left, right, strict=True):
-                one.copy_((p @ q.T).view_as(one) if finite else torch.full(shape, float("nan")).view_as(one))
+            finite = bool(torch.stack([torch.isfinite(one).all() for one in (*right, *whole)]).all())
+            for one, p, q in zip(split, left, right, strict=True):
+                one.copy_(self._product(p, q).view_as(one) if finite else torch.full_like(one, float("nan")))
             for one, total in zip(rest, whole, strict=True):
                 one.copy_(total)
             for m, p, q, e in zip(matrices, left, own, lost, strict=True):
                 m -= p @ (q - e).T  # what is left over; in place, where there may be no room for another copy
-        self._next = (matrices, right) if finite else None
+            self._next = (matrices, _again(right)) if finite else None
         self.sent = first.sent + second.sent + self._total.sent(4 * sum(one.numel() for one in rest))
 
     def seconds(self) -> float:
@@ -325,9 +337,37 @@ class Factors:
         if self._next is not None:
             (self.errors, self.right), self._next = self._next, None
 
+    def _product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The sum of the columns' products, of which all ranks are to have the same bits.
+
+        Where ranks may add up in another order, in float64, whose last bits hardly ever tell in float32. In float32 a
+        value that is little beside what adds up to it differs by more than its own last bits, and of a step by AdamW,
+        which goes as far for a small gradient as for a large one, so does a weight.
+        """
+        if self._alike:
+            return left @ right.T
+        exact, found = right.double().T, left.new_empty(len(left), len(right))
+        for rows, place in zip(left.split(ROWS), found.split(ROWS), strict=True):
+            place.copy_(rows.double() @ exact)
+        return found
+
     def _exactly(self, flat: torch.Tensor) -> None:
         with translated(self.world):
             self._total(flat)
+
+
+def _again(right: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The columns with which the next step begins: as long as each other, so that a block's code leaves none of them
+    out, and drawn anew where nothing of one is left, which would else stay so.
+    """
+    largest = [one.abs().amax(dim=0) for one in right]
+    if not right or bool(torch.stack([one.min() for one in largest]).min()):
+        return [one / most for one, most in zip(right, largest, strict=True)]
+    drawn = torch.Generator().manual_seed(2)
+    return [
+        torch.where(most > 0, one / most, torch.randn(one.shape, generator=drawn).to(one))
+        for one, most in zip(right, largest, strict=True)
+    ]
 
 
 def _summed(total: Callable[[torch.Tensor], None], tensors: list[torch.Tensor]) -> list[torch.Tensor]:

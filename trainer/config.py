@@ -228,7 +228,7 @@ class Config:
     )
     powersgd_rank: int = key(
         0,
-        "comm powersgd: columns of a matrix's two factors; 0: as many as leave a 24th of its gradient's bytes, "
+        "comm powersgd: columns of a matrix's two factors; 0: as many as leave a 25th of its gradient's bytes, "
         "64 at most",
         least=0,
         most=1024,

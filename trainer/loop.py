@@ -80,6 +80,7 @@ class Run:
         int  # sequences that this rank computes at once; where ranks keep step, all have room for them
     )
     router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
+    from_random: bool = False  # weights, of a model that came without
     # Seconds of this rank's last step: compression, and the optimizer with the clipping.
     last_own: tuple[float, float] = (0.0, 0.0)
 

@@ -467,7 +467,7 @@ class Recorder:
             ways.sent(gradients, factors, size, every, hosts, row),
             every,
             ways.saved(gradients, size, run.config.checkpoint_every, hosts, row),
-            ways.open_to(run.config.dtype, bool(run.router_coef)),
+            ways.advised(run.config.dtype, bool(run.router_coef), run.from_random),
             ways.behind_backward(parts["compute"][slowest] / passes, len(run.strategy.buckets)),
             run.world.device.type,
         )

@@ -84,7 +84,11 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
             "true"
         )
         fits = ddp.fits(place)
-    except Exception:  # as in _size
+    except Exception as error:  # as in _size
+        log(
+            f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at {slowest / 1e9:g} "
+            f"Gbit/s; whether ddp, which would not, has room cannot be told: {error}"
+        )
         words, fits = "", False
     if all(world.gather(fits)):
         if world.environment.attempt == 1 and not goes_on:
@@ -110,6 +114,8 @@ def _size(config: Config, model_config, world: World) -> int:
 
     try:
         one = budgets(1)
+    except BadInput:  # the run itself would end with that, once the model is loaded
+        raise
     except Exception as error:  # the model's own code runs there, which may want a real GPU
         log(f"warning: what a step needs cannot be told beforehand, so memory is not checked: {error}")
         return config.micro_batch_size

@@ -17,11 +17,11 @@ BACKWARD = 2 / 3  # of a micro-batch's time
 # How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
 PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
 ADAMW = 7  # as often, for each trained weight's 4 bytes: two moments and the weight both ways, the gradient
-# Times as long as AdamW's step takes: on a GPU, by those counts; on a CPU, where powersgd's products and reflections
-# take longer than memory does, about what one core was measured to.
+# Times as long as AdamW's step takes: on a GPU, by those counts; on a CPU, where powersgd's products take longer than
+# memory does, about what one core was measured to.
 CODING = {
     "cuda": {way: passes / ADAMW for way, passes in PASSES.items()},
-    "cpu": {"16bit": 2.0, "8bit": 5.0, "powersgd": 16.0, "diloco": 8.0},
+    "cpu": {"16bit": 2.0, "8bit": 5.0, "powersgd": 10.0, "diloco": 8.0},
 }
 BLOCK = 1024  # values of `8bit` that share a scale of 4 bytes
 PRICE = {
@@ -30,6 +30,10 @@ PRICE = {
     "powersgd": "the curve moves; matrices only",
     "diloco": "another curve: the loss after as many tokens is a little higher, or needs more of them",
 }
+# Of diloco where weights begin random: it was measured there, and is worse than any wait (docs/slow-networks.md).
+FROM_RANDOM = (
+    "from random weights a loss far higher after as many tokens, by 15 to 25 % where it was measured"
+)
 # What is exact and makes sending a smaller part of a step, and what that costs.
 LARGER = (
     "a larger batch_size makes that less of a step and stays exact, but is another optimisation: fewer steps for as "
@@ -128,6 +132,16 @@ def open_to(dtype: str, routers: bool) -> tuple[str, ...]:
     return tuple(way for way in PRICE if way != "diloco" or not routers)
 
 
+def advised(dtype: str, routers: bool, from_random: bool) -> tuple[str, ...]:
+    """Those of `open_to` that a run may be told to take; from_random: its weights begin so."""
+    return tuple(way for way in open_to(dtype, routers) if way != "diloco" or not from_random)
+
+
+def price(way: str, from_random: bool) -> str:
+    """What a way costs; '' of one that costs nothing."""
+    return FROM_RANDOM if from_random and way == "diloco" else PRICE.get(way, "")
+
+
 def behind_backward(micro_batch: float, buckets: int) -> float:
     """Seconds in which exact gradients travel while backward still runs, where the network is what a step waits for.
 
@@ -146,7 +160,7 @@ def proposal(
     device: str = "cpu",
 ) -> str | None:
     """What to say of exact steps whose time went as `parts` tells (trainer/metrics.py); None where they are as they
-    should be. by_way: as `sent` gives it. saves: as `saved` does. allowed: as `open_to` does. behind: as
+    should be. by_way: as `sent` gives it. saves: as `saved` does. allowed: as `advised` does. behind: as
     `behind_backward` does: the ways that wait for the end of backward hide nothing. device: the kind that codes.
     """
     wire = parts["wire"]

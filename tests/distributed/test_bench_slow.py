@@ -1,5 +1,6 @@
 """bench.slow: two ways of a tiny model, interrupted and gone on with, and what it makes of them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,7 @@ def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
     assert exact["loss"] != coded["loss"] and abs(exact["loss"] - coded["loss"]) < 0.1 < exact["loss"] < 6
     assert exact["bytes"] == 2 * sum(row["wire_bytes"] for row in records(tmp_path / "exact-0"))
     assert 3.5 < exact["bytes"] / coded["bytes"] < 4
+    assert exact["saving"] == 0 < coded["saving"] and exact["begins"] == coded["begins"]
     assert (tmp_path / "base/metrics.jsonl").stat().st_mtime_ns < before
     assert "from weights after 20 steps of exact" in said
     before = [row["loss"] for row in records(tmp_path / "base", "eval")][-1]
@@ -82,3 +84,8 @@ def test_it_goes_on_where_it_was_interrupted_and_compares(tmp_path):
 
     shown = bench(tmp_path, "--table").communicate(timeout=120)[0]
     assert shown == said
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "another text"}) + "\n")
+    other = bench(tmp_path)
+    assert "began from other weights or another text" in other.communicate(timeout=120)[1]
+    assert other.returncode == 1

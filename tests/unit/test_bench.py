@@ -79,8 +79,8 @@ def test_the_tables_are_made(repository):
         assert re.search(rf"^\| {name} \| [\d,]+ \|", done.stdout, re.M), name
 
 
-def ended(way, seed, loss, sent=100):
-    return {"way": way, "seed": seed, "loss": loss, "tokens": 10, "bytes": sent}
+def ended(way, seed, loss, sent=100, saving=0):
+    return {"way": way, "seed": seed, "loss": loss, "tokens": 10, "bytes": sent, "saving": saving}
 
 
 def test_lossy_ways_are_compared_with_the_same_seed():
@@ -88,17 +88,17 @@ def test_lossy_ways_are_compared_with_the_same_seed():
     found = [
         ended("exact", 0, 4.0),
         ended("exact", 1, 5.0),
-        ended("8bit", 0, 4.04, 25),
-        ended("8bit", 1, 4.9, 25),
+        ended("8bit", 0, 4.04, 25, 15),
+        ended("8bit", 1, 4.9, 25, 15),
     ]
     found += [ended("diloco", 2, 9.0, 1)]
     rows = slow.table(found, before=6.0).splitlines()[2:]
-    assert rows[0] == "| exact | 0, 1 | 4.5000 |  |  |  |  | 10.0 |  |"
+    assert rows[0] == "| exact | 0, 1 | 4.5000 |  |  |  |  | 10.0 |  |  |"
     # 0.04 more of an improvement by 2, and 0.1 less of one by 1.
-    assert rows[1] == "| 8bit | 0, 1 | 4.4700 | -0.50 | -2.00 | 0.5 | -4.0 | 2.5 | 4.0 |"
-    assert rows[2] == "| diloco | 2 | 9.0000 |  |  | 2 |  | 0.1 |  |"
+    assert rows[1] == "| 8bit | 0, 1 | 4.4700 | -0.50 | -2.00 | 0.5 | -4.0 | 2.5 | 4.0 | 2.5 |"
+    assert rows[2] == "| diloco | 2 | 9.0000 |  |  | 2 |  | 0.1 |  |  |"
     rows = slow.table(found).splitlines()[2:]
-    assert rows[1] == "| 8bit | 0, 1 | 4.4700 | -0.50 | -2.00 | 0.5 |  | 2.5 | 4.0 |"
+    assert rows[1] == "| 8bit | 0, 1 | 4.4700 | -0.50 | -2.00 | 0.5 |  | 2.5 | 4.0 | 2.5 |"
 
 
 def test_what_the_last_checkpoint_of_an_attempt_has_sent_counts_too():

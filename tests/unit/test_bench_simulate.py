@@ -12,7 +12,7 @@ import torch
 
 from bench import cluster, simulate
 from bench.measure import WAYS
-from bench.simulate import BUCKET_BYTES, Host, Network, Work, latest, step
+from bench.simulate import BUCKET_BYTES, Host, Network, Work, step
 from trainer import compress
 
 FAST, SLOW = Host("fast", 300.0, 1e6), Host("slow", 100.0, 1e6)
@@ -158,7 +158,7 @@ def test_one_host_has_its_own_speed(comm):
 def recorded(off=1.0):
     """Two runs as bench.cluster records them, of three hosts whose steps take what the model says, times `off`."""
     cluster.RECORDED.clear()
-    alone = [{"speed": speed, "rest": 0.1, "varies": 0.0} for speed in (400.0, 200.0, 200.0)]
+    alone = [{"speed": speed, "rest": 0.1} for speed in (400.0, 200.0, 200.0)]
     rate = 20e6
     wire = (1_000_000 * 4 / 3 - cluster.BURST) / (rate / 8 * 0.94)
     hops = 2 * 4 * 1e-4
@@ -187,13 +187,19 @@ def test_a_measurement_that_differs_is_told():
 
 
 def test_what_sending_takes_is_what_a_run_measured():
-    """Those of other tables have no such figure."""
+    """Of a run behind a limit by itself; those of other tables have no such figure, and no limit."""
     runs = recorded()
+    free = {**runs[1], "hosts": [{**host, "rate": None} for host in runs[1]["hosts"]]}
     with pytest.raises(SystemExit, match="sending"):
-        simulate.check(runs, coding={})
-    text, good = simulate.check([runs[0], {**runs[1], "sending": 0.0}], coding={})
-    assert good and text.count("| +0.0 | yes |") == 2
-    assert not simulate.check([runs[0], {**runs[1], "sending": 1e-6}], coding={})[1]
+        simulate.check([*runs, free], coding={})
+    with pytest.raises(SystemExit, match="without a limit"):
+        simulate.check([{**runs[0], "sending": 0.0}, free], coding={})
+    text, _ = simulate.check([*runs, {**free, "sending": 0.0}], coding={})
+    assert text.count("| +0.0 | yes |") == 2
+    text, good = simulate.check([runs[0], {**runs[1], "sending": 1e-6}, {**free, "sending": 0.0}], coding={})
+    assert text.count("| +0.0 | yes |") == 1 and not good
+    text, _ = simulate.check([*runs, {**free, "sending": 1e-6}], coding={})
+    assert text.count("| +0.0 | yes |") == 0
 
 
 def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
@@ -202,20 +208,9 @@ def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
         **{"step_seconds": 5.0, "compute_seconds": 2.0, "comm_seconds": 2.5},
     }
     assert cluster.paces([row, row]) == [
-        {"speed": 400.0, "varies": 0.0, "rest": 0.5},
-        {"speed": 100.0, "varies": 0.0, "rest": 0.5},
+        {"speed": 400.0, "rest": 0.5},
+        {"speed": 100.0, "rest": 0.5},
     ]
-    uneven, even = cluster.paces([row, {**row, "rank_seconds": [4.0, 4.0]}])
-    assert uneven["varies"] == pytest.approx(2 / math.sqrt(2) / 3) and even["varies"] == 0
-
-
-def test_the_latest_of_some_times():
-    assert latest([3.0, 1.0], [0.0, 0.0]) == 3.0
-    # Of two and of three alike: 1 / sqrt(pi) and 1.5 / sqrt(pi) of the deviation.
-    assert latest([10.0] * 2, [1.0] * 2) == pytest.approx(10 + math.pi**-0.5, rel=1e-4)
-    assert latest([10.0] * 3, [2.0] * 3) == pytest.approx(10 + 3 * math.pi**-0.5, rel=1e-4)
-    assert latest([10.0, 1.0], [0.5, 0.5]) == pytest.approx(10.0, rel=1e-4)
-    assert latest([1.0, 1.0], [0.0, 0.5]) == pytest.approx(1 + 0.5 / math.sqrt(2 * math.pi), rel=1e-3)
 
 
 def test_who_hands_bytes_to_the_wire_computes_nothing_meanwhile():

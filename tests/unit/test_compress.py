@@ -97,6 +97,19 @@ def test_what_a_checkpoint_sends_is_known_before_a_step_counts_it(world):
     assert strategy.uncounted_bytes == 0 and strategy.wire_bytes == before + 4 * 64 * 64
 
 
+def test_columns_of_which_nothing_was_left_find_what_comes_later(world):
+    chance = torch.Generator().manual_seed(0)
+    later = torch.randn(64, 3, generator=chance) @ torch.randn(3, 96, generator=chance)
+    alone = Circle([0], 0, None, CPU)
+    factors = compress.Factors([later], 3, world, circles=(alone, alone))
+    for gradient in (torch.zeros_like(later), *[later] * 4):
+        came = gradient.clone()
+        factors([came])
+        assert torch.equal(came, gradient) or gradient is later
+        factors.commit()
+    assert (came - later).norm() < 0.05 * later.norm()
+
+
 def test_experts_of_a_stack_do_not_share_their_whole_matrices(world):
     """As transformers has them, (experts, out, in): as rows of one matrix, all but their sizes would be alike."""
     chance = torch.Generator().manual_seed(0)

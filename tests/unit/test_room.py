@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from trainer import config as configuration
-from trainer import environment, room
+from trainer import environment, room, ways
 from trainer.commands import plan, train
 from trainer.errors import BadInput
 from trainer.model import footprint
@@ -159,10 +159,13 @@ def test_a_plan_marks_the_ways_that_have_no_room():
         "estimate": {"compute_seconds": 1.0},
         "strategy": "ddp",
         "comm": "auto",
+        "from_random": False,
         "ways": {"exact": {**way, "fits": True}, "diloco": {**way, "fits": False}},
     }
     *_, exact, diloco = plan._less(answer)
     assert "does not fit" not in exact and diloco.endswith("; does not fit")
+    *_, diloco = plan._less(answer | {"from_random": True})
+    assert ways.FROM_RANDOM in diloco and ways.PRICE["diloco"] not in diloco
 
 
 def test_a_way_is_counted_without_what_diloco_alone_has():
@@ -227,6 +230,29 @@ def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
         world = World(gather=lambda own: [own, own], environment=later)
         room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on)
         assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
+
+
+def test_a_model_that_cannot_be_counted_is_warned_of_on_a_slow_wire(monkeypatch, capsys):
+    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
+    world = World(gather=lambda own: [own, own], environment=SimpleNamespace(local_world_size=1, attempt=1))
+
+    def measure(*_):
+        raise RuntimeError("its code wants numbers")
+
+    monkeypatch.setattr(footprint, "measure", measure)
+    room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
+    said = capsys.readouterr().out
+    assert (
+        "in every step, at 1 Gbit/s; whether ddp, which would not, has room cannot be told: its code" in said
+    )
+
+
+def test_more_fragments_than_parameters_are_refused_before_weights_are_loaded(monkeypatch):
+    monkeypatch.setattr(plan, "_host_memory", lambda: 1)  # so little that all is counted
+    keys = {"comm": "diloco", "sync_every": 500, "diloco_fragments": 400}
+    with pytest.raises(BadInput, match="diloco_fragments: found 400; expected no more than"):
+        room.at_once(asked(**keys), LONG, World(other=8))
 
 
 def test_another_strategy_of_a_run_that_goes_on_is_asked_as_a_new_one():

@@ -44,19 +44,41 @@ def test_learning_rates():
 def test_columns_that_are_orthonormal_whatever_they_come_of():
     chance = torch.Generator().manual_seed(1)
     full = torch.randn(768, 4, generator=chance)
+    unlike = full * torch.tensor([1.0, 1e-12, 1e12, 1e-3])
     flat = torch.randn(300, 2, generator=chance) @ torch.randn(2, 4, generator=chance)
-    matrices = [full, flat, 1e-30 * full, torch.zeros(20, 4), torch.ones(20, 4), full[:9]]
-    for one, found in zip(matrices, orthonormal(matrices), strict=True):
-        assert found.shape == one.shape
-        assert torch.allclose(found.T @ found, torch.eye(4), atol=1e-5)
-        assert torch.allclose(found @ (found.T @ one), one, rtol=1e-4, atol=1e-5 * one.abs().max())
-    assert orthonormal([torch.full((20, 4), torch.inf)])[0].isnan().all()
-    torch.set_flush_denormal(True)  # as some libraries have it: the bits must not depend on that
+    near = full[:, :1] + 1e-3 * full  # whose columns have little of their own
+    matrices = [full, unlike, near, 1e-30 * full, full[:9], flat, torch.zeros(20, 4), torch.ones(20, 4)]
+    directions = [4, 4, 4, 4, 4, 2, 0, 1]
+    for one, found, count in zip(matrices, orthonormal(matrices), directions, strict=True):
+        assert found.shape == one.shape and found.dtype == torch.float32
+        lengths = torch.linalg.svdvals(found)
+        assert torch.allclose(lengths[:count], torch.ones(count), atol=3e-2 if one is near else 1e-5)
+        assert (lengths[count:] < 0.1).all()  # of rounding, and never longer than what is there
+        largest = one.abs().amax(dim=0)
+        assert ((found @ (found.T @ one) - one).abs() <= 1e-4 * largest).all()
+    broken = full.clone()
+    broken[5, 2] = torch.inf
+    whole, part, after = orthonormal([torch.full((20, 4), torch.inf), broken, full])
+    assert whole.isnan().all() and part.isnan().any() and torch.equal(after, orthonormal([full])[0])
+
+
+def test_orthonormal_columns_have_the_same_bits_however_sums_are_added_up():
+    chance = torch.Generator().manual_seed(2)
+    full = torch.randn(5000, 24, generator=chance)
+    ones = torch.ones(4096, 3)  # whose sums are the largest that there can be
+    flat = torch.randn(3000, 3, generator=chance) @ torch.randn(3, 24, generator=chance)
+    matrices = [full, ones, flat, 1e-30 * full]
+    found = orthonormal(matrices)
+    rows = [torch.randperm(len(one), generator=chance) for one in matrices]
+    mixed = orthonormal([one[order] for one, order in zip(matrices, rows, strict=True)])
+    for one, other, order in zip(found, mixed, rows, strict=True):
+        assert torch.equal(one[order], other)
+    torch.set_flush_denormal(True)  # as some libraries have it
     try:
         again = orthonormal(matrices)
     finally:
         torch.set_flush_denormal(False)
-    assert all(torch.equal(one, two) for one, two in zip(orthonormal(matrices), again, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(found, again, strict=True))
 
 
 @pytest.mark.parametrize("comm", ["8bit", "powersgd", "diloco"])

@@ -91,6 +91,10 @@ def test_what_a_run_would_be_refused_for_is_not_proposed(keys, way):
     )
     assert "no price" not in text
     assert (f"comm: {way} sends" in text) if way else ("comm" not in text)
+    # From random weights diloco ends too far off to be told of as a cure.
+    allowed = ways.advised(asked.dtype, bool(asked.router_aux_loss_coef), True)
+    text = ways.proposal(parts(40.0), SENT, 50, allowed=allowed)
+    assert "diloco" not in text and ("comm: powersgd sends" in text) == bool(way)
 
 
 def test_a_model_without_matrices_gains_nothing_by_powersgd():

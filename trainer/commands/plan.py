@@ -112,7 +112,8 @@ def main(
             raise BadInput(split.ALONE)
         budgets["split"] = dataclasses.replace(budgets["ddp"], strategy="split")  # of a host with one GPU
     estimate = _estimate(config, found, place, letters, found_shares)
-    answer = _answer(config, found, place, budgets, estimate, by_comm) | {"shares": found_shares}
+    answer = _answer(config, found, place, budgets, estimate, by_comm)
+    answer |= {"shares": found_shares, "from_random": source.weights is None}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
 
@@ -817,7 +818,7 @@ def _less(answer: dict) -> list[str]:
         lines.append(
             f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step"
             f"{_all_at_once(one)}: "
-            f"{share:.0%} of the step computes; {ways.PRICE.get(name, 'the curve as it is')}{mark}"
+            f"{share:.0%} of the step computes; {ways.price(name, answer['from_random']) or 'the curve as it is'}{mark}"
             f"{'' if one['fits'] else '; does not fit'}"
         )
     return lines

@@ -180,6 +180,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         balance=_balance(config, world, shares, at_once),
         micro_batch_size=_micro_batch_size(config, world, at_once),
         router_coef=router_coef,
+        from_random=source.weights is None,
     )
     if world.first:
         _introduce(run, found)
