@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 
-from bench import equal, gpu, padding, strategies, vocabulary, watched
+from bench import equal, gpu, onehost, padding, strategies, vocabulary, watched
 from bench.measure import Options
 
 TABLES = {
@@ -12,6 +12,7 @@ TABLES = {
     "padding": padding,
     "vocabulary": vocabulary,
     "strategies": strategies,
+    "onehost": onehost,
     "watched": watched,
     "gpu": gpu,
 }

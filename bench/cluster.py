@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -143,6 +144,8 @@ def record(name: str, rows: list[dict], alone: list[dict], cpus, rate: float | N
             ],
             "comm": config.get("comm", "exact"),
             "sync_every": config.get("sync_every", 50),
+            "fragments": config.get("diloco_fragments", 1),
+            "overlap": config.get("diloco_overlap", 0),
             "shares": config.get("balance", "auto"),
             "sequence_length": COMMON["sequence_length"],
             "batch_size": config["batch_size"],
@@ -194,8 +197,17 @@ def together(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
 
 
 def _around(before: dict[str, list[dict]], after: dict[str, list[dict]]) -> list[dict]:
-    """What each host did for itself, by `apart`, before a run and after it."""
-    return [paces(before[host] + after[host])[0] for host in HOSTS]
+    """What each host did for itself, by `apart`, before a run and after it: as `paces`, and `steps`.
+
+    Those are its steps' seconds over their mean, side by side with the other hosts' of the same time.
+    """
+    found = []
+    for host in HOSTS:
+        rows = [row for part in (before, after) for row in part[host][: min(map(len, part.values()))]]
+        seconds = [row["step_seconds"] for row in rows]
+        mean = statistics.mean(seconds)
+        found.append({**paces(before[host] + after[host])[0], "steps": [one / mean for one in seconds]})
+    return found
 
 
 def asked(figure: float, least: float, form: str = ".3f") -> str:
@@ -229,7 +241,7 @@ def balance(lab: Lab, quick: bool) -> str:
         label = name.replace(":", "")
         with cpus(lab, shares):
             # The machine below all hosts may become faster or slower meanwhile: before and after what they are held to.
-            first = apart(lab, f"first{label}", parts(shares), steps // 4)
+            first = apart(lab, f"first{label}", parts(shares), steps // 2)
             even = Group(
                 lab,
                 f"even{label}",
@@ -239,10 +251,10 @@ def balance(lab: Lab, quick: bool) -> str:
                 steps=LEARNT // 2 + steps // 3,
             )
             even_rows = even.ended().rows()
-            before = apart(lab, f"before{label}", parts(shares), steps // 4)
+            before = apart(lab, f"before{label}", parts(shares), steps // 2)
             auto = Group(lab, f"auto{label}", HOSTS, batch_size=SEQUENCES, steps=LEARNT + steps)
             auto_rows = auto.ended().rows()
-            after = apart(lab, f"after{label}", parts(shares), steps // 4)
+            after = apart(lab, f"after{label}", parts(shares), steps // 2)
             alone_rows = {host: before[host] + after[host] for host in HOSTS}
         alone = {host: speed(found) for host, found in alone_rows.items()}
         around = _around(first, before)
@@ -351,7 +363,9 @@ def wire(lab: Lab, quick: bool) -> str:
     settings = {"batch_size": 24, "balance": "even", "micro_batch_size": 4}
     steps = 20 if quick else 60
     # A round of 50 steps, the key's default, sends 4 x 50 times less than exact at most, before any header.
-    ways = {**WAYS, "diloco": {**WAYS["diloco"], "sync_every": 6 if quick else 60}}
+    meets = {**WAYS["diloco"], "sync_every": 6 if quick else 60}
+    hidden = {"diloco_fragments": 4, "diloco_overlap": 1 if quick else 2}
+    ways = {**WAYS, "diloco": meets, "diloco, hidden": {**meets, **hidden}}
     # What a host does for itself: where it hands nothing to a wire, which is what the simulator adds.
     third = dict.fromkeys(HOSTS, settings["batch_size"] // len(HOSTS))
     micro = {"micro_batch_size": settings["micro_batch_size"]}
@@ -359,11 +373,12 @@ def wire(lab: Lab, quick: bool) -> str:
     found, megabits, sending = {}, None, 0.0
     with cpus(lab, quotas):
         try:
-            before = apart(lab, "apart", third, steps // 2, **micro)
+            before = apart(lab, "apart", third, steps, **micro)
             for name, keys in {"no limit": {}, **ways}.items():
-                run = found[name] = _measured(lab, name.replace(" ", ""), {**settings, **keys}, steps)
+                called = re.sub(r"\W", "", name)
+                run = found[name] = _measured(lab, called, {**settings, **keys}, steps)
                 # The machine below becomes faster and slower: a run is held to what hosts had before and after it.
-                after = apart(lab, f"apart-{name.replace(' ', '')}", third, steps // 2, **micro)
+                after = apart(lab, f"apart-{called}", third, steps, **micro)
                 alone, before = _around(before, after), after
                 if name in ("no limit", "exact"):  # a limit makes many small pieces of what is sent
                     sending = run.sending(alone, quotas, tokens)
@@ -395,8 +410,10 @@ def wire(lab: Lab, quick: bool) -> str:
     return (
         f"Three hosts behind {megabits} Mbit/s each way, where exact ddp has {best:,.0f} tokens/s without a limit and "
         f"waits {waits:.0%} of its time with one (asked: {WAITS:.0%}); {steps} steps, of diloco three rounds of "
-        f"{ways['diloco']['sync_every']}. Bytes are those that the interfaces counted. With a scale of 4 bytes for "
-        f"each {BLOCK} values, 8bit sends {4 * BLOCK / (BLOCK + 4):.2f} times less than float32, and never 4.\n\n"
+        f"{meets['sync_every']}, hidden with {hidden['diloco_fragments']} fragments that travel while "
+        f"{hidden['diloco_overlap']} steps are computed. Bytes are those that the interfaces counted. With a scale of "
+        f"4 bytes for each {BLOCK} values, 8bit sends {4 * BLOCK / (BLOCK + 4):.2f} times less than float32, and "
+        "never 4.\n\n"
         f"{markdown(head, rows)}"
     )
 

@@ -41,6 +41,9 @@ class Host:
     rest: float = 0.0  # seconds of a step that no share makes shorter: the optimizer
     coding: Mapping[str, float] = field(default_factory=dict)  # seconds a byte of gradients, by way
     sending: float = 0.0  # seconds a byte that it sends, of the processor that computes; a GPU's does not
+    steps: tuple[
+        float, ...
+    ] = ()  # times its mean that each of some steps takes, beside the other hosts' of that time
     burst: int = 0  # bytes that its link lets through at once after a pause, as a shaped one does
 
 
@@ -56,7 +59,8 @@ class Work:
     shares: str = "auto"  # auto, even, or listed
     comm: str = "exact"
     sync_every: int = 50
-    overlap: bool = False  # diloco's meetings travel while the next round computes, as long as that takes
+    fragments: int = 1  # of diloco, which meet one after the other
+    overlap: int = 0  # steps that are computed while one of them travels
     checkpoint_every: int = 0  # steps; lossy ways send for each
 
 
@@ -99,6 +103,16 @@ def split(
     if shares == "even":
         return tuple(balance.shares(batch_size, len(seconds)))
     return tuple(balance.solve(batch_size, list(seconds), fixed=fixed))
+
+
+def late(hosts: Sequence[Host], busy: Sequence[float]) -> float:
+    """Seconds by which the last of hosts that are `busy` for so long, on average, is later than the busiest one's mean.
+
+    What makes all of them slower at the same time, as on a machine below them all, makes none wait for another.
+    """
+    every = [[own * times for times in host.steps] for host, own in zip(hosts, busy, strict=True)]
+    ends = list(map(max, zip(*every, strict=False)))
+    return max(0.0, statistics.mean(ends) - max(busy)) if ends else 0.0
 
 
 def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
@@ -150,14 +164,15 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
             end = done + wire + 2 * code + sums * network.latency  # of each factor, and what is no matrix
         elif work.comm == "diloco":
             meeting = wire * work.sync_every + coded + small
-            if work.overlap:
-                meeting = max(0.0, meeting - (work.sync_every - 1) * (max(busy) + small))
-            end = max(busy) + (meeting + coding) / work.sync_every
+            each_step = max(busy) + small
+            waits = ways.waiting(meeting, each_step, work.fragments, work.overlap, work.sync_every)
+            # What travels meanwhile is handed to the wire by who computes.
+            end = max(busy) + waits + coding / work.sync_every + (handing if work.overlap else 0)
         else:
             end = done + wire + coded
         saves = ways.saved(work.gradients, ranks, work.checkpoint_every)[work.comm]
         sent += saves
-        seconds = end + small  # the loop's own exchange of losses and times
+        seconds = end + late(hosts, busy) + small  # the loop's own exchange of losses and times
         seconds += saves / link
     return Step(
         seconds=seconds,
@@ -262,7 +277,7 @@ def home_lan(count: int, found, assumed: Assumed) -> list[Host]:
 
 
 def needs(config: configuration.Config, found, comm: str, overlap: bool = False) -> int:
-    """Bytes of a GPU that a rank needs, as `trainer plan` counts them. overlap: as Work has it."""
+    """Bytes of a GPU that a rank needs, as `trainer plan` counts them. overlap: whether Work has any."""
     import torch
 
     from trainer.commands import plan
@@ -295,7 +310,7 @@ def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
     variants = {
         "exact, even shares": {"shares": "even"},
         **{way: {"comm": way} for way in WAYS},
-        "diloco, hidden*": {"comm": "diloco", "overlap": True},
+        "diloco, hidden*": {"comm": "diloco", "overlap": base.sync_every - 1},
     }
     found_steps, sums = {}, {}
     for count in SIZES:
@@ -310,7 +325,7 @@ def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
     rows = []
     for name, keys in variants.items():
         three = found_steps[name, 3]
-        memory = needs(config, found, keys.get("comm", "exact"), keys.get("overlap", False))
+        memory = needs(config, found, keys.get("comm", "exact"), bool(keys.get("overlap")))
         fits = min(host.memory for host in hosts)
         rows.append(
             (
@@ -348,13 +363,15 @@ def of_run(
             link=host["rate"] / 8 * USED if host["rate"] else math.inf,
             rest=host["rest"],
             sending=sending / host["cpus"],
+            steps=tuple(host.get("steps", ())),
             burst=host.get("burst", 0),
             coding={way: seconds / host["cpus"] for way, seconds in coding.items()},
         )
         for host in run["hosts"]
     ]
     names = ("sequence_length", "batch_size", "micro_batch_size", "shares", "comm", "sync_every")
-    return step(hosts, Work(gradients, factors, **{name: run[name] for name in names}), network)
+    overlap = {name: run[name] for name in ("fragments", "overlap") if name in run}
+    return step(hosts, Work(gradients, factors, **{name: run[name] for name in names}, **overlap), network)
 
 
 def check(

@@ -176,7 +176,7 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
         "loss": [row["loss"] for row in rows if row["kind"] == "eval"][-1],
         "tokens": sum(row["tokens"] for row in steps),
         "bytes": sum(row["wire_bytes"] * row["world_size"] for row in steps),
-        "saving": RANKS * uncounted(rows),  # bytes, too: of the checkpoint at the end
+        "saving": RANKS * uncounted(rows),  # bytes, too: of the checkpoints at the end and at a stop
         "begins": beginning(folder),
         "seconds": sum(row["step_seconds"] for row in steps),
         # A stop brings about a checkpoint, for which diloco meets: a round cut short, and its bytes.
@@ -298,8 +298,12 @@ def _watch(child: subprocess.Popen, run_dir: Path, name: str, left: int) -> None
 
 
 def results(folder: Path) -> list[dict]:
+    """What has ended; exits where that is of a release that counted other bytes."""
     file = folder / "results.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if not all({"begins", "saving"} <= set(one) for one in found):
+        sys.exit(f"{file}: some lines are of an older release, whose bytes are others: move it away")
+    return found
 
 
 def table(found: list[dict], before: float | None = None) -> str:
@@ -334,7 +338,7 @@ def table(found: list[dict], before: float | None = None) -> str:
         )
     head = ("comm", "seeds", "validation loss", "from exact, %", "the worst seed, %", "at most, %",
             "of exact's improvement, %", "bytes a token", "times fewer than exact",
-            "with the checkpoint")  # fmt: skip
+            "with checkpoints")  # fmt: skip
     return markdown(head, rows)
 
 
@@ -367,7 +371,7 @@ def report(folder: Path) -> str:
         f"{f'from weights after {sizes.base_steps:,} steps of exact' if sizes.base_steps else 'from random weights'}; "
         f"validation loss in nats a token, on text that was held out"
         f"{f', {before:.4f} before' if before else ''}; bytes that all ranks sent, in steps alone and with the "
-        f"checkpoint at the end{_stopped(found)}.\n\n"
+        f"checkpoints at the end and at stops{_stopped(found)}.\n\n"
         f"{table(found, before)}"
     )
 
@@ -426,7 +430,7 @@ def main() -> None:
             prepare(folder, sizes)
             if sizes.base_steps and not (folder / "model" / WEIGHTS).exists():
                 train_base(folder, sizes, lock.fileno(), len(ahead) + 1)
-            if {one.get("begins") for one in results(folder)} - {beginning(folder)}:
+            if {one["begins"] for one in results(folder)} - {beginning(folder)}:
                 sys.exit(
                     f"{folder / 'results.jsonl'} has runs that began from other weights or another text than those of "
                     f"{folder} now, which cannot be compared: move it away, and the runs that it names"

@@ -3,7 +3,7 @@
 Each rank keeps what its message left out and adds it to the next one (error feedback: Seide et al. 2014,
 Karimireddy et al. 2019, arXiv:1901.09847), so that nothing is lost for good, only late. A sum that is not used leaves
 nothing over: what was so before counts until `commit`. All ranks end with the same sums, to the bit, whatever the
-number of ranks; unlike processors do but for a value in many millions, of powersgd's last product (`Factors._product`).
+number of ranks; unlike processors but for a value in many millions, of powersgd's last product (Factors._multiply).
 """
 
 import math
@@ -24,7 +24,8 @@ THINNER = 25  # times fewer bytes than a matrix' gradient its factors have, wher
 MOST_COLUMNS = 64  # that it then has: to make them orthonormal takes as long as their number squared
 SHIFT = 1e-8  # beside the square of a column's length, 1: what its root is more than, of a sum of codes, is rounding
 EXACT_BITS = 53  # of whole numbers in float64
-ROWS = 4096  # of a product that there are at once in float64
+STACK = 1 << 20  # values of matrices that are inverted at once
+ROWS = 4096  # of a product that are computed at once
 FACTORS_BLOCK = 256  # of their values that share a scale: they are few, and each rank's part is whole blocks
 CODED = 1 + 4 / FACTORS_BLOCK  # bytes of such a value, its part of the scale included
 
@@ -208,16 +209,15 @@ def orthonormal(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
     for number, one in enumerate(matrices):
         alike.setdefault(one.shape[1], []).append(number)
     for width, numbers in alike.items():
-        wholes = (
-            _whole_rows(matrices[number])[0] for number in numbers
-        )  # later again: there may be no room for all
-        products = torch.stack([one.T @ one for one in wholes])
-        lengths = products.diagonal(dim1=1, dim2=2).clamp_min(1).sqrt()
-        weights = _inverses(products / lengths[:, :, None] / lengths[:, None, :]).mT / lengths[:, :, None]
-        for number, own in zip(numbers, weights, strict=True):
-            whole, bits = _whole_rows(matrices[number])
-            own, unit = _whole(own, EXACT_BITS - bits - (width - 1).bit_length())
-            found[number] = (whole @ own * unit).float()
+        at_once = max(1, STACK // width**2)
+        for begin in range(0, len(numbers), at_once):
+            some = numbers[begin : begin + at_once]
+            # Twice, for there may be no room for all of them.
+            wholes = (_whole_rows(matrices[number])[0] for number in some)
+            for number, own in zip(some, _weights([one.T @ one for one in wholes]), strict=True):
+                whole, bits = _whole_rows(matrices[number])
+                own, unit = _whole(own, EXACT_BITS - bits - (width - 1).bit_length())
+                found[number] = (whole @ own * unit).float()
     return found
 
 
@@ -235,19 +235,26 @@ def _whole(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]
     return (values / unit).round_(), unit
 
 
-def _inverses(products: torch.Tensor) -> torch.Tensor:
-    """Of the lower Cholesky factors of these (matrices, columns, columns; symmetric, ones on the diagonal) and SHIFT.
+def _weights(products: list[torch.Tensor]) -> torch.Tensor:
+    """By which columns that have these products (columns, columns; whole numbers) become orthonormal, one a column.
 
-    By elimination of single values, of which the same bits come anywhere.
+    That is the inverse of Cholesky's factor of the products and SHIFT, by elimination of single values, of which the
+    same bits come anywhere: columns are made about as long as each other by powers of two, and the root, which not all
+    libraries round alike, comes last, where its last bit is one of a column's length.
     """
-    width = products.shape[1]
-    one = torch.eye(width, dtype=products.dtype, device=products.device)
-    both = torch.cat([products + SHIFT * one, one.expand_as(products)], dim=2)
+    stack = torch.stack(products)
+    _, exponents = torch.frexp(stack.diagonal(dim1=1, dim2=2))  # of squares
+    lengths = (torch.ones_like(exponents) << (exponents + 1 >> 1).clamp(0, EXACT_BITS // 2 + 1)).double()
+    one = torch.eye(stack.shape[1], dtype=stack.dtype, device=stack.device)
+    both = torch.cat(
+        [stack / lengths[:, :, None] / lengths[:, None, :] + SHIFT * one, one.expand_as(stack)], dim=2
+    )
+    width = len(one)
     for k in range(width):
-        row = both[:, k] / both[:, k, k, None].sqrt()
-        both[:, k] = row
-        both[:, k + 1 :] -= row[:, k + 1 : width, None] * row[:, None, :]
-    return both[:, :, width:]
+        row, times = both[:, k], both[:, k, k + 1 : width] / both[:, k, k, None]
+        both[:, k + 1 :] -= times[:, :, None] * row[:, None, :]
+    inverses = both[:, :, width:] / both.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
+    return inverses.mT / lengths[:, :, None]
 
 
 class Factors:
@@ -320,7 +327,7 @@ class Factors:
             lost = _like(own, second.left_out)
             finite = bool(torch.stack([torch.isfinite(one).all() for one in (*right, *whole)]).all())
             for one, p, q in zip(split, left, right, strict=True):
-                one.copy_(self._product(p, q).view_as(one) if finite else torch.full_like(one, float("nan")))
+                self._multiply(p, q, one.view(len(p), len(q))) if finite else one.fill_(float("nan"))
             for one, total in zip(rest, whole, strict=True):
                 one.copy_(total)
             for m, p, q, e in zip(matrices, left, own, lost, strict=True):
@@ -337,19 +344,16 @@ class Factors:
         if self._next is not None:
             (self.errors, self.right), self._next = self._next, None
 
-    def _product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The sum of the columns' products, of which all ranks are to have the same bits.
+    def _multiply(self, left: torch.Tensor, right: torch.Tensor, into: torch.Tensor) -> None:
+        """`into` becomes the sum of the columns' products, of which all ranks are to have the same bits.
 
         Where ranks may add up in another order, in float64, whose last bits hardly ever tell in float32. In float32 a
         value that is little beside what adds up to it differs by more than its own last bits, and of a step by AdamW,
         which goes as far for a small gradient as for a large one, so does a weight.
         """
-        if self._alike:
-            return left @ right.T
-        exact, found = right.double().T, left.new_empty(len(left), len(right))
-        for rows, place in zip(left.split(ROWS), found.split(ROWS), strict=True):
-            place.copy_(rows.double() @ exact)
-        return found
+        right = right if self._alike else right.double()
+        for rows, place in zip(left.split(ROWS), into.split(ROWS), strict=True):
+            place.copy_(rows.to(right.dtype) @ right.T)
 
     def _exactly(self, flat: torch.Tensor) -> None:
         with translated(self.world):

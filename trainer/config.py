@@ -472,6 +472,32 @@ def idle_keys(config: Config) -> str:
     return "; ".join(found)
 
 
+def cut_rounds(config: Config, last: int, epoch: int) -> str:
+    """Which keys end diloco's rounds early, so that more meetings send more; "" if none.
+
+    last: the run's last step. epoch: the steps of an epoch.
+    """
+    if config.comm != "diloco":
+        return ""
+    every, found = config.sync_every, []
+    for name in ("checkpoint_every", "eval_every"):
+        steps = getattr(config, name)
+        if steps % every and steps < last:
+            near = " or ".join(
+                str(one) for one in (steps // every * every, -(-steps // every) * every) if one
+            )
+            found.append(f"{name} is {steps}, no multiple of sync_every, {every}: {near} would be")
+    if config.checkpoint_minutes:
+        found.append("checkpoint_minutes goes by the clock, and so does the curve: checkpoint_every does not")
+    if config.checkpoint_epochs and epoch < last:
+        found.append("checkpoint_epochs, by the data's length: checkpoint_every does not")
+    if (config.validation or config.validation_split) and not config.eval_every and epoch < last:
+        found.append(
+            f"eval_every is 0, for an evaluation at each epoch's end: a multiple of {every} does not"
+        )
+    return f"all meet early, and begin a round anew: {'; '.join(found)}" if found else ""
+
+
 def _check_fragments(config: Config) -> list[str]:
     """What is wrong with the keys of diloco's schedule, a line each."""
     parts, overlap, every = config.diloco_fragments, config.diloco_overlap, config.sync_every

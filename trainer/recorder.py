@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from trainer import calibrate, checkpoint, machine, metrics, ways
 from trainer.compress import factor_bytes
-from trainer.config import Config, idle_keys
+from trainer.config import Config, cut_rounds, idle_keys
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
@@ -116,6 +116,9 @@ class Recorder:
             self._warn("cards", run.world.idle_cards)
         if idle := idle_keys(run.config):
             self._warn("idle", idle)
+        epoch = -(-run.index.sequences // run.config.batch_size)
+        if run.world.size > 1 and (cut := cut_rounds(run.config, run.steps, epoch)):
+            self._warn("rounds", cut)
         if run.config.warmup_steps > run.steps:
             self._warn(
                 "warmup",
@@ -374,9 +377,14 @@ class Recorder:
         seconds = min(config.checkpoint_every or left, most, left) * self._seconds()
         if config.checkpoint_minutes or seconds <= FAR_APART:
             return None
+        half, cure = FAR_APART / 2, "checkpoint_minutes=30"
+        if config.comm == "diloco":  # whose rounds it ends, and the curve is not to go by the clock
+            round_seconds = config.sync_every * self._seconds()
+            cure = f"checkpoint_every={config.sync_every * max(1, round(half / round_seconds))}"
+            half = max(half, round_seconds)
         return (
             f"checkpoints are {span(seconds)} apart, and a fault costs the steps since the last one: "
-            "checkpoint_minutes=30 makes one every half hour"
+            f"{cure} makes one every {'half hour' if half == FAR_APART / 2 else span(half)}"
         )
 
     def _speed_up(self, report: StepReport) -> dict | None:
@@ -456,6 +464,8 @@ class Recorder:
         factors = factor_bytes(trained, run.config.powersgd_rank)
         size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
         row = run.world.layers() is None
+        early = run.config.checkpoint_every, run.config.eval_every
+        meets, saves = ways.rhythm(every, *early, last=run.steps)
         parts = self._went.means()
         slowest = max(range(size), key=parts["compute"].__getitem__)
         # A rank that is short of memory computes fewer at once.
@@ -464,9 +474,9 @@ class Recorder:
         )
         text = ways.proposal(
             parts,
-            ways.sent(gradients, factors, size, every, hosts, row),
-            every,
-            ways.saved(gradients, size, run.config.checkpoint_every, hosts, row),
+            ways.sent(gradients, factors, size, meets, hosts, row),
+            meets,
+            ways.saved(gradients, size, saves, hosts, row),
             ways.advised(run.config.dtype, bool(run.router_coef), run.from_random),
             ways.behind_backward(parts["compute"][slowest] / passes, len(run.strategy.buckets)),
             run.world.device.type,

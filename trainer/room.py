@@ -13,7 +13,7 @@ from trainer.environment import rdma
 from trainer.errors import BadInput
 from trainer.model import footprint
 from trainer.strategies import chosen
-from trainer.ways import EXACT
+from trainer.ways import EXACT, TooManyFragments
 from trainer.world import World, log
 
 DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
@@ -85,7 +85,8 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
         )
         fits = ddp.fits(place)
     except Exception as error:  # as in _size
-        log(
+        told = log if world.first else lambda _: None
+        told(
             f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at {slowest / 1e9:g} "
             f"Gbit/s; whether ddp, which would not, has room cannot be told: {error}"
         )
@@ -114,7 +115,7 @@ def _size(config: Config, model_config, world: World) -> int:
 
     try:
         one = budgets(1)
-    except BadInput:  # the run itself would end with that, once the model is loaded
+    except TooManyFragments:  # the run itself would end with that, once the model is loaded
         raise
     except Exception as error:  # the model's own code runs there, which may want a real GPU
         log(f"warning: what a step needs cannot be told beforehand, so memory is not checked: {error}")

@@ -3,6 +3,7 @@
 No torch here.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -46,18 +47,17 @@ EXACT = (
 
 
 def sent(
-    gradients: int, factors: int, ranks: int, sync_every: int, hosts: int | None = None, row: bool = False
+    gradients: int, factors: int, ranks: int, sync_every: float, hosts: int | None = None, row: bool = False
 ) -> dict[str, int]:
     """Bytes that leave a host in a step, on average, by way; of one host alone, those that a rank of it sends.
 
     gradients: bytes of all of them, float32; factors: as powersgd sends them. hosts: of the ranks, as many unless
     given. All ways go inside hosts first (trainer/sums.py, compress.py), but in a `row` of all ranks not those that
-    code nothing; a host alone codes nothing.
+    code nothing; a host alone codes nothing, and its ranks all send as exact ones do, but for diloco's.
     """
     hosts = hosts or ranks
     among = _among(ranks, hosts, row)
-    exact = half = quarter = 2 * gradients * (among - 1) // among
-    factored = min(exact, 4 * 2 * factors * (among - 1) // among)  # of a host alone in float32
+    exact = half = quarter = factored = 2 * gradients * (among - 1) // among
     if hosts > 1:
         between = 2 * gradients * (hosts - 1) // hosts
         factored = 2 * factors * (hosts - 1) // hosts
@@ -67,7 +67,7 @@ def sent(
         "16bit": half,
         "8bit": quarter,
         "powersgd": factored,
-        "diloco": quarter // sync_every,
+        "diloco": int(quarter / sync_every),
     }
 
 
@@ -76,8 +76,32 @@ def _among(ranks: int, hosts: int | None, row: bool) -> int:
     return hosts if hosts and hosts > 1 and not row else ranks
 
 
+def rhythm(sync_every: int, *early: int, fragments: int = 1, last: int | None = None) -> tuple[float, float]:
+    """(steps between two meetings of all of diloco, steps between two that something else asks for), on average; the
+    latter 0 where nothing does.
+
+    early: every how many steps a checkpoint or an evaluation has all meet, after which a round begins anew; 0: never.
+    last: the run's last step, if that is known: what comes later is left out.
+    """
+    early = sorted(one for one in early if one and (last is None or one < last))
+    if not early:
+        return sync_every, 0
+    longest = 1000 * early[0]  # what is rarer counts for nothing beside that
+    early = [one for one in early if one <= longest]
+    period = min(math.lcm(*early), longest)
+    ends = sorted({step for one in early for step in range(one, period + 1, one)})
+    phases = [number * sync_every // fragments for number in range(1, fragments + 1)]
+    # A fragment meets each sync_every steps from its phase on, and at the end unless it has just done so.
+    meetings = sum(
+        max(0, -(-(gap - phase) // sync_every)) + 1
+        for gap in (end - begin for begin, end in itertools.pairwise((0, *ends)))
+        for phase in phases
+    )
+    return ends[-1] * fragments / meetings, ends[-1] / len(ends)
+
+
 def saved(
-    gradients: int, ranks: int, checkpoint_every: int, hosts: int | None = None, row: bool = False
+    gradients: int, ranks: int, checkpoint_every: float, hosts: int | None = None, row: bool = False
 ) -> dict[str, int]:
     """Bytes that leave a host in a step, as for `sent`, for checkpoints: sums in float32, whatever travels else.
 
@@ -85,17 +109,24 @@ def saved(
     """
     among = _among(ranks, hosts, row)
     exact = 2 * gradients * (among - 1) // among
-    sums = {"exact": 0, "16bit": 1, "8bit": 1, "powersgd": 1, "diloco": 3}
-    return {way: count * exact // checkpoint_every if checkpoint_every else 0 for way, count in sums.items()}
+    left = int(hosts != 1)  # where nothing is coded, nothing is left over
+    sums = {"exact": 0, "16bit": left, "8bit": left, "powersgd": left, "diloco": 3}
+    return {
+        way: int(count * exact / checkpoint_every) if checkpoint_every else 0 for way, count in sums.items()
+    }
+
+
+class TooManyFragments(BadInput):
+    """A run cannot begin with so many, whatever else is known of it."""
 
 
 def fragments(sizes: list[int], count: int) -> list[slice]:
-    """`count` neighbouring pieces of parameters of these `sizes`, each piece about as large; raises BadInput.
+    """`count` neighbouring pieces of parameters of these `sizes`, each piece about as large; raises TooManyFragments.
 
     A parameter goes where the larger part of it would lie if they could be cut, but no piece is empty.
     """
     if count > len(sizes):
-        raise BadInput(
+        raise TooManyFragments(
             f"diloco_fragments: found {count}; expected no more than the {len(sizes)} parameters that are trained, for "
             f"each goes whole; set diloco_fragments to {len(sizes)} or less"
         )
@@ -119,7 +150,7 @@ def waiting(seconds: float, compute: float, fragments: int, overlap: int, sync_e
     return fragments * max(0.0, seconds / fragments - overlap * compute) / sync_every
 
 
-def hidden(seconds: float, compute: float, sync_every: int) -> tuple[int, int] | None:
+def hidden(seconds: float, compute: float, sync_every: float) -> tuple[int, int] | None:
     """diloco_fragments and diloco_overlap with which no step waits, as for `waiting`; None where that cannot be."""
     overlap = math.ceil(seconds / FRAGMENTS / compute) if compute else sync_every
     return (FRAGMENTS, overlap) if FRAGMENTS * overlap < sync_every else None
@@ -153,15 +184,18 @@ def behind_backward(micro_batch: float, buckets: int) -> float:
 def proposal(
     parts: dict,
     by_way: dict[str, int],
-    sync_every: int,
+    sync_every: float,
     saves: dict[str, int] | None = None,
     allowed: Sequence[str] = tuple(PRICE),
     behind: float = 0.0,
     device: str = "cpu",
 ) -> str | None:
     """What to say of exact steps whose time went as `parts` tells (trainer/metrics.py); None where they are as they
-    should be. by_way: as `sent` gives it. saves: as `saved` does. allowed: as `advised` does. behind: as
-    `behind_backward` does: the ways that wait for the end of backward hide nothing. device: the kind that codes.
+    should be.
+
+    by_way: as `sent` gives it. sync_every: steps between two meetings, on average. saves: as `saved` does. allowed: as
+    `advised` does. behind: as `behind_backward` does: the ways that wait for the end of backward hide nothing. device:
+    the kind that codes.
     """
     wire = parts["wire"]
     compute = sum(parts[name][0] for name in ("compute", "compression", "optimizer", "waiting"))

@@ -236,7 +236,9 @@ def test_bytes_of_a_fragment_are_those_of_the_step_in_which_it_meets(small, tmp_
 def diloco(**keys):
     """What is planned of 4 hosts with a rank each at 1 Gbit/s, a step of 0.5 s, and 1 GB to meet with."""
     config = from_mapping({"comm": "diloco", "sync_every": 50, "checkpoint_every": 0, **keys})
-    found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)})
+    found = Footprint(
+        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
+    )
     found = dataclasses.replace(found, gradients=4_000_000_000, fragment=1_000_000_000, weights=1 << 20)
     there = place(1 << 40, nodes=4)
     return (
@@ -262,7 +264,9 @@ def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
     _, waiting, memory = diloco(checkpoint_every=500)
     assert waiting - diloco()[1] == pytest.approx(18e9 * 8 / 0.94e9 / 500, rel=0.01)
     assert memory["checkpoint"] == 0  # nothing is trained in this footprint
-    found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)})
+    found = Footprint(
+        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
+    )
     found = dataclasses.replace(found, trainable=1000)
     for comm, each in (("exact", 12), ("8bit", 16), ("diloco", 20)):
         config = from_mapping({"comm": comm})

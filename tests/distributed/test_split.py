@@ -193,7 +193,9 @@ def place(*cards: int, host: int = 1 << 40, nodes: int = 1) -> plan.Place:
 
 def model(layers: int, mib: int) -> Footprint:
     """What an adapter is trained beside: so many layers of so many MiB, quantised, so that fsdp does not share them."""
-    found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)})
+    found = Footprint(
+        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
+    )
     return dataclasses.replace(
         found, weights=layers * mib << 20, layers=((mib << 20, 0),) * layers, activations=layers << 20
     )

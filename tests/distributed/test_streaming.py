@@ -183,6 +183,36 @@ def test_alone_with_an_outer_rate_of_one_it_is_plain_training(tmp_path, material
     assert ranks.run(tmp_path / "run", 1, material / "run.yaml", *words) == whole
 
 
+def _averaged(world, config):
+    """Weights before a round, after it by this rank alone, and after it by local SGD; the same of the next one."""
+    from trainer import strategies
+
+    ours, own = strategies.make(config, Toy(), world), strategies.make(config, Toy(), world)
+    own.stepped = lambda tokens, last: None
+    before, found = weights(ours), []
+    for step, _ in zip(walk(ours, world, 1, 12, 100), walk(own, world, 1, 12, 100), strict=True):
+        if step % 6 == 0:
+            found.append((before, weights(own), weights(ours)))
+            before = weights(ours)
+            with torch.no_grad():  # each goes on from what all have, with moments of its own
+                for one, other in zip(own.trainable.values(), ours.trainable.values(), strict=True):
+                    one.copy_(other)
+    return found
+
+
+def test_with_an_outer_rate_of_one_and_no_momentum_it_is_local_sgd(tmp_path):
+    """All go on from the mean of their weights, by their tokens; what the code leaves out comes with the next one."""
+    keys = {"sync_every": 6, "outer_lr": 1.0, "outer_momentum": 0.0}
+    one, other = together(tmp_path, _averaged, [0, 1], **keys)
+    late = 0
+    for (before, mine, met), (_, its, met_too) in zip(one, other, strict=True):
+        assert torch.equal(met, met_too)
+        mean = (10 * mine + 11 * its) / 21
+        left = met - mean - late
+        assert 0 < left.abs().max() < 3 * (mine - before).abs().max() / 127
+        late = -left
+
+
 def _behind(world, config):
     """By step: weights, and whether a message is under way; and what each arrival makes of the weights."""
     from trainer import strategies
@@ -236,6 +266,37 @@ def test_what_travels_meanwhile_is_taken_at_its_step_however_slow_the_network(tm
     for moved, own, outer, now in arrivals:
         assert torch.equal(now, outer.lerp(own, 0.5) if moved else outer)
     assert torch.equal(slow[0][0][-1][1], slow[1][0][-1][1])
+
+
+def _taken_back(world, config):
+    """Weights at the end of a run that went back to its checkpoint in mid-flight, and of one that began there."""
+    from trainer import strategies
+
+    back, begun = strategies.make(config, Toy(), world), strategies.make(config, Toy(), world)
+    for _ in walk(back, world, 1, 7, 100):
+        pass
+    back.settle()
+    kept = {name: one.clone() for name, one in back.kept()}
+    saved = [one.detach().clone() for one in back.trainable.values()]
+    for _ in walk(back, world, 8, 11, 100):
+        pass
+    under_way = back._under_way is not None
+    ends = []
+    for strategy in (back, begun):
+        with torch.no_grad():
+            for one, own in zip(strategy.trainable.values(), saved, strict=True):
+                one.copy_(own)
+        strategy.restore(kept)
+        for _ in walk(strategy, world, 8, 20, 20):
+            pass
+        ends.append(weights(strategy))
+    return under_way, ends
+
+
+def test_a_message_under_way_is_not_taken_after_a_way_back(tmp_path):
+    keys = {"sync_every": 6, "diloco_fragments": 2, "diloco_overlap": 2}
+    for under_way, (back, begun) in together(tmp_path, _taken_back, [0, 1], **keys):
+        assert under_way and torch.equal(back, begun)
 
 
 # ---- whole runs ----
@@ -325,6 +386,33 @@ def test_ranks_of_one_host_lose_nothing(tmp_path):
             assert not error.any() and sent == 2 * 3 * 4 * 5000 // 4
 
 
+def _one_host(world, config):
+    from trainer import strategies
+
+    torch.manual_seed(0)
+    strategy = strategies.make(config, Toy(), world)
+    names = list(strategy.trainable)
+    strategy.restore({f"left.{name}": torch.full_like(strategy.trainable[name], 3.0) for name in names})
+    found = []
+    for _ in range(2):
+        strategy.zero_grad()
+        with strategy.micro_batch(last=True):
+            sum(((world.rank + 1) * one).sum() for one in strategy.trainable.values()).backward()
+        travelling = bool(strategy._works)
+        strategy.finish()
+        found.append(torch.cat([one.grad.clone() for one in strategy.trainable.values()]))
+        strategy.stepped(10, last=False)
+    return found, travelling, dict(strategy.kept()), strategy.wire_bytes
+
+
+@pytest.mark.parametrize("comm", ["16bit", "8bit", "powersgd"])
+def test_ranks_of_one_host_code_nothing_and_send_while_they_compute(tmp_path, comm):
+    """What more hosts had left over comes once."""
+    for found, travelling, kept, sent in together(tmp_path, _one_host, [0, 0], comm=comm):
+        assert (found[0] == 3 + 3).all() and (found[1] == 3).all()
+        assert travelling and not kept and sent == 4 * len(found[0])
+
+
 def _kept_twice(world, config):
     from trainer import checkpoint, strategies
 
@@ -359,6 +447,25 @@ def test_what_is_left_over_goes_to_those_who_send(tmp_path, comm):
         assert torch.equal(ends, found[0][2])
         assert kept.keys() == again.keys() and all(torch.equal(kept[name], again[name]) for name in kept)
         assert any(one.any() for name, one in kept.items() if name.startswith(("left.", "unsent.")))
+
+
+def _kept_of_factors(world, config):
+    from trainer import strategies
+
+    strategy = strategies.make(config, Matrices(), world)
+    for _ in walk(strategy, world, 1, 6, 12):
+        pass
+    kept = {name: one.clone() for name, one in strategy.kept()}
+    strategy.restore(kept)
+    return kept, dict(strategy.kept()), any(one.any() for one in strategy._factors.errors)
+
+
+def test_what_factors_have_left_over_goes_to_all_ranks_once(tmp_path):
+    """For each makes factors of its own gradients, before a host's are summed."""
+    found = together(tmp_path, _kept_of_factors, [0, 0, 0, 1], comm="powersgd", powersgd_rank=2)
+    for kept, again, has in found:
+        assert has and kept.keys() == again.keys() == {"left.a", "left.c", "right.a", "right.c"}
+        assert all(one.any() and torch.equal(one, again[name]) for name, one in kept.items())
 
 
 class Matrices(Toy):

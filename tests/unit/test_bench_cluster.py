@@ -87,6 +87,17 @@ def test_recovery_is_told_by_the_end_of_five_steps_in_a_row():
     assert cluster.recovery(rows, 40, 100.0)[0] == 17
 
 
+def test_steps_that_hosts_made_at_the_same_time_lie_side_by_side():
+    def rows(*seconds):
+        return [{**steps(1, one)[0], "tokens": 100} for one in seconds]
+
+    before = {"node1": rows(1.0, 2.0, 9.0), "node2": rows(1.0, 1.0), "node3": rows(4.0, 2.0)}
+    after = {host: rows(3.0) for host in before}
+    one, other, third = cluster._around(before, after)
+    assert one["steps"] == [0.5, 1.0, 1.5] and other["steps"] == pytest.approx([0.6, 0.6, 1.8])
+    assert len(third["steps"]) == 3 and one["speed"] == pytest.approx(400 / 15)
+
+
 class Lab:
     def set_cpus(self, host, share): ...
 
@@ -118,7 +129,7 @@ def test_bytes_of_a_way_are_those_of_its_steps_alone(monkeypatch):
             return self
 
         def rows(self):
-            return steps(60, rate, wire_bytes=exact, world_size=3, shares=[1] * 3, rank_seconds=[rate] * 3)
+            return steps(90, rate, wire_bytes=exact, world_size=3, shares=[1] * 3, rank_seconds=[rate] * 3)
 
     monkeypatch.setattr(cluster, "Group", Fast)
     monkeypatch.setattr(cluster, "_counted", counted)
@@ -132,8 +143,8 @@ def test_bytes_of_a_way_are_those_of_its_steps_alone(monkeypatch):
     assert less["powersgd"] == "20.250 (asked 20: met)"
     assert less["diloco"] == "239.066 (asked 200: met)"
     assert {run["sync_every"] for run in cluster.RECORDED if run["comm"] == "diloco"} == {60}
-    assert [round(run["sending"] * 1e9, 6) for run in cluster.RECORDED] == [5, 10, 10, 10, 10, 10]
-    assert [bool(run["hosts"][0]["rate"]) for run in cluster.RECORDED] == [False, *[True] * 5]
+    assert [round(run["sending"] * 1e9, 6) for run in cluster.RECORDED] == [5, *[10] * 6]
+    assert [bool(run["hosts"][0]["rate"]) for run in cluster.RECORDED] == [False, *[True] * 6]
     # 4 MB at 0.94 of the wire take 2 s, four times the steps' half second.
     assert lab.rate == f"{round(32 / 0.94 / 2)}mbit"
 

@@ -80,7 +80,7 @@ def test_each_way_of_four_hosts(comm, seconds):
 
 def test_a_hidden_meeting_costs_what_the_round_cannot_hide():
     hosts = [Host("one", 100.0, 1e6)] * 2
-    work = with_(WORK, comm="diloco", sync_every=3, overlap=True, batch_size=2)
+    work = with_(WORK, comm="diloco", sync_every=3, overlap=2, batch_size=2)
     assert step(hosts, work, AT_ONCE).seconds == pytest.approx(1.0)
     work = with_(work, gradients=16_000_000)  # 4 s of code, 2 s of steps to hide it behind
     sent = 16_000_000 * 1028 / 4096 / 1e6
@@ -90,7 +90,7 @@ def test_a_hidden_meeting_costs_what_the_round_cannot_hide():
 def test_what_checkpoints_send_is_a_pause_however_well_meetings_are_hidden():
     """Three sums of 1 MB each, between two hosts, once in 10 steps: 0.3 s a step at 1 MB/s."""
     hosts = [Host("one", 100.0, 1e6)] * 2
-    work = with_(WORK, comm="diloco", sync_every=50, overlap=True, batch_size=2)
+    work = with_(WORK, comm="diloco", sync_every=50, overlap=49, batch_size=2)
     now, then = (step(hosts, with_(work, checkpoint_every=every), AT_ONCE) for every in (10, 0))
     assert now.seconds == pytest.approx(then.seconds + 0.3) and now.sent == then.sent + 300_000
     work = with_(work, comm="exact")
@@ -211,6 +211,18 @@ def test_what_hosts_do_for_themselves_is_told_from_a_runs_steps():
         {"speed": 400.0, "rest": 0.5},
         {"speed": 100.0, "rest": 0.5},
     ]
+
+
+def test_hosts_that_vary_wait_for_the_last_and_not_for_what_all_have_in_common():
+    slow = with_(SLOW, rest=0.0, link=math.inf)
+    steady = step([slow] * 3, WORK, AT_ONCE).seconds
+    alike = step([with_(slow, steps=(0.8, 1.2))] * 3, WORK, AT_ONCE)
+    assert alike.seconds == pytest.approx(steady)
+    by_turns = [with_(slow, steps=one) for one in ((0.8, 1.2), (1.2, 0.8), (1.0, 1.0))]
+    busy = (1 - step([slow] * 3, WORK, AT_ONCE).waiting[0]) * steady
+    assert step(by_turns, WORK, AT_ONCE).seconds == pytest.approx(steady + 0.2 * busy)
+    fast = [with_(slow, speed=1e4, steps=(0.5, 1.5)), with_(slow, steps=(1.0, 1.0))]  # never the last
+    assert simulate.late(fast, [0.1, 10.0]) == 0
 
 
 def test_who_hands_bytes_to_the_wire_computes_nothing_meanwhile():

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -166,6 +167,21 @@ def test_a_plan_marks_the_ways_that_have_no_room():
     assert "does not fit" not in exact and diloco.endswith("; does not fit")
     *_, diloco = plan._less(answer | {"from_random": True})
     assert ways.FROM_RANDOM in diloco and ways.PRICE["diloco"] not in diloco
+
+
+def test_offloaded_weights_and_gradients_take_powers_of_two_of_a_host_with_gpus():
+    """torch's pinned memory comes so: 1,000 MiB of small layers may take 1,400."""
+    found = footprint.measure(asked(), LONG)
+    place = plan.Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
+    parts = [-(-size // 2) for size, count in found.tensors for _ in range(count)]
+    taken = sum(2 ** math.ceil(math.log2(one)) for one in parts)
+    host = plan.budget("offload", asked(), found, place, 0).host
+    assert sum(parts) == pytest.approx(found.weights / 2, rel=0.01) and found.trained == found.tensors
+    assert host["weights"] + host["gradients"] + host["pinned"] == pytest.approx(2 * taken, rel=0.01)
+    assert host["pinned"] > 0.1 * host["weights"]
+    there = dataclasses.replace(place, device=torch.device("cpu"))
+    assert "pinned" not in plan.budget("offload", asked(), found, there, 0).host
+    assert "pinned" not in plan.budget("fsdp", asked(), found, place, 0).host
 
 
 def test_a_way_is_counted_without_what_diloco_alone_has():

@@ -65,9 +65,10 @@ def test_columns_that_are_orthonormal_whatever_they_come_of():
 def test_orthonormal_columns_have_the_same_bits_however_sums_are_added_up():
     chance = torch.Generator().manual_seed(2)
     full = torch.randn(5000, 24, generator=chance)
-    ones = torch.ones(4096, 3)  # whose sums are the largest that there can be
+    ones = torch.full((8192, 3), 1 - 2**-24)  # whose sums are the largest that there can be, 2 ** 53
     flat = torch.randn(3000, 3, generator=chance) @ torch.randn(3, 24, generator=chance)
-    matrices = [full, ones, flat, 1e-30 * full]
+    near = 0.9 + 0.1 * torch.rand(8192, 40, generator=chance)
+    matrices = [full, ones, flat, 1e-30 * full, near]
     found = orthonormal(matrices)
     rows = [torch.randperm(len(one), generator=chance) for one in matrices]
     mixed = orthonormal([one[order] for one, order in zip(matrices, rows, strict=True)])

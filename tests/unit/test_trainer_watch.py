@@ -22,7 +22,7 @@ from ranks import shown
 from trainer import checkpoint, cli, evaluate, metrics, recorder, sinks
 from trainer.balance import Balance
 from trainer.commands import train
-from trainer.config import from_mapping
+from trainer.config import cut_rounds, from_mapping
 from trainer.environment import Environment
 from trainer.errors import BadInput
 from trainer.model import flops
@@ -333,6 +333,39 @@ def test_checkpoints_that_are_hours_apart_are_warned_of(settings, seconds, words
     run = types.SimpleNamespace(config=from_mapping(settings), steps=1040, progress=progress, index=index)
     found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=lambda: seconds))
     assert (found and found.partition(",")[0]) == words
+
+
+@pytest.mark.parametrize(
+    ("sync_every", "cure"),
+    [
+        (50, "checkpoint_every=50 makes one every 50 min 0 s"),
+        (7, "checkpoint_every=28 makes one every half hour"),
+    ],
+)
+def test_a_checkpoint_by_the_clock_would_end_diloco_s_rounds(sync_every, cure):
+    config = from_mapping({"comm": "diloco", "sync_every": sync_every, "checkpoint_every": 0})
+    run = types.SimpleNamespace(config=config, steps=1040, progress=types.SimpleNamespace(step=40))
+    found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=lambda: 60))
+    assert found.endswith(cure)
+
+
+def test_what_ends_rounds_early_is_told():
+    def cut(**keys):
+        settings = {"comm": "diloco", "sync_every": 60, "validation_split": 0.1, "eval_every": 60, **keys}
+        return cut_rounds(from_mapping(settings), 3000, 1000)
+
+    assert cut() == (
+        "all meet early, and begin a round anew: checkpoint_every is 500, no multiple of sync_every, 60: "
+        "480 or 540 would be"
+    )
+    assert "eval_every is 50, no multiple of sync_every, 60: 60 would be" in cut(eval_every=50)
+    for every in (480, 0, 5000):
+        assert cut(checkpoint_every=every) == ""
+    assert cut(comm="8bit") == ""
+    assert "goes by the clock" in cut(checkpoint_every=0, checkpoint_minutes=30)
+    assert "checkpoint_epochs, by" in cut(checkpoint_every=0, checkpoint_epochs=True)
+    assert "eval_every is 0, for an evaluation at each epoch's end" in cut(checkpoint_every=0, eval_every=0)
+    assert cut_rounds(from_mapping({"comm": "diloco", "checkpoint_epochs": True}), 900, 1000) == ""
 
 
 def test_the_convention_of_flops():

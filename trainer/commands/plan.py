@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,6 +238,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "loss and backward": (found.working if name == "ddp" else found.given_working) + 2 * found.largest,
     }
     lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
+    lossy = lossy and (place.nodes > 1 or config.comm == "diloco")  # a host alone codes nothing
     copies = checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
@@ -250,6 +252,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     if name in ("offload", "infinity") and not on_cpu:
         for what in ("weights", "adapter", "gradients", "optimizer"):
             host[what], lines[what] = lines[what], 0
+        host["pinned"] = sum(_rounded(ones, part) for ones in (found.tensors, found.trained))
         lines["weights"] = own - gathered  # quantised ones stay where they compute
         host["weights"] -= lines["weights"]
     if not on_cpu and not shared and found.converted:
@@ -282,6 +285,17 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         lines["optimizer"] -= gives
         host["optimizer"] = host.get("optimizer", 0) + gives
     return Budget(kind, lines, host, sent, _seconds(sent, place))
+
+
+def _rounded(tensors: Sequence[tuple[int, int]], part: int) -> int:
+    """Bytes that pinned memory takes beyond what is in it; tensors: as Footprint has them, a `part` of each here.
+
+    torch takes it by powers of two, for each of an offloaded weight's and gradient's parts.
+    """
+    return sum(
+        count * ((1 << (size - 1).bit_length()) - size)
+        for size, count in ((max(1, -(-size // part)), count) for size, count in tensors)
+    )
 
 
 def _lossy_bytes(config: Config, found: Footprint) -> tuple[int, int]:
@@ -367,9 +381,21 @@ def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, 
 
 def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
     """Bytes that leave a host in a step of ddp, on average, by way; with what checkpoints make it send."""
-    sent = ways.sent(found.gradients, found.factors, place.ranks, config.sync_every, place.nodes, place.row)
-    saves = ways.saved(found.gradients, place.ranks, config.checkpoint_every, place.nodes, place.row)
-    return {way: sent[way] + saves[way] for way in sent}
+    meets, saves = _rhythm(config)
+    sent = ways.sent(found.gradients, found.factors, place.ranks, meets, place.nodes, place.row)
+    saved = ways.saved(found.gradients, place.ranks, saves, place.nodes, place.row)
+    return {way: sent[way] + saved[way] for way in sent}
+
+
+def _rhythm(config: Config) -> tuple[float, float]:
+    """As ways.rhythm; each evaluation is taken to save, as one that is better does."""
+    return ways.rhythm(
+        config.sync_every,
+        config.checkpoint_every,
+        config.eval_every,
+        fragments=config.diloco_fragments,
+        last=config.steps,
+    )
 
 
 def at_once(config: Config, found: Footprint, place: Place) -> dict[str, int]:
@@ -385,8 +411,12 @@ def _waiting(config: Config, found: Footprint, place: Place, compute: float) -> 
         _seconds(meeting, place), compute, config.diloco_fragments, config.diloco_overlap, config.sync_every
     )
     seconds = {way: _seconds(sent, place) for way, sent in by_way(config, found, place).items()}
-    saves = ways.saved(found.gradients, place.ranks, config.checkpoint_every, place.nodes, place.row)
-    return seconds | {"diloco": diloco + _seconds(saves["diloco"], place)}
+    meets, saves = _rhythm(config)
+    diloco += _seconds(meeting, place) * max(
+        0.0, 1 / meets - 1 / config.sync_every
+    )  # those hide behind nothing
+    saved = ways.saved(found.gradients, place.ranks, saves, place.nodes, place.row)
+    return seconds | {"diloco": diloco + _seconds(saved["diloco"], place)}
 
 
 def _place(config: Config, device: torch.device, link: str | None) -> Place:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,9 @@ class Footprint:
     ]  # of each layer, in order: bytes of its weights, and how many are trained
     packs: int  # bytes of the weights that quantize: 4bit would save
     shared: int  # bytes of the weights that fsdp shares out: all but those in 8 bits, and the scales of those in 4
+    # (bytes, how many of so many) of the tensors that it shares out, those in 4 bits apart; and of the trained ones.
+    tensors: tuple[tuple[int, int], ...]
+    trained: tuple[tuple[int, int], ...]
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
     given_activations: (
@@ -261,6 +265,8 @@ def _sums(
         ),
         shared=sum(size(one) for one in floats)
         + sum(one.numel() // 2 for one in parameters if id(one) in quantised and config.quantize == "4bit"),
+        tensors=tuple(Counter(map(size, floats)).items()),
+        trained=tuple(Counter(sizes).items()),
         activations=step[0],
         working=step[1],
         given_activations=given[0],

@@ -38,7 +38,8 @@ def chosen(config: Config, world: World) -> type[Strategy]:
     """The strategy that `config` names, or what it comes down to on so many ranks."""
     kind = STRATEGIES[config.strategy]
     if config.comm not in EXACT:
-        several = DiLoCo if config.comm == "diloco" else Compressed
-        return several if world.size > 1 else Alone
+        if world.size > 1 and config.comm == "diloco":
+            return DiLoCo
+        return Compressed if world.size > 1 and len(world.firsts) > 1 else Alone
     shares = world.size > 1 or issubclass(kind, Offload | Split)  # else one rank has nobody to share with
     return kind if shares else DDP

@@ -21,10 +21,10 @@ KEEPS = {
 
 
 class Alone(DDP):
-    """One rank, to which no other has come: nothing travels, and what more ranks have kept is there when they return.
+    """One host, to which no other has come: nothing is coded, and what more hosts have kept is there when they return.
 
-    Gradients that had not travelled come to the first step's, and are no more left over then. What diloco's meetings
-    left out, and their momentum, wait for the next one.
+    Gradients that had not travelled come to the first step's, once, and are no more left over then. Where that host has
+    one rank, what diloco's meetings left out, and their momentum, wait for the next one.
     """
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
@@ -34,6 +34,7 @@ class Alone(DDP):
         self._due = {f"left.{name}": parameter for name, parameter in self.trainable.items()}
 
     def finish(self) -> None:
+        super().finish()
         for key, parameter in self._due.items():
             if key in self._kept:
                 parameter.grad += self._kept[key].to(parameter.grad)

@@ -166,7 +166,23 @@ class Sharded(Strategy):
     def micro_batch(self, last: bool):
         self.module.set_requires_gradient_sync(last or self.shares_gradients)
         self.module.set_reshard_after_backward(last or self.shares_weights)
+        if last and not self.shares_gradients:
+            self._fill_in()
         yield
+
+    def _fill_in(self) -> None:
+        """Where earlier micro-batches have reached some of what is summed together, have zeros of what they have not.
+
+        FSDP keeps what was reached in the format of the sum, and cannot sum it with what is in 16 bits.
+        """
+        for part in self._parts():
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                ones = [one for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
+                if any(one.unsharded_accumulated_grad is not None for one in ones):
+                    for one in ones:
+                        if one.unsharded_accumulated_grad is None and one._unsharded_param.requires_grad:
+                            like = one._unsharded_param
+                            one.unsharded_accumulated_grad = torch.zeros_like(like, dtype=one.reduce_dtype)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
