@@ -287,8 +287,9 @@ def _taken_back(world, config):
             for one, own in zip(strategy.trainable.values(), saved, strict=True):
                 one.copy_(own)
         strategy.restore(kept)
-        for _ in walk(strategy, world, 8, 20, 20):
-            pass
+        for step in walk(strategy, world, 8, 20, 20):
+            if step == 9:  # a checkpoint, before anything else travels
+                strategy.settle()
         ends.append(weights(strategy))
     return under_way, ends
 

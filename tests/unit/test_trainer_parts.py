@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from plugins.filter.cluster import etcd_members
 from trainer import checkpoint, cli, metrics, optim, snapshot, strategies
-from trainer.compress import orthonormal
+from trainer.compress import _whole_rows, orthonormal
 from trainer.config import from_mapping
 from trainer.errors import BadInput
 from trainer.model.loss import TokenLoss
@@ -69,6 +69,9 @@ def test_orthonormal_columns_have_the_same_bits_however_sums_are_added_up():
     flat = torch.randn(3000, 3, generator=chance) @ torch.randn(3, 24, generator=chance)
     near = 0.9 + 0.1 * torch.rand(8192, 40, generator=chance)
     matrices = [full, ones, flat, 1e-30 * full, near]
+    for one in matrices:
+        whole, _ = _whole_rows(one)
+        assert torch.equal(whole.T @ whole, whole.flip(0).T @ whole.flip(0))
     found = orthonormal(matrices)
     rows = [torch.randperm(len(one), generator=chance) for one in matrices]
     mixed = orthonormal([one[order] for one, order in zip(matrices, rows, strict=True)])

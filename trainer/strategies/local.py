@@ -3,7 +3,7 @@
 Inside a round every rank steps by the gradient of its own share, and nothing but a few numbers travels. At its end,
 how far each has come is averaged, by the tokens that each has seen, and taken as a gradient by Nesterov's SGD on the
 weights that all had at the round's begin. What travels is int8 with error feedback (trainer/compress.py).
-With one step a round, an outer rate of 1 and no momentum this is averaging of weights (local SGD).
+With an outer rate of 1 and no momentum this is averaging of weights (local SGD: Stich 2019, arXiv:1805.09767).
 
 Unlike the paper's, the momentum is of ways by the learning rate that they were gone at, and is taken at that of the
 round: as SGD's own is, to which a schedule applies after it. Else what the rounds of a high rate have left would
