@@ -102,7 +102,7 @@ def measured(root, config, *overrides, ranks: int = 1) -> list[dict]:
                 ("config", "dtype=bfloat16"),
                 ("config", f"adapter=lora dtype=bfloat16 {TWICE}"),
                 ("config", f"adapter=lora dtype=bfloat16 quantize=4bit {TWICE}"),
-                ("config", "adapter=lora quantize=8bit"),
+                ("config", f"adapter=lora quantize=8bit {TWICE}"),
                 ("config", "gradient_checkpointing=true"),
                 ("config", "attention=eager"),
                 ("capped", ""),
