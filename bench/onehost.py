@@ -53,5 +53,5 @@ micro-batch; float32; medians of {options.rounds(ROUNDS)} rounds. Losses of both
 
 {markdown(HEAD, rows)}
 
-`of it`: the median of the rounds' own quotients. Target: 0.99, which says nothing where rounds differ by far more. With \
-even shares both do the same in a step. What ranks try before the first one is in the last column alone."""
+`of it`: the median of the rounds' own quotients. Target: 0.99, which says nothing where rounds differ by far more. \
+With even shares both do the same in a step. What ranks try before the first one is in the last column alone."""
