@@ -85,11 +85,11 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
         )
         fits = ddp.fits(place)
     except Exception as error:  # as in _size
-        told = log if world.first else lambda _: None
-        told(
-            f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at {slowest / 1e9:g} "
-            f"Gbit/s; whether ddp, which would not, has room cannot be told: {error}"
-        )
+        if world.first:
+            log(
+                f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at "
+                f"{slowest / 1e9:g} Gbit/s; whether ddp, which would not, has room cannot be told: {error}"
+            )
         words, fits = "", False
     if all(world.gather(fits)):
         if world.environment.attempt == 1 and not goes_on:

@@ -237,8 +237,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "activations": found.activations if name == "ddp" else found.given_activations,
         "loss and backward": (found.working if name == "ddp" else found.given_working) + 2 * found.largest,
     }
-    lossy = name == "ddp" and ranks > 1 and config.comm not in ways.EXACT
-    lossy = lossy and (place.nodes > 1 or config.comm == "diloco")  # a host alone codes nothing
+    coded = place.nodes > 1 or (ranks > 1 and config.comm == "diloco")  # a host alone does not, but for that
+    lossy = name == "ddp" and coded and config.comm not in ways.EXACT
     copies = checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
@@ -412,9 +412,8 @@ def _waiting(config: Config, found: Footprint, place: Place, compute: float) -> 
     )
     seconds = {way: _seconds(sent, place) for way, sent in by_way(config, found, place).items()}
     meets, saves = _rhythm(config)
-    diloco += _seconds(meeting, place) * max(
-        0.0, 1 / meets - 1 / config.sync_every
-    )  # those hide behind nothing
+    early = max(0.0, 1 / meets - 1 / config.sync_every)  # meetings a step that hide behind nothing
+    diloco += early * _seconds(meeting, place)
     saved = ways.saved(found.gradients, place.ranks, saves, place.nodes, place.row)
     return seconds | {"diloco": diloco + _seconds(saved["diloco"], place)}
 
