@@ -213,8 +213,9 @@ class Config:
     )
     bucket_mb: int | None = key(
         None,
-        "MB of gradients that travel together under ddp: with fewer the first leave earlier, in more messages; a model "
-        "whose gradients are less than that sends nothing before backward is over; default: by the link that "
+        "MB of gradients that travel together under ddp with comm exact: with fewer the first leave earlier, in more "
+        "messages; a model whose gradients are less than that sends nothing before backward is over; default: by the "
+        "link that "
         "preflight.yml or bench.yml has measured between the run's hosts, else 25",
         least=1,
         most=25,
@@ -459,9 +460,11 @@ def check_together(config: Config) -> Config:
 def idle_keys(config: Config) -> str:
     """Which keys are set, and say nothing beside the others; "" if none. A run that goes on otherwise may keep them."""
     lora = tuple(name for name in FIELDS if name.startswith("lora_"))
+    outer = "outer_lr", "outer_momentum", "diloco_fragments", "diloco_overlap"
     of = (
         (config.adapter == "none", "adapter is none: all weights are trained", lora),
-        (config.comm != "diloco", f"comm is {config.comm}", ("sync_every", "outer_lr", "outer_momentum")),
+        (config.comm != "diloco", f"comm is {config.comm}", outer),
+        (config.comm not in ("diloco", "auto"), f"comm is {config.comm}", ("sync_every",)),
         (config.comm not in ("powersgd", "auto"), f"comm is {config.comm}", ("powersgd_rank",)),
         (config.strategy != "infinity", f"strategy is {config.strategy}", ("offload_dir",)),
     )
@@ -470,6 +473,18 @@ def idle_keys(config: Config) -> str:
         if idle and (there := [name for name in keys if getattr(config, name) != FIELDS[name].default]):
             found.append(f"{', '.join(there)} says nothing while {why}")
     return "; ".join(found)
+
+
+def early(config: Config, epoch: int = 0, minute: float = 0.0) -> tuple[int, ...]:
+    """Every how many steps a checkpoint or an evaluation has all ranks of diloco meet; 0: never.
+
+    epoch, minute: how many steps these take; 0: not known, and left out.
+    """
+    evaluates = config.eval_every or (epoch if config.validation or config.validation_split else 0)
+    by_the_clock = (
+        max(1, round(config.checkpoint_minutes * minute)) if config.checkpoint_minutes * minute else 0
+    )
+    return config.checkpoint_every, evaluates, epoch * config.checkpoint_epochs, by_the_clock
 
 
 def cut_rounds(config: Config, last: int, epoch: int) -> str:
@@ -502,12 +517,7 @@ def _check_fragments(config: Config) -> list[str]:
     """What is wrong with the keys of diloco's schedule, a line each."""
     parts, overlap, every = config.diloco_fragments, config.diloco_overlap, config.sync_every
     if config.comm != "diloco":
-        return [
-            f"{name}: found {found} with comm {config.comm}; expected {none}, for diloco alone has meetings; "
-            f"set {name} to {none}, or comm to diloco"
-            for name, found, none in (("diloco_fragments", parts, 1), ("diloco_overlap", overlap, 0))
-            if found != none
-        ]
+        return []
     if parts > every:
         return [
             f"diloco_fragments: found {parts}; expected no more than sync_every, {every}, for each meets in a step "

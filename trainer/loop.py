@@ -162,6 +162,11 @@ def epoch_has_ended(run: Run) -> bool:
     return run.progress.step == run.steps or cursor // sequences > begun
 
 
+def epoch_steps(run: Run) -> int:
+    """Steps of an epoch."""
+    return -(-run.index.sequences // run.config.batch_size)
+
+
 def evaluation_is_due(run: Run) -> bool:
     """Whether the weights as they are now are to be evaluated, and were not yet."""
     step, every = run.progress.step, run.config.eval_every

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from trainer import calibrate, checkpoint, machine, metrics, ways
 from trainer.compress import factor_bytes
-from trainer.config import Config, cut_rounds, idle_keys
+from trainer.config import Config, cut_rounds, early, idle_keys
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, TrainerError
@@ -26,6 +26,7 @@ from trainer.loop import (
     StepReport,
     Wordless,
     epoch_has_ended,
+    epoch_steps,
     evaluation_is_due,
     evaluations_left,
 )
@@ -103,11 +104,12 @@ class Recorder:
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
         self._went = metrics.Went(_recent_steps(run, RECENT_STEPS))
-        several = run.world.size > 1 and run.config.strategy == "ddp"
-        self._steps_to_proposal = SETTLED_STEPS if several and run.config.comm == "auto" else 0
+        proposes = run.world.size > 1 and run.config.comm == "auto"
+        self._steps_to_proposal = SETTLED_STEPS if proposes else 0
         before = map(json.loads, self.metrics.lines()) if self.metrics else ()
         self._trend = metrics.Trend(one["loss"] for one in before if one["kind"] == "train")
         self._logged = 0.0
+        self._advice: list[str] = []  # of this attempt
         self._told_wants = False
         resumed = {"last_checkpoint": run.progress.step or None}
         cleared = {"warning": None, "reason": None}
@@ -116,8 +118,7 @@ class Recorder:
             self._warn("cards", run.world.idle_cards)
         if idle := idle_keys(run.config):
             self._warn("idle", idle)
-        epoch = -(-run.index.sequences // run.config.batch_size)
-        if run.world.size > 1 and (cut := cut_rounds(run.config, run.steps, epoch)):
+        if run.world.size > 1 and (cut := cut_rounds(run.config, run.steps, epoch_steps(run))):
             self._warn("rounds", cut)
         if run.config.warmup_steps > run.steps:
             self._warn(
@@ -373,7 +374,7 @@ class Recorder:
     def _far_apart(self) -> str | None:
         """What a fault would cost where checkpoints are far apart; None where that is bearable."""
         config, left = self.run.config, self.run.steps - self.run.progress.step
-        most = -(-self.run.index.sequences // config.batch_size) if config.checkpoint_epochs else left
+        most = epoch_steps(self.run) if config.checkpoint_epochs else left
         seconds = min(config.checkpoint_every or left, most, left) * self._seconds()
         if config.checkpoint_minutes or seconds <= FAR_APART:
             return None
@@ -440,10 +441,7 @@ class Recorder:
                 )
                 + " (docs/slow-networks.md)"
             )
-            self.show(advice=text)
-            self._tell("event", event="advice", reason=text)
-            if self.run.world.first:
-                self._say(text)
+            self._advise(text)
         if balance.split == before:
             return
         self._tell("event", event="shares", shares=balance.split, before=before, expected=balance.expected)
@@ -458,21 +456,39 @@ class Recorder:
         self._steps_to_proposal -= 1
         if self._steps_to_proposal != 0:
             return
+        run, parts = self.run, self._went.means()
+        if run.config.strategy == "ddp":
+            text = self._another_way(parts)
+        else:
+            passes = run.balance.passes if run.strategy.lockstep else 1
+            text = ways.proposal_of_others(parts, run.config.strategy, passes)
+        self._advise(text)
+
+    def _advise(self, text: str | None) -> None:
+        """Say what would be faster, if anything."""
+        if text:
+            self._advice.append(text)
+            self._tell("event", event="advice", reason=text)
+            if self.run.world.first:
+                self._say(text)
+        self.show(advice=". ".join(self._advice) or None)
+
+    def _another_way(self, parts: dict) -> str | None:
+        """As ways.proposal, of steps whose time went as `parts` tells."""
         run = self.run
         trained = list(run.strategy.trainable.values())
         gradients = 4 * sum(one.numel() for one in trained)
         factors = factor_bytes(trained, run.config.powersgd_rank)
         size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
         row = run.world.layers() is None
-        early = run.config.checkpoint_every, run.config.eval_every
-        meets, saves = ways.rhythm(every, *early, last=run.steps)
-        parts = self._went.means()
+        meeting = early(run.config, epoch_steps(run), 60 / self._seconds())
+        meets, saves = ways.rhythm(every, *meeting, last=run.steps)
         slowest = max(range(size), key=parts["compute"].__getitem__)
         # A rank that is short of memory computes fewer at once.
         passes = -(
             -run.balance.split[slowest] // min(run.config.micro_batch_size, run.balance.at_once[slowest])
         )
-        text = ways.proposal(
+        return ways.proposal(
             parts,
             ways.sent(gradients, factors, size, meets, hosts, row),
             meets,
@@ -481,11 +497,6 @@ class Recorder:
             ways.behind_backward(parts["compute"][slowest] / passes, len(run.strategy.buckets)),
             run.world.device.type,
         )
-        self.show(advice=text)
-        if text:
-            self._tell("event", event="advice", reason=text)
-            if run.world.first:
-                self._say(text)
 
     def _end_epoch(self, epoch: int) -> None:
         """Write the mean loss of the epoch's tokens; a last, unfinished epoch has its line too."""

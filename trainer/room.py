@@ -6,7 +6,7 @@
 import dataclasses
 import math
 
-from trainer.balance import shares
+from trainer.balance import given, shares
 from trainer.commands import plan
 from trainer.config import Config
 from trainer.environment import rdma
@@ -17,7 +17,6 @@ from trainer.ways import EXACT, TooManyFragments
 from trainer.world import World, log
 
 DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
-SLOW_LINK = 2.5e9  # bits a second at most of what takes long to carry a model
 MIB = plan.MIB
 
 
@@ -40,48 +39,57 @@ def at_once(config: Config, model_config, world: World) -> list[int]:
 
 
 def _most(config: Config, world: World) -> int:
-    """What a rank may be asked to compute at once: with all but one sequence for each other rank, if they keep step."""
+    """What this rank may be asked to compute at once, if all keep step: of its listed share, or of all that is to share
+    but one sequence for each other rank.
+    """
     wanted = min(config.micro_batch_size, config.batch_size)
     keeps_step = chosen(config, world).lockstep and world.size > 1
-    if not keeps_step or config.balance != "auto" or config.compile:
+    if not keeps_step or config.balance == "even" or config.compile:
         return wanted
+    listed = given(config.balance)
+    share = listed[world.rank] if listed else config.batch_size - world.size + 1
     count = -(-max(shares(config.batch_size, world.size)) // wanted)
-    return max(wanted, -(-(config.batch_size - world.size + 1) // count))
+    return max(wanted, -(-share // count))
 
 
 def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World, goes_on: bool) -> None:
     """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
 
     That is where hosts are joined by slow interfaces, or what was measured between them is slow, and ddp has room on
-    each rank. All ranks must call. A run that goes on, with other hosts than it began with or once its link has been
-    measured, is warned.
+    each rank, if with fewer sequences at once. All ranks must call. A run that goes on, with other hosts than it began
+    with or once its link has been measured, is warned; so is one for which ddp has no room.
     """
     shared = config.adapter != "none" and getattr(chosen(config, world), "shares_weights", False)
     if not shared or config.force_strategy or len(world.firsts) == 1:
         return
-    fast = world.device.type == "cuda" and rdma()  # NCCL then goes by that
+    if all(world.gather(world.device.type == "cuda" and rdma())):  # NCCL then goes by that
+        return
     said = plan.interface_speed(), config.link_gbit and config.link_gbit * 1e9
-    speeds = world.gather(math.inf if fast else min(filter(None, said), default=0.0))
-    slowest = min(filter(None, speeds), default=0.0)
-    if not slowest and world.first:
-        log(
-            f"warning: strategy: {config.strategy} sends the frozen weights, too, and how fast is not known; "
-            "playbooks/preflight.yml measures it. Strategy ddp, where it has room, sends the adapter's gradients alone"
-        )
-    if not slowest or slowest > SLOW_LINK:
+    speeds = world.gather(min(filter(None, said), default=0.0))
+    slowest = min(filter(None, speeds), default=math.inf)
+    if slowest > plan.SLOW_LINK:
+        if not all(speeds) and world.first:
+            unknown = [host for host, one in zip(world.hosts, speeds, strict=True) if not one]
+            log(
+                f"warning: strategy: {config.strategy} sends the frozen weights, too, and how fast is not known of "
+                f"{', '.join(dict.fromkeys(unknown))}; playbooks/preflight.yml measures it. Strategy ddp, where it has "
+                "room, sends the adapter's gradients alone"
+            )
         return
     place = dataclasses.replace(_place(config, world), link=slowest)
     try:
         found = footprint.measure(config, model_config, world.device.type)
-        mine, ddp = (
-            plan.budget(name, config, found, place, plan.KERNELS)
-            for name in (plan.known(config.strategy), "ddp")
+        mine = plan.budget(plan.known(config.strategy), config, found, place, plan.KERNELS)
+        one = dataclasses.replace(config, micro_batch_size=1)
+        found = footprint.measure(one, model_config, world.device.type)
+        ddp = plan.budget("ddp", one, found, place, plan.KERNELS)
+        costs = (
+            f"strategy: {config.strategy} sends the frozen weights, too: about {mine.wire_bytes / MIB:,.0f} MiB a "
+            f"step, {mine.wire_seconds:,.1f} s at {slowest / 1e9:g} Gbit/s. ddp"
         )
         words = (
-            f"strategy: {config.strategy} sends the frozen weights, too: about {mine.wire_bytes / MIB:,.0f} MiB a "
-            f"step, {mine.wire_seconds:,.1f} s at {slowest / 1e9:g} Gbit/s. ddp has room on all ranks and sends the "
-            f"adapter's gradients alone, {ddp.wire_bytes / MIB:,.1f} MiB. Set strategy to ddp, or force_strategy to "
-            "true"
+            f"{costs} has room on all ranks, if with fewer sequences at once, and sends the adapter's gradients alone, "
+            f"{ddp.wire_bytes / MIB:,.1f} MiB. Set strategy to ddp, or force_strategy to true"
         )
         fits = ddp.fits(place)
     except Exception as error:  # as in _size
@@ -90,8 +98,13 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
                 f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at "
                 f"{slowest / 1e9:g} Gbit/s; whether ddp, which would not, has room cannot be told: {error}"
             )
-        words, fits = "", False
-    if all(world.gather(fits)):
+        costs, words, fits = "", "", False
+    if not all(world.gather(fits)):
+        if costs and world.first:
+            log(
+                f"warning: {costs}, which would not, has no room; a larger micro_batch_size sends them less often"
+            )
+    else:
         if world.environment.attempt == 1 and not goes_on:
             raise BadInput(words)
         if world.first:

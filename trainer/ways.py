@@ -36,10 +36,13 @@ FROM_RANDOM = (
     "from random weights a loss far higher after as many tokens, by 15 to 25 % where it was measured"
 )
 # What is exact and makes sending a smaller part of a step, and what that costs.
-LARGER = (
-    "a larger batch_size makes that less of a step and stays exact, but is another optimisation: fewer steps for as "
-    "many tokens, with a learning rate of their own"
-)
+LESS = "makes that less of a step and stays exact, but is another optimisation: fewer steps for as many tokens, with a "
+LARGER = f"a larger batch_size {LESS}learning rate of their own"
+# What travels for each micro-batch, not once a step, by strategy (strategies/sharded.py).
+EACH = {
+    "zero2": "gradients",
+    **dict.fromkeys(("zero3", "fsdp", "offload", "infinity"), "weights and gradients"),
+}
 EXACT = (
     "auto",
     "exact",
@@ -181,6 +184,41 @@ def behind_backward(micro_batch: float, buckets: int) -> float:
     return BACKWARD * micro_batch * (1 - 1 / buckets)
 
 
+def _network(parts: dict) -> tuple[float, str] | None:
+    """(seconds of a step without the network, how much that takes); None where it takes little."""
+    wire = parts["wire"]
+    compute = sum(parts[name][0] for name in ("compute", "compression", "optimizer", "waiting"))
+    if wire <= SLOW * compute:
+        return None
+    step = compute + wire
+    return compute, f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s)"
+
+
+def less(strategy: str, passes: int) -> str:
+    """What makes sending a smaller part of a step of `strategy`, whose gradients go exactly alone.
+
+    passes: micro-batches of a step.
+    """
+    what, cure = EACH.get(strategy), LARGER
+    if what:
+        cure = f"strategy: {strategy} sends {what} for each of {passes} micro-batches, so that a larger "
+        cure += (
+            "micro_batch_size, for which gradient_checkpointing: true makes room, sends less and stays exact"
+            if passes > 1
+            else f"batch_size with as much more micro_batch_size {LESS}learning rate of their own"
+        )
+    return (
+        f"{cure}. strategy: ddp, where it has room (-e plan=true shows that, and what each strategy sends), sends "
+        "gradients once a step, and can send less of them (docs/slow-networks.md)"
+    )
+
+
+def proposal_of_others(parts: dict, strategy: str, passes: int) -> str | None:
+    """As `proposal`, of a strategy that is not ddp."""
+    found = _network(parts)
+    return found and f"{found[1]}; {less(strategy, passes)}"
+
+
 def proposal(
     parts: dict,
     by_way: dict[str, int],
@@ -197,12 +235,11 @@ def proposal(
     `advised` does. behind: as `behind_backward` does: the ways that wait for the end of backward hide nothing. device:
     the kind that codes.
     """
-    wire = parts["wire"]
-    compute = sum(parts[name][0] for name in ("compute", "compression", "optimizer", "waiting"))
-    if wire <= SLOW * compute:
+    if not (found := _network(parts)):
         return None
-    step = compute + wire
-    larger = f"the network takes {wire / step:.0%} of a step ({wire:.2g} of {step:.2g} s); {LARGER}"
+    compute, takes_much = found
+    wire = parts["wire"]
+    step, larger = compute + wire, f"{takes_much}; {LARGER}"
     saves = saves or dict.fromkeys(by_way, 0)
     share = {way: (by_way[way] + saves[way]) / by_way["exact"] for way in allowed}
     full = wire + behind

@@ -84,6 +84,9 @@ def foresee_text(first: str, measured: dict, found: dict[str, str], facts: dict[
         for name in of_first["strategies"]
         if all(_fits(plan, name) for plan in plans.values()) and (name == "ddp" or comm in ways.EXACT)
     ]
+    fewer = [plan.get("proposed_micro_batch_size") for plan in plans.values() if not _fits(plan, "ddp")]
+    if fewer and all(fewer):
+        everywhere.insert(0, f"ddp with micro_batch_size: {min(fewer)}")
     others = "" if comm in ways.EXACT else f" (with comm: {comm}, which works with ddp alone)"
     if measured:
         lines.append(f"the link: {measured['source']}")

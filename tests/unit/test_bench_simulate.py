@@ -129,7 +129,8 @@ def test_more_bandwidth_or_speed_and_less_latency_are_never_slower(comm, seed):
     assert step([with_(one, speed=2 * one.speed) for one in hosts], work, network).seconds <= now
     assert step(hosts, work, with_(network, latency=network.latency / 2)).seconds <= now
     assert step(hosts, work, with_(network, backend="nccl")).seconds <= now
-    assert step(hosts, with_(work, overlap=True), network).seconds <= now
+    if comm == "diloco":
+        assert step(hosts, with_(work, overlap=True), network).seconds <= now
     assert all(0 <= share < 1 for share in step(hosts, work, network).waiting)
 
 
@@ -253,9 +254,9 @@ def test_coding_is_measured_by_the_trainers_own_code():
     code, values, threads = compress.CODES["8bit"](), torch.randn(2**20), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        coded = code.encode(values)
+        coded, into = code.encode(values), torch.empty_like(values)
         own = min(timeit.repeat(lambda: code.encode(values), number=1, repeat=9))
-        own += simulate.DECODED * min(timeit.repeat(lambda: code.decode(coded), number=1, repeat=9))
+        own += simulate.DECODED * min(timeit.repeat(lambda: code.decode(coded, into), number=1, repeat=9))
     finally:
         torch.set_num_threads(threads)
     assert 1 / 3 < seconds["8bit"] * 4 * 2**20 / own < 3

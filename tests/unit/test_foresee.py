@@ -71,6 +71,19 @@ def test_each_host_has_a_line_with_what_it_needs_and_has():
     ]
 
 
+def test_ddp_with_fewer_sequences_fits_where_each_host_says_so():
+    found = {host: json.loads(plan(400, 1e12)) for host in FACTS}
+
+    def fits():
+        said = foresee_text("", {}, {host: json.dumps(one) for host, one in found.items()}, FACTS)
+        return said.splitlines()[-2]
+
+    found["alpha"]["proposed_micro_batch_size"] = 3
+    assert fits() == "fits on all of them: fsdp"
+    found["beta"]["proposed_micro_batch_size"] = 2
+    assert fits() == "fits on all of them: ddp with micro_batch_size: 2, fsdp"
+
+
 def test_with_a_lossy_comm_no_strategy_is_named_that_refuses_it():
     for needs, fits in ((100, "ddp"), (2000, "none of the strategies")):
         said = foresee_text(

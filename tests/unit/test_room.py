@@ -150,12 +150,18 @@ def test_a_plan_proposes_no_strategy_with_a_lossy_comm_that_refuses_it(memory, s
     config = asked(comm="8bit")
     place = plan.Place(2, 2, 1, torch.device("cpu"), memory, memory, 1e9)
     proposed, comm = plan.propose_both(config, budgets(ddp=120, zero1=80), budgets(ddp=100)["ddp"], place)
-    answer = {"proposed": proposed, "proposed_comm": comm, "strategy": "ddp"}
+    answer = {
+        "proposed": proposed,
+        "proposed_comm": comm,
+        "strategy": "ddp",
+        "proposed_micro_batch_size": None,
+    }
     assert plan._proposal(config, footprint.measure(config, WIDE), answer).startswith(said)
 
 
 def test_a_plan_marks_the_ways_that_have_no_room():
     way = {"wire_bytes": 1 << 20, "most_bytes": 1 << 20, "wire_seconds": 9.0, "waiting_seconds": 9.0}
+    way |= {"coding_seconds": 0.0}
     answer = {
         "estimate": {"compute_seconds": 1.0},
         "strategy": "ddp",
@@ -167,6 +173,25 @@ def test_a_plan_marks_the_ways_that_have_no_room():
     assert "does not fit" not in exact and diloco.endswith("; does not fit")
     *_, diloco = plan._less(answer | {"from_random": True})
     assert ways.FROM_RANDOM in diloco and ways.PRICE["diloco"] not in diloco
+    assert "10% of the step computes" in diloco
+    codes = {"exact": {**way, "fits": True}, "8bit": {**way, "coding_seconds": 10.0, "fits": True}}
+    assert "5% of the step computes" in plan._less(answer | {"ways": codes})[-1]
+
+
+def test_a_plan_of_shards_says_what_makes_sending_less():
+    sends = {"strategies": {"fsdp": {"wire_seconds": 9.0}}, "strategy": "fsdp", "passes": 4, "ranks": 2}
+    *_, said = plan._less(sends | {"estimate": {"compute_seconds": 1.0}})
+    assert said == f"sending takes long: {ways.less('fsdp', 4)}"
+    assert plan._less(sends | {"estimate": {"compute_seconds": 20.0}}) == []
+
+
+@pytest.mark.parametrize(("device", "nodes", "codes"), [("cpu", 2, 10.0), ("cpu", 1, 0.0), ("cuda", 2, 2.0)])
+def test_a_plan_counts_what_coding_takes(device, nodes, codes):
+    """An optimizer of a second; one host alone codes nothing but diloco's meetings."""
+    place = plan.Place(2, nodes, 2 // nodes, torch.device(device), 1, 1, 1e9)
+    found = plan._coding(asked(sync_every=50, checkpoint_every=0), place, 1.0)
+    assert found["powersgd"] == codes and found["exact"] == 0
+    assert found["diloco"] == pytest.approx(ways.CODING[device]["diloco"] / 50)
 
 
 def test_offloaded_weights_and_gradients_take_powers_of_two_of_a_host_with_gpus():
@@ -185,9 +210,68 @@ def test_offloaded_weights_and_gradients_take_powers_of_two_of_a_host_with_gpus(
 
 
 def test_a_way_is_counted_without_what_diloco_alone_has():
-    config = asked(comm="diloco", diloco_fragments=4, diloco_overlap=5)
-    assert plan.with_comm(config, "diloco") == config
-    assert plan.with_comm(config, "8bit") == asked(comm="8bit")
+    """A run that leaves diloco may keep its keys: more fragments than parameters are no fault of it."""
+    place = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
+
+    def counted(**keys):
+        config = asked(comm="8bit", **keys)
+        return plan.budget("ddp", config, footprint.measure(config, LONG), place, 0)
+
+    keys = {"diloco_fragments": 400, "diloco_overlap": 5, "sync_every": 5000}
+    assert counted(**keys) == counted()
+    configuration.check_together(asked(comm="8bit", **keys))
+    said = configuration.idle_keys(asked(comm="8bit", **keys))
+    nothing = "says nothing while comm is 8bit"
+    assert said == f"diloco_fragments, diloco_overlap {nothing}; sync_every {nothing}"
+    assert configuration.idle_keys(asked(comm="auto", sync_every=5000)) == ""  # diloco is proposed by it
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ddp_is_proposed_wherever_it_fits(dtype):
+    """In 16 bits zero1 sends a quarter less, and has another curve."""
+    config = asked(dtype=dtype)
+    place = plan.Place(2, 2, 1, torch.device("cpu"), 1 << 40, 1 << 40, 1e9)
+    all_of_them = plan.every(config, footprint.measure(config, LONG), place, 0)
+    assert (all_of_them["zero1"].wire_bytes < all_of_them["ddp"].wire_bytes) == (dtype == "bfloat16")
+    assert plan.propose(all_of_them, place) == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("keys", "there", "rows"),
+    [
+        ({}, {}, 3),
+        ({"adapter": "none"}, {}, None),  # of which ddp sends all, too
+        ({}, {"link": 10e9}, None),
+        ({}, {"nodes": 1}, None),
+        ({"micro_batch_size": 2}, {}, 1),  # ddp fits with no more than one less
+        ({"comm": "8bit"}, {}, None),
+    ],
+)
+def test_ddp_with_fewer_sequences_is_proposed_where_else_frozen_weights_would_travel(keys, there, rows):
+    place = dataclasses.replace(plan.Place(2, 2, 1, torch.device("cpu"), 350, 350, 1e9), **there)
+    config = asked(**{"adapter": "lora", **keys})
+
+    def ddp(rows):
+        return plan.Budget("ddp", {"all": 100 * rows}, {}, 0, 0.0)
+
+    for proposed in ("fsdp", "offload", None):
+        assert plan.ddp_with_fewer(config, place, proposed, ddp) == rows
+    assert plan.ddp_with_fewer(config, place, "zero1", ddp) is None
+    tiny = dataclasses.replace(place, memory=50)
+    assert plan.ddp_with_fewer(config, tiny, "fsdp", ddp) is None  # not even with one
+    answer = {
+        "proposed": "ddp",
+        "proposed_comm": config.comm,
+        "strategy": "fsdp",
+        "proposed_micro_batch_size": rows,
+    }
+    if rows:
+        said = plan._proposal(
+            dataclasses.replace(config, strategy="fsdp"), footprint.measure(config, WIDE), answer
+        )
+        assert said.startswith(
+            f"proposed: strategy ddp with micro_batch_size: {rows} (the configuration has fsdp with "
+        )
 
 
 LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
@@ -204,25 +288,51 @@ LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
         ({"link_gbit": 20.0}, 1, 1 << 40, True),
         ({"link_gbit": 9.4}, None, 1 << 40, False),
         ({}, 1, 1 << 10, False),  # ddp has no room
+        ({"micro_batch_size": 16}, 1, "of one sequence", True),  # ddp has, with fewer at once
         ({"force_strategy": True}, 1, 1 << 40, False),
         ({"adapter": "none"}, 1, 1 << 40, False),
         ({"strategy": "zero2"}, 1, 1 << 40, False),  # of which frozen weights stay where they are
     ],
 )
 def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, gigabits, memory, refused):
+    config = asked(**{**LORA, **keys})
+    if memory == "of one sequence":
+        memory = needs(config, WIDE, 2)
+        assert memory < needs(config, WIDE, config.micro_batch_size)
     monkeypatch.setattr(plan, "_host_memory", lambda: memory)
     monkeypatch.setattr(plan, "interface_speed", lambda: gigabits and gigabits * 1e9)
     world = World(gather=lambda own: [own, own])
-    config = asked(**{**LORA, **keys})
     told = []
     monkeypatch.setattr(room, "log", told.append)
     if not refused:
         room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
         nobody_knows = gigabits is None and "link_gbit" not in keys
-        assert ["preflight.yml measures it" in one for one in told] == [True] * nobody_knows
+        assert ["preflight.yml measures it" in one for one in told if "no room" not in one] == [
+            True
+        ] * nobody_knows
+        assert any("ddp, which would not, has no room" in one for one in told) == (memory == 1 << 10)
         return
     with pytest.raises(BadInput, match=r"strategy: fsdp sends the frozen weights, too: about .* at 1 Gbit/s"):
         room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "unknown"),
+    [((10e9, None), "laptop"), ((None, None), "desktop, laptop"), ((10e9, 10e9), ""), ((1e9, None), "slow")],
+)
+def test_a_host_whose_speed_nobody_knows_is_not_taken_for_a_fast_one(monkeypatch, speeds, unknown):
+    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(plan, "interface_speed", lambda: speeds[0])
+    other = iter([False, speeds[1] or 0.0, True])  # RDMA, its speed, whether ddp has room
+    told = []
+    monkeypatch.setattr(room, "log", told.append)
+    world = World(gather=lambda own: [own, next(other)])
+    if unknown == "slow":
+        with pytest.raises(BadInput, match="sends the frozen weights"):
+            room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
+        return
+    room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
+    assert [f"not known of {unknown}; " in one for one in told] == [True] * bool(unknown)
 
 
 def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_path):
@@ -235,7 +345,7 @@ def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
         told[name] = plan.interface_speed(tmp_path)
     assert told == {"wlan0": plan.WIRELESS, "eth0": 10e9, "tun0": None, "gone": None, "": None}
-    assert plan.WIRELESS < room.SLOW_LINK
+    assert plan.WIRELESS < plan.SLOW_LINK
 
 
 def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
@@ -297,8 +407,14 @@ def test_a_rank_that_keeps_step_may_compute_more_at_once_as_far_as_it_has_room(m
     keys = {"strategy": "zero1", "micro_batch_size": 2}
     config = asked(**keys)
     assert room._most(config, World()) == 4  # 15 in four micro-batches
-    for other in ({"balance": "even"}, {"compile": True}, {"strategy": "ddp"}):
+    for other in ({"balance": "even"}, {"compile": True}, {"strategy": "ddp"}, {"balance": "4,12"}):
         assert room._most(asked(**{**keys, **other}), World()) == 2
+    assert room._most(asked(**keys, balance="12,4"), World()) == 3  # in four micro-batches, too
+    shares = plan.share(asked(**keys, balance="12,4"), 2, None)
+    assert shares["split"] == [12, 4] and shares["at_once"] == 3
+    there = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
+    assert plan._passes(asked(**keys, balance="12,4"), there) == 4
+    assert plan._passes(asked(**keys, balance="12,4", compile=True), there) == 6
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     assert room.at_once(config, LONG, World(other=4)) == [4, 4]
     four = needs(config, LONG, 4, "zero1")

@@ -22,7 +22,7 @@ from ranks import shown
 from trainer import checkpoint, cli, evaluate, metrics, recorder, sinks
 from trainer.balance import Balance
 from trainer.commands import train
-from trainer.config import cut_rounds, from_mapping
+from trainer.config import cut_rounds, early, from_mapping
 from trainer.environment import Environment
 from trainer.errors import BadInput
 from trainer.model import flops
@@ -366,6 +366,18 @@ def test_what_ends_rounds_early_is_told():
     assert "checkpoint_epochs, by" in cut(checkpoint_every=0, checkpoint_epochs=True)
     assert "eval_every is 0, for an evaluation at each epoch's end" in cut(checkpoint_every=0, eval_every=0)
     assert cut_rounds(from_mapping({"comm": "diloco", "checkpoint_epochs": True}), 900, 1000) == ""
+
+
+def test_what_has_all_ranks_of_diloco_meet_early():
+    def every(**keys):
+        return early(from_mapping({"checkpoint_every": 500, **keys}), 20, 4.0)
+
+    assert every() == (500, 0, 0, 0)
+    assert every(validation_split=0.1) == (500, 20, 0, 0)  # at each epoch's end
+    assert every(validation_split=0.1, eval_every=50) == (500, 50, 0, 0)
+    assert every(checkpoint_epochs=True, checkpoint_every=0) == (0, 0, 20, 0)
+    assert every(checkpoint_minutes=15) == (500, 0, 0, 60) and every(checkpoint_minutes=0.01)[3] == 1
+    assert early(from_mapping({"checkpoint_epochs": True, "checkpoint_minutes": 15})) == (500, 0, 0, 0)
 
 
 def test_the_convention_of_flops():

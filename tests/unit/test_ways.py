@@ -89,12 +89,36 @@ def test_what_a_run_would_be_refused_for_is_not_proposed(keys, way):
     assert (
         "a larger batch_size makes that less of a step and stays exact, but is another optimisation" in text
     )
-    assert "no price" not in text
     assert (f"comm: {way} sends" in text) if way else ("comm" not in text)
     # From random weights diloco ends too far off to be told of as a cure.
     allowed = ways.advised(asked.dtype, bool(asked.router_aux_loss_coef), True)
     text = ways.proposal(parts(40.0), SENT, 50, allowed=allowed)
     assert "diloco" not in text and ("comm: powersgd sends" in text) == bool(way)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "passes", "cure"),
+    [
+        ("zero1", 4, ways.LARGER),
+        ("split", 1, ways.LARGER),
+        (
+            "zero2",
+            4,
+            "sends gradients for each of 4 micro-batches, so that a larger micro_batch_size, for which",
+        ),
+        (
+            "fsdp",
+            1,
+            "sends weights and gradients for each of 1 micro-batches, so that a larger batch_size with as",
+        ),
+    ],
+)
+def test_of_a_strategy_that_no_other_way_is_open_to_the_right_cure_is_told(strategy, passes, cure):
+    """What travels for each micro-batch is no less of a step that has more of them."""
+    text = ways.proposal_of_others(parts(2.0, 3.0), strategy, passes)
+    assert text.startswith("the network takes 40% of a step (2 of 5 s); ") and cure in text
+    assert "strategy: ddp, where it has room" in text
+    assert ways.proposal_of_others(parts(1.4, 3.0), strategy, passes) is None
 
 
 def test_a_model_without_matrices_gains_nothing_by_powersgd():

@@ -1,5 +1,6 @@
 """`trainer plan`: what a run will need on this host, before it is started; no weights are loaded."""
 
+import bisect
 import contextlib
 import dataclasses
 import json
@@ -8,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from trainer.errors import BadInput
 from trainer.model import quantize
 from trainer.model.footprint import Footprint
 from trainer.model.loss import HALF
-from trainer.strategies import split
+from trainer.strategies import STRATEGIES, split
 
 REACHED = 0.6  # of the speed of large matrix products: what a training step makes of it
 KERNELS = 40 << 20  # bytes of code that the first step loads
@@ -32,6 +33,8 @@ SCATTERED = 0.2  # of what comes and goes in a step: holes in the C library's he
 CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
 WIRELESS = 0.3e9  # bits a second of a network that says no speed: what good Wi-Fi carries in a house
 LETTERS = 4  # of a text, a token
+COPIED = 64 << 20  # bytes, to see how fast memory is: more than a cache holds
+SLOW_LINK = 2.5e9  # bits a second at most of what takes long to carry a model
 MIB = 1 << 20
 RESULTS = Path("runs")  # where the playbooks keep what they have measured
 
@@ -43,7 +46,7 @@ LAST = ("offload", "infinity", "split")
 
 @dataclass(frozen=True)
 class Place:
-    """What there is: the run's ranks, and this host's memory in bytes."""
+    """What there is: the run's ranks, this host's memory in bytes, the data."""
 
     ranks: int
     nodes: int
@@ -56,6 +59,7 @@ class Place:
     hop: float | None = None  # seconds from host to host, where that was measured
     row: bool = False  # all ranks sum as one: NCCL by RDMA (World.layers)
     cards: tuple[int, ...] = ()  # bytes free on each GPU that a rank has under strategy split
+    epoch: int = 0  # steps through all of the data; 0: not known
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def main(
     with _countable(config):
         _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
-    letters = trained_on(config)
+    place = dataclasses.replace(place, epoch=_epoch(config, trained_on(config)))
     if problems := check.refused(config, source, environment.cache_dir, world.device.type):
         raise BadInput("\n".join(problems))
     with _countable(config):
@@ -112,9 +116,13 @@ def main(
         if place.ranks == 1:
             raise BadInput(split.ALONE)
         budgets["split"] = dataclasses.replace(budgets["ddp"], strategy="split")  # of a host with one GPU
-    estimate = _estimate(config, found, place, letters, found_shares)
+    estimate = _estimate(config, found, place, found_shares)
     answer = _answer(config, found, place, budgets, estimate, by_comm)
     answer |= {"shares": found_shares, "from_random": source.weights is None}
+    if rows := ddp_with_fewer(
+        config, place, answer["proposed"], lambda rows: _ddp(config, source.config, place, overhead, rows)
+    ):
+        answer |= {"proposed": "ddp", "proposed_micro_batch_size": rows}
     print(json.dumps(answer, indent=1) if as_json else _text(config, found, place, budgets, answer))
     return 0
 
@@ -142,9 +150,32 @@ def every(config: Config, found: Footprint, place: Place, overhead: int) -> dict
 
 
 def with_comm(config: Config, comm: str) -> Config:
-    """The same with gradients that travel another way, without the keys that diloco alone has."""
-    alone = {} if comm == "diloco" else {"diloco_fragments": 1, "diloco_overlap": 0}
-    return dataclasses.replace(config, comm=comm, **alone)
+    """The same with gradients that travel another way."""
+    return dataclasses.replace(config, comm=comm)
+
+
+def _ddp(config: Config, model_config, place: Place, overhead: int, rows: int) -> Budget:
+    """ddp's budget with so many sequences at once."""
+    from trainer.model import footprint
+
+    config = dataclasses.replace(config, micro_batch_size=rows)
+    return budget("ddp", config, footprint.measure(config, model_config, place.device.type), place, overhead)
+
+
+def ddp_with_fewer(
+    config: Config, place: Place, proposed: str | None, ddp: Callable[[int], Budget]
+) -> int | None:
+    """With how many sequences at once ddp fits; None where it need not.
+
+    That is where else an adapter's frozen weights would go over a slow link in every step, or nothing fits.
+    ddp: its budget with so many.
+    """
+    travel = proposed is None or getattr(STRATEGIES[proposed], "shares_weights", False)
+    slow = place.nodes > 1 and place.link <= SLOW_LINK
+    if config.adapter == "none" or config.comm not in ways.EXACT or not (travel and slow):
+        return None
+    fitting = range(1, min(config.micro_batch_size, config.batch_size))
+    return bisect.bisect_left(fitting, True, key=lambda rows: not ddp(rows).fits(place)) or None
 
 
 def share(config: Config, ranks: int, speeds: str | None) -> dict:
@@ -153,8 +184,6 @@ def share(config: Config, ranks: int, speeds: str | None) -> dict:
     {split, speed_up, speeds, at_once}; without speeds even shares, and the next two None. at_once: sequences of the
     largest micro-batch. Raises BadInput.
     """
-    from trainer.strategies import STRATEGIES
-
     if fault := miscounted(config.balance, ranks):
         raise fault
     kind, size = STRATEGIES[config.strategy], config.micro_batch_size
@@ -165,7 +194,7 @@ def share(config: Config, ranks: int, speeds: str | None) -> dict:
         grain=size if config.compile else 1,
         lockstep=size if kind.lockstep and ranks > 1 else 0,
         # What memory the other hosts have is known when they meet (trainer/room.py).
-        at_once=None if config.compile or given(config.balance) else [config.batch_size] * ranks,
+        at_once=None if config.compile else [config.batch_size] * ranks,
     )
 
     def told(speed_up: float | None, found: list[float] | None) -> dict:
@@ -275,7 +304,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         lines["left over"], codes = _lossy_bytes(config, found)
         # Coding begins when what backward needs is gone.
         lines["compression"] = max(0, codes - lines["activations"] - lines["loss and backward"])
-        if config.diloco_overlap:  # what travels meanwhile does so from the CPU's memory
+        if config.comm == "diloco" and config.diloco_overlap:  # what travels does so from the CPU's memory
             lines["left over"] -= trained
             where = lines if on_cpu else host
             where["left over"] = where.get("left over", 0) + trained
@@ -349,6 +378,14 @@ def split_budget(config: Config, found: Footprint, place: Place, overhead: int) 
     return Budget("split", fullest, host, sent, _seconds(sent, place), tuple(cards))
 
 
+def _coding(config: Config, place: Place, optimizer: float) -> dict[str, float]:
+    """Seconds of a step, on average, in which ddp's ranks code what they send, by way; optimizer: those of AdamW's."""
+    each = {way: optimizer * ways.CODING[place.device.type].get(way, 0) for way in ways.PASSES}
+    each["diloco"] /= _rhythm(config, place)[0]
+    alone = {way: 0.0 for way in each if place.ranks == 1 or (place.nodes == 1 and way != "diloco")}
+    return each | alone
+
+
 def _seconds(sent: int, place: Place) -> float:
     """That a rank's bytes take on its way to another host."""
     return sent * 8 / (place.link * ways.USED) if place.nodes > 1 else 0.0
@@ -369,8 +406,7 @@ def checkpoint_bytes(config: Config, found: Footprint) -> int:
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
     """Bytes that leave a host in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
     among = place.nodes if place.nodes > 1 and _inside_first(name, place) else place.ranks
-    largest = max(given(config.balance) or shares(config.batch_size, place.ranks))
-    passes = -(-largest // config.micro_batch_size)
+    passes = _passes(config, place)
     whole = {
         "ddp": 2 * trained,
         "zero1": in_blocks + rest + trained,
@@ -379,20 +415,25 @@ def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, 
     return whole * (among - 1) // among
 
 
+def _passes(config: Config, place: Place) -> int:
+    """Micro-batches of a step of ranks that keep step, as Balance has them where memory wants no more."""
+    largest = max((config.compile and given(config.balance)) or shares(config.batch_size, place.ranks))
+    return -(-largest // config.micro_batch_size)
+
+
 def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
     """Bytes that leave a host in a step of ddp, on average, by way; with what checkpoints make it send."""
-    meets, saves = _rhythm(config)
+    meets, saves = _rhythm(config, place)
     sent = ways.sent(found.gradients, found.factors, place.ranks, meets, place.nodes, place.row)
     saved = ways.saved(found.gradients, place.ranks, saves, place.nodes, place.row)
     return {way: sent[way] + saved[way] for way in sent}
 
 
-def _rhythm(config: Config) -> tuple[float, float]:
+def _rhythm(config: Config, place: Place) -> tuple[float, float]:
     """As ways.rhythm; each evaluation is taken to save, as one that is better does."""
     return ways.rhythm(
         config.sync_every,
-        config.checkpoint_every,
-        config.eval_every,
+        *configuration.early(config, place.epoch),
         fragments=config.diloco_fragments,
         last=config.steps,
     )
@@ -411,7 +452,7 @@ def _waiting(config: Config, found: Footprint, place: Place, compute: float) -> 
         _seconds(meeting, place), compute, config.diloco_fragments, config.diloco_overlap, config.sync_every
     )
     seconds = {way: _seconds(sent, place) for way, sent in by_way(config, found, place).items()}
-    meets, saves = _rhythm(config)
+    meets, saves = _rhythm(config, place)
     early = max(0.0, 1 / meets - 1 / config.sync_every)  # meetings a step that hide behind nothing
     diloco += early * _seconds(meeting, place)
     saved = ways.saved(found.gradients, place.ranks, saves, place.nodes, place.row)
@@ -549,13 +590,17 @@ def trained_on(config: Config) -> int:
     return round((letters - held_out) * (1 - (config.validation_split or 0)))
 
 
-def _estimate(config: Config, found: Footprint, place: Place, letters: int, shared: dict) -> dict:
-    """Steps, tokens and seconds; the speed is that of matrix products here, tried for a moment.
+def _epoch(config: Config, letters: int) -> int:
+    """Steps through so many letters, about."""
+    return max(1, math.ceil(letters / LETTERS / (config.batch_size * config.sequence_length)))
+
+
+def _estimate(config: Config, found: Footprint, place: Place, shared: dict) -> dict:
+    """Steps, tokens and seconds; the speeds are those of matrix products and of memory here, tried for a moment.
 
     shared: who has how much of a step, by which speeds (`share`): those of the other ranks follow from this host's.
     """
-    tokens = config.batch_size * config.sequence_length
-    epoch = max(1, math.ceil(letters / LETTERS / tokens))
+    tokens, epoch = config.batch_size * config.sequence_length, place.epoch
     if config.steps is None:
         steps = max(1, math.ceil(epoch * (config.epochs or 1)))
     else:
@@ -573,6 +618,7 @@ def _estimate(config: Config, found: Footprint, place: Place, letters: int, shar
         "flops_a_token": found.flops,
         "matrix_flops_per_second": speed,
         "compute_seconds": longest * config.sequence_length * found.flops / (REACHED * speed),
+        "optimizer_seconds": 4 * ways.ADAMW * found.trainable / _memory_speed(place.device),
     }
 
 
@@ -590,9 +636,27 @@ def _matrix_speed(config: Config, device: torch.device) -> float:
     return 2 * size**3 / best
 
 
+def _memory_speed(device: torch.device) -> float:
+    """Bytes a second that are read or written here: the best of some copies."""
+    one = torch.ones(COPIED // 4, device=device)
+    other, best = torch.empty_like(one), math.inf
+    for _ in range(5):
+        begin = time.perf_counter()
+        other.copy_(one)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * COPIED / best
+
+
 def propose(budgets: dict[str, Budget], place: Place) -> str | None:
-    """Of the strategies that fit the one that sends least, and of equals the simplest; None: nothing fits."""
+    """Of the strategies that fit ddp, or the one that sends least, and of equals the simplest; None: nothing fits.
+
+    In 16 bits zero1 sends somewhat less than ddp, but its curve is another one, and no other way is open to it.
+    """
     fitting = [name for name, one in budgets.items() if one.fits(place)]
+    if "ddp" in fitting:
+        return "ddp"
     plain = [name for name in fitting if name not in LAST]
     return min(plain, key=lambda name: budgets[name].wire_seconds, default=fitting[0] if fitting else None)
 
@@ -635,8 +699,10 @@ def _answer(
     proposed, comm = propose_both(config, budgets, by_comm["exact"], place)
     most = at_once(config, found, place)
     waiting = _waiting(config, found, place, estimate["compute_seconds"])
-    waits = waiting[_travels(config.comm)] if mine.strategy == "ddp" else mine.wire_seconds
-    step = estimate["compute_seconds"] + waits
+    coding = _coding(config, place, estimate["optimizer_seconds"])
+    way = _travels(config.comm)
+    waits, codes = (waiting[way], coding[way]) if mine.strategy == "ddp" else (mine.wire_seconds, 0.0)
+    step = estimate["compute_seconds"] + waits + codes
     return {
         "run": config.run,
         "model": config.model,
@@ -671,19 +737,23 @@ def _answer(
                 "wire_seconds": _seconds(sent, place),
                 "most_bytes": most[name],
                 "waiting_seconds": waiting[name],
+                "coding_seconds": coding[name],
                 "fits": by_comm[name].fits(place),
             }
             for name, sent in by_way(config, found, place).items()
             if name in by_comm
         },
         "comm": config.comm,
+        "passes": _passes(config, place),
         "strategy": known(config.strategy),
         "fits": mine.fits(place),
         "proposed": proposed,
         "proposed_comm": comm,
+        "proposed_micro_batch_size": None,
         "estimate": {
             **estimate,
             "waiting_seconds": waits,
+            "coding_seconds": codes,
             "step_seconds": step,
             "seconds": step * estimate["steps"],
         },
@@ -755,6 +825,11 @@ def _proposal(config: Config, found: Footprint, answer: dict) -> str:
             [*other, *cures(config, found), "more hosts"]
         )
     same = f"the configuration has {answer['strategy']}" if other else "as configured"
+    if rows := answer["proposed_micro_batch_size"]:
+        return (
+            f"proposed: strategy {proposed} with micro_batch_size: {rows} ({same}{' with' if other else ', but'} "
+            f"micro_batch_size: {config.micro_batch_size}), so that frozen weights stay where they are"
+        )
     if comm == config.comm:
         return f"proposed: strategy {proposed} ({same})"
     return f"proposed: strategy {proposed} with comm: {comm} ({same} with comm: {config.comm})"
@@ -772,7 +847,7 @@ def _inside_first(name: str, place: Place) -> bool:
 def _bucket(config: Config, place: Place) -> dict:
     """What travels at once under ddp: {mb, why}."""
     if config.bucket_mb:
-        return {"mb": config.bucket_mb, "why": "as configured"}
+        return {"mb": config.bucket_mb, "why": "bucket_mb, set or by the measured link"}
     if config.comm not in ways.EXACT or place.nodes == 1 or place.row or place.hop is None:
         return {"mb": ways.BUCKET_MB, "why": "the default"}
     chosen = network.bucket_mb(place.link * ways.USED, place.hop, place.nodes)
@@ -833,7 +908,11 @@ def cures(config: Config, found: Footprint) -> list[str]:
 def _less(answer: dict) -> list[str]:
     """Where sending takes much of a step: what else could travel, and at which price."""
     compute = answer["estimate"]["compute_seconds"]
-    if answer["strategy"] != "ddp" or answer["ways"]["exact"]["wire_seconds"] <= ways.SLOW * compute:
+    if answer["strategy"] != "ddp":
+        mine = answer["strategies"][answer["strategy"]]
+        slow = answer["ranks"] > 1 and mine["wire_seconds"] > ways.SLOW * compute
+        return ["", f"sending takes long: {ways.less(answer['strategy'], answer['passes'])}"] if slow else []
+    if answer["ways"]["exact"]["wire_seconds"] <= ways.SLOW * compute:
         return []
     if list(answer["ways"]) == ["exact"]:
         return ["", f"sending takes long: {ways.LARGER}"]
@@ -842,7 +921,7 @@ def _less(answer: dict) -> list[str]:
         "sending takes long; less can travel, and the loss curve is then another one (invariant 1 of the design):",
     ]
     for name, one in answer["ways"].items():
-        share = compute / (compute + one["waiting_seconds"])
+        share = compute / (compute + one["waiting_seconds"] + one["coding_seconds"])
         mark = " (as configured)" if name == _travels(answer["comm"]) else ""
         lines.append(
             f"  comm: {name:9} {one['wire_bytes'] / MIB:>10,.2f} MiB {one['wire_seconds']:>8.2f} s a step"
@@ -864,10 +943,12 @@ def _time(config: Config, estimate: dict) -> list[str]:
     counted = (
         "4 FLOPs a frozen weight and token" if config.adapter != "none" else "6 FLOPs a weight and token"
     )
+    more = " more" if config.comm == "diloco" and config.diloco_overlap else ""
+    codes = f", {estimate['coding_seconds']:.2f} s to code" if estimate["coding_seconds"] else ""
     return [
         f"time: about {_duration(estimate['seconds'])} for {estimate['steps']:,} steps of "
-        f"{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute and "
-        f"{estimate['waiting_seconds']:.2f} s{' more' if config.diloco_overlap else ''} to send, each",
+        f"{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute{codes} and "
+        f"{estimate['waiting_seconds']:.2f} s{more} to send, each",
         f"  ({counted}, {estimate['flops_a_token'] / 1e9:.3g} GFLOP a token in all; matrix products reach "
         f"{estimate['matrix_flops_per_second'] / 1e12:.3g} TFLOP/s here, a step {REACHED:.0%} of that)",
     ]

@@ -138,7 +138,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
     world.same("tokenised data", found_tokens, f"empty {environment.cache_dir} on all hosts")
     model_load.check_vocabulary(source, max(one.largest_id for one in both))
-    at_once = room.at_once(config, source.config, world)
+    at_once = room.at_once(dataclasses.replace(config, balance=shares), source.config, world)
     room.refuse_frozen_weights_on_a_slow_wire(config, source.config, world, goes_on=_as_before(found, config))
     in_parts = strategies.reads_weights(config, world)
     model = model_load.build(config, source, world, in_parts)

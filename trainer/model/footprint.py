@@ -241,6 +241,7 @@ def _sums(
     ] or [0]
     layers = [list(layer.parameters()) for layer in outermost(blocks(model))]
     sizes = [4 * one.numel() for one in trained]
+    parts = config.diloco_fragments if config.comm == "diloco" else min(config.diloco_fragments, len(sizes))
     whole = max((one.numel() * frozen_width for one in parameters if id(one) in quantised), default=0)
     return Footprint(
         parameters=sum(one.numel() for one in parameters),
@@ -250,7 +251,7 @@ def _sums(
         adapter=sum(size(one) for one in trained) if own else 0,
         gradients=4 * sum(one.numel() for one in trained),
         factors=factor_bytes(trained, config.powersgd_rank),
-        fragment=max(sum(sizes[piece]) for piece in ways.fragments(sizes, config.diloco_fragments)),
+        fragment=max(sum(sizes[piece]) for piece in ways.fragments(sizes, parts)),
         largest=whole,
         block=max(of_blocks),
         blocks=sum(of_blocks),

@@ -14,7 +14,7 @@ from trainer.config import Config
 from trainer.model.loss import TokenLoss
 from trainer.strategies.base import Strategy, clipping
 from trainer.sums import Sum
-from trainer.ways import BUCKET_BYTES, BUCKET_MB
+from trainer.ways import BUCKET_BYTES, BUCKET_MB, EXACT
 from trainer.world import World, translated
 
 
@@ -38,12 +38,12 @@ class DDP(Strategy):
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world = module.to(world.device), world
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        # What waits for the end of backward gains nothing by small ones, and a run may have them from before.
+        asked = (config.bucket_mb if config.comm in EXACT else None) or BUCKET_MB
         self.buckets = [
             Bucket(parameters)
             for group in self._groups(config)
-            for parameters in split_up(
-                reversed(group), min(BUCKET_BYTES, (config.bucket_mb or BUCKET_MB) << 20)
-            )
+            for parameters in split_up(reversed(group), min(BUCKET_BYTES, asked << 20))
         ]
         self._sending = False
         self._next = 0  # buckets travel in order, on every rank
