@@ -7,6 +7,7 @@ what was expected and the cure. The checks are plain functions from an `Inventor
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import difflib
 import ipaddress
@@ -149,6 +150,7 @@ NOT_SHARED = re.compile(
     "|/(bin|boot|dev|etc|lib|lib32|lib64|libx32|proc|run|sbin|sys|usr|var/(cache|lock|log|mail|run|spool))(/.*)?"
 )
 UNSEEN = re.compile("/(home|root|tmp|var/tmp)(/|$)")
+PUBLIC_KEY = r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?$"
 READ_AS_WORDS = ("accept_new_host_keys",)  # typed after -e as key=value; its one reader converts it
 
 
@@ -228,6 +230,8 @@ def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Probl
         check_known_variables,
         check_types,
         check_network_interfaces,
+        check_given_addresses,
+        check_controller_files,
         check_rdma,
         check_nofile,
         check_storage,
@@ -680,6 +684,103 @@ def check_network_interfaces(inventory: Inventory) -> Iterable[Problem]:
             continue
         for refusal in refusals(value):
             yield Problem(inventory.where(host, key), key, refusal, "", "")
+
+
+def check_given_addresses(inventory: Inventory) -> Iterable[Problem]:
+    """No address that the role network is to give is another host's, and peers are within what it makes reachable."""
+    key = "network_interfaces"
+    if inventory.local():
+        return
+    peers = {host: _ip(inventory.hosts[host].get("cluster_address")) for host in inventory.members()}
+    reached = {host: _ip(inventory.hosts[host].get("ansible_host")) for host in inventory.members()}
+    shared = [one for one, count in collections.Counter(reached.values()).items() if count > 1]  # a gateway's
+    owners = {one: host for host, one in reached.items() if one not in shared} | {
+        one: host for host, one in peers.items()
+    }
+    for host in inventory.members():
+        for item, given in _given(inventory.hosts[host].get(key)):
+            other = owners.setdefault(given.ip, host)
+            if other != host:
+                yield Problem(
+                    inventory.where(host, key),
+                    key,
+                    f"{given}, an address that {other} has, too",
+                    "an address of its own for every host",
+                    "Correct one of the two",
+                )
+            beyond = [one for one in peers.values() if one and one not in given.network]
+            if given.ip == peers[host] and beyond and not item.get("gateway") and not _routes(item):
+                yield Problem(
+                    inventory.where(host, key),
+                    key,
+                    f"{given}, and {beyond[0]}, {owners[beyond[0]]}'s address, is not in that network",
+                    "a prefix length with which the host reaches its peers",
+                    "Correct it, or give a gateway or routes",
+                )
+
+
+def _ip(value: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(str(value))
+    except ValueError:
+        return None
+
+
+def _given(value: Any) -> Iterable[tuple[Mapping, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
+    """(entry, address) of network_interfaces, of those that others on the wire see."""
+    for item in _list_of(value):
+        options = item.get("options") if isinstance(item, Mapping) else {}
+        within = (
+            isinstance(item, Mapping)
+            and item.get("kind") == "bridges"
+            and not (options or {}).get("interfaces")
+        )
+        for text in [] if within or not isinstance(item, Mapping) else _list_of(item.get("addresses")):
+            with contextlib.suppress(ValueError):
+                found = ipaddress.ip_interface(str(text))
+                if not (found.is_link_local or found.is_loopback):
+                    yield item, found
+
+
+def _routes(item: Mapping) -> Any:
+    options = item.get("options")
+    return item.get("routes") or (options.get("routes") if isinstance(options, Mapping) else None)
+
+
+def check_controller_files(inventory: Inventory) -> Iterable[Problem]:
+    """Files of the controller's that a role reads are there: it would find that out when much is changed already."""
+    wanted = {
+        "nvidia_repository_key": ("", "a key of a repository, as gpg exports it"),
+        "ssh_mesh_controller_key": (
+            PUBLIC_KEY,
+            "a file with a public key in its first line, such as ~/.ssh/id_ed25519.pub",
+        ),
+    }
+    seen = set()
+    for host in inventory.members():
+        for key, (pattern, expected) in wanted.items():
+            text = str(inventory.hosts[host].get(key) or "")
+            if (key, text) in seen:
+                continue
+            seen.add((key, text))
+            if not text.startswith(("/", "~")):
+                continue  # beside a playbook, where Ansible looks for it
+            try:
+                with open(os.path.expanduser(text), encoding="utf-8", errors="replace") as file:
+                    first = file.readline()
+                fault = "" if re.match(pattern, first) else "which holds no public key in its first line"
+            except OSError as error:
+                fault = f"which cannot be read: {error.strerror}"
+            if fault:
+                yield Problem(
+                    inventory.where(host, key),
+                    key,
+                    f"{text}, {fault}",
+                    expected,
+                    "Correct the path; make a key with ssh-keygen -t ed25519, and never name the file without .pub"
+                    if pattern
+                    else "Correct the path",
+                )
 
 
 def check_rdma(inventory: Inventory) -> Iterable[Problem]:

@@ -9,7 +9,8 @@ short_description: Kernel settings, in a file of sysctl.d and in the running ker
 description:
   - The file holds every setting with its reason. The running kernel gets those that differ, in the same run.
   - In a container, some keys are not there or read-only, because the kernel is another's. They are
-    reported in C(unavailable); on a machine of its own, a key that cannot be set is a failure.
+    reported in C(unavailable); on a machine of its own, a key that cannot be set is a failure, and all stay as they
+    were.
   - A key that another file sets after this one, at each boot, is that file's, and stays as it is in the running kernel.
 options:
   path:
@@ -25,6 +26,10 @@ options:
       key: {type: str, required: true, description: "Name, with dots"}
       value: {type: str, required: true, description: "Value; a list of numbers is separated by blanks"}
       why: {type: str, description: "The reason, a comment in the file"}
+  only_look:
+    description: Fail where the kernel has not got one of the settings, and change nothing.
+    type: bool
+    default: false
 """
 
 EXAMPLES = """
@@ -91,28 +96,48 @@ def set_later(path: str, folders: tuple[str, ...] = FOLDERS) -> dict[str, tuple[
     return found
 
 
-def apply(settings: list[dict], root: str, write_it: bool) -> tuple[list[str], dict[str, OSError]]:
+def apply(settings: list[dict], root: str, write_it: bool) -> tuple[dict[str, str], dict[str, OSError]]:
     """Give the kernel below `root` (/proc/sys) the values that differ; only look if not `write_it`.
 
-    Returns the keys that differed, and the keys that failed with their errors.
+    Returns the keys that differed, with what they had, and the keys that failed with their errors.
     """
-    differed, failed = [], {}
+    differed, failed = {}, {}
     for setting in settings:
-        path = os.path.join(root, setting["key"].replace(".", "/"))
+        key = setting["key"]
+        path = os.path.join(root, key.replace(".", "/"))
         try:
             with open(path, encoding="ascii") as file:
-                if file.read().split() == setting["value"].split():
-                    continue
+                had = file.read()
+            if had.split() == setting["value"].split():
+                continue
             if not os.access(path, os.W_OK):
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-            differed.append(setting["key"])
             if write_it:
                 with open(path, "w", encoding="ascii") as file:
                     file.write(setting["value"])
+            differed[key] = had
         except OSError as error:
-            failed[setting["key"]] = error
-            differed = [key for key in differed if key != setting["key"]]
+            failed[key] = error
     return differed, failed
+
+
+def not_taken(failed: dict[str, OSError], container: bool) -> str:
+    """Which keys failed and are not just a container's that is not to have them, and why; "" if none."""
+    hard = {key: error for key, error in failed.items() if not (container and error.errno in NOT_OURS)}
+    return "; ".join(f"{key}: {error.strerror}" for key, error in hard.items())
+
+
+def take(settings: list[dict], root: str, write_it: bool, container: bool) -> tuple[dict, dict, str]:
+    """As `apply`, but all or nothing; and `not_taken`.
+
+    What the kernel has not got is seen before anything is written; what it refuses to take, by trying alone.
+    """
+    differed, failed = apply(settings, root, False)
+    if write_it and not not_taken(failed, container):
+        differed, failed = apply(settings, root, True)
+        if not_taken(failed, container):
+            apply([{"key": key, "value": had} for key, had in differed.items()], root, True)
+    return differed, failed, not_taken(failed, container)
 
 
 def main() -> None:
@@ -125,6 +150,7 @@ def main() -> None:
         argument_spec={
             "path": {"type": "path", "required": True},
             "settings": {"type": "list", "elements": "dict", "required": True, "options": setting},
+            "only_look": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -132,7 +158,15 @@ def main() -> None:
     before, after = read(path), render(settings)
     later = set_later(path)
     own = [setting for setting in settings if setting["key"] not in later]
-    applied, failed = apply(own, "/proc/sys", not module.check_mode)
+    write_it = not (module.check_mode or module.params["only_look"])
+    applied, failed, refused = take(own, "/proc/sys", write_it, in_container())
+    if refused:
+        module.fail_json(
+            msg=f"The kernel does not take these settings: {refused}. Correct the value in tuning_sysctl, "
+            "or leave the key alone with an empty value. All settings are as they were."
+        )
+    if module.params["only_look"]:
+        module.exit_json(changed=False)
     for setting in settings:
         value, file = later.get(setting["key"], (setting["value"], ""))
         if value.split() != setting["value"].split():
@@ -140,14 +174,6 @@ def main() -> None:
                 f"{setting['key']} stays {value}, not {setting['value']}: {file} sets it at each boot. Take it out "
                 "there, or give tuning_sysctl the same value"
             )
-    container = in_container()
-    hard = {key: error for key, error in failed.items() if not (container and error.errno in NOT_OURS)}
-    if hard:
-        listed = "; ".join(f"{key}: {error.strerror}" for key, error in hard.items())
-        module.fail_json(
-            msg=f"The kernel does not take these settings: {listed}. Correct the value in tuning_sysctl, "
-            "or leave the key alone with an empty value."
-        )
     unavailable = {key: error.strerror for key, error in failed.items()}
     if unavailable:
         module.warn(f"This container's kernel is not its own; left as they are: {', '.join(unavailable)}")
@@ -156,7 +182,7 @@ def main() -> None:
         module.set_mode_if_different(path, "0644", False)
     diff = {"before_header": path, "after_header": path, "before": before, "after": after}
     changed = before != after or bool(applied)
-    module.exit_json(changed=changed, applied=applied, unavailable=unavailable, diff=diff)
+    module.exit_json(changed=changed, applied=list(applied), unavailable=unavailable, diff=diff)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,14 @@ REFUSED = {
         {"_rdma_sys_root": "/opt/roce"},
         "rocep1s0/1 is Ethernet; expected an InfiniBand port",
     ),
+    "an OpenSM of the host's own": (
+        f"mkdir -p {PORT}/gids; cd {PORT}; echo '4: ACTIVE' > state; echo InfiniBand > link_layer; echo 0x1 > lid; "
+        "echo '[Service]' > /etc/systemd/system/opensm.service",
+        "rm -r /opt/roce /etc/systemd/system/opensm.service",
+        ("rdma", "opensm"),
+        {"_rdma_sys_root": "/opt/roce"},
+        "opensm.service: found a unit of this host's own; expected nothing",
+    ),
     "a class for InfiniBand": (
         f"mkdir -p {PORT}/gids; cd {PORT}; echo '4: ACTIVE' > state; echo InfiniBand > link_layer",
         "rm -r /opt/roce",

@@ -403,6 +403,68 @@ def test_bad_input_is_one_problem_with_its_place_and_its_cure(what):
     assert problems[0].cure
 
 
+def given(*addresses, **more):
+    return {"network_interfaces": [{"name": "eth1", "addresses": list(addresses), **more}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        # RDMA's addresses, beside those that the controller uses.
+        ({"node1": given("10.9.0.1/24"), "node2": given("10.9.0.1/24")}, ["10.9.0.1/24, an address that node1 has"]),
+        ({"node2": given("192.168.1.102/24")}, ["node3 has, too"]),
+        ({"node1": {**given("10.0.0.1/24"), "cluster_address": "10.0.0.1", "cluster_network": "10.0.0.0/22"},
+          "node2": {"cluster_address": "10.0.1.2", "cluster_network": "10.0.0.0/22"},
+          "node3": {"cluster_address": "10.0.0.3", "cluster_network": "10.0.0.0/22"}},
+         ["10.0.0.1/24, and 10.0.1.2, node2's address, is not in that network"]),
+    ],
+)  # fmt: skip
+def test_addresses_that_contradict_those_of_other_hosts(changes, words):
+    problems = ic.check(inventory(**changes))
+    assert len(problems) == len(words), problems
+    for problem, said in zip(problems, words, strict=True):
+        assert said in str(problem) and problem.key == "network_interfaces"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node1": given("10.9.0.1/24"), "node2": given("10.9.0.2/24", "192.168.1.101/24")},
+        {"node1": given("fe80::1/64"), "node2": given("fe80::1/64")},
+        {"node1": given("172.17.0.1/16", kind="bridges"), "node2": given("172.17.0.1/16", kind="bridges")},
+        {"node1": given("192.168.1.100/32", routes=[{"to": "192.168.1.0/24", "via": "192.168.1.1"}])},
+        {"node1": given("192.168.1.100/32", gateway="192.168.1.1", options={"routes": []})},
+        {"node1": {"ansible_host": "192.168.1.9", "cluster_address": "192.168.1.100", **given("192.168.1.9/24")},
+         "node2": {"ansible_host": "192.168.1.9", "cluster_address": "192.168.1.101", "ansible_port": 2222}},
+    ],
+)  # fmt: skip
+def test_addresses_that_do_not(changes):
+    assert [
+        one
+        for one in ic.check(inventory(**changes))
+        if "has, too" in str(one) or "in that network" in str(one)
+    ] == []
+
+
+def test_files_of_the_controllers_are_looked_at_before_any_host_is(tmp_path):
+    good, private = tmp_path / "id.pub", tmp_path / "id"
+    good.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@here\n")
+    private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+
+    def found(**variables):
+        return [str(one) for one in ic.check(inventory(**everywhere(**variables)))]
+
+    assert found(ssh_mesh_controller_key=str(good), nvidia_repository_key=str(private)) == []
+    (said,) = found(ssh_mesh_controller_key=str(private))  # once, of all hosts
+    assert (
+        "no public key in its first line" in said and "ssh-keygen -t ed25519" in said and "BEGIN" not in said
+    )
+    (said,) = found(ssh_mesh_controller_key="~/.ssh/there-is-no-such-key.pub")
+    assert "cannot be read: No such file" in said and said.startswith("node1: ssh_mesh_controller_key")
+    (said,) = found(nvidia_repository_key=str(tmp_path / "gone"))
+    assert "nvidia_repository_key" in said and "Correct the path" in said
+
+
 LAN = {"name": "eth0", "addresses": ["192.168.1.101/24"], "gateway": "192.168.1.1"}
 BOND = {"name": "bond0", "kind": "bonds", "options": {"interfaces": ["eth0", "eth1"]}}
 SET_HERE = ("node2", "network_interfaces")

@@ -60,11 +60,11 @@ def test_only_what_differs_is_written(sysctl, kernel):
         {"key": "vm.swappiness", "value": "10"},
         {"key": "net.ipv4.tcp_rmem", "value": "4096 131072 6291456"},
     ]
-    assert sysctl.apply(settings, str(kernel), False) == (["vm.swappiness"], {})
+    assert sysctl.apply(settings, str(kernel), False) == ({"vm.swappiness": "60\n"}, {})
     assert (kernel / "vm/swappiness").read_text() == "60\n"
-    assert sysctl.apply(settings, str(kernel), True) == (["vm.swappiness"], {})
+    assert sysctl.apply(settings, str(kernel), True) == ({"vm.swappiness": "60\n"}, {})
     assert (kernel / "vm/swappiness").read_text() == "10"
-    assert sysctl.apply(settings, str(kernel), True) == ([], {})
+    assert sysctl.apply(settings, str(kernel), True) == ({}, {})
 
 
 def test_what_a_later_file_sets_is_that_files(sysctl, tmp_path):
@@ -88,8 +88,30 @@ def test_what_a_later_file_sets_is_that_files(sysctl, tmp_path):
 def test_a_key_that_is_not_there_fails_and_the_others_are_set(sysctl, kernel):
     settings = [{"key": "net.core.rmem_max", "value": "1"}, {"key": "vm.swappiness", "value": "10"}]
     applied, failed = sysctl.apply(settings, str(kernel), True)
-    assert applied == ["vm.swappiness"]
+    assert applied == {"vm.swappiness": "60\n"}
     assert failed["net.core.rmem_max"].errno == errno.ENOENT
+
+
+def test_of_settings_that_the_kernel_does_not_take_none_is_in_force(sysctl, kernel, monkeypatch):
+    swap, missing = {"key": "vm.swappiness", "value": "10"}, {"key": "net.core.rmem_max", "value": "1"}
+    assert (
+        sysctl.take([swap, missing], str(kernel), True, False)[2]
+        == "net.core.rmem_max: No such file or directory"
+    )
+    assert (kernel / "vm/swappiness").read_text() == "60\n"
+    # A container's kernel is another's: what it has not got is left out.
+    assert sysctl.take([swap, missing], str(kernel), False, True)[2] == ""
+
+    def refuses(path, mode="r", **more):
+        if mode == "w" and path.endswith("tcp_rmem"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return open(path, mode, **more)
+
+    monkeypatch.setattr(sysctl, "open", refuses, raising=False)
+    odd = {"key": "net.ipv4.tcp_rmem", "value": "many"}
+    assert sysctl.take([swap, odd], str(kernel), True, True)[2] == "net.ipv4.tcp_rmem: Invalid argument"
+    assert (kernel / "vm/swappiness").read_text() == "60\n"
+    assert sysctl.take([swap], str(kernel), True, True) == ({"vm.swappiness": "60\n"}, {}, "")
 
 
 def test_a_value_that_the_kernel_refuses_is_a_failure_even_in_a_container(sysctl):
