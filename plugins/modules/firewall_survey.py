@@ -264,6 +264,60 @@ def ufw_enabled(module):
         return False
 
 
+def shut_by_nft(text):
+    """Chains of others that let in nothing but what they know, by `nft -j list ruleset`, as [words].
+
+    Of IPv4's input: what one such chain drops no other one can let in.
+    """
+    parts = json.loads(text or "{}").get("nftables", [])
+    chains = {}
+    for chain in (part["chain"] for part in parts if "chain" in part):
+        ours = (chain["family"], chain["table"]) == ("inet", "trainyard")
+        if chain.get("hook") == "input" and chain["family"] in ("ip", "inet") and not ours:
+            chains[chain["family"], chain["table"], chain["name"]] = chain.get("policy") == "drop"
+    verdicts = {}
+    for rule in (part["rule"] for part in parts if "rule" in part):
+        verdict = {key for word in rule.get("expr", []) for key in word} - {"counter", "log"}
+        if len(verdict) == 1 and verdict <= {
+            "accept",
+            "drop",
+            "reject",
+        }:  # of all that comes to it; the first one counts
+            verdicts.setdefault((rule["family"], rule["table"], rule["chain"]), verdict.pop())
+    return [
+        f"nftables' chain {chain} of table {family} {table}"
+        for (family, table, chain), drops in chains.items()
+        if verdicts.get((family, table, chain), "drop" if drops else "accept") != "accept"
+    ]
+
+
+def shut_by_iptables(text):
+    """The same of `iptables-save -t filter`."""
+    last = re.search(
+        r"^-A INPUT(?: -m comment --comment (?:\"[^\"]*\"|\S+))? -j (ACCEPT|DROP|REJECT)\b",
+        text,
+        re.MULTILINE,
+    )
+    policy = re.search(r"^:INPUT (\w+)", text, re.MULTILINE)
+    verdict = last or policy
+    return ["iptables' chain INPUT"] if verdict and verdict[1] != "ACCEPT" else []
+
+
+def shut(module):
+    """Packet filters other than ours, of whichever program, that shut out whom they do not know."""
+    found = []
+    if module.get_bin_path("iptables-save"):
+        found += shut_by_iptables(module.run_command(["iptables-save", "-t", "filter"])[1])
+    if module.get_bin_path("nft"):
+        # nft shows what iptables has made, too, as ip filter.
+        found += [
+            one
+            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1])
+            if not (found and one.endswith(" INPUT of table ip filter"))
+        ]
+    return found
+
+
 def main():
     spec = {"peers": {"type": "list", "elements": "str", "default": []}}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
@@ -285,6 +339,7 @@ def main():
             "clients": clients,
             "ufw": ufw_enabled(module),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
+            "shut": shut(module),
             "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),
             "nft": bool(module.get_bin_path("nft")),
             "loaded": loaded(module),

@@ -71,6 +71,23 @@ def test_ufw_is_not_joined(plays):
     assert "ufw disable" in play.words and "firewall_manage: false" in play.words
 
 
+def test_rules_of_somebodys_own_that_shut_peers_out_are_not_joined(plays):
+    plays.sh("node1", NFTABLES)
+    own = (
+        "add table inet own; add chain inet own input { type filter hook input priority 0; policy accept; };"
+        "add rule inet own input ct state established accept; add rule inet own input tcp dport 22 accept;"
+        "add rule inet own input counter reject"
+    )
+    plays.sh("node1", f"nft '{own}'")
+    try:
+        play = plays.role("firewall", "node1")
+        assert play.rc != 0 and play.changed["node1"] == 0, play.text
+        assert "nftables' chain input of table inet own shut out whom they do not know" in play.words
+        assert "firewall_manage: false" in play.words
+    finally:
+        plays.sh("node1", "nft delete table inet own; apt-get -qq purge -y nftables >/dev/null")
+
+
 def test_a_disk_without_room_is_named_with_the_cure(plays):
     plays.sh("node2", "apt-get -qq update; mount -t tmpfs -o size=64k full /var/cache/apt/archives")
     try:

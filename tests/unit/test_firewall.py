@@ -1,5 +1,6 @@
 """From the inventory and a host's sockets to its nftables rules (plugins/filter/firewall_plan.py). Sends nothing."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,6 +31,7 @@ def survey(**more):
         "ipsec": False,
         "ufw": False,
         "firewalld": False,
+        "shut": [],
         "bridges": [],
         "nft": True,
         "loaded": LOADED,
@@ -331,6 +333,7 @@ def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
     [
         ({"ufw": True}, {}, "ufw is active on this host"),
         ({"firewalld": True}, {}, "sudo systemctl disable --now firewalld"),
+        ({"shut": ["a", "b"]}, {}, "a and b shut out whom they do not know on this host"),
         ({}, {"allow": [{"port": "0"}]}, "firewall_allow[0].port is '0'"),
         ({}, {"allow": [{"port": "90-80"}]}, "firewall_allow[0].port is '90-80'"),
         ({}, {"allow": [{"proto": "tcp"}]}, "firewall_allow[0].port is ''"),
@@ -739,3 +742,63 @@ def test_the_survey_is_told_of_the_peers(repository):
         survey == {"peers": "{{ __firewall_peers }}"}
         and "firewall_peers" in block["vars"]["__firewall_peers"]
     )
+
+
+def ruleset(rules, policy="accept", family="inet", table="filter", hook="input"):
+    chain = {
+        "family": family,
+        "table": table,
+        "name": "in",
+        "type": "filter",
+        "hook": hook,
+        "prio": 0,
+        "policy": policy,
+    }
+    made = [{"rule": {"family": family, "table": table, "chain": "in", "expr": rule}} for rule in rules]
+    return json.dumps({"nftables": [{"metainfo": {}}, {"table": {}}, {"chain": chain}, *made]})
+
+
+SSH_ALONE = [{"match": {"op": "==", "left": {"payload": {}}, "right": 22}}, {"accept": None}]
+REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "expr": "admin-prohibited"}}]
+
+
+@pytest.mark.parametrize(
+    ("rules", "more", "shuts"),
+    [
+        ([SSH_ALONE], {"policy": "drop"}, True),
+        ([SSH_ALONE, REST], {}, True),
+        ([SSH_ALONE, [{"log": {"prefix": "x"}}, {"drop": None}]], {"family": "ip"}, True),
+        ([], {}, False),
+        ([SSH_ALONE], {}, False),
+        # fail2ban's, and the like: of some addresses.
+        ([[SSH_ALONE[0], {"match": {"right": "@banned"}}, {"reject": None}]], {}, False),
+        ([[{"accept": None}], REST], {"policy": "drop"}, False),
+        ([SSH_ALONE, REST], {"hook": "forward"}, False),
+        ([SSH_ALONE], {"policy": "drop", "table": "trainyard"}, False),
+        ([SSH_ALONE], {"policy": "drop", "family": "ip6"}, False),
+    ],
+)
+def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_not_know(
+    load_module, rules, more, shuts
+):
+    found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more))
+    named = f"nftables' chain in of table {more.get('family', 'inet')} {more.get('table', 'filter')}"
+    assert found == [named] * shuts
+
+
+@pytest.mark.parametrize(
+    ("text", "shuts"),
+    [
+        # As the images of one cloud have it.
+        ("*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
+         "-A INPUT -j REJECT --reject-with icmp-host-prohibited\nCOMMIT\n", True),
+        (":INPUT DROP [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n", True),
+        (':INPUT ACCEPT [0:0]\n-A INPUT -m comment --comment "the rest" -j DROP\n', True),
+        (":INPUT DROP [0:0]\n-A INPUT -j ACCEPT\n", False),
+        (":INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n-A FORWARD -j DOCKER-USER\n", False),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m multiport --dports 22 -j f2b-sshd\n-A f2b-sshd -j REJECT\n", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_and_one_by_iptables(load_module, text, shuts):
+    assert load_module("firewall_survey").shut_by_iptables(text) == ["iptables' chain INPUT"] * shuts
