@@ -17,7 +17,7 @@ from trainer.compress import factor_bytes
 from trainer.config import Config, cut_rounds, early, idle_keys
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
-from trainer.errors import Diverged, TrainerError
+from trainer.errors import Diverged, Stopped, TrainerError
 from trainer.evaluate import evaluate
 from trainer.loop import (
     Harmful,
@@ -258,7 +258,13 @@ class Recorder:
         run.strategy.settle()
         begin = time.perf_counter()
         # The launcher of a rank that trains alone takes a long silence for a hang.
-        loss = evaluate(run, run.held_out, lambda: self._sign("evaluating"))
+        loss = evaluate(run, run.held_out, lambda: self._sign("evaluating"), self.asked_to_stop)
+        if loss is None:
+            self.save_last()
+            raise Stopped(
+                f"stopped on request in the evaluation after step {progress.step} of {run.steps}; start it again to go "
+                "on, with that evaluation"
+            )
         finite = math.isfinite(loss)  # else nothing would ever be better
         better = finite and (progress.best_loss is None or loss < progress.best_loss)
         progress.evaluated_step = progress.step

@@ -95,6 +95,27 @@ def test_who_is_asked_to_stop_before_the_first_step_does_not_come_to_it(material
         assert status["reason"].endswith("asked to end before the first step; start it again to go on")
 
 
+def test_a_run_whose_directory_is_in_use_does_not_touch_it(material, tmp_path):
+    """Two terminals, or two configurations that give their runs no name."""
+    import fcntl
+
+    directory = tmp_path / "node0"
+    directory.mkdir()
+    (directory / "status.json").write_text("{}")
+    (directory / "stop").touch()
+    other = os.open(directory, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    running = ranks.Ranks(tmp_path, 1, material / "run.yaml")
+    assert running.codes() == [2]
+    assert "another process trains there, and goes on" in running.log(0)
+    assert (directory / "status.json").read_text() == "{}" and (directory / "stop").exists()
+    assert not (directory / "metrics.jsonl").exists()
+    os.close(other)
+    # And a word that nobody was left to hear is not for who comes next.
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=2")
+    assert not (directory / "stop").exists()
+
+
 def test_diverged(material, tmp_path):
     """A number too large for float32 in the weights, after a good checkpoint."""
     ranks.run(tmp_path, 2, material / "run.yaml", "steps=4")

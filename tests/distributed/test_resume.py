@@ -29,6 +29,44 @@ def test_a_signal_saves_and_resume_is_exact_to_the_last_bit(material, whole, tmp
     assert "resuming after step 5" in (directory / "logs" / "rank-0.log").read_text()
 
 
+def _asked_in_evaluation(run, packed, sequences, routed=None):
+    """Rank 0 gets a signal in its second micro-batch of the first evaluation."""
+    from trainer.evaluate import summed_loss_really
+
+    calls = vars(run).setdefault("calls", [])
+    calls.append(sequences)
+    if len(calls) == 2 and run.world.rank == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return summed_loss_really(run, packed, sequences, routed)
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy"), [(1, "ddp"), (2, "ddp"), pytest.param(2, "zero2", marks=pytest.mark.full)]
+)
+def test_a_stop_in_an_evaluation_is_seen_before_its_end(material, tmp_path, size, strategy):
+    words = (
+        material / "run.yaml",
+        "validation_split=0.5",
+        "eval_every=6",
+        "checkpoint_every=0",
+        f"strategy={strategy}",
+    )
+    straight = ranks.run(tmp_path / "straight", size, *words)
+    patch = {("trainer.evaluate", "summed_loss"): _asked_in_evaluation}
+    ranks.run(tmp_path / "asked", size, *words, patch=patch, codes=[75] * size)
+    asked = tmp_path / "asked/node0"
+    state = ranks.status(asked)
+    assert (state["state"], state["last_checkpoint"]) == ("stopped", 6)
+    assert "in the evaluation after step 6 of 12" in state["reason"]
+    assert ranks.records(asked, "eval") == []
+    assert ranks.run(tmp_path / "asked", size, *words) == straight
+    evaluated = [
+        [(one["step"], one["loss"]) for one in ranks.records(tmp_path / name / "node0", "eval")]
+        for name in ("straight", "asked")
+    ]
+    assert evaluated[0] == evaluated[1] and [step for step, _ in evaluated[0]] == [6, 12]
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -32,6 +32,7 @@ def evaluated(monkeypatch):
             _tell=lambda kind, **words: told.update(words),
             _say=lambda line: told.setdefault("said", []).append(line),
             save=lambda: saved.append(progress.step),
+            asked_to_stop=lambda: False,
             saved_step=progress.step + 1 if saver else -1,
             saver=types.SimpleNamespace(
                 **dict(zip(("told", "under_way"), saver or (True, False), strict=True))

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import os
 import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,14 +39,24 @@ from trainer.world import World, log, translated, versions
 
 # Seconds by which the rank that writes status.json comes first to the tokenising, so that it can tell of it.
 HEAD_START = 0.2
+CLAIM = 3  # looks for the end of another process that trains in the run's directory
 LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on from
 
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
+    with contextlib.nullcontext() if _launched() or environment.rank else _claimed(config, environment):
+        return _main(config, environment, stop_signal)
+
+
+def _main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     status, own = None, False  # own: a failure that the other ranks do not know of
     try:
         environment.run_dir.mkdir(parents=True, exist_ok=True)
+        if environment.first_on_host and not _launched():
+            environment.stop_file.unlink(
+                missing_ok=True
+            )  # of whom asked this run's last start, after its last step
         if environment.first_on_host:
             status = metrics.Status(
                 environment.run_dir,
@@ -213,6 +225,39 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         log(f"finished: model in {results}")
     watch.close()
     world.close()
+
+
+@contextlib.contextmanager
+def _claimed(config: Config, environment: Environment) -> Iterator[None]:
+    """Within it no other process trains in the run's directory.
+
+    Two would write one metrics.jsonl, and take each other's checkpoints for leftovers. Raises BadInput where another
+    is at work there, which a launcher sees to by itself.
+    """
+    try:
+        environment.run_dir.mkdir(parents=True, exist_ok=True)
+        found = os.open(environment.run_dir, os.O_RDONLY)
+    except OSError:  # of which the run will say more
+        yield
+        return
+    try:
+        for look in range(CLAIM):
+            try:
+                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if look + 1 == CLAIM:
+                    where = environment.run_dir
+                    raise BadInput(
+                        f"{where}: another process trains there, and goes on. Wait for it, or have it save and end "
+                        f"(trainer stop {where}); or give this run a name of its own (run=…, found {config.run})"
+                    ) from None
+                time.sleep(LOOK)  # torchrun begins anew as soon as it has killed
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(found)
 
 
 def _launched() -> bool:
