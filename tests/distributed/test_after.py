@@ -185,6 +185,52 @@ def test_an_adapter_beside_four_bits_is_merged_into_whole_weights(exported, base
     assert "held in 4 bits" in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        ("gpt2", 4),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in (("llama", 4), ("llama", 8), ("gpt2", 8))),
+    ],
+)
+def test_an_adapter_beside_a_base_that_lies_in_few_bits_is_merged_into_whole_weights(
+    base, tmp_path, kind, bits
+):
+    """As published, ready to train on: transformers makes it whole, and leaves it in a form that it cannot write."""
+    from peft import PeftModel
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        BitsAndBytesConfig,
+        GPT2Config,
+        GPT2LMHeadModel,
+    )
+
+    whole, packed = base, tmp_path / "packed"
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    if kind == "gpt2":
+        whole, end = tmp_path / "whole", tokenizer.eos_token_id
+        sizes = {"n_positions": 96, "n_embd": 32, "n_layer": 1, "n_head": 2}
+        config = GPT2Config(vocab_size=len(tokenizer), **sizes, bos_token_id=end, eos_token_id=end)
+        GPT2LMHeadModel(config).save_pretrained(whole)
+    settings = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    AutoModelForCausalLM.from_pretrained(whole, quantization_config=settings).save_pretrained(packed)
+    tokenizer.save_pretrained(packed)
+    config = tmp_path / "run.yaml"
+    config.write_text("sequence_length: 32\nbatch_size: 2\nsteps: 3\nmax_samples: 40\nthreads: 1\nlr: 0.01\n")
+    run(tmp_path / "run", 1, config, f"model={packed}", *LORA)
+    adapter, out = tmp_path / "run/node0", tmp_path / "out"
+    assert cli.main(["export", str(adapter), str(out), "--merge"]) == 0
+    assert not (json.loads((out / "config.json").read_text())).get("quantization_config")
+    assert load_file(out / "model.safetensors").keys() == load_file(whole / "model.safetensors").keys()
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()(ids).logits
+        beside = AutoModelForCausalLM.from_pretrained(packed, dtype=torch.float32).dequantize()
+        plain = beside.eval()(ids).logits
+        beside = PeftModel.from_pretrained(beside, adapter / "model").eval()(ids).logits
+    assert torch.allclose(merged, beside, atol=0.02) and not torch.allclose(merged, plain, atol=0.1)
+
+
 def test_a_base_of_random_weights_is_made_again(runs, exported, logits):
     from trainer.model import saved
 

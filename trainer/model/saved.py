@@ -153,7 +153,41 @@ def _weights(name: str, dtype: str, trust: bool):
         ),
         name,
     )
-    return model.dequantize() if getattr(model, "is_quantized", False) else model
+    return _dequantised(model) if getattr(model, "is_quantized", False) else model
+
+
+def _dequantised(model):
+    """The model with whole weights, to be saved as any other one.
+
+    transformers leaves two things of the quantised one: conversions of weights that have no way back, and nn.Linear in
+    place of GPT-2's Conv1D, whose weight is the other way round.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    model = model.dequantize()
+    model._weight_conversions = [
+        one for one in getattr(model, "_weight_conversions", None) or () if _returns(one)
+    ]
+    with torch.device("meta"):
+        shape = type(model)(model.config)
+    for name, wanted in shape.named_modules():
+        found = model.get_submodule(name)
+        if isinstance(wanted, Conv1D) and isinstance(found, torch.nn.Linear):
+            with torch.device("meta"):
+                mended = Conv1D(found.out_features, found.in_features)
+            mended.weight, mended.bias = torch.nn.Parameter(found.weight.detach().T.contiguous()), found.bias
+            model.set_submodule(name, mended)
+    return model
+
+
+def _returns(conversion) -> bool:
+    """Whether what it makes of a file's weights can be made those again."""
+    try:
+        conversion.reverse_transform()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _known(settings: dict) -> dict:
