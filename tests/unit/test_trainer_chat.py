@@ -9,7 +9,8 @@ import types
 import numpy as np
 import pytest
 import torch
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from trainer.commands import generate
 from trainer.config import from_mapping
@@ -381,6 +382,7 @@ def speak(make_tokenizer, monkeypatch):
         did = []
 
         def generated(input_ids, **options):
+            options |= {"settings": model.generation_config}
             did.append((input_ids.shape[1], options) if chat else input_ids[0].tolist())
             if fault:
                 raise fault
@@ -389,7 +391,7 @@ def speak(make_tokenizer, monkeypatch):
         text = types.SimpleNamespace(max_position_embeddings=positions)
         model = types.SimpleNamespace(
             config=types.SimpleNamespace(get_text_config=lambda: text),
-            generation_config=types.SimpleNamespace(eos_token_id=None),
+            generation_config=GenerationConfig(num_beams=4, no_repeat_ngram_size=2, suppress_tokens=[1]),
             device=torch.device("cpu"),
             generate=generated,
             parameters=lambda: [torch.zeros(250)],
@@ -407,10 +409,56 @@ def speak(make_tokenizer, monkeypatch):
 
 def test_the_likeliest_token_is_nobody_elses_choice_and_the_template_ends_an_answer(speak, make_tokenizer):
     ((_, options),) = speak("Where is the cat?")
-    assert (options["do_sample"], options["top_p"], options["repetition_penalty"]) == (False, 1.0, 1.0)
+    settings = options["settings"]
+    assert not options["do_sample"]
+    assert settings.to_diff_dict().keys() <= {"eos_token_id", "pad_token_id", "transformers_version"}
     tokens = make_tokenizer(ENDED)
     ends = sorted((tokens.eos_token_id, tokens.convert_tokens_to_ids("<|end|>")))
-    assert options["eos_token_id"] == ends
+    assert settings.eos_token_id == ends
+
+
+STRIPS = decoders.Sequence(
+    [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)  # as Llama 2's
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        # Byte for byte: a letter of several is printed with its last one.
+        ("a\u0e01\u0e34\n\u00e9 \U0001f600.", ["a", "\u0e01", "\u0e34", "\n", "\u00e9", " ", "\U0001f600", "."]),
+        (["\u2581if", "\u2581x", ":", "<0x0A>", "\u2581", "\u2581", "\u2581\u2581y", "<0xC3>", "<0xA9>", "z", "<0xC3>"],
+         ["if", " x", ":", "\n", " ", " ", "  y", "\u00e9", "z", "\ufffd"]),
+    ],
+    ids=["bytes", "strips"],
+)  # fmt: skip
+def test_text_is_printed_as_it_comes_and_is_all_of_it(monkeypatch, text, pieces):
+    if isinstance(text, list):
+        model = models.BPE(
+            {token: number for number, token in enumerate(dict.fromkeys(text))}, [], byte_fallback=True
+        )
+        fast = Tokenizer(model)
+        fast.decoder = STRIPS
+        ids = [fast.token_to_id(token) for token in text]
+    else:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        fast = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+        fast.pre_tokenizer, fast.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
+        ids = fast.encode(text).ids
+    tokens = PreTrainedTokenizerFast(tokenizer_object=fast)
+    printed = []
+    monkeypatch.setattr("builtins.print", lambda *words, **_: printed.extend(words))
+    for prompt in (0, 3):
+        printed.clear()
+        streamer = generate._Printed(tokens, skip=prompt)
+        streamer.put(torch.zeros(1, prompt, dtype=torch.int64))
+        for one in ids:
+            streamer.put(torch.tensor([one]))
+        streamer.end()
+        assert printed == pieces and "".join(printed) == tokens.decode(ids)
 
 
 @pytest.mark.parametrize("begins", [False, True])

@@ -9,6 +9,7 @@ from trainer.errors import BadInput, OutOfMemory
 from trainer.model import saved
 
 ROOM = 1 << 30  # bytes that it takes to generate, beside a model's weights
+HALF = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of the first bytes of a letter
 ANSWER = 4  # an answer gets at least the positions by this, before the oldest turns are remembered
 
 
@@ -136,12 +137,45 @@ def _room(model, ids) -> int:
     return _positions(model) - ids.shape[1]
 
 
+class _Printed:
+    """Prints tokens as they come, by pieces of which the tokenizer can make text; transformers calls that a streamer.
+
+    What a token adds is the difference of two texts that begin a piece before it: so spaces come out right with
+    tokenizers that take the first one away.
+    """
+
+    def __init__(self, tokenizer, skip: int):
+        """skip: tokens that come first and are not printed."""
+        self.tokenizer, self.skip = tokenizer, skip
+        self.tokens: list[int] = []
+        self.begin = self.printed = 0  # where the last piece that was printed begins, and ends
+
+    def put(self, tokens) -> None:
+        self.tokens += tokens.flatten().tolist()
+        del self.tokens[: self.skip]
+        self.skip = 0
+        self._print()
+
+    def end(self) -> None:
+        self._print(at_last=True)
+        print(flush=True)
+
+    def _print(self, at_last: bool = False) -> None:
+        before, after = (
+            self.tokenizer.decode(self.tokens[self.begin : end], skip_special_tokens=True)
+            for end in (self.printed, len(self.tokens))
+        )
+        if len(after) > len(before) and (at_last or not after.endswith(HALF)):
+            print(after[len(before) :], end="", flush=True)
+            self.begin, self.printed = self.printed, len(self.tokens)
+
+
 def _continue(
     model, tokenizer, ids, sampling: Sampling, with_prompt: bool, also_ends: int | None = None
 ) -> str:
     """Generate after `ids` (1, S), printing the text as it comes; returns what is new. It ends with an end token."""
     import torch
-    from transformers import TextStreamer
+    from transformers import GenerationConfig
 
     room = _room(model, ids)
     if room < 1:
@@ -152,17 +186,17 @@ def _continue(
     if sampling.temperature:
         how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
     ids = ids.to(model.device)
+    # What the model's maker recommends beside these would be no setting of ours, and may not go with them.
+    model.generation_config = GenerationConfig(
+        eos_token_id=sorted({*saved.ends(model, tokenizer), also_ends} - {None}),
+        pad_token_id=tokenizer.eos_token_id,
+    )
     with torch.inference_mode():
         output = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=min(sampling.max_new_tokens, room),
-            pad_token_id=tokenizer.eos_token_id,
-            eos_token_id=sorted({*saved.ends(model, tokenizer), also_ends} - {None}),
-            # What the model's maker recommends beside them would be no setting of ours.
-            top_p=1.0,
-            repetition_penalty=1.0,
-            streamer=TextStreamer(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=True),
+            streamer=_Printed(tokenizer, skip=0 if with_prompt else ids.shape[1]),
             **how,
         )
     return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
