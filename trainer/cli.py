@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     if environment.follow_launcher():
         environment.log_to(place, config.run)
-    elif place.world_size > 1:
+    else:
         try:
             environment.log_beside(place, config.run)
         except OSError as error:

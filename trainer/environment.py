@@ -249,7 +249,7 @@ class Both:
 
 
 def log_beside(environment: Environment, run: str) -> None:
-    """Keep what this process prints in its log, under plain torchrun, whose terminal is for a host's first rank.
+    """Keep what this process prints in its log, too, where no launcher does: a host's first rank has the terminal.
 
     Libraries' own output, which is not Python's, stays where torchrun has it.
     """

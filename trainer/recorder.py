@@ -678,10 +678,15 @@ class Recorder:
         tokens = self.run.config.batch_size * self.run.config.sequence_length
         return tokens * self.flops / (report.step_seconds * self.peak)
 
-    def close(self) -> None:
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
         """End what watches the run; what it holds back is written."""
         self.profiler.close()
-        self.sinks.close()
+        self.sinks.close(
+            "finished" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
+        )
         if self.bar is not None:
             self.bar.close()
 

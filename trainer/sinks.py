@@ -26,6 +26,7 @@ WAITING = 10_000  # records that a slow sink may be behind
 PATIENCE = 10.0  # seconds at the end
 
 Sink = Callable[[dict], None]
+Closer = Callable[[str], None]  # told how the run ended: finished, stopped, failed
 
 
 class Sinks:
@@ -44,7 +45,8 @@ class Sinks:
         begun: str = "",
     ):
         self.say = say
-        self._closers: dict[str, Callable[[], None]] = {}
+        self._closers: dict[str, Closer] = {}
+        self._ended = ""
         self._records: queue.Queue = queue.Queue(WAITING)
         first = environment.rank == 0
         wanted = {
@@ -67,8 +69,12 @@ class Sinks:
             with contextlib.suppress(queue.Full):
                 self._records.put_nowait(record)
 
-    def close(self) -> None:
-        """Write what is held back, and end them all; a service that does not answer is not waited for."""
+    def close(self, ended: str) -> None:
+        """Write what is held back, and end them all; a service that does not answer is not waited for.
+
+        ended: how the run did, as a Closer has it.
+        """
+        self._ended = ended
         if self._thread.is_alive():
             with contextlib.suppress(queue.Full):
                 self._records.put_nowait(None)
@@ -87,7 +93,7 @@ class Sinks:
                     sinks[name] = kept
         for name, closer in self._closers.items():
             with self._left_out(name):
-                closer()
+                closer(self._ended)
 
     @contextlib.contextmanager
     def _left_out(self, name: str):
@@ -135,7 +141,7 @@ class _Files:
         return types.SimpleNamespace(write=file.write, flush=file.flush, close=file.close)
 
 
-def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
+def tensorboard(run_dir: Path) -> tuple[Sink, Closer]:
     """Event files in the run directory's tensorboard/. What steps past a resume's were, the new file replaces."""
     from tensorboardX import SummaryWriter
     from tensorboardX.record_writer import register_writer_factory
@@ -164,10 +170,10 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Callable[[], None]]:
         for name, value in numbers(record).items():
             writer.add_scalar(name, value, record["step"], walltime=record["time"])
 
-    return write, lambda: writer and writer.close()
+    return write, lambda _: writer and writer.close()
 
 
-def prometheus(config: Config, environment: Environment) -> tuple[Sink, Callable[[], None]]:
+def prometheus(config: Config, environment: Environment) -> tuple[Sink, Closer]:
     """A page that Prometheus reads, on metrics_port plus the rank's number on its host; on the cluster's address."""
     from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
@@ -186,7 +192,7 @@ def prometheus(config: Config, environment: Environment) -> tuple[Sink, Callable
                 gauges[name] = Gauge(name, name.replace("_", " "), list(labels), registry=registry)
             gauges[name].labels(**labels).set(value)
 
-    def close() -> None:
+    def close(ended: str) -> None:
         server.shutdown()
         server.server_close()
         thread.join()
@@ -194,9 +200,7 @@ def prometheus(config: Config, environment: Environment) -> tuple[Sink, Callable
     return write, close
 
 
-def wandb(
-    config: Config, environment: Environment, settings: dict, begun: str
-) -> tuple[Sink, Callable[[], None]]:
+def wandb(config: Config, environment: Environment, settings: dict, begun: str) -> tuple[Sink, Closer]:
     """A run of Weights & Biases, named as this one; who and where is that package's own matter (WANDB_*)."""
     import wandb as package
 
@@ -209,10 +213,14 @@ def wandb(
     )
     # Its own count of steps never goes back, and a run that goes on from a checkpoint does.
     run.define_metric("*", step_metric="step")
-    return (lambda record: run.log({**numbers(record), "step": record["step"]})), run.finish
+    # A code other than 0 is a crash there; one that was stopped may go on.
+    return (
+        lambda record: run.log({**numbers(record), "step": record["step"]}),
+        lambda ended: run.finish(exit_code=int(ended == "failed")),
+    )
 
 
-def mlflow(config: Config, settings: dict, begun: str) -> tuple[Sink, Callable[[], None]]:
+def mlflow(config: Config, settings: dict, begun: str) -> tuple[Sink, Closer]:
     """A run of MLflow, named as this one; where to is that package's own matter (MLFLOW_*).
 
     MLflow gives a run its id, so one that goes on, on whichever host, is found by a tag.
@@ -226,4 +234,8 @@ def mlflow(config: Config, settings: dict, begun: str) -> tuple[Sink, Callable[[
     else:
         package.start_run(run_name=config.run, tags={BEGUN: begun})
         package.log_params(settings)  # once: MLflow refuses other values, such as of more steps
-    return (lambda record: package.log_metrics(numbers(record), step=record["step"])), package.end_run
+    status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+    return (
+        lambda record: package.log_metrics(numbers(record), step=record["step"]),
+        lambda ended: package.end_run(status[ended]),
+    )

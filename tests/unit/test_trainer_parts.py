@@ -502,6 +502,7 @@ def test_train_and_generate_by_hand(tmp_path, config_file):
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert trained.stderr == ""
     assert "finished: model in" in trained.stdout
+    assert "finished: model in" in (tmp_path / "runs/mine/logs/rank-0.log").read_text()
     first, other = (
         typed(
             "generate", tmp_path / "runs" / "mine", "--prompt", "a few", "--max-new-tokens", 8, "--seed", seed

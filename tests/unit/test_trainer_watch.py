@@ -47,13 +47,13 @@ def said():
     return []
 
 
-def fed(tmp_path, said, rank=0, records=(RECORD,), begun="first", **settings):
+def fed(tmp_path, said, rank=0, records=(RECORD,), begun="first", ended="finished", **settings):
     """Sinks of `rank` that have had the records and are closed."""
     config = from_mapping({"tensorboard": False, **settings})
     watched = sinks.Sinks(config, place(tmp_path, rank), settings, said.append, begun)
     for record in records:
         watched.write(record)
-    watched.close()
+    watched.close(ended)
     return watched
 
 
@@ -122,7 +122,7 @@ def test_prometheus_reads_a_port_a_rank(tmp_path, said, monkeypatch):
         if "train_loss" in page:
             break
         time.sleep(0.05)
-    watched.close()
+    watched.close("finished")
     assert 'trainyard_train_loss{host="node1",rank="1",run="r"} 2.5' in page
     assert 'trainyard_step{host="node1",rank="1",run="r"} 7.0' in page
     with pytest.raises(OSError):
@@ -154,7 +154,7 @@ def test_a_records_way_to_the_ranks_page_costs_little(tmp_path, said, monkeypatc
         time.sleep(0.5)
         with contextlib.suppress(OSError):  # the server answers from its own thread
             page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
-    watched.close()
+    watched.close("finished")
     each = (time.process_time() - began) / steps
     print(f"a record's way to the page of metrics_port: {1000 * each:.3f} ms of CPU")
     assert "trainyard_train_grad_norm{" in page and said == []
@@ -175,7 +175,7 @@ def test_a_sink_that_fails_is_left_out_and_the_others_go_on(tmp_path, said, monk
         def write(record):
             raise ConnectionError("no route to the service")
 
-        return write, lambda: None
+        return write, lambda ended: None
 
     monkeypatch.setattr(sinks, "mlflow", broken)
     records = [{**RECORD, "step": step} for step in (1, 2, 3)]
@@ -189,7 +189,7 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     run = types.SimpleNamespace(
         define_metric=lambda which, step_metric: told.append((which, step_metric)),
         log=lambda numbers: told.append(("log", numbers)),
-        finish=lambda: told.append("finish"),
+        finish=lambda exit_code: told.append(("finish", exit_code)),
     )
     wandb = types.SimpleNamespace(init=lambda **asked: told.append((asked["name"], asked["id"])) or run)
     mlflow = types.SimpleNamespace(
@@ -197,15 +197,20 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
         start_run=lambda run_name, tags: told.append(("start", run_name, tags)),
         log_params=lambda settings: told.append(("params", settings)),
         log_metrics=lambda numbers, step: told.append(("metrics", step, numbers)),
-        end_run=lambda: told.append("end"),
+        end_run=lambda status: told.append(status),
     )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     wanted = {"train/loss": 2.5, "train/world_size": 2.0}
     logged = ("log", {**wanted, "step": 7})
     fed(tmp_path, said, report_to="wandb", run="r")
-    assert told == [("r", "r-first"), ("*", "step"), logged, "finish"]
+    assert told == [("r", "r-first"), ("*", "step"), logged, ("finish", 0)]
     told.clear()
+    for ended, code, status in (("failed", 1, "FAILED"), ("stopped", 0, "KILLED")):
+        fed(tmp_path, said, ended=ended, report_to="wandb", run="r")
+        fed(tmp_path, said, ended=ended, report_to="mlflow", run="r")
+        assert told[3] == ("finish", code) and told[-1] == status
+        told.clear()
     # One that is begun anew under an old name is another run: that one's steps are higher.
     fed(tmp_path, said, begun="20260102T03", report_to="wandb", run="r")
     assert told[0] == ("r", "r-20260102T03")
@@ -213,7 +218,7 @@ def test_services_are_told_by_their_own_packages(tmp_path, said, monkeypatch):
     fed(tmp_path, said, begun="20260102T03", report_to="mlflow", run="r")
     assert told[0] == ("start", "r", {"trainyard_begun": "20260102T03"}) and told[2:] == [
         ("metrics", 7, wanted),
-        "end",
+        "FINISHED",
     ]
     assert said == []
 
@@ -247,7 +252,7 @@ class Server:
     def log_metrics(self, numbers, step):
         self.runs[self.now]["steps"].append(step)
 
-    def end_run(self):
+    def end_run(self, status):
         self.now = None
 
 
@@ -527,6 +532,7 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
         progress=progress,
         held_out=held_out,
         micro_batch_size=2,
+        config=types.SimpleNamespace(micro_batch_size=2),
         balance=Balance(2, 1),
     )
     monkeypatch.setattr(evaluate, "key_dropout", lambda *_: None)
@@ -535,6 +541,7 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
     observer = recorder.Recorder.__new__(recorder.Recorder)
     observer.run, observer.metrics, observer.status = run, None, object()
     observer.show = lambda **facts: shown.append(facts["state"])
+    observer.asked_to_stop = lambda: False
     observer._tell = lambda *_, **told: shown.append(told["loss"])
     observer.evaluate()
     assert shown == ["evaluating"] * 5 + [8.0, "running"]

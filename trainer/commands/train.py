@@ -198,7 +198,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         _introduce(run, found)
 
     observer = recorder.Recorder(run, source.tokenizer, identity, status, stop_signal)
-    with contextlib.closing(observer):
+    with observer:
         observer.tell_damaged(found)
         observer.judge()
         try:
