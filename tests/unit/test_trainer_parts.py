@@ -426,6 +426,57 @@ def test_a_bad_model_is_refused(tmp_path, config_file, capfd, name):
     assert said.startswith(f"error: model: {tmp_path}/model: ") and message in said
 
 
+def _unknown_kind(folder):
+    from transformers import AutoConfig
+
+    (folder / "config.json").write_text('{"model_type": "no_such_kind"}')
+    AutoConfig.from_pretrained(folder)
+
+
+def _translator(folder):
+    from transformers import AutoModelForCausalLM, T5Config
+
+    AutoModelForCausalLM.from_config(T5Config())
+
+
+def _pickled(folder):
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    GPT2Config(n_layer=1).save_pretrained(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+
+
+def _full(folder):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _bare(folder):
+    raise ImportError("this tokenizer needs sentencepiece")
+
+
+@pytest.mark.parametrize(
+    ("fault", "cure"),
+    [
+        (_unknown_kind, "does not know that kind of model: choose another, or wait"),
+        (_translator, "it does not write text token by token"),
+        (_pickled, "weights must be safetensors; pickled ones"),
+        (_full, "make room where models are kept"),
+        (_bare, "install what it names beside the trainer"),
+    ],
+)
+@pytest.mark.parametrize("name", ["org/name", ""])
+def test_the_cure_of_a_model_is_that_of_its_fault(tmp_path, fault, cure, name):
+    from trainer.config import from_mapping
+    from trainer.model import load
+
+    with (
+        pytest.raises(BadInput, match=cure),
+        load._explained(from_mapping({"model": name or str(tmp_path)}), "weights"),
+    ):
+        fault(tmp_path)
+
+
 def test_a_hub_name_without_internet(config_file, capfd, monkeypatch):
     import huggingface_hub.constants
 

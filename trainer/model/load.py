@@ -10,10 +10,12 @@ import shutil
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from trainer import disk
 from trainer.config import Config
 from trainer.data import hub
 from trainer.data import tokenizer as own_tokenizer
@@ -227,25 +229,43 @@ def _explained(config: Config, part: str):
             "can't allocate memory" in text or "out of memory" in text.lower()
         ):
             raise  # World.together says so
-        if "attention implementation" in text or "attn_implementation" in text:
-            cure = "set attention to auto"
-        elif "trust_remote_code" in text:
-            cure = "this model brings its own Python code: if you trust it, set trust_remote_code to true"
-        elif not Path(config.model).expanduser().is_dir() and "gated repo" in text.lower():
-            cure = "accept its terms on the hub, and log in with a token (hf auth login, or HF_TOKEN)"
-        elif not Path(config.model).expanduser().is_dir():
-            offline = (
-                " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
-            )
-            cure = (
-                f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the name; "
-                "on hosts without internet, download it elsewhere and give its directory"
-            )
-        else:
-            cure = "the directory must hold config.json, tokenizer.json and safetensors that belong together"
+        cure = _cure(error, text, here=Path(config.model).expanduser().is_dir())
         raise BadInput(
             f"model: {config.model}: its {part} cannot be loaded: {text[:300].rstrip('.')}. {cure}"
         ) from None
+
+
+def _cure(error: Exception, text: str, here: bool) -> str:
+    """What helps against transformers' `error`, which says `text`; here: whether the model is a directory's."""
+    if "attention implementation" in text or "attn_implementation" in text:
+        return "set attention to auto"
+    if "does not recognize this architecture" in text:
+        return (
+            f"transformers {metadata.version('transformers')}, which this release of Trainyard has, does not know that kind of "
+            "model: choose another, or wait for a release that has a newer one"
+        )
+    if "trust_remote_code" in text:
+        return "this model brings its own Python code: if you trust it, set trust_remote_code to true"
+    if "for this kind of AutoModel" in text:
+        return "it does not write text token by token (a causal language model), and no other is trained here"
+    if disk.is_full(error) or "No space left on device" in text:
+        return "make room where models are kept (~/.cache/huggingface, or what HF_HOME says), or move it"
+    if isinstance(error, ImportError):
+        return "install what it names beside the trainer, in the same environment"
+    if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
+        return (
+            "weights must be safetensors; pickled ones, which can run code when they are read, are not: convert them "
+            "elsewhere, or choose another repository of this model"
+        )
+    if here:
+        return "the directory must hold config.json, tokenizer.json and safetensors that belong together"
+    if "gated repo" in text.lower():
+        return "accept its terms on the hub, and log in with a token (hf auth login, or HF_TOKEN)"
+    offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+    return (
+        f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the name; "
+        "on hosts without internet, download it elsewhere and give its directory"
+    )
 
 
 def _check(config: Config, found: Source) -> None:
