@@ -235,6 +235,24 @@ def test_a_priority_that_is_lossless_for_its_owners_storage_stays_so(host):
         assert [number for number, on in enumerate(paused) if on] == ([4] if what == "clear" else [3, 4])
 
 
+def test_what_its_owner_had_of_that_class_comes_back(host):
+    """Storage with the usual mark and a lossless class: `lossy` takes both, for as long as it is asked for."""
+    own = {"app": {"26": "4", "8": "1"}, "pfc": [number == 3 for number in range(8)], "told": []}
+    (host.root / "dcb").write_text(json.dumps(own))
+    host.tos.parent.mkdir(parents=True)
+    host.tos.write_text("32")
+    for _ in range(2):  # what the first time has set is not what was there
+        assert host("apply", False).returncode == 0
+        assert host.classes() == {"26": "3", "8": "1", "48": "6"}
+    assert host("clear", False).returncode == 0
+    now = json.loads((host.root / "dcb").read_text())
+    assert (now["app"], now["pfc"], host.tos.read_text()) == (own["app"], own["pfc"], "32")
+    # Somebody's own change since then stays his.
+    assert host("apply", False).returncode == 0
+    (host.root / "dcb").write_text(json.dumps(now | {"app": {"26": "5"}}))
+    assert host("clear", False).returncode == 0 and host.classes() == {"26": "5"}
+
+
 def test_another_mark_takes_the_place_of_the_one_before(host):
     assert host("apply", True).returncode == 0
     assert (

@@ -458,7 +458,7 @@ def _bare(folder):
 @pytest.mark.parametrize(
     ("fault", "cure"),
     [
-        (_unknown_kind, "does not know that kind of model: choose another, or wait"),
+        (_unknown_kind, "does not know that kind of model: choose another"),
         (_translator, "it does not write text token by token"),
         (_pickled, "weights must be safetensors; pickled ones"),
         (_full, "make room where models are kept"),

@@ -241,8 +241,8 @@ def _cure(error: Exception, text: str, here: bool) -> str:
         return "set attention to auto"
     if "does not recognize this architecture" in text:
         return (
-            f"transformers {metadata.version('transformers')}, which this release of Trainyard has, does not know that kind of "
-            "model: choose another, or wait for a release that has a newer one"
+            f"transformers {metadata.version('transformers')}, which this release of Trainyard has, does not know that "
+            "kind of model: choose another, or wait for a release that has a newer one"
         )
     if "trust_remote_code" in text:
         return "this model brings its own Python code: if you trust it, set trust_remote_code to true"

@@ -5,8 +5,8 @@
 
 FILE is JSON: dscp, priority (that it maps to), pfc (whether that priority is paused instead of dropped), tos (for
 connections by RDMA-CM), ports: [{device, port, interface}]. check ends with 1, and says so, where a setting is not as
-FILE has it. What was applied is noted until the next boot, when the card forgets it, too: clear undoes that, whatever
-FILE says by now. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
+FILE has it. What was applied, and what was there before, is noted until the next boot, when the card forgets it, too:
+clear has the latter again, whatever FILE says by now. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
 """
 
 import glob
@@ -40,7 +40,8 @@ def main():
 
 def apply_all(wanted):
     clear_all(wanted)
-    write(APPLIED, json.dumps(wanted))  # first, so that what is cut short is cleared, too
+    ports = [{**port, "had": had(wanted, port)} for port in wanted["ports"]]
+    write(APPLIED, json.dumps({**wanted, "ports": ports}))  # first, so that what is cut short is cleared, too
     for port in wanted["ports"]:
         apply(wanted, port)
     return []
@@ -51,7 +52,7 @@ def check_all(wanted):
 
 
 def clear_all(wanted):
-    """Undo what was applied; nothing else that the host may have. A card that is gone by now has forgotten it."""
+    """Have what was there before; whatever else the host has stays. A card that is gone by now has forgotten it."""
     if text := read(APPLIED):
         applied = json.loads(text)
         for port in applied["ports"]:
@@ -82,10 +83,8 @@ def check(wanted, port):
         found = classes.get(one["dscp"])
         if found != one["priority"]:
             yield f"{interface}: DSCP {one['dscp']} has priority {found}; expected {one['priority']}"
-    shown = dcb("pfc", "show", "dev", interface).get("prio_pfc", [])
-    paused = wanted["priority"] < len(shown) and shown[wanted["priority"]] not in (False, 0, "off")
-    if paused != wanted["pfc"]:
-        found, expected = ("on" if one else "off" for one in (paused, wanted["pfc"]))
+    if paused(wanted, port) != wanted["pfc"]:
+        expected, found = ("on", "off") if wanted["pfc"] else ("off", "on")
         yield f"{interface}: PFC is {found} for priority {wanted['priority']}; expected {expected}"
     for path in ecn(wanted, port):
         if read(path) != "1":
@@ -96,18 +95,31 @@ def check(wanted, port):
         yield f"{where}: RDMA-CM's type of service is {found or 'not set'}; expected {wanted['tos']}"
 
 
+def had(wanted, port):
+    """What the port has of what is to be set: {classes: [[dscp, priority]], pfc, tos}."""
+    there = classes_of(port["interface"])
+    classes = [[one["dscp"], there[one["dscp"]]] for one in (wanted, CNP) if one["dscp"] in there]
+    return {"classes": classes, "pfc": paused(wanted, port), "tos": read(tos(port))}
+
+
+def paused(wanted, port):
+    """Whether the port's class is paused instead of dropped."""
+    shown = dcb("pfc", "show", "dev", port["interface"]).get("prio_pfc", [])
+    return wanted["priority"] < len(shown) and shown[wanted["priority"]] not in (False, 0, "off")
+
+
 def clear(wanted, port):
-    interface = port["interface"]
-    there = classes_of(interface)
-    ours = [
-        f"{one['dscp']}:{one['priority']}"
-        for one in (wanted, CNP)
-        if there.get(one["dscp"]) == one["priority"]
-    ]
-    if ours:
-        dcb("app", "del", "dev", interface, "dscp-prio", *ours)
-    dcb("pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:off")
-    write(tos(port), "0")
+    interface, before = port["interface"], port.get("had", {})  # an earlier version noted none
+    there, classes = classes_of(interface), dict(before.get("classes", []))
+    # What somebody has changed since is his.
+    ours = [one for one in (wanted, CNP) if there.get(one["dscp"]) == one["priority"]]
+    if gone := [f"{one['dscp']}:{one['priority']}" for one in ours if one["dscp"] not in classes]:
+        dcb("app", "del", "dev", interface, "dscp-prio", *gone)
+    if back := [f"{one['dscp']}:{classes[one['dscp']]}" for one in ours if one["dscp"] in classes]:
+        dcb("app", "replace", "dev", interface, "dscp-prio", *back)
+    pfc = "on" if before.get("pfc") else "off"
+    dcb("pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:{pfc}")
+    write(tos(port), before.get("tos") or "0")
 
 
 def classes_of(interface):
