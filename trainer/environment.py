@@ -75,14 +75,23 @@ class Environment:
 
 
 class StopSignal:
-    """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end."""
+    """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end.
+
+    Before the first step there is nothing to save, and others' code may be at work for long, which asks nobody: as long
+    as `nothing_to_save`, a second Ctrl-C is a KeyboardInterrupt.
+    """
 
     def __init__(self):
-        self.received = False
+        self.received, self.nothing_to_save = False, True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number, frame) -> None:
+        if number == signal.SIGINT and self.nothing_to_save:
+            if self.received:
+                raise KeyboardInterrupt
+            with contextlib.suppress(OSError):
+                os.write(2, b"it ends as soon as what it does now is done; Ctrl-C once more: at once\n")
         self.received = True
 
 

@@ -74,6 +74,26 @@ def _asked_with_the_model(config, source, world, in_parts):
     return _asked("trainer.model.load", "build")(config, source, world, in_parts)
 
 
+def _downloads(config, source, world, in_parts):
+    """Others' code, which asks nobody, and two times Ctrl-C."""
+    import signal
+    import time
+
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(3600)
+
+
+def test_a_second_ctrl_c_ends_at_once_what_nobody_can_ask(material, tmp_path):
+    """As a large model is downloaded whose name was mistyped."""
+    patch = {("trainer.model.load", "build"): _downloads}
+    ranks.run(tmp_path, 1, material / "run.yaml", codes=[75], patch=patch)
+    status = ranks.status(tmp_path / "node0")
+    assert status["state"] == "stopped" and status["reason"].startswith(
+        "ended before the first step, at once"
+    )
+
+
 def _no_step(run, observer):
     raise AssertionError("a step was begun")
 

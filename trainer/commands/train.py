@@ -87,6 +87,8 @@ def _main(config: Config, environment: Environment, stop_signal: StopSignal) -> 
         return 0
     except TrainerError as error:
         failure, own = error, isinstance(error, OutOfMemory) and not error.of_all
+    except KeyboardInterrupt:
+        failure = Stopped("ended before the first step, at once; start it again to go on")
     except OSError as error:
         own = True
         failure = TrainerError(f"{environment.run_dir}: {error}; look at the disk and at who may write there")
@@ -207,6 +209,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
                 keep_freed_memory(4 << 20 if strategy.in_parts else 1 << 30)
             if progress.step < run.steps:
                 observer.calibrate()
+            stop_signal.nothing_to_save = False
             train(run, observer)
         except Diverged:
             with contextlib.suppress(TrainerError):

@@ -6,7 +6,8 @@
 FILE is JSON: dscp, priority (that it maps to), pfc (whether that priority is paused instead of dropped), tos (for
 connections by RDMA-CM), ports: [{device, port, interface}]. check ends with 1, and says so, where a setting is not as
 FILE has it. What was applied, and what was there before, is noted until the next boot, when the card forgets it, too:
-clear has the latter again, whatever FILE says by now. By `dcb` of iproute2 and the kernel's own files; ROOT may stand before those, for tests.
+clear has the latter again, whatever FILE says by now. By `dcb` of iproute2 and the kernel's own files; ROOT may stand
+before those, for tests.
 """
 
 import glob
