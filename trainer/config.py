@@ -327,6 +327,7 @@ class Config:
     )
 
 
+FEW = 20  # steps of a run by epochs, which hardly move the weights
 BY_COMMAS = ("balance", "dataset", "dataset_weights", "lora_targets")  # keys of several values
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
@@ -473,6 +474,17 @@ def idle_keys(config: Config) -> str:
         if idle and (there := [name for name in keys if getattr(config, name) != FIELDS[name].default]):
             found.append(f"{', '.join(there)} says nothing while {why}")
     return "; ".join(found)
+
+
+def few_steps(config: Config, sequences: int, steps: int) -> str:
+    """What makes so few steps of the data's sequences, where nobody has set how many; "" if they are enough."""
+    if config.steps is not None or (steps >= FEW and sequences >= config.batch_size):
+        return ""
+    each = "" if sequences >= config.batch_size else ", each of which stands more than once in a batch"
+    return (
+        f"the data is {sequences} sequences of {config.sequence_length} tokens{each}, and {config.epochs or 1:g} epochs are "
+        f"{steps} steps of {config.batch_size}, too few to learn by: a smaller batch_size or sequence_length makes more"
+    )
 
 
 def early(config: Config, epoch: int = 0, minute: float = 0.0) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from trainer import calibrate, checkpoint, machine, metrics, ways
 from trainer.compress import factor_bytes
-from trainer.config import Config, cut_rounds, early, idle_keys
+from trainer.config import Config, cut_rounds, early, few_steps, idle_keys
 from trainer.data.index import last_step
 from trainer.environment import StopSignal, resident_bytes
 from trainer.errors import Diverged, Stopped, TrainerError
@@ -120,6 +120,8 @@ class Recorder:
             self._warn("idle", idle)
         if run.world.size > 1 and (cut := cut_rounds(run.config, run.steps, epoch_steps(run))):
             self._warn("rounds", cut)
+        if few := few_steps(run.config, run.index.sequences, run.steps):
+            self._warn("few", few)
         if run.config.warmup_steps > run.steps:
             self._warn(
                 "warmup",

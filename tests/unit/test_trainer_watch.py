@@ -22,7 +22,7 @@ from ranks import shown
 from trainer import checkpoint, cli, evaluate, metrics, recorder, sinks
 from trainer.balance import Balance
 from trainer.commands import train
-from trainer.config import cut_rounds, early, from_mapping
+from trainer.config import cut_rounds, early, few_steps, from_mapping
 from trainer.environment import Environment
 from trainer.errors import BadInput
 from trainer.model import flops
@@ -371,6 +371,15 @@ def test_what_ends_rounds_early_is_told():
     assert "checkpoint_epochs, by" in cut(checkpoint_every=0, checkpoint_epochs=True)
     assert "eval_every is 0, for an evaluation at each epoch's end" in cut(checkpoint_every=0, eval_every=0)
     assert cut_rounds(from_mapping({"comm": "diloco", "checkpoint_epochs": True}), 900, 1000) == ""
+
+
+def test_data_that_makes_a_handful_of_steps_is_warned_of():
+    """300 short answers, packed, with the defaults."""
+    config = from_mapping({"epochs": 3, "sequence_length": 1024})
+    said = few_steps(config, 30, 6)
+    assert said.startswith("the data is 30 sequences of 1024 tokens, and 3 epochs are 6 steps of 16, too few")
+    assert "each of which stands more than once in a batch" in few_steps(config, 9, 100)
+    assert few_steps(config, 3000, 564) == "" == few_steps(from_mapping({"steps": 6}), 30, 6)
 
 
 def test_what_has_all_ranks_of_diloco_meet_early():

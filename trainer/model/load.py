@@ -607,8 +607,14 @@ def _compile(model: torch.nn.Module, world: World) -> None:
         if world.environment.first_on_host:
             shutil.rmtree(place, ignore_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
-    for block in blocks(model):
+    layers = blocks(model)
+    for block in layers:
         block.compile()
+    if not layers and world.first:
+        log(
+            "warning: compile: transformers names no layers of this model, so that nothing is compiled; set compile to "
+            "false"
+        )
 
 
 def architecture(model: torch.nn.Module) -> str:
