@@ -481,8 +481,9 @@ def few_steps(config: Config, sequences: int, steps: int) -> str:
     if config.steps is not None or (steps >= FEW and sequences >= config.batch_size):
         return ""
     each = "" if sequences >= config.batch_size else ", each of which stands more than once in a batch"
+    epochs = f"{config.epochs or 1:g} epochs"
     return (
-        f"the data is {sequences} sequences of {config.sequence_length} tokens{each}, and {config.epochs or 1:g} epochs are "
+        f"the data is {sequences} sequences of {config.sequence_length} tokens{each}, and {epochs} are "
         f"{steps} steps of {config.batch_size}, too few to learn by: a smaller batch_size or sequence_length makes more"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import hashlib
 import re
 import sys
@@ -120,6 +121,56 @@ def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
     """Up to `most` of `peers`, from `host` on and around, so that each host is asked equally often."""
     start = peers.index(host)
     return [*peers[start:], *peers[:start]][:most]
+
+
+def mesh_login_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
+    """Why sshd would not let the service user of another host in by its key; "" where it would.
+
+    `survey`: as `service_user_fault` has it. Patterns with an address are left to sshd, when all is there.
+    """
+    found = survey["sshd"]
+
+    def names(key: str) -> list[str]:
+        return [one for one in found.get(key, []) if "@" not in one]
+
+    def others(key: str, own: Iterable[str]) -> bool:
+        patterns = names(key)
+        return (
+            bool(patterns)
+            and len(patterns) == len(found[key])
+            and not any(_matches(one, patterns) for one in own)
+        )
+
+    groups = survey["groups"] or [user]  # as it is made
+    keys = found.get("authorizedkeysfile", [])
+    places = {".ssh/authorized_keys", "%h/.ssh/authorized_keys", f"{home}/.ssh/authorized_keys"}
+    methods = found.get("authenticationmethods", [])
+    faults = (
+        (others("allowusers", [user]), "AllowUsers", "allowusers", user),
+        (others("allowgroups", groups), "AllowGroups", "allowgroups", f"one of its groups, such as {user}"),
+        (_matches(user, names("denyusers")), "DenyUsers", "denyusers", f"none that is {user}"),
+        (any(_matches(one, names("denygroups")) for one in groups), "DenyGroups", "denygroups", "none of its groups"),
+        (found.get("pubkeyauthentication") == ["no"], "PubkeyAuthentication", "pubkeyauthentication", "yes"),
+        (bool(methods) and not {"any", "publickey"} & {*methods}, "AuthenticationMethods", "authenticationmethods",
+         "publickey among them"),
+        (bool(keys) and not places & {*(one.replace("%u", user) for one in keys)}, "AuthorizedKeysFile",
+         "authorizedkeysfile", ".ssh/authorized_keys among them"),
+    )  # fmt: skip
+    for wrong, name, key, expected in faults:
+        if wrong:
+            return (
+                f"sshd's {name}: found {' '.join(found[key])}, by which {user} of the other hosts does not get in here "
+                f"(sshd -T -C user={user}); expected {expected}. Let it in there, for that user alone by Match User {user}, "
+                "and systemctl reload ssh; or, to see to it yourself, set ssh_mesh_verify: false."
+            )
+    return ""
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of sshd's patterns is `name`, and none says that it is not."""
+    patterns = list(patterns)
+    denied = any(one.startswith("!") and fnmatch.fnmatchcase(name, one[1:]) for one in patterns)
+    return not denied and any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
 def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
@@ -328,6 +379,7 @@ class FilterModule:
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
             "service_comment": service_comment,
+            "mesh_login_fault": mesh_login_fault,
             "service_user_fault": service_user_fault,
             "service_user_stands": service_user_stands,
             "shared_home_fault": shared_home_fault,

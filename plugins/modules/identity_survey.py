@@ -69,6 +69,12 @@ survey:
     machine_id_stands: {description: "Whether it is one, and not in O(taken).", type: bool}
     public_key: {description: "The service user's public key, as type and base64; empty if there is none.", type: str}
     cloud_init: {description: Whether cloud-init is there., type: bool}
+    groups: {description: "The groups that the user is in, by name; none without one.", type: list}
+    sshd:
+      description: >-
+        Which of sshd's settings hold for the user who comes from the last of O(hosts), by sshd's own names, the values
+        of each as words; empty without sshd, and with fewer than two hosts.
+      type: dict
 """
 
 import contextlib
@@ -92,6 +98,11 @@ from ansible.module_utils.host_identity import (
 from ansible.module_utils.managed_block import read
 from ansible.module_utils.same_files import on_network
 
+# What decides on who gets in by a key.
+SSHD = (
+    *("allowgroups", "allowusers", "denygroups", "denyusers"),
+    *("authenticationmethods", "authorizedkeysfile", "pubkeyauthentication"),
+)
 JOURNAL = "systemd-journal"  # a launcher speaks into the journal, and logs.yml reads it without root
 
 
@@ -156,6 +167,19 @@ def group_of(user: str) -> int | None:
         return None
 
 
+def groups_of(user: str) -> list[str]:
+    """The names of all groups that the user is in; none without one."""
+    try:
+        numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+    except KeyError:
+        return []
+    found = []
+    for number in numbers:
+        with contextlib.suppress(KeyError):
+            found.append(grp.getgrgid(number).gr_name)
+    return found
+
+
 def lacks(login: str, group: str) -> bool:
     """Whether `login` may not what the group may; root may anyway, and where there is none it is not lacking."""
     try:
@@ -183,6 +207,19 @@ def own_key(module: AnsibleModule, user: str, home: str) -> str:
         return public_key(as_user, wanted) if os.path.exists(wanted) else ""
     except KeyError:
         return ""
+
+
+def sshd(module: AnsibleModule, user: str, hosts: list[dict]) -> dict[str, list[str]]:
+    """As `sshd -T` tells them."""
+    program = module.get_bin_path("sshd", opt_dirs=["/usr/sbin"])
+    if not program or len(hosts) < 2:
+        return {}
+    address = hosts[-1]["address"]
+    code, out, _ = module.run_command([program, "-T", "-C", f"user={user},host={address},addr={address}"])
+    found: dict[str, list[str]] = {}
+    for key, *words in map(str.split, out.splitlines() if code == 0 else ()):
+        found.setdefault(key.lower(), []).extend(words)
+    return {key: words for key, words in found.items() if key in SSHD}
 
 
 def name_at_boot() -> str:
@@ -225,6 +262,8 @@ def main() -> None:
             "machine_id": machine_id,
             "machine_id_stands": not stale and not needs_new(machine_id, module.params["taken"]),
             "public_key": own_key(module, user, home),
+            "groups": groups_of(user),
+            "sshd": sshd(module, user, module.params["hosts"]),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
         },
     )

@@ -70,6 +70,13 @@ REFUSED = {
         {"_rdma_sys_root": "/opt/roce"},
         "opensm.service: found a unit of this host's own; expected nothing",
     ),
+    "an sshd for few": (
+        "echo 'AllowUsers root lab' > /etc/ssh/sshd_config.d/few.conf",
+        "rm /etc/ssh/sshd_config.d/few.conf",
+        (),
+        {},
+        "node2: sshd's AllowUsers: found root lab, by which trainyard of the other hosts does not get in here",
+    ),
     "a class for InfiniBand": (
         f"mkdir -p {PORT}/gids; cd {PORT}; echo '4: ACTIVE' > state; echo InfiniBand > link_layer",
         "rm -r /opt/roce",

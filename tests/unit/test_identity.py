@@ -10,6 +10,7 @@ from plugins.filter.cluster import (
     SERVICE_HOME_MODE,
     SERVICE_SHELL,
     cluster_hosts,
+    mesh_login_fault,
     next_peers,
     service_comment,
     service_user_fault,
@@ -324,3 +325,58 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     assert survey.place(str(tmp_path / "link"))["directory"] is False
     assert survey.place(str(tmp_path / "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"allowusers": ["admin"]}, "AllowUsers: found admin, by which trainyard"),
+        ({"allowusers": ["admin", "train*"]}, ""),
+        ({"allowusers": ["admin@10.0.0.0/8"]}, ""),  # sshd's own matter
+        ({"allowusers": ["*", "!trainyard"]}, "AllowUsers"),
+        ({"allowgroups": ["sudo", "ssh"]}, "AllowGroups: found sudo ssh"),
+        ({"allowgroups": ["trainyard"]}, ""),
+        ({"denyusers": ["trainyard"]}, "expected none that is trainyard"),
+        ({"denygroups": ["other"]}, ""),
+        ({"pubkeyauthentication": ["no"]}, "PubkeyAuthentication: found no"),
+        ({"authenticationmethods": ["publickey,keyboard-interactive"]}, "AuthenticationMethods"),
+        ({"authenticationmethods": ["publickey,password", "publickey"]}, ""),
+        ({"authenticationmethods": ["any"]}, ""),
+        ({"authorizedkeysfile": ["/etc/ssh/keys/%u"]}, "expected .ssh/authorized_keys among them"),
+        ({"authorizedkeysfile": [".ssh/authorized_keys", ".ssh/authorized_keys2"]}, ""),
+        ({"authorizedkeysfile": ["/home/%u/.ssh/authorized_keys"]}, "AuthorizedKeysFile"),
+        ({}, ""),
+    ],
+)
+def test_an_sshd_that_would_not_let_the_other_hosts_in_is_told_before_any_change(settings, said):
+    fault = mesh_login_fault({"sshd": settings, "groups": []}, "trainyard", HOME)
+    assert (said in fault and "Match User trainyard" in fault) if said else fault == ""
+
+
+def test_a_service_user_that_was_put_into_the_group_of_those_who_log_in_gets_in():
+    survey = {"sshd": {"allowgroups": ["ssh"]}, "groups": ["trainyard", "ssh"]}
+    assert mesh_login_fault(survey, "trainyard", HOME) == ""
+    assert "DenyGroups" in mesh_login_fault(survey | {"sshd": {"denygroups": ["ssh"]}}, "trainyard", HOME)
+
+
+def test_sshds_settings_are_read_as_it_tells_them(load_module):
+    text = "port 22\nallowusers admin\nallowusers root\nauthenticationmethods any\npubkeyauthentication yes\n"
+    asked = []
+
+    class Module:
+        def get_bin_path(self, name, opt_dirs=()):
+            return f"/usr/sbin/{name}"
+
+        def run_command(self, command):
+            asked.append(command)
+            return 0, text, ""
+
+    hosts = [{"address": "192.0.2.1"}, {"address": "192.0.2.2"}]
+    found = load_module("identity_survey").sshd(Module(), "trainyard", hosts)
+    assert found == {
+        "allowusers": ["admin", "root"],
+        "authenticationmethods": ["any"],
+        "pubkeyauthentication": ["yes"],
+    }
+    assert asked == [["/usr/sbin/sshd", "-T", "-C", "user=trainyard,host=192.0.2.2,addr=192.0.2.2"]]
+    assert load_module("identity_survey").sshd(Module(), "trainyard", hosts[:1]) == {}
