@@ -160,8 +160,8 @@ def mesh_login_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
         if wrong:
             return (
                 f"sshd's {name}: found {' '.join(found[key])}, by which {user} of the other hosts does not get in here "
-                f"(sshd -T -C user={user}); expected {expected}. Let it in there, for that user alone by Match User {user}, "
-                "and systemctl reload ssh; or, to see to it yourself, set ssh_mesh_verify: false."
+                f"(sshd -T -C user={user}); expected {expected}. Let it in there (Match User {user}), and "
+                "systemctl reload ssh; or, to see to it yourself, set ssh_mesh_verify: false."
             )
     return ""
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from plays import Plays
 
+pytestmark = pytest.mark.full
 TAGS = "identity,network,ssh_mesh,firewall"
 
 
