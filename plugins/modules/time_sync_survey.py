@@ -33,9 +33,11 @@ survey:
     chrony: {description: Whether chrony is installed., type: bool}
     timesyncd: {description: Whether systemd-timesyncd is installed., type: bool}
     running: {description: Whether chronyd runs., type: bool}
+    reads: {description: "Whether chrony's own file, if there is one, reads that which the role writes.", type: bool}
     stale: {description: Whether chronyd runs since before the file was written., type: bool}
 """
 
+import fnmatch
 import os
 import time
 
@@ -69,6 +71,21 @@ def stale(started: float | None, conf: str) -> bool:
     return time.time() - time.monotonic() + started < os.stat(conf).st_mtime <= time.time()
 
 
+def reads(conf: str, main: str = "/etc/chrony/chrony.conf") -> bool:
+    """Whether chronyd comes to `conf` by the file that it begins with, as it does by the package's own."""
+    try:
+        with open(main, encoding="utf-8", errors="replace") as file:
+            lines = [words for line in file if (words := line.split()) and words[0][0] not in "#!;%"]
+    except OSError:
+        return True
+    folder = os.path.dirname(conf)
+    return any(
+        (word.lower() == "confdir" and folder in map(os.path.normpath, places))
+        or (word.lower() == "include" and any(fnmatch.fnmatchcase(conf, one) for one in places))
+        for word, *places in lines
+    )
+
+
 def survey(run_command, conf: str) -> dict:
     there, started = installed(run_command), chronyd(run_command)
     return {
@@ -77,6 +94,7 @@ def survey(run_command, conf: str) -> dict:
         "chrony": OURS in there,
         "timesyncd": DEFAULT in there,
         "running": started is not None,
+        "reads": reads(conf),
         "stale": stale(started, conf),
     }
 

@@ -154,3 +154,21 @@ def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
     values = yaml.safe_load((ROLE / "vars/main.yml").read_text())
     assert values["_time_sync_file"].endswith(".conf")
     assert not values["_time_sync_before"].endswith(".conf")
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("pool ntp.example.org iburst\nconfdir /etc/chrony/conf.d\n", True),
+        ("ConfDir /run/chrony-dhcp /etc/chrony/conf.d/\n", True),
+        ("include /etc/chrony/conf.d/*.conf\n", True),
+        ("# confdir /etc/chrony/conf.d\nserver 192.0.2.1\n", False),
+        ("confdir /etc/chrony.d\n", False),
+        (None, True),
+    ],
+)
+def test_a_chrony_conf_of_somebodys_own_is_asked_whether_it_reads_ours(survey, tmp_path, text, reads):
+    main = tmp_path / "chrony.conf"
+    if text is not None:
+        main.write_text(text)
+    assert survey.reads("/etc/chrony/conf.d/trainyard.conf", str(main)) is reads
