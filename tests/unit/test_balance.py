@@ -330,12 +330,15 @@ def test_plan_tells_the_shares_that_speeds_will_lead_to(keys, speeds, split, fas
     assert found["split"] == split and found["speed_up"] == (faster and pytest.approx(faster))
 
 
-@pytest.mark.parametrize(("shares", "passes"), [("16,16,16", 4), ("28,10,10", 7)])
-def test_plan_counts_the_passes_that_listed_shares_take(shares, passes):
-    """Ranks that keep step go by the size that is set: what memory holds beyond it is for shares by speed."""
-    keys = {"batch_size": 48, "micro_batch_size": 4, "strategy": "fsdp", "balance": shares}
+@pytest.mark.parametrize(
+    ("shares", "more", "passes", "at_once"),
+    [("16,16,16", {}, 4, 4), ("28,10,10", {}, 4, 7), ("28,10,10", {"compile": True}, 7, 4)],
+)
+def test_plan_counts_the_passes_that_listed_shares_take(shares, more, passes, at_once):
+    """Ranks that keep step go through as many as by even shares; a larger share's are larger, but for compiled ones."""
+    keys = {"batch_size": 48, "micro_batch_size": 4, "strategy": "fsdp", "balance": shares, **more}
     asked = config.from_mapping(keys)
-    assert plan.share(asked, 3, None)["at_once"] == 4
+    assert plan.share(asked, 3, None)["at_once"] == at_once
     place = plan.Place(3, 3, 1, torch.device("cpu"), 0, 0, 1e9)
     assert plan.wire("fsdp", asked, place, 0, 0, 300) == passes * 300 * 2 // 3
 

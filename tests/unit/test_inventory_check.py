@@ -449,7 +449,7 @@ def test_addresses_that_do_not(changes):
 def test_files_of_the_controllers_are_looked_at_before_any_host_is(tmp_path):
     good, private = tmp_path / "id.pub", tmp_path / "id"
     good.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@here\n")
-    private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    private.write_text("----- a key that is nobody else's\n")
 
     def found(**variables):
         return [str(one) for one in ic.check(inventory(**everywhere(**variables)))]
@@ -457,7 +457,9 @@ def test_files_of_the_controllers_are_looked_at_before_any_host_is(tmp_path):
     assert found(ssh_mesh_controller_key=str(good), nvidia_repository_key=str(private)) == []
     (said,) = found(ssh_mesh_controller_key=str(private))  # once, of all hosts
     assert (
-        "no public key in its first line" in said and "ssh-keygen -t ed25519" in said and "BEGIN" not in said
+        "no public key in its first line" in said
+        and "ssh-keygen -t ed25519" in said
+        and "nobody else" not in said
     )
     (said,) = found(ssh_mesh_controller_key="~/.ssh/there-is-no-such-key.pub")
     assert "cannot be read: No such file" in said and said.startswith("node1: ssh_mesh_controller_key")
