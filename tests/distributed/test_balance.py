@@ -108,13 +108,24 @@ def test_what_listed_shares_are_good_for_is_told_once_the_speeds_are_known(mater
     assert told["expected"] > 1.5 and told["got"] > 1.2 and len(told["speeds"]) == 2
 
 
-def test_listed_shares_of_which_a_host_is_missing_follow_the_speeds_as_found_ones_do(
-    material, tmp_path, monkeypatch
-):
+def _one_is_missing(config, world):
+    """As a launcher says it."""
+    import os
+
+    from trainer.commands.train import _shares_really
+
+    os.environ["TRAINYARD_REASON"] = "one host is missing"
+    try:
+        return _shares_really(config, world)
+    finally:
+        del os.environ["TRAINYARD_REASON"]
+
+
+def test_listed_shares_of_which_a_host_is_missing_follow_the_speeds_as_found_ones_do(material, tmp_path):
     """What a rank computes at once is what it has room for then, too, and not what the list had asked for."""
-    monkeypatch.setenv("TRAINYARD_REASON", "one host is missing")
     words = (*LONG, "steps=2", "strategy=zero1", "micro_batch_size=2", "balance=8,4,4")
-    ranks.run(tmp_path, 2, material / "run.yaml", *words, patch=SLOW)
+    patch = {**SLOW, ("trainer.commands.train", "_shares"): _one_is_missing}
+    ranks.run(tmp_path, 2, material / "run.yaml", *words, patch=patch)
     assert all(step["shares"] == [12, 4] for step in ranks.records(tmp_path / "node0"))
     assert ranks.status(tmp_path / "node0")["advice"] is None
 

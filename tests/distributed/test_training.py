@@ -434,14 +434,14 @@ def _no_room_for_step_8(path, tensors):
     return checkpoint.TensorFile_really(path, tensors)
 
 
-def _best_at_step_8(run, packed, tell):
+def _best_at_step_8(run, packed, *told):
     return {4: 3.0, 8: 1.0, 12: 2.0}[run.progress.step]
 
 
-def _dies_after_step_8(run, packed, tell):
+def _dies_after_step_8(run, packed, *told):
     if run.progress.step == 12:
         raise OSError("the power is gone")
-    return _best_at_step_8(run, packed, tell)
+    return _best_at_step_8(run, packed, *told)
 
 
 def _harmful(run, sequences):
