@@ -107,13 +107,12 @@ class Returning:
                 self._move(path, os.path.join(folder, base[len(AFTER_NETPLAN) :]), file["text"])
 
     def _put_back(self, path: str, place: str) -> None:
-        kept = self.files["kept"].get(path, {}).get("text", "")
+        there = self.files["kept"].get(path, {})
+        kept = there.get("text", "")
         if place == RESOLV_CONF:
             if (self.resolv_conf or "").startswith(HEADER):
-                self.changes += [
-                    {"path": RESOLV_CONF, "content": kept, "mode": "0644"},
-                    {"path": path, "state": "absent"},
-                ]
+                before = {"link_to": there["link"]} if "link" in there else {"content": kept, "mode": "0644"}
+                self.changes += [{"path": RESOLV_CONF, **before}, {"path": path, "state": "absent"}]
             else:
                 self.left.append(path)
             return

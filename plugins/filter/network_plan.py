@@ -508,7 +508,9 @@ def plan(survey, entries, renderer, before):
     servers = nameservers(survey["resolv_conf"], entries, active, bool(ifupdown))
     if servers:
         kept = aside(RESOLV_CONF, [])
-        if kept not in taken and survey["resolv_conf"]:
+        if kept not in taken and survey["resolv_link"]:
+            wanted.append({"path": kept, "link_to": survey["resolv_link"]})
+        elif kept not in taken and survey["resolv_conf"]:
             wanted.append({"path": kept, "content": survey["resolv_conf"], "mode": "0644"})
         wanted.append({"path": RESOLV_CONF, "content": servers, "mode": "0644"})
     after = netplan_after(files["netplan"], wanted + claims)
@@ -577,6 +579,7 @@ def by_hand(item):
 def nameservers(resolv_conf, entries, active, taken_down):
     """The text of a plain /etc/resolv.conf where nothing but that file tells this host its name servers, else None.
 
+    resolv_conf: what stands there now, where it is a plain file or resolvconf's.
     taken_down: whether ifdown is to take down what had its addresses from ifupdown; a lease's servers go with it.
     """
     wanted = [

@@ -64,6 +64,13 @@ def _server_fault(survey: Mapping[str, Any], path: str) -> str:
             f"directory above {path}, for NFS 4 goes down from /, and is nobody until it is there. Type chmod o+x "
             f"{survey['closed']}, or choose another storage_path."
         )
+    if not survey["writable"]:
+        user = survey["user"]
+        cure = f"Type chown {user} {path}, or choose" if survey["account"] else "Choose"
+        return (
+            f"storage_path: found {path}, where the service user {user} may not write; expected that it may, or "
+            f"nothing, and then the directory is made. {cure} another storage_path, such as {path}/shared."
+        )
     if survey["others"]:
         return (
             f"storage_path: found {path} exported by {', '.join(survey['others'])}, too; expected this role's export "

@@ -45,6 +45,8 @@ def read(patterns):
         if os.path.isfile(real) and real not in (os.path.realpath(known) for known in files):
             with open(real, encoding="utf-8", errors="surrogateescape") as source:
                 files[path] = {"text": source.read(), "mode": f"{stat.S_IMODE(os.stat(real).st_mode):04o}"}
+            if os.path.islink(path):
+                files[path]["link"] = os.readlink(path)
     return files
 
 
@@ -56,12 +58,21 @@ def hidden_profiles():
     ]
 
 
+def resolver(path="/etc/resolv.conf"):
+    """(text, target) of resolv.conf where it is a plain file, or resolvconf's by a link to `target`; else None twice.
+
+    systemd-networkd tells nothing to resolvconf, which leaves a plain file alone.
+    """
+    target = os.readlink(path) if os.path.islink(path) else None
+    if not os.path.isfile(path) or (target and "/resolvconf/" not in target):
+        return None, None
+    with open(path, errors="replace") as source:
+        return source.read(), target
+
+
 def main():
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
-    resolv_conf = None
-    if os.path.isfile("/etc/resolv.conf") and not os.path.islink("/etc/resolv.conf"):
-        with open("/etc/resolv.conf", errors="replace") as source:
-            resolv_conf = source.read()
+    resolv_conf, resolv_link = resolver()
     try:
         survey = {
             "interfaces": interfaces(module.run_command),
@@ -79,6 +90,7 @@ def main():
             "armed": sorted(glob.glob(f"{GUARD}/[a-z]*/manifest.json")),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
             "resolv_conf": resolv_conf,
+            "resolv_link": resolv_link,
             "netplan": bool(module.get_bin_path("netplan")),
         }
     except (OSError, ValueError) as error:

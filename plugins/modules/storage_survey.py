@@ -44,12 +44,18 @@ survey:
   returned: always
   type: dict
   contains:
+    user: {description: The service user's name., type: str}
     account: {description: "The service user's uid and gid; null without one.", type: dict}
     place:
       description: >-
         What lies at the path: nothing, directory (empty), full (a directory), link, file, mount, or ours: a mount by
         the role's units.
       type: str
+    writable:
+      description: >-
+        Whether the service user, or where there is none yet, everybody, may write in what lies at the path; true where
+        that is not looked into.
+      type: bool
     parent: {description: Whether its parent directory is there and not the role's., type: bool}
     closed: {description: "The first directory above it that not everybody passes through, if any.", type: str}
     mounts: {description: "What is mounted there, as type and source; the last one is seen.", type: list}
@@ -68,6 +74,7 @@ import os
 import pwd
 import stat
 
+from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.storage_units import is_roles, mounts_at, our_units, where
 
@@ -88,6 +95,14 @@ def place(path: str, mounts: list[dict], units: list[str]) -> str:
     if not stat.S_ISDIR(found.st_mode):
         return "file"
     return "full" if os.listdir(path) else "directory"
+
+
+def writable(path: str, user: str | None) -> bool:
+    """Whether `user` may make files in the directory `path`, or without one, everybody may."""
+    if user is None:
+        return not ~os.stat(path).st_mode & (stat.S_IWOTH | stat.S_IXOTH)
+    with acting_as(user):
+        return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def closed(path: str, gid: int | None) -> str:
@@ -138,11 +153,13 @@ def main() -> None:
     user = account(module.params["user"])
     gid = user["gid"] if user else None
     mounts = mounts_at(path)
+    units = sorted({where(text) for text in our_units().values()})
+    what = place(path, mounts, units)
+    asks_nobody = what in ("directory", "full") or (what == "mount" and mounts[-1]["type"] not in NETWORK)
     files = [
         name for name in ("/etc/exports", *sorted(glob.glob("/etc/exports.d/*.exports"))) if name != ours
     ]
     exports = exported([name for name in files if os.path.exists(name)])
-    units = sorted({where(text) for text in our_units().values()})
     rpcbind = any(
         module.run_command(["systemctl", verb, "--quiet", f"rpcbind.{kind}"])[0] == 0
         for verb in ("is-active", "is-enabled")
@@ -151,8 +168,10 @@ def main() -> None:
     module.exit_json(
         changed=False,
         survey={
+            "user": module.params["user"],
             "account": user,
-            "place": place(path, mounts, units),
+            "place": what,
+            "writable": not asks_nobody or writable(path, module.params["user"] if user else None),
             "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
             "closed": closed(path, gid),
             "mounts": mounts,

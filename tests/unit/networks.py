@@ -56,6 +56,7 @@ def survey(**more):
         },
         "cloud_init": False,
         "resolv_conf": None,
+        "resolv_link": None,
         **more,
     }
 

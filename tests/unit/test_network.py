@@ -1034,6 +1034,23 @@ def test_where_the_host_answers_when_a_bond_is_given_up():
     assert plan["addresses"] == ["192.168.1.60"]
 
 
+def test_only_a_plain_file_and_resolvconfs_link_are_ours_to_replace(load_module, tmp_path):
+    resolver, path = load_module("network_survey").resolver, tmp_path / "resolv.conf"
+    assert resolver(str(path)) == (None, None)
+    path.write_text("nameserver 10.0.0.53\n")
+    assert resolver(str(path)) == ("nameserver 10.0.0.53\n", None)
+    for folder, theirs in (("resolvconf", True), ("systemd/resolve", False)):
+        target = tmp_path / "run" / folder / "resolv.conf"
+        target.parent.mkdir(parents=True)
+        target.write_text("nameserver 10.0.0.54\n")
+        path.unlink()
+        path.symlink_to(target)
+        expected = ("nameserver 10.0.0.54\n", str(target)) if theirs else (None, None)
+        assert resolver(str(path)) == expected
+    target.unlink()
+    assert resolver(str(path)) == (None, None)
+
+
 def test_profiles_are_read_wherever_networkmanager_reads_them(load_module, tmp_path, monkeypatch):
     survey, glob = load_module("network_survey"), load_module("network_survey").glob.glob
     monkeypatch.setattr(survey.glob, "glob", lambda pattern, **more: glob(f"{tmp_path}{pattern}", **more))

@@ -155,6 +155,22 @@ def test_name_servers_are_as_before():
     assert not [change for change in back["files"] if "resolv" in change["path"]]
 
 
+def test_name_servers_are_resolvconfs_again():
+    link = {"resolv_conf": "nameserver 10.0.0.53\n", "resolv_link": "../run/resolvconf/resolv.conf"}
+    more = {**link, "active": {**ACTIVE, "NetworkManager": False}}
+    wanted = [{**STATIC, "nameservers": ["192.168.1.1"]}]
+    _, ours, _ = there_and_back(wanted, **more)
+    assert "192.168.1.1" in ours["resolv_conf"]
+    kept = "/etc/resolv.conf.before-trainyard"
+    made = {change["path"]: change for change in planned(wanted, **more)["files"]}
+    assert made[kept]["link_to"] == link["resolv_link"]
+    ours = {**ours, "resolv_link": None}  # a plain file by now
+    ours["files"]["kept"][kept]["link"] = link["resolv_link"]
+    changes = {change["path"]: change for change in network_back(ours)["files"]}
+    assert changes["/etc/resolv.conf"] == {"path": "/etc/resolv.conf", "link_to": link["resolv_link"]}
+    assert changes[kept]["state"] == "absent"
+
+
 def test_the_last_of_several_that_gave_way_comes_back_and_nothing_is_written_over():
     _, ours, _ = there_and_back([STATIC], files={"netplan": {CLOUD: NETPLAN}})
     written_again = NETPLAN.replace("installer", "admin")

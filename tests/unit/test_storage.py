@@ -1,6 +1,7 @@
 """The shared directory: names, exports, refusals, and the modules on files. Its mounts need a kernel with NFS."""
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -52,8 +53,10 @@ def test_a_cluster_of_one_exports_to_nobody():
 # ---- who is refused ----
 
 GOOD = {
+    "user": "trainer",
     "account": {"uid": 998, "gid": 998},
     "place": "nothing",
+    "writable": True,
     "parent": False,
     "closed": "",
     "mounts": [],
@@ -88,6 +91,9 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ("server", {"others": ["/etc/exports:3"]}, ("exported by /etc/exports:3, too", "Remove it there")),
         ("client", {"closed": "/srv"}, ()),
         ("server", {"closed": "/data"}, ("found /data, through which not everybody", "chmod o+x /data")),
+        ("client", {"place": "directory", "writable": False}, ()),  # root's, below the mount
+        ("server", {"place": "full", "writable": False}, ("may not write", f"Type chown trainer {PATH}, or")),
+        ("server", {"writable": False, "account": None}, ("may not write", f"such as {PATH}/shared")),
         ("server", {"kernel": NO_KERNEL}, ("a kernel (6.18.44) that has no nfsd", "Boot that one")),
         ("client", {"kernel": NO_KERNEL}, ("a kernel (6.18.44) that has no nfs;", "leave the group")),
         ("client", {"place": "full"}, ("found files in", "Move them to node1")),
@@ -121,6 +127,18 @@ def test_what_lies_at_the_path_is_a_word(survey, tmp_path):
     assert survey.place(str(tmp_path), [], []) == "full"
     assert survey.place(str(tmp_path / "file"), [], []) == "file"
     assert survey.place(str(tmp_path / "link"), [], []) == "link"
+
+
+def test_who_may_write_is_asked_as_the_service_user(survey):
+    with tempfile.TemporaryDirectory() as place:  # pytest's own are below one that is closed
+        os.chmod(place, 0o755)
+        me, other = ("root", "nobody") if os.geteuid() == 0 else (pwd.getpwuid(os.geteuid()).pw_name, None)
+        assert survey.writable(place, me)
+        assert not survey.writable(place, other)
+        assert not survey.writable(place, None)
+        os.chmod(place, 0o1777)
+        assert survey.writable(place, other)
+        assert survey.writable(place, None)
 
 
 def test_a_mount_is_ours_by_its_unit_and_its_kind(survey):
