@@ -1,6 +1,9 @@
 """What differs between the releases that Trainyard serves, but for drivers (test_nvidia.py): names of packages, and
 which Python comes with each."""
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,19 @@ def test_each_package_has_its_name_in_every_release():
     unknown = [f"{path}: {name}" for path, name in found if name not in EVERYWHERE | ELSEWHERE]
     assert not unknown, "not known to be in Debian 12 and 13, Ubuntu 22.04 and 24.04:\n" + "\n".join(unknown)
     assert EVERYWHERE - {name for _, name in found} <= {"iperf3"}, "no role installs it any more"
+
+
+def test_apt_of_this_release_agrees():
+    """The lists above, held against what they are of: apt's, of whichever of the four releases this machine runs."""
+    tool = shutil.which("apt-cache")
+    known = (
+        tool and subprocess.run([tool, "dumpavail"], capture_output=True, text=True, errors="replace").stdout
+    )
+    offered = set(re.findall(r"(?m)^Package: (\S+)$", known or ""))
+    if not any(name.startswith("linux-image-") for name in offered):
+        pytest.skip("no apt here that has a distribution's packages listed")
+    assert offered >= EVERYWHERE
+    assert not ELSEWHERE & offered
 
 
 @pytest.mark.parametrize(
