@@ -115,10 +115,7 @@ def test_a_link_in_the_users_home_has_root_read_nothing_to_the_user(run_module, 
     file = {"path": str(ssh / "shadow"), "lines": {"node1": ["key trainyard@node1"]}, "owner": USER}
     modes = {"mode": "0600", "directory_mode": "0700"}
     result = run_module("peer_lines", files=[{**file, **modes}], keep=["node1"])
-    assert (
-        "FAILED" in result["output"]
-        and f"{ssh}/shadow: Permission denied for the user {USER}" in result["msg"]
-    )
+    assert result["failed"] and f"{ssh}/shadow: Permission denied for the user {USER}" in result["msg"]
     assert "hash" not in result["output"] and "Traceback" not in result["output"]
     if ROOT:
         assert (secret / "shadow").read_text() == "anna:hash\n" and owner(secret / "shadow") == "root"

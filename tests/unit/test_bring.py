@@ -700,7 +700,7 @@ def test_what_the_service_user_owned_before_is_roots(load_module, shared_state):
 def test_what_another_host_names_as_a_place_is_one(run_module, tmp_path, path):
     files = [{"path": path, "bytes": 1, "sha256": "0" * 64}]
     told = run_module("bring_host", step="begin", files=files, state_dir=str(tmp_path), user=USER)
-    assert "FAILED" in told["output"] and "found no place for what is brought" in told["msg"]
+    assert told["failed"] and "found no place for what is brought" in told["msg"]
     assert not list(tmp_path.iterdir())
 
 

@@ -366,5 +366,5 @@ def test_a_line_with_an_end_of_line_in_it_is_no_line(run_module, tmp_path):
         "lines": {"node2": ["restrict ssh-rsa A\nssh-rsa B trainyard@node2"]},
     }
     told = run_module("peer_lines", files=[file], keep=["node2"])
-    assert "FAILED" in told["output"] and "a line of node2's with an end of line in it" in told["msg"]
+    assert told["failed"] and "a line of node2's with an end of line in it" in told["msg"]
     assert not (tmp_path / "keys").exists()
