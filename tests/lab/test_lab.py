@@ -393,8 +393,17 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
+SIGNALS = (signal.SIGINT, signal.SIGKILL, signal.SIGHUP)
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        pytest.param(stage, number, marks=() if SIGNALS[at] == number else pytest.mark.full)
+        for at, stage in enumerate(STAGES)
+        for number in SIGNALS
+    ],
+)
 def test_an_interrupted_up_is_cleared_away(able, stage, number):
     process = up_in_background("broken")
     try:
