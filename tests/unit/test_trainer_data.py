@@ -859,6 +859,26 @@ def test_without_a_network_a_name_of_the_hub_is_one_message(monkeypatch):
         assert part in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "make room where what is fetched is kept"),
+        (OSError("Cannot access gated repo for url X"), "accept its terms on the hub"),
+    ],
+)
+def test_what_helps_against_the_hub_goes_by_what_it_said(monkeypatch, error, cure):
+    import huggingface_hub
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    hub.fetch.cache_clear()
+    with pytest.raises(BadInput, match=cure) as refused:
+        read.training(from_mapping({"dataset": "org/set"}))
+    assert "Check the name" not in str(refused.value)
+
+
 def test_the_controller_leaves_to_the_hosts_what_it_cannot_read(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "fetch", None)  # would fail
     (tmp_path / "a.parquet").write_bytes(b"no parquet")

@@ -451,6 +451,10 @@ def _full(folder):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def _gated(folder):
+    raise OSError("You are trying to access a gated repo. Make sure to have access to it")
+
+
 def _bare(folder):
     raise ImportError("this tokenizer needs sentencepiece")
 
@@ -461,7 +465,8 @@ def _bare(folder):
         (_unknown_kind, "does not know that kind of model: choose another"),
         (_translator, "it does not write text token by token"),
         (_pickled, "weights must be safetensors; pickled ones"),
-        (_full, "make room where models are kept"),
+        (_full, "make room where what is fetched is kept"),
+        (_gated, "accept its terms on the hub"),
         (_bare, "install what it names beside the trainer"),
     ],
 )

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer import waiting
+from trainer import disk, waiting
 from trainer.data import files
 from trainer.errors import BadInput
 
@@ -53,6 +53,22 @@ def snapshot(name: str, progress: Path | None = None, **options) -> Path:
             if not cached:
                 raise
             raise BadInput(_lacking(name, options, error)) from None
+
+
+def cure(error: Exception, text: str) -> str:
+    """What helps where the hub did not give something, as `error` says in `text`; "" where that says nothing of it."""
+    if disk.is_full(error) or "No space left on device" in text:
+        return (
+            "make room where what is fetched is kept (~/.cache/huggingface, or what HF_HOME says), or move it"
+        )
+    if type(error).__name__ == "GatedRepoError" or "gated repo" in text.lower():
+        return "accept its terms on the hub, and log in with a token (hf auth login, or HF_TOKEN)"
+    return ""
+
+
+def offline() -> str:
+    """A sentence where the environment keeps the hub from being asked, else nothing."""
+    return "HF_HUB_OFFLINE is set. " if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
 
 
 def _lacking(name: str, options: dict, error: Exception) -> str:
@@ -158,12 +174,14 @@ def fetch(
     except BadInput:
         raise
     except Exception as error:  # whatever a network and a library may raise
-        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
-        text = " ".join(str(error).split())[:200]
+        text = " ".join(str(error).split())[:200].rstrip(".")
+        helps = cure(error, text) or (
+            f"{offline()}Check the name; without internet, download it elsewhere "
+            f"(hf download {name} --repo-type dataset --local-dir DIR) and give that directory{ONLY}"
+        )
         raise BadInput(
             f"{key}: {value}: neither a file here nor to be had from the Hugging Face hub: "
-            f"{type(error).__name__}: {text}.{offline} Check the name; without internet, download it elsewhere "
-            f"(hf download {name} --repo-type dataset --local-dir DIR) and give that directory{ONLY}"
+            f"{type(error).__name__}: {text}. {helps}"
         ) from None
     found = sorted(path for path in folder.rglob("*") if path.suffix in files.SUFFIXES and path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in found}

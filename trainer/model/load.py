@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from trainer import disk
 from trainer.config import Config
 from trainer.data import hub
 from trainer.data import tokenizer as own_tokenizer
@@ -248,8 +247,8 @@ def _cure(error: Exception, text: str, here: bool) -> str:
         return "this model brings its own Python code: if you trust it, set trust_remote_code to true"
     if "for this kind of AutoModel" in text:
         return "it does not write text token by token (a causal language model), and no other is trained here"
-    if disk.is_full(error) or "No space left on device" in text:
-        return "make room where models are kept (~/.cache/huggingface, or what HF_HOME says), or move it"
+    if cure := hub.cure(error, text):
+        return cure
     if isinstance(error, ImportError):
         return "install what it names beside the trainer, in the same environment"
     if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
@@ -259,11 +258,8 @@ def _cure(error: Exception, text: str, here: bool) -> str:
         )
     if here:
         return "the directory must hold config.json, tokenizer.json and safetensors that belong together"
-    if "gated repo" in text.lower():
-        return "accept its terms on the hub, and log in with a token (hf auth login, or HF_TOKEN)"
-    offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
     return (
-        f"it is neither a directory here nor to be had from the Hugging Face hub.{offline} Check the name; "
+        f"it is neither a directory here nor to be had from the Hugging Face hub. {hub.offline()}Check the name; "
         "on hosts without internet, download it elsewhere and give its directory"
     )
 
