@@ -491,6 +491,13 @@ def test_a_hub_name_without_internet(config_file, capfd, monkeypatch):
     assert code == 2 and "neither a directory here nor to be had" in said and "HF_HUB_OFFLINE is set" in said
 
 
+@pytest.mark.parametrize(("words", "few"), [((), True), (("steps=2",), False), (("epochs=50",), False)])
+def test_plan_tells_of_data_of_a_handful_of_steps(config_file, capfd, words, few):
+    small = ("model=tiny", "vocab_size=300", "batch_size=8", "sequence_length=256", "max_samples=20")
+    assert cli.main(["plan", str(config_file), "device=cpu", *small, *words]) == 0
+    assert ("too few to learn by" in capfd.readouterr().out) == few
+
+
 def test_check_lists_model_and_data_together(tmp_path, config_file, capfd):
     code, said = answer(capfd, "check", config_file, f"model={tmp_path}/none", "dataset=none.txt")
     assert code == 2 and "dataset: none.txt" in said and "model: " in said
