@@ -1,6 +1,7 @@
 """The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|burn|stop|tell`; docs/architecture.md."""
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -98,17 +99,19 @@ def _run(options: argparse.Namespace) -> int:
         raise BadInput(
             "WORLD_SIZE is more than 1 and RANK is not set: start the ranks by `trainer launch CONFIG`"
         )
-    if environment.follow_launcher():
-        environment.log_to(place, config.run)
-    else:
-        try:
-            environment.log_beside(place, config.run)
-        except OSError as error:
-            raise TrainerError(f"{error}; look at the disk and at who may write there") from None
-    stop_signal = environment.StopSignal()  # before torch, which takes its time to load
-    from trainer.commands import train
+    launched = environment.follow_launcher()
+    with contextlib.nullcontext() if launched or place.rank else environment.claimed(place, config.run):
+        if launched:
+            environment.log_to(place, config.run)
+        else:
+            try:
+                environment.log_beside(place, config.run)
+            except OSError as error:
+                raise TrainerError(f"{error}; look at the disk and at who may write there") from None
+        stop_signal = environment.StopSignal()  # before torch, which takes its time to load
+        from trainer.commands import train
 
-    return train.main(config, place, stop_signal)
+        return train.main(config, place, stop_signal)
 
 
 def _quiet() -> None:

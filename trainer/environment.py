@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import glob
 import io
 import os
@@ -11,14 +12,18 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer import disk
-from trainer.errors import BadInput
+from trainer.errors import BadInput, Stopped
 
 LOG_BYTES = 64 << 20  # of a rank's log, beyond which it goes aside
 LOG_SECONDS = 5.0  # between two looks at its size
+CLAIM = 3  # looks for the end of another process that trains in the run's directory
+LOOK = 1.0  # seconds between two of them
+AT_ONCE = 3.0  # seconds that an ending may take after a second Ctrl-C before the first step
 
 
 @dataclass(frozen=True)
@@ -78,21 +83,29 @@ class StopSignal:
     """Notes SIGTERM and SIGINT instead of dying from them: the ranks then agree to save and end.
 
     Before the first step there is nothing to save, and others' code may be at work for long, which asks nobody: as long
-    as `nothing_to_save`, a second Ctrl-C is a KeyboardInterrupt.
+    as `nothing_to_save`, a second Ctrl-C is a KeyboardInterrupt; and where something holds that up, as threads that are
+    waited for do, the process is left by `leave` all the same.
     """
 
     def __init__(self):
         self.received, self.nothing_to_save = False, True
+        self.leave: Callable[[], None] = lambda: os._exit(Stopped.code)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number, frame) -> None:
         if number == signal.SIGINT and self.nothing_to_save:
             if self.received:
+                threading.Thread(target=self._insist, daemon=True).start()
                 raise KeyboardInterrupt
             with contextlib.suppress(OSError):
                 os.write(2, b"it ends as soon as what it does now is done; Ctrl-C once more: at once\n")
         self.received = True
+
+    def _insist(self) -> None:
+        time.sleep(AT_ONCE)
+        if self.nothing_to_save:
+            self.leave()
 
 
 def read(run: str) -> Environment:
@@ -255,6 +268,39 @@ class Both:
 
     def __getattr__(self, name: str):
         return getattr(self.log, name)
+
+
+@contextlib.contextmanager
+def claimed(environment: Environment, run: str) -> Iterator[None]:
+    """Within it no other process trains in the run's directory.
+
+    Two would write one metrics.jsonl, and take each other's checkpoints for leftovers. Raises BadInput where another
+    is at work there, which a launcher sees to by itself.
+    """
+    try:
+        environment.run_dir.mkdir(parents=True, exist_ok=True)
+        found = os.open(environment.run_dir, os.O_RDONLY)
+    except OSError:  # of which the run will say more
+        yield
+        return
+    try:
+        for look in range(CLAIM):
+            try:
+                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if look + 1 == CLAIM:
+                    where = environment.run_dir
+                    raise BadInput(
+                        f"{where}: another process trains there, and goes on. Wait for it, or have it save and end "
+                        f"(trainer stop {where}); or give this run a name of its own (run=…, found {run})"
+                    ) from None
+                time.sleep(LOOK)  # torchrun begins anew as soon as it has killed
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(found)
 
 
 def log_beside(environment: Environment, run: str) -> None:

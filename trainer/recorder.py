@@ -687,7 +687,11 @@ class Recorder:
         """End what watches the run; what it holds back is written."""
         self.profiler.close()
         self.sinks.close(
-            "finished" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
+            "finished"
+            if error is None
+            else "stopped"
+            if isinstance(error, Stopped | KeyboardInterrupt)
+            else "failed"
         )
         if self.bar is not None:
             self.bar.close()

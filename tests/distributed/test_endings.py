@@ -84,9 +84,23 @@ def _downloads(config, source, world, in_parts):
     time.sleep(3600)
 
 
-def test_a_second_ctrl_c_ends_at_once_what_nobody_can_ask(material, tmp_path):
+def _downloads_by_threads(config, source, world, in_parts):
+    """As huggingface_hub does, whose threads are waited for, come what may."""
+    import signal
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(time.sleep, 3600)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        slow.result()
+
+
+@pytest.mark.parametrize("downloads", [_downloads, _downloads_by_threads])
+def test_a_second_ctrl_c_ends_at_once_what_nobody_can_ask(material, tmp_path, downloads):
     """As a large model is downloaded whose name was mistyped."""
-    patch = {("trainer.model.load", "build"): _downloads}
+    patch = {("trainer.model.load", "build"): downloads}
     ranks.run(tmp_path, 1, material / "run.yaml", codes=[75], patch=patch)
     status = ranks.status(tmp_path / "node0")
     assert status["state"] == "stopped" and status["reason"].startswith(

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import logging
@@ -489,6 +490,21 @@ def test_a_hub_name_without_internet(config_file, capfd, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code, said = answer(capfd, "check", config_file, "model=nobody/nothing")
     assert code == 2 and "neither a directory here nor to be had" in said and "HF_HUB_OFFLINE is set" in said
+
+
+def test_a_run_whose_directory_is_in_use_leaves_its_log_alone(config_file, capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "runs/run"
+    (directory / "logs").mkdir(parents=True)
+    (directory / "logs/rank-0.log").write_text("another's\n")
+    other = os.open(directory, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    try:
+        code, said = answer(capfd, "train", config_file)
+    finally:
+        os.close(other)
+    assert code == 2 and "another process trains there" in said
+    assert (directory / "logs/rank-0.log").read_text() == "another's\n"
 
 
 @pytest.mark.parametrize(("words", "few"), [((), True), (("steps=2",), False), (("epochs=50",), False)])

@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import os
 import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,18 +37,21 @@ from trainer.world import World, log, translated, versions
 
 # Seconds by which the rank that writes status.json comes first to the tokenising, so that it can tell of it.
 HEAD_START = 0.2
-CLAIM = 3  # looks for the end of another process that trains in the run's directory
 LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on from
 
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
-    with contextlib.nullcontext() if _launched() or environment.rank else _claimed(config, environment):
-        return _main(config, environment, stop_signal)
-
-
-def _main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     status, own = None, False  # own: a failure that the other ranks do not know of
+    at_once = Stopped("ended before the first step, at once; start it again to go on")
+
+    def leave_at_once() -> None:
+        if status:
+            status.update(state=_last_state("stopped"), reason=str(at_once))
+        print(f"stopped: {at_once}", flush=True)
+        _leave(at_once.code)
+
+    stop_signal.leave = leave_at_once
     try:
         environment.run_dir.mkdir(parents=True, exist_ok=True)
         if environment.first_on_host and not _launched():
@@ -88,7 +89,7 @@ def _main(config: Config, environment: Environment, stop_signal: StopSignal) -> 
     except TrainerError as error:
         failure, own = error, isinstance(error, OutOfMemory) and not error.of_all
     except KeyboardInterrupt:
-        failure = Stopped("ended before the first step, at once; start it again to go on")
+        failure = at_once
     except OSError as error:
         own = True
         failure = TrainerError(f"{environment.run_dir}: {error}; look at the disk and at who may write there")
@@ -99,6 +100,7 @@ def _main(config: Config, environment: Environment, stop_signal: StopSignal) -> 
             f"a fault of the trainer itself, please report it: {type(error).__name__}: {error}"
         )
 
+    stop_signal.nothing_to_save = False  # no Ctrl-C comes between this ending and its words
     word = "stopped" if failure.code == Stopped.code else "failed"
     with contextlib.suppress(OSError):
         if status:
@@ -109,7 +111,7 @@ def _main(config: Config, environment: Environment, stop_signal: StopSignal) -> 
     if own and not (environment.first_on_host or _launched()):
         # torchrun's terminal does not show this rank's words.
         print(f"error: rank {environment.rank}: {failure}", file=sys.__stderr__, flush=True)
-    if environment.world_size > 1:
+    if environment.world_size > 1 or failure is at_once:  # what others' threads do is not waited for
         _leave(failure.code)
     return failure.code
 
@@ -228,39 +230,6 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         log(f"finished: model in {results}")
     watch.close()
     world.close()
-
-
-@contextlib.contextmanager
-def _claimed(config: Config, environment: Environment) -> Iterator[None]:
-    """Within it no other process trains in the run's directory.
-
-    Two would write one metrics.jsonl, and take each other's checkpoints for leftovers. Raises BadInput where another
-    is at work there, which a launcher sees to by itself.
-    """
-    try:
-        environment.run_dir.mkdir(parents=True, exist_ok=True)
-        found = os.open(environment.run_dir, os.O_RDONLY)
-    except OSError:  # of which the run will say more
-        yield
-        return
-    try:
-        for look in range(CLAIM):
-            try:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if look + 1 == CLAIM:
-                    where = environment.run_dir
-                    raise BadInput(
-                        f"{where}: another process trains there, and goes on. Wait for it, or have it save and end "
-                        f"(trainer stop {where}); or give this run a name of its own (run=…, found {config.run})"
-                    ) from None
-                time.sleep(LOOK)  # torchrun begins anew as soon as it has killed
-            except OSError:  # a file system without locks
-                break
-        yield
-    finally:
-        os.close(found)
 
 
 def _launched() -> bool:
