@@ -692,13 +692,20 @@ def check_given_addresses(inventory: Inventory) -> Iterable[Problem]:
     if inventory.local():
         return
     peers = {host: _ip(inventory.hosts[host].get("cluster_address")) for host in inventory.members()}
-    reached = {host: _ip(inventory.hosts[host].get("ansible_host")) for host in inventory.members()}
+    reached = {
+        host: _ip(inventory.hosts[host].get("ansible_host"))
+        for host in inventory.members()
+        if str(inventory.hosts[host].get("ansible_port", 22))
+        == "22"  # another one may be a gateway's, which forwards
+    }
     shared = [one for one, count in collections.Counter(reached.values()).items() if count > 1]  # a gateway's
     owners = {one: host for host, one in reached.items() if one not in shared} | {
         one: host for host, one in peers.items()
     }
     for host in inventory.members():
-        for item, given in _given(inventory.hosts[host].get(key)):
+        made = list(_given(inventory.hosts[host].get(key)))
+        leads_on = any(_leads_on(item) for item, _ in made)
+        for _, given in made:
             other = owners.setdefault(given.ip, host)
             if other != host:
                 yield Problem(
@@ -708,8 +715,9 @@ def check_given_addresses(inventory: Inventory) -> Iterable[Problem]:
                     "an address of its own for every host",
                     "Correct one of the two",
                 )
-            beyond = [one for one in peers.values() if one and one not in given.network]
-            if given.ip == peers[host] and beyond and not item.get("gateway") and not _routes(item):
+            same = [one for one in peers.values() if one and one.version == given.version]
+            beyond = [one for one in same if not any(one in other.network for _, other in made)]
+            if given.ip == peers[host] and beyond and not leads_on:
                 yield Problem(
                     inventory.where(host, key),
                     key,
@@ -742,9 +750,12 @@ def _given(value: Any) -> Iterable[tuple[Mapping, ipaddress.IPv4Interface | ipad
                     yield item, found
 
 
-def _routes(item: Mapping) -> Any:
+def _leads_on(item: Mapping) -> bool:
+    """Whether an entry of network_interfaces makes more reachable than the networks of its addresses."""
     options = item.get("options")
-    return item.get("routes") or (options.get("routes") if isinstance(options, Mapping) else None)
+    more = options if isinstance(options, Mapping) else {}
+    keys = ("routes", "gateway4", "gateway6", "dhcp4", "dhcp6")
+    return bool(item.get("gateway") or item.get("routes") or any(more.get(key) for key in keys))
 
 
 def check_controller_files(inventory: Inventory) -> Iterable[Problem]:

@@ -142,10 +142,12 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         if survey["shut"]:
             raise Refused(
                 f"{' and '.join(survey['shut'])} shut out whom they do not know on this host: what one firewall drops "
-                "another cannot let in; nothing was changed. Either take that away, at boot, too (sudo systemctl "
-                "disable --now nftables, or netfilter-persistent, where it comes from their files; sudo nft flush "
-                "ruleset takes all away, Docker's rules, too), or keep it and set firewall_manage: false for this host "
-                "(then open to the peers, in it, all TCP and UDP ports yourself)."
+                "another cannot let in; nothing was changed. Either let the peers in there, too (all that comes from "
+                "their addresses); or take it away, at boot, too (sudo systemctl disable --now nftables, or "
+                "netfilter-persistent, where it comes from their files; what is in force: sudo nft flush chain FAMILY "
+                "TABLE CHAIN and its policy, or sudo iptables -P INPUT ACCEPT; sudo iptables -F INPUT); or keep it and "
+                "set firewall_manage: false for this host (then open to the peers, in it, all TCP and UDP ports "
+                "yourself)."
             )
         if expected_peers and not peers:
             raise Refused(

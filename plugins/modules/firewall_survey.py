@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import ipaddress
 import json
 import os
 import re
@@ -36,6 +37,11 @@ GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirme
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 # To another port of the host: -p tcp … --dport 80 -j REDIRECT --to-ports 8080; tcp dport 80 … redirect to :8080
+# iptables-save: -A INPUT -s 10.0.0.0/24 -i eth0 -m comment --comment "some words" -j ACCEPT
+IPTABLES = re.compile(
+    r"-A INPUT(?: -s (?P<of>\S+))?(?: -i (?P<by>\S+))?(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
+    r" -j (?P<verdict>ACCEPT|DROP|REJECT)\b.*"
+)
 PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
     r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
@@ -264,55 +270,96 @@ def ufw_enabled(module):
         return False
 
 
-def shut_by_nft(text):
-    """Chains of others that let in nothing but what they know, by `nft -j list ruleset`, as [words].
+def among(address, right, sets):
+    """Whether an address is one of those that a rule names, as nft has them in JSON; sets: elements by a set's name."""
+    if isinstance(right, dict) and "elem" in right:
+        right = right["elem"]["val"]
+    if isinstance(right, dict) and "set" in right:
+        return any(among(address, one, sets) for one in right["set"])
+    if isinstance(right, str) and right.startswith("@"):
+        return any(among(address, one, sets) for one in sets.get(right[1:], []))
+    try:
+        one = ipaddress.ip_address(address)
+        if isinstance(right, dict) and "range" in right:
+            first, last = map(ipaddress.ip_address, right["range"])
+            return first.version == one.version and first <= one <= last
+        if isinstance(right, dict):
+            right = f"{right['prefix']['addr']}/{right['prefix']['len']}"
+        return one in ipaddress.ip_network(right, strict=False)
+    except (KeyError, TypeError, ValueError):  # what no address is, as the name of a host
+        return False
+
+
+def lets_in(words, peers, sets):
+    """Whether a rule of matches and accept is for all that a peer sends, or for all that comes by one interface."""
+    for word in words[:-1]:
+        match = word.get("match", {})
+        left, right = match.get("left", {}), match.get("right")
+        by_interface = left.get("meta", {}).get("key") in ("iif", "iifname") and right != "lo"
+        by_address = left.get("payload", {}).get("field") == "saddr" and any(
+            among(peer, right, sets) for peer in peers
+        )
+        if match.get("op") == "!=" or not (by_interface or by_address):
+            return False
+    return True
+
+
+def shut_by_nft(text, peers):
+    """Chains of others that let in nothing but what they know, and no peer, by `nft -j list ruleset`, as [words].
 
     Of IPv4's input: what one such chain drops no other one can let in.
     """
     parts = json.loads(text or "{}").get("nftables", [])
-    chains = {}
+    chains, sets = {}, {}
     for chain in (part["chain"] for part in parts if "chain" in part):
         ours = (chain["family"], chain["table"]) == ("inet", "trainyard")
         if chain.get("hook") == "input" and chain["family"] in ("ip", "inet") and not ours:
-            chains[chain["family"], chain["table"], chain["name"]] = chain.get("policy") == "drop"
-    verdicts = {}
+            # What it comes to for a peer: the first rule that takes all it sends, else the policy.
+            chains[chain["family"], chain["table"], chain["name"]] = [chain.get("policy", "accept")]
+    for one in (part["set"] for part in parts if "set" in part):
+        sets.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
     for rule in (part["rule"] for part in parts if "rule" in part):
-        verdict = {key for word in rule.get("expr", []) for key in word} - {"counter", "log"}
-        if len(verdict) == 1 and verdict <= {
-            "accept",
-            "drop",
-            "reject",
-        }:  # of all that comes to it; the first one counts
-            verdicts.setdefault((rule["family"], rule["table"], rule["chain"]), verdict.pop())
+        verdicts = chains.get((rule["family"], rule["table"], rule["chain"]))
+        words = [word for word in rule.get("expr", []) if not word.keys() & {"counter", "log"}]
+        verdict = next(iter(words[-1]), "") if words else ""
+        known = sets.get((rule["family"], rule["table"]), {})
+        if verdicts is None or verdict not in ("accept", "drop", "reject"):
+            continue
+        if len(words) == 1 or (verdict == "accept" and lets_in(words, peers, known)):
+            verdicts.append(verdict)
     return [
         f"nftables' chain {chain} of table {family} {table}"
-        for (family, table, chain), drops in chains.items()
-        if verdicts.get((family, table, chain), "drop" if drops else "accept") != "accept"
+        for (family, table, chain), (policy, *first) in chains.items()
+        if (first or [policy])[0] != "accept"
     ]
 
 
-def shut_by_iptables(text):
+def shut_by_iptables(text, peers):
     """The same of `iptables-save -t filter`."""
-    last = re.search(
-        r"^-A INPUT(?: -m comment --comment (?:\"[^\"]*\"|\S+))? -j (ACCEPT|DROP|REJECT)\b",
-        text,
-        re.MULTILINE,
-    )
-    policy = re.search(r"^:INPUT (\w+)", text, re.MULTILINE)
-    verdict = last or policy
-    return ["iptables' chain INPUT"] if verdict and verdict[1] != "ACCEPT" else []
+    verdict = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1]
+    for line in text.splitlines():
+        rule = IPTABLES.fullmatch(line)
+        if not rule:
+            continue
+        if not (rule["of"] or rule["by"]):
+            verdict = rule["verdict"]
+            break
+        known = not rule["of"] or any(among(peer, rule["of"], {}) for peer in peers)
+        if rule["verdict"] == "ACCEPT" and rule["by"] != "lo" and known:
+            return []
+    return ["iptables' chain INPUT"] if verdict != "ACCEPT" else []
 
 
-def shut(module):
-    """Packet filters other than ours, of whichever program, that shut out whom they do not know."""
+def shut(module, peers):
+    """Packet filters other than ours, of whichever program, that shut out peers, whom they do not know."""
     found = []
-    if module.get_bin_path("iptables-save"):
-        found += shut_by_iptables(module.run_command(["iptables-save", "-t", "filter"])[1])
-    if module.get_bin_path("nft"):
+    if peers and module.get_bin_path("iptables-save"):
+        found += shut_by_iptables(module.run_command(["iptables-save", "-t", "filter"])[1], peers)
+    if peers and module.get_bin_path("nft"):
         # nft shows what iptables has made, too, as ip filter.
         found += [
             one
-            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1])
+            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
             if not (found and one.endswith(" INPUT of table ip filter"))
         ]
     return found
@@ -339,7 +386,7 @@ def main():
             "clients": clients,
             "ufw": ufw_enabled(module),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
-            "shut": shut(module),
+            "shut": shut(module, module.params["peers"]),
             "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),
             "nft": bool(module.get_bin_path("nft")),
             "loaded": loaded(module),

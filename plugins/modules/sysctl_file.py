@@ -27,7 +27,9 @@ options:
       value: {type: str, required: true, description: "Value; a list of numbers is separated by blanks"}
       why: {type: str, description: "The reason, a comment in the file"}
   only_look:
-    description: Fail where the kernel has not got one of the settings, and change nothing.
+    description: >-
+      Fail where the kernel has not got one of the settings, and change nothing. One that a module may bring later is
+      let pass.
     type: bool
     default: false
 """
@@ -61,6 +63,8 @@ from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.managed_block import read, write
 
 FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
+# Keys of modules that come with rules of firewalls, of later roles or somebody's own.
+LATER = ("net.netfilter.", "net.nf_conntrack_max", "net.bridge.")
 # What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
 NOT_OURS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -140,6 +144,12 @@ def take(settings: list[dict], root: str, write_it: bool, container: bool) -> tu
     return differed, failed, not_taken(failed, container)
 
 
+def may_come(key: str, root: str) -> bool:
+    """Whether a key is not there, and may be brought by a module of the kernel that something loads later."""
+    path = os.path.join(root, key.replace(".", "/"))
+    return not os.path.exists(path) and (key.startswith(LATER) or not os.path.isdir(os.path.dirname(path)))
+
+
 def main() -> None:
     setting = {
         "key": {"type": "str", "required": True, "no_log": False},
@@ -158,6 +168,8 @@ def main() -> None:
     before, after = read(path), render(settings)
     later = set_later(path)
     own = [setting for setting in settings if setting["key"] not in later]
+    if module.params["only_look"]:
+        own = [setting for setting in own if not may_come(setting["key"], "/proc/sys")]
     write_it = not (module.check_mode or module.params["only_look"])
     applied, failed, refused = take(own, "/proc/sys", write_it, in_container())
     if refused:

@@ -37,7 +37,6 @@ survey:
     stale: {description: Whether chronyd runs since before the file was written., type: bool}
 """
 
-import fnmatch
 import os
 import time
 
@@ -72,7 +71,10 @@ def stale(started: float | None, conf: str) -> bool:
 
 
 def reads(conf: str, main: str = "/etc/chrony/chrony.conf") -> bool:
-    """Whether chronyd comes to `conf` by the file that it begins with, as it does by the package's own."""
+    """Whether chronyd may come to `conf` by the file that it begins with, as it does by the package's own.
+
+    What that includes is not looked into: chronyd itself is asked before it is to run by it.
+    """
     try:
         with open(main, encoding="utf-8", errors="replace") as file:
             lines = [words for line in file if (words := line.split()) and words[0][0] not in "#!;%"]
@@ -80,8 +82,7 @@ def reads(conf: str, main: str = "/etc/chrony/chrony.conf") -> bool:
         return True
     folder = os.path.dirname(conf)
     return any(
-        (word.lower() == "confdir" and folder in map(os.path.normpath, places))
-        or (word.lower() == "include" and any(fnmatch.fnmatchcase(conf, one) for one in places))
+        (word.lower() == "confdir" and folder in map(os.path.normpath, places)) or word.lower() == "include"
         for word, *places in lines
     )
 

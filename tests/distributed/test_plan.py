@@ -275,6 +275,27 @@ def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
             assert plan.budget("ddp", config, found, there, 0).device["checkpoint"] == each * 1000 // here
 
 
+def test_a_run_by_epochs_meets_as_often_as_one_of_as_many_steps():
+    """Its last step's evaluation is the end's, not one more."""
+    there = dataclasses.replace(place(1 << 40), epoch=300)
+    keys = {"comm": "diloco", "sync_every": 50, "checkpoint_every": 0, "validation_split": 0.1}
+    by_epochs, by_steps = (from_mapping({**keys, **more}) for more in ({"epochs": 1}, {"steps": 300}))
+    assert plan._rhythm(by_epochs, there) == plan._rhythm(by_steps, there) == (50, 0)
+    assert plan._rhythm(from_mapping({**keys, "epochs": 2}), there)[1] == 300
+
+
+def test_what_lossy_ways_hold_does_not_go_by_buckets_for_exact_sums():
+    found = Footprint(
+        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
+    )
+    found = dataclasses.replace(found, gradients=1 << 30, blocks=1 << 30)
+    for comm in ("16bit", "8bit", "diloco", "powersgd"):
+        held = [plan._lossy_bytes(from_mapping({"comm": comm, "bucket_mb": mb}), found) for mb in (None, 1)]
+        assert held[0] == held[1]
+        assert plan._bucket(from_mapping({"comm": comm, "bucket_mb": 1}), place(1 << 40))["mb"] == 25
+    assert plan._bucket(from_mapping({"bucket_mb": 1}), place(1 << 40))["mb"] == 1
+
+
 @pytest.mark.full
 def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -755,9 +755,18 @@ def ruleset(rules, policy="accept", family="inet", table="filter", hook="input")
         "policy": policy,
     }
     made = [{"rule": {"family": family, "table": table, "chain": "in", "expr": rule}} for rule in rules]
-    return json.dumps({"nftables": [{"metainfo": {}}, {"table": {}}, {"chain": chain}, *made]})
+    known = {"family": family, "table": table, "name": "known", "elem": [{"elem": {"val": "10.0.0.2"}}]}
+    return json.dumps(
+        {"nftables": [{"metainfo": {}}, {"table": {}}, {"set": known}, {"chain": chain}, *made]}
+    )
 
 
+def source(right, op="=="):
+    left = {"payload": {"protocol": "ip", "field": "saddr"}}
+    return [{"match": {"op": op, "left": left, "right": right}}, {"counter": {}}, {"accept": None}]
+
+
+BY_ETH0 = [{"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}, {"accept": None}]
 SSH_ALONE = [{"match": {"op": "==", "left": {"payload": {}}, "right": 22}}, {"accept": None}]
 REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "expr": "admin-prohibited"}}]
 
@@ -774,6 +783,17 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
         ([[SSH_ALONE[0], {"match": {"right": "@banned"}}, {"reject": None}]], {}, False),
         ([[{"accept": None}], REST], {"policy": "drop"}, False),
         ([SSH_ALONE, REST], {"hook": "forward"}, False),
+        # What the cluster's network sends is let in, or all that comes by an interface.
+        ([source({"prefix": {"addr": "10.0.0.0", "len": 24}}), REST], {"policy": "drop"}, False),
+        ([source({"set": ["10.9.0.1", {"range": ["10.0.0.1", "10.0.0.9"]}]})], {"policy": "drop"}, False),
+        ([source("@known")], {"policy": "drop"}, False),
+        ([source("@unknown")], {"policy": "drop"}, True),
+        ([BY_ETH0], {"policy": "drop"}, False),
+        ([source("10.0.0.3")], {"policy": "drop"}, True),
+        ([REST, source("10.0.0.2")], {}, True),
+        ([source("10.0.0.2", "!=")], {"policy": "drop"}, True),
+        ([[source("10.0.0.2")[0], *SSH_ALONE]], {"policy": "drop"}, True),
+        ([[{"match": {**BY_ETH0[0]["match"], "right": "lo"}}, {"accept": None}]], {"policy": "drop"}, True),
         ([SSH_ALONE], {"policy": "drop", "table": "trainyard"}, False),
         ([SSH_ALONE], {"policy": "drop", "family": "ip6"}, False),
     ],
@@ -781,7 +801,7 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
 def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_not_know(
     load_module, rules, more, shuts
 ):
-    found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more))
+    found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more), ["10.0.0.2"])
     named = f"nftables' chain in of table {more.get('family', 'inet')} {more.get('table', 'filter')}"
     assert found == [named] * shuts
 
@@ -795,10 +815,18 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
         (":INPUT DROP [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n", True),
         (':INPUT ACCEPT [0:0]\n-A INPUT -m comment --comment "the rest" -j DROP\n', True),
         (":INPUT DROP [0:0]\n-A INPUT -j ACCEPT\n", False),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -j ACCEPT\n-A INPUT -j DROP\n", False),
+        (':INPUT DROP [0:0]\n-A INPUT -i eth0 -m comment --comment "the lan" -j ACCEPT\n', False),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.1.0.0/24 -j ACCEPT\n", True),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -p tcp -m tcp --dport 22 -j ACCEPT\n", True),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -j DROP\n-A INPUT -s 10.0.0.0/24 -j ACCEPT\n", True),
         (":INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n-A FORWARD -j DOCKER-USER\n", False),
         (":INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m multiport --dports 22 -j f2b-sshd\n-A f2b-sshd -j REJECT\n", False),
         ("", False),
     ],
 )  # fmt: skip
 def test_and_one_by_iptables(load_module, text, shuts):
-    assert load_module("firewall_survey").shut_by_iptables(text) == ["iptables' chain INPUT"] * shuts
+    assert (
+        load_module("firewall_survey").shut_by_iptables(text, ["10.0.0.2"])
+        == ["iptables' chain INPUT"] * shuts
+    )

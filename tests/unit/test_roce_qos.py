@@ -77,6 +77,22 @@ def test_a_device_that_has_another_name_since_the_boot_is_found_by_its_interface
     assert (host / "sys/kernel/config/rdma_cm/rocep1s0/ports/1/default_roce_tos").read_text() == "106"
 
 
+def test_congestion_control_is_switched_as_it_was(host):
+    port = {"device": "mlx5_0", "port": 1, "interface": "eth1"}
+    name_device(host, "eth1", "mlx5_0")
+    switches = {}
+    for end, text in (("np", "0"), ("rp", "1")):
+        switches[end] = host / f"sys/class/net/eth1/ecn/roce_{end}/enable/3"
+        switches[end].parent.mkdir(parents=True)
+        switches[end].write_text(text)
+    assert qos(host, "apply", port).returncode == 0
+    assert [one.read_text() for one in switches.values()] == ["1", "1"]
+    assert qos(host, "apply", port).returncode == 0  # again: what was there before stays known
+    done = qos(host, "clear", port)
+    assert done.returncode == 0, done.stderr
+    assert [one.read_text() for one in switches.values()] == ["0", "1"]
+
+
 def test_what_was_applied_to_a_card_that_is_gone_is_forgotten(host):
     """Else nothing could be set again until the next boot."""
     applied = {"dscp": 26, "priority": 3, "pfc": True, "tos": 106}

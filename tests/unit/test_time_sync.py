@@ -162,6 +162,7 @@ def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
         ("pool ntp.example.org iburst\nconfdir /etc/chrony/conf.d\n", True),
         ("ConfDir /run/chrony-dhcp /etc/chrony/conf.d/\n", True),
         ("include /etc/chrony/conf.d/*.conf\n", True),
+        ("include /etc/ours.conf\n", True),  # which may have it
         ("# confdir /etc/chrony/conf.d\nserver 192.0.2.1\n", False),
         ("confdir /etc/chrony.d\n", False),
         (None, True),

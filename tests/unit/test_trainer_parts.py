@@ -448,6 +448,10 @@ def _pickled(folder):
     AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
 
 
+def _part_missing(folder):
+    raise OSError("org/name does not appear to have a file named model-00002-of-00003.safetensors")
+
+
 def _full(folder):
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -467,6 +471,7 @@ def _bare(folder):
         (_translator, "it does not write text token by token"),
         (_pickled, "weights must be safetensors; pickled ones"),
         (_full, "make room where what is fetched is kept"),
+        (_part_missing, "must hold config.json|neither a directory here"),
         (_gated, "accept its terms on the hub"),
         (_bare, "install what it names beside the trainer"),
     ],

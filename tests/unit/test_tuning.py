@@ -114,6 +114,17 @@ def test_of_settings_that_the_kernel_does_not_take_none_is_in_force(sysctl, kern
     assert sysctl.take([swap], str(kernel), True, True) == ({"vm.swappiness": "60\n"}, {}, "")
 
 
+def test_a_key_of_a_module_that_a_later_role_loads_is_no_reason_to_refuse_a_host(sysctl, kernel):
+    (kernel / "net/netfilter").mkdir()
+    assert sysctl.may_come("net.netfilter.nf_conntrack_max", str(kernel))  # the firewall's rules bring it
+    assert sysctl.may_come("net.bridge.bridge-nf-call-iptables", str(kernel))
+    assert sysctl.may_come("sunrpc.tcp_slot_table_entries", str(kernel))
+    assert not sysctl.may_come("vm.swapiness", str(kernel))
+    assert not sysctl.may_come("vm.swappiness", str(kernel))
+    (kernel / "net/netfilter/nf_conntrack_max").write_text("1")
+    assert not sysctl.may_come("net.netfilter.nf_conntrack_max", str(kernel))
+
+
 def test_a_value_that_the_kernel_refuses_is_a_failure_even_in_a_container(sysctl):
     assert errno.EINVAL not in sysctl.NOT_OURS
 

@@ -334,8 +334,7 @@ def _lossy_bytes(config: Config, found: Footprint) -> tuple[int, int]:
     (tests/unit/test_compress.py): copies of a bucket, or of powersgd's factors in float32.
     """
     trained, factors = found.gradients, 4 * found.factors
-    bucket = min(ways.BUCKET_BYTES, (config.bucket_mb or ways.BUCKET_MB) << 20)
-    bucket = min(trained, bucket + max(0, trained - found.blocks))  # an embedding goes whole
+    bucket = min(trained, ways.BUCKET_BYTES + max(0, trained - found.blocks))  # an embedding goes whole
     if config.comm == "powersgd":
         return trained + 5 * factors // 2, trained + 4 * factors
     if config.comm == "diloco":
@@ -435,7 +434,7 @@ def _rhythm(config: Config, place: Place) -> tuple[float, float]:
         config.sync_every,
         *configuration.early(config, place.epoch),
         fragments=config.diloco_fragments,
-        last=config.steps,
+        last=_steps(config, place.epoch) if config.steps or place.epoch else None,
     )
 
 
@@ -595,16 +594,18 @@ def _epoch(config: Config, letters: int) -> int:
     return max(1, math.ceil(letters / LETTERS / (config.batch_size * config.sequence_length)))
 
 
+def _steps(config: Config, epoch: int) -> int:
+    """Steps of a run, about; epoch: those through all of the data, where the run goes by epochs."""
+    if config.steps is None:
+        return max(1, math.ceil(epoch * (config.epochs or 1)))
+    return min(config.steps, math.ceil(epoch * config.epochs)) if config.epochs and epoch else config.steps
+
+
 def _estimate(config: Config, found: Footprint, place: Place, shared: dict) -> dict:
     """Steps, tokens and seconds; the speeds are those of matrix products and of memory here, tried for a moment.
 
     shared: who has how much of a step, by which speeds (`share`): those of the other ranks follow from this host's.
     """
-    tokens, epoch = config.batch_size * config.sequence_length, place.epoch
-    if config.steps is None:
-        steps = max(1, math.ceil(epoch * (config.epochs or 1)))
-    else:
-        steps = min(config.steps, math.ceil(epoch * config.epochs)) if config.epochs else config.steps
     speed = _matrix_speed(config, place.device)
     threads = torch.get_num_threads() / max(1, config.threads or len(os.sched_getaffinity(0)) // place.here)
     if place.device.type == "cpu" and threads > 1:
@@ -613,8 +614,8 @@ def _estimate(config: Config, found: Footprint, place: Place, shared: dict) -> d
     own = speeds[min(number("RANK_OFFSET", 0), place.ranks - 1)]
     longest = max(part * own / speed for part, speed in zip(shared["split"], speeds, strict=True))
     return {
-        "steps": steps,
-        "tokens_a_step": tokens,
+        "steps": _steps(config, place.epoch),
+        "tokens_a_step": config.batch_size * config.sequence_length,
         "flops_a_token": found.flops,
         "matrix_flops_per_second": speed,
         "compute_seconds": longest * config.sequence_length * found.flops / (REACHED * speed),
@@ -846,9 +847,10 @@ def _inside_first(name: str, place: Place) -> bool:
 
 def _bucket(config: Config, place: Place) -> dict:
     """What travels at once under ddp: {mb, why}."""
-    if config.bucket_mb:
+    exact = config.comm in ways.EXACT
+    if exact and config.bucket_mb:
         return {"mb": config.bucket_mb, "why": "bucket_mb, set or by the measured link"}
-    if config.comm not in ways.EXACT or place.nodes == 1 or place.row or place.hop is None:
+    if not exact or place.nodes == 1 or place.row or place.hop is None:
         return {"mb": ways.BUCKET_MB, "why": "the default"}
     chosen = network.bucket_mb(place.link * ways.USED, place.hop, place.nodes)
     return {"mb": chosen, "why": f"by the link: a hop takes {1000 * place.hop:.2g} ms"}

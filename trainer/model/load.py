@@ -251,7 +251,9 @@ def _cure(error: Exception, text: str, here: bool) -> str:
         return cure
     if isinstance(error, ImportError):
         return "install what it names beside the trainer, in the same environment"
-    if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
+    # Of weights in parts, one may be missing from what is there.
+    whole = not re.search(r"-\d{5}-of-\d{5}", text)
+    if whole and "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
         return (
             "weights must be safetensors; pickled ones, which can run code when they are read, are not: convert them "
             "elsewhere, or choose another repository of this model"

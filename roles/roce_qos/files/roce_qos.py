@@ -97,10 +97,11 @@ def check(wanted, port):
 
 
 def had(wanted, port):
-    """What the port has of what is to be set: {classes: [[dscp, priority]], pfc, tos}."""
+    """What the port has of what is to be set: {classes: [[dscp, priority]], pfc, tos, ecn: {file: text}}."""
     there = classes_of(port["interface"])
     classes = [[one["dscp"], there[one["dscp"]]] for one in (wanted, CNP) if one["dscp"] in there]
-    return {"classes": classes, "pfc": paused(wanted, port), "tos": read(tos(port))}
+    switches = {path: read(path) for path in ecn(wanted, port)}
+    return {"classes": classes, "pfc": paused(wanted, port), "tos": read(tos(port)), "ecn": switches}
 
 
 def paused(wanted, port):
@@ -120,6 +121,9 @@ def clear(wanted, port):
         dcb("app", "replace", "dev", interface, "dscp-prio", *back)
     pfc = "on" if before.get("pfc") else "off"
     dcb("pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:{pfc}")
+    for path, text in before.get("ecn", {}).items():
+        if os.path.exists(path):
+            write(path, text)
     write(tos(port), before.get("tos") or "0")
 
 
