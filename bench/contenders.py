@@ -1,7 +1,7 @@
 """`python -m bench.contenders NAME DIR`: one contender on the material in DIR; prints its speeds and loss as JSON.
 
-What is common is given to each alike: weights, batch, length, steps, learning rate, threads, float32 on the CPU. The
-rest is each one's own default.
+What is common is given to each alike: weights, batch, length, steps, learning rate, threads, the device and in what
+products are computed. The rest is each one's own default.
 """
 
 import json
@@ -30,6 +30,8 @@ class Clock:
         self.ends: list[tuple[float, float]] = []
 
     def tick(self) -> None:
+        if on_gpu(self.case):
+            torch.cuda.synchronize()
         self.ends.append((time.perf_counter(), time.process_time()))
 
     def speeds(self, tokens: list[int]) -> dict[str, float]:
@@ -38,6 +40,11 @@ class Clock:
         timed = sum(tokens[first:last])
         seconds, cpu = (b - a for a, b in zip(self.ends[first - 1], self.ends[last - 1], strict=True))
         return {"speed": timed / seconds, "cpu_speed": timed / cpu}
+
+
+def on_gpu(case: Case) -> bool:
+    """Whether the contenders train on the first GPU."""
+    return case.device != "cpu" and torch.cuda.is_available()
 
 
 def ours(case: Case, folder: Path, *settings: str) -> dict:
@@ -56,10 +63,14 @@ def ours(case: Case, folder: Path, *settings: str) -> dict:
     metrics.Metrics.write = noted
     os.environ["TRAINYARD_RUN_DIR"] = tempfile.mkdtemp(prefix="run-", dir=folder)
     os.environ["TRAINYARD_CACHE_DIR"] = str(folder / "cache")
-    code = cli.main(["train", str(folder / "run.yaml"), *settings])
+    code = cli.main(["train", str(folder / "run.yaml"), f"dtype={case.dtype}", *settings])
     if code:
         sys.exit(code)
     return {**clock.speeds([one["tokens"] for one in steps]), "loss": steps[-1]["loss"]}
+
+
+def ours_compiled(case: Case, folder: Path) -> dict:
+    return ours(case, folder, "compile=true")
 
 
 def watched(case: Case, folder: Path) -> dict:
@@ -90,11 +101,17 @@ while True:
 """
 
 
-def bare(case: Case, folder: Path) -> dict:
+def bare(case: Case, folder: Path, compiled: bool = False) -> dict:
     """The limit: a loop of a few lines, with all batches ready in memory."""
+    device = torch.device("cuda" if on_gpu(case) else "cpu")
     batches = np.load(folder / "batches.npz")
-    inputs, labels, positions = (torch.from_numpy(batches[n]) for n in ("inputs", "labels", "positions"))
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).train()
+    inputs, labels, positions = (
+        torch.from_numpy(batches[n]).to(device) for n in ("inputs", "labels", "positions")
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).to(device).train()
+    if compiled:
+        model.compile()
+    narrow = torch.autocast(device.type, torch.bfloat16, enabled=case.dtype == "bfloat16")
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.01},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -102,8 +119,9 @@ def bare(case: Case, folder: Path) -> dict:
     optimizer = torch.optim.AdamW(groups, lr=case.lr, betas=(0.9, 0.95), fused=True)
     clock = Clock(case)
     for step in range(case.steps):
-        output = model(input_ids=inputs[step], position_ids=positions[step], use_cache=False)
-        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels[step].flatten())
+        with narrow:
+            output = model(input_ids=inputs[step], position_ids=positions[step], use_cache=False)
+        loss = torch.nn.functional.cross_entropy(output.logits.float().flatten(0, 1), labels[step].flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -113,7 +131,15 @@ def bare(case: Case, folder: Path) -> dict:
     return {**clock.speeds((labels != IGNORE).sum((1, 2)).tolist()), "loss": last}
 
 
-def hf_trainer(case: Case, folder: Path) -> dict:
+def bare_compiled(case: Case, folder: Path) -> dict:
+    return bare(case, folder, compiled=True)
+
+
+def hf_compiled(case: Case, folder: Path) -> dict:
+    return hf_trainer(case, folder, torch_compile=True)
+
+
+def hf_trainer(case: Case, folder: Path, **settings) -> dict:
     """transformers' Trainer, on the packed sequences where there are no records, else on padded records."""
     from transformers import (
         DataCollatorForLanguageModeling,
@@ -130,7 +156,8 @@ def hf_trainer(case: Case, folder: Path) -> dict:
     else:
         data, collate = _shifted(np.load(folder / "batches.npz")), default_data_collator
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    trainer = Trainer(model, TrainingArguments(**_arguments(case, folder)), collate, data)
+    arguments = TrainingArguments(**_arguments(case, folder), **settings)
+    trainer = Trainer(model, arguments, collate, data)
     return _clocked(case, trainer)
 
 
@@ -158,7 +185,7 @@ def _sft(case: Case, folder: Path, **settings) -> dict:
     else:  # packed already; where a document begins it does not want to know
         inputs = np.load(folder / "batches.npz")["inputs"]
         data = [{"input_ids": row} for row in inputs.reshape(-1, inputs.shape[-1]).tolist()]
-    arguments = SFTConfig(**_arguments(case, folder), max_length=case.sequence_length, bf16=False, **settings)
+    arguments = SFTConfig(**_arguments(case, folder), max_length=case.sequence_length, **settings)
     trainer = SFTTrainer(
         AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
         args=arguments,
@@ -178,7 +205,8 @@ def _arguments(case: Case, folder: Path) -> dict:
         "save_strategy": "steps",
         "save_steps": case.steps,  # one checkpoint, at the end, as ours
         "save_total_limit": 1,
-        "use_cpu": True,
+        "use_cpu": not on_gpu(case),
+        "bf16": case.dtype == "bfloat16",
         "report_to": "none",
         "disable_tqdm": True,
     }
@@ -219,9 +247,12 @@ def _clocked(case: Case, trainer) -> dict:
 
 CONTENDERS = {
     "bare": bare,
+    "bare-compiled": bare_compiled,
     "ours": ours,
+    "ours-compiled": ours_compiled,
     "watched": watched,
     "hf": hf_trainer,
+    "hf-compiled": hf_compiled,
     "sft": sft,
     "sft-kept": sft_kept,
     "sft-packed": sft_packed,
@@ -231,7 +262,10 @@ CONTENDERS = {
 def main(name: str, folder: Path) -> None:
     case = Case(**json.loads((folder / "case.json").read_text()))
     torch.set_num_threads(case.threads)
-    print(json.dumps(CONTENDERS[name](case, folder)))
+    found = CONTENDERS[name](case, folder)
+    if on_gpu(case):
+        found["peak"] = torch.cuda.max_memory_allocated()
+    print(json.dumps(found))
 
 
 main(sys.argv[1], Path(sys.argv[2]))

@@ -46,6 +46,7 @@ class Case:
     threads: int = len(os.sched_getaffinity(0))
     lr: float = 1e-3
     device: str = "cpu"
+    dtype: str = "float32"  # in which products are computed; weights and moments are float32
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class Measured:
 
     speed: float  # tokens with a loss, a second, over the timed steps
     cpu_speed: float  # the same a second of a CPU: what is left of it where others compute here, too
-    peak: int  # bytes of resident memory, all of the process's life
+    peak: (
+        int  # bytes of resident memory, all of the process's life; of one that trains on a GPU, of the GPU's
+    )
     loss: float | None = None  # of the last step, in nats a token
 
 
@@ -87,7 +90,7 @@ def prepared(case: Case) -> Iterator[Path]:
 def contend(name: str, folder: Path) -> Measured:
     """One run of a contender of bench/contenders.py."""
     output, peak = process([sys.executable, "-m", "bench.contenders", name, str(folder)], folder)
-    return Measured(**json.loads(output.splitlines()[-1]), peak=peak)
+    return Measured(**{"peak": peak, **json.loads(output.splitlines()[-1])})
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -148,18 +151,32 @@ def process(command: Sequence[str], folder: Path, settings: dict[str, str] | Non
 
 
 def rounds(case: Case, contenders: dict[str, str], count: int) -> dict[str, Measured]:
-    """The medians of `count` rounds, by the contenders' titles; `contenders`: {title: name}.
+    """The medians of `count` rounds, by the contenders' titles; `contenders`: {title: name}."""
+    with prepared(case) as folder:
+        return turns(folder, contenders, count)
 
-    In a round each runs once, so that a slow minute hits them all.
+
+def turns(
+    folder: Path, contenders: dict[str, str], count: int, may_fail: bool = False
+) -> dict[str, Measured]:
+    """The same on what is `prepared`. In a round each runs once, so that a slow minute hits them all.
+
+    may_fail: one that fails, as for memory, is told of and left out.
     """
     found: dict[str, list[Measured]] = {title: [] for title in contenders}
-    with prepared(case) as folder:
-        for number in range(count):
-            for title, name in contenders.items():
-                one = contend(name, folder)
-                found[title].append(one)
-                speeds = f"{one.speed:,.0f} tokens/s, {one.cpu_speed:,.0f} a CPU second"
-                tell(f"round {number + 1}: {title}: {speeds}, {one.peak >> 20:,} MiB")
+    for number in range(count):
+        for title in list(found):
+            try:
+                one = contend(contenders[title], folder)
+            except RuntimeError as error:
+                if not may_fail:
+                    raise
+                tell(f"{title}: {fault(error)}")
+                del found[title]
+                continue
+            found[title].append(one)
+            speeds = f"{one.speed:,.0f} tokens/s, {one.cpu_speed:,.0f} a CPU second"
+            tell(f"round {number + 1}: {title}: {speeds}, {one.peak >> 20:,} MiB")
 
     def median(ones: list[Measured], name: str) -> float:
         return statistics.median(getattr(one, name) for one in ones)
@@ -170,6 +187,12 @@ def rounds(case: Case, contenders: dict[str, str], count: int) -> dict[str, Meas
         )
         for title, ones in found.items()
     }
+
+
+def fault(error: RuntimeError) -> str:
+    """What a process that failed said last of an error."""
+    said = [line for line in str(error).splitlines() if "error" in line.lower()]
+    return said[-1] if said else str(error)
 
 
 def tell(line: str) -> None:
@@ -193,10 +216,10 @@ def against(found: dict[str, Measured], base: str) -> list[list[str]]:
     ]
 
 
-def same_losses(found: dict[str, Measured], *names: str) -> str:
+def same_losses(found: dict[str, Measured], *names: str, within: float = 1e-4) -> str:
     """Say that contenders computed the same; raises RuntimeError where they did not, and nothing was compared."""
     losses = [found[name].loss for name in names]
-    if max(losses) - min(losses) > 1e-4 * max(losses):
+    if max(losses) - min(losses) > within * max(losses):
         raise RuntimeError(f"{' and '.join(names)} did not compute the same: losses {losses}")
     return f"Last step's loss: {losses[0]:.4f} of {' and '.join(names)} alike."
 

@@ -30,6 +30,22 @@ def test_medians_of_interleaved_rounds(monkeypatch, capsys):
     assert "round 3: B: 3 tokens/s, 6 a CPU second, 3 MiB" in capsys.readouterr().err
 
 
+def test_what_does_not_fit_leaves_the_others_their_figures(monkeypatch, capsys):
+    def contend(name, folder):
+        if name == "hf-compiled":
+            raise RuntimeError("exit code 1\nOutOfMemoryError: CUDA out of memory\nbye")
+        return Measured(10.0, 20.0, 1 << 20, 2.0 if name != "ours" else 2.01)
+
+    monkeypatch.setattr(measure, "contend", contend)
+    found = measure.turns(None, gpu.PEERS, 2, may_fail=True)
+    assert list(found) == [title for title in gpu.PEERS if title != "HF Trainer, compiled"]
+    assert "HF Trainer, compiled: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
+    told = gpu._beside(found)
+    assert "| Trainyard | 10 | 1.00 |" in told and told.endswith("alike. Failed: HF Trainer, compiled.")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measure.turns(None, gpu.PEERS, 1)
+
+
 def test_contenders_that_did_not_compute_the_same_are_not_compared():
     found = {"A": Measured(1, 1, 1, 2.0), "B": Measured(1, 1, 1, 2.0001), "C": Measured(1, 1, 1, 2.01)}
     assert measure.same_losses(found, "A", "B").startswith("Last step's loss: 2.0000")
