@@ -403,7 +403,7 @@ class Recorder:
         tells what even ones would have taken (Balance.saved), None where steps do not; and those speeds.
         """
         balance = self.run.balance
-        if max(report.shares) - min(report.shares) <= 1 or not balance.speeds:
+        if list(report.shares) == balance.even or not balance.speeds:
             return None
         saved = balance.saved(report.rank_seconds, report.shares)
         if saved is not None:

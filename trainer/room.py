@@ -184,7 +184,7 @@ def _refusal(
     ]
     return (
         f"rank {world.rank}: a step of a single sequence needs about {needs // MIB:,} MiB of the {where}, and "
-        f"{there // MIB:,} MiB are free for it; nothing was started. What would help: {', '.join(cures)}; or leave "
+        f"{there // MIB:,} MiB are free for it; no step was made. What would help: {', '.join(cures)}; or leave "
         "this host out (-l). `trainer plan` shows what takes how much"
     )
 

@@ -273,10 +273,10 @@ def _times(view: dict) -> str:
 def _shares(view: dict) -> str:
     """The ranks' shares of a step where they are not alike, and what that is good for; "" where they are."""
     shares = view.get("shares") or []
-    if not shares or max(shares) - min(shares) <= 1:
+    gain = view.get("speed_up") or {}
+    if not shares or (max(shares) - min(shares) <= 1 and not gain):
         return ""
     shown = ":".join(map(str, shares[:SHOWN_SHARES])) + (":…" if len(shares) > SHOWN_SHARES else "")
-    gain = view.get("speed_up") or {}
     speeds = gain.get("speeds") or []
     told = f" by speeds {':'.join(f'{one:.2f}' for one in speeds[:SHOWN_SHARES])}" if speeds else ""
     if len(speeds) > SHOWN_SHARES:

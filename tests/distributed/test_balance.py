@@ -98,6 +98,24 @@ def test_how_much_faster_steps_have_become_is_told_without_an_even_one(
     assert told["expected"] == pytest.approx(2)
     assert told["got"] > 1.2 and told["got"] == pytest.approx(seconds["even"] / seconds["auto"], rel=0.25)
     assert ranks.status(tmp_path / "even/node0")["speed_up"] is None
+    # And what the faster rank waits is what the other sleeps longer.
+    went = ranks.status(tmp_path / "even/node0")["parts"]
+    assert went["waiting"][0] == pytest.approx(8 * (0.06 - 0.02), rel=0.4)
+    assert went["waiting"][1] < went["waiting"][0] / 3 and went["compute"][1] > 8 * 0.06
+
+
+def test_diloco_s_ranks_have_work_by_their_speeds_too(material, tmp_path):
+    """And it is the run that has those shares by a list, to the bit."""
+    patch = {("trainer.loop", "tensors"): _always, ("trainer.calibrate", "_pass"): _tried}
+    words = (*LONG, "steps=6", "micro_batch_size=2", "comm=diloco", "sync_every=4")
+    found = {}
+    for balance in ("auto", "12,4"):
+        folder = tmp_path / balance
+        found[balance] = ranks.run(
+            folder, 2, material / "run.yaml", *words, f"balance={balance}", patch=patch
+        )
+        assert all(step["shares"] == [12, 4] for step in ranks.records(folder / "node0"))
+    assert found["auto"] == found["12,4"]
 
 
 def test_what_listed_shares_are_good_for_is_told_once_the_speeds_are_known(material, tmp_path):

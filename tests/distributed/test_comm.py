@@ -156,6 +156,7 @@ def test_on_a_slow_network_auto_says_once_what_would_be_faster(material, tmp_pat
     (one,) = said
     assert one["step"] == 40 and one["reason"] == advice
     assert "the network takes" in advice
+    assert ranks.status(tmp_path / "node0")["parts"]["wire"] >= 0.2
     other = (
         "-e comm="
         if strategy == "ddp"

@@ -284,6 +284,22 @@ def test_a_run_by_epochs_meets_as_often_as_one_of_as_many_steps():
     assert plan._rhythm(from_mapping({**keys, "epochs": 2}), there)[1] == 300
 
 
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ("ddp", "all of it on each rank"),
+        ("zero1", "the optimizer's in even parts, whatever the ranks' memory, the rest on each rank"),
+        ("zero2", "gradients in even parts, whatever the ranks' memory, the weights on each rank"),
+        ("fsdp", "state: in even parts, whatever the ranks' memory"),
+        ("infinity", "state: in even parts, whatever the ranks' memory"),
+    ],
+)
+def test_which_part_of_the_state_a_rank_holds_is_said(strategy, said):
+    shares = {"split": [12, 4], "speeds": [3.0, 1.0], "speed_up": 2.0, "at_once": 12}
+    text = "\n".join(plan._shares(from_mapping({}), place(1 << 40), {"shares": shares, "strategy": strategy}))
+    assert said in text and "12, 4 of" in text and "2.00 times as fast as even ones" in text
+
+
 def test_what_lossy_ways_hold_does_not_go_by_buckets_for_exact_sums():
     found = Footprint(
         **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}

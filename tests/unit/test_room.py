@@ -76,9 +76,7 @@ def test_a_rank_without_room_for_one_sequence_is_refused_and_told_what_would_do(
         room.at_once(config, LONG, World(other=8))
     text = str(refused.value)
     assert f"rank 0: a step of a single sequence needs about {one >> 20:,} MiB of the memory" in text
-    assert (
-        "gradient_checkpointing: true" in text and "adapter: lora" in text and "nothing was started" in text
-    )
+    assert "gradient_checkpointing: true" in text and "adapter: lora" in text and "no step was made" in text
     assert "micro_batch_size" not in text  # it is one already
 
 

@@ -209,6 +209,8 @@ def test_shares_that_a_run_began_with_are_told_with_the_speeds_that_were_tried()
     assert (
         "12:4 by speeds 1.00:0.33; they compute 2.00 times as fast as even ones, as expected by these" in text
     )
+    few = {"node1": host(["a"], a={**told, "shares": [1, 2]})}  # of three: even ones are 2:1, half as fast
+    assert "shares of a step 1:2 by speeds 1.00:0.33" in cluster_status(few, "a")
 
 
 def test_what_steps_do_not_tell_of_is_not_called_computing():
