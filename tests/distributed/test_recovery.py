@@ -220,6 +220,31 @@ def test_a_host_is_cut_off_and_comes_back(launch, curve):
 
 
 @pytest.mark.full
+def test_a_host_is_cut_off_and_comes_back_where_ranks_seldom_meet(launch):
+    """Two hosts go on from the last meeting of three, and three from that of two: the curve is one curve."""
+    run = launch(3, "comm=diloco", "sync_every=4", "diloco_fragments=2")
+    wait(lambda: step(run, 0) > 12)
+    power_cut(run, 1)
+    wait(lambda: running(run, 0, 2, 2) and running(run, 2, 2, 2))
+    last = step(run, 0)
+    wait(lambda: step(run, 0) > last + 8)
+    run.nodes[1] = run.start(1)
+    wait(lambda: all(running(run, node, 3, 3) for node in range(3)))
+    last = step(run, 0)
+    wait(lambda: step(run, 0) > last + 8)
+    stop(run, 2, 1, 0)
+    found = [ranks.losses(run.root / f"node{node}") for node in range(3)]
+    assert found[0] == found[1] == found[2] and sum(found[0][-5:]) / 5 < 0.8 * found[0][0]
+    for node in range(3):
+        assert [one["reason"] for one in events(run, node)] == ["node1 is gone", "node1 takes part"]
+    saved = [sorted((run.root / f"node{node}/checkpoints").glob("step-*"))[-1:] for node in range(3)]
+    assert sum(map(len, saved)) == 2  # copies on two of the hosts
+    assert (
+        len({(path.name, (path / "model.safetensors").read_bytes()) for (path,) in filter(None, saved)}) == 1
+    )
+
+
+@pytest.mark.full
 def test_a_run_that_was_stopped_while_its_store_was_silent_does_not_begin_again(material, tmp_path):
     """The head's power fails, and the store goes with it; the other host is stopped, and tells it later."""
     root, untold = tmp_path / "runs", tmp_path / "untold"
