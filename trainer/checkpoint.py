@@ -82,7 +82,7 @@ class Saved:
     path: Path
     hosts: list[str]  # that have a copy
     begin: float  # time.perf_counter()
-    copy_seconds: float  # that the step waited
+    copy_seconds: float  # that the step waited, for the checkpoint before it, too
     seconds: float | None = None  # in all; None: not there yet
     warning: str = ""  # what went wrong once it was there
 
@@ -121,14 +121,16 @@ class Saver:
                 if not left.name.endswith(".damaged"):
                     shutil.rmtree(left, ignore_errors=True)
 
-    def save(self, facts: dict, spare: int | None = None) -> None:
+    def save(self, facts: dict, spare: int | None = None, waited: float = 0.0) -> None:
         """Begin a checkpoint of `facts['step']`, once the one before is there; without `background`, end it, too.
 
-        spare: a step whose checkpoint is kept, however old.
+        spare: a step whose checkpoint is kept, however old. waited: seconds that the step has waited for it already.
         Raises TrainerError on all ranks where the one before failed or this one cannot be begun.
         """
+        before = time.perf_counter()
         self.settle()
         begin = time.perf_counter()
+        waited += begin - before
         self._choose_writers()
         snapshot = Snapshot(self.strategy, self.optimizer, self.writers, self.background, self.group)
         manifest = {
@@ -142,7 +144,7 @@ class Saver:
         path = self.folder / f"step-{facts['step']:08d}"
         world = self.world
         hosts = [world.hosts[rank] for rank in sorted(world.firsts) if world.keepers[rank] in self.writers]
-        self._saved = Saved(facts["step"], path, hosts, begin, time.perf_counter() - begin)
+        self._saved = Saved(facts["step"], path, hosts, begin, waited + time.perf_counter() - begin)
         self._told = False
         self._thread = threading.Thread(target=self._finish, args=(snapshot, manifest, spare), daemon=True)
         self._thread.start()

@@ -520,9 +520,10 @@ class Recorder:
         """
         if self.run.progress.step == self.saved_step:
             return  # it may still be under way: nobody waits for it
+        before = time.perf_counter()
         self.settle()
         with self._may_fail():
-            self._begin()
+            self._begin(time.perf_counter() - before)
         self._tell_saved()
 
     def save_last(self) -> None:
@@ -533,15 +534,18 @@ class Recorder:
             self.saver.settle()
         self._tell_saved()
 
-    def _begin(self) -> None:
-        """Begin the present step's checkpoint, if there is none; one is not under way."""
+    def _begin(self, waited: float = 0.0) -> None:
+        """Begin the present step's checkpoint, if there is none; one is not under way.
+
+        waited: seconds that the step has waited for that.
+        """
         run, step = self.run, self.run.progress.step
         if step == self.saved_step:
             return
         self.show(state="saving")
         run.strategy.settle()
         self.saved_step, self.saved_at = step, time.monotonic()
-        self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved)
+        self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved, waited=waited)
         self._saving_bytes = run.strategy.uncounted_bytes
         self._tell_passed_over()
         self.show(state="running")

@@ -5,6 +5,7 @@
 
 import dataclasses
 import math
+import os
 
 from trainer.balance import given, shares
 from trainer.commands import plan
@@ -55,27 +56,23 @@ def _most(config: Config, world: World) -> int:
 def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World, goes_on: bool) -> None:
     """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
 
-    That is where hosts are joined by slow interfaces, or what was measured between them is slow, and ddp has room on
-    each rank, if with fewer sequences at once. All ranks must call. A run that goes on, with other hosts than it began
-    with or once its link has been measured, is warned; so is one for which ddp has no room.
+    That is where hosts are joined by slow interfaces, or by such as tell no speed, or what was measured between them is
+    slow, and ddp has room on each rank, if with fewer sequences at once. All ranks must call. A run that goes on, with
+    other hosts than it began with or once its link has been measured, is warned; so is one for which ddp has no room.
     """
     shared = config.adapter != "none" and getattr(chosen(config, world), "shares_weights", False)
     if not shared or config.force_strategy or len(world.firsts) == 1:
         return
     if all(world.gather(world.device.type == "cuda" and rdma())):  # NCCL then goes by that
         return
-    said = plan.interface_speed(), config.link_gbit and config.link_gbit * 1e9
-    speeds = world.gather(min(filter(None, said), default=0.0))
-    slowest = min(filter(None, speeds), default=math.inf)
+    speeds = world.gather(_speed(config))
+    slowest = min(one or plan.ASSUMED for one in speeds)
     if slowest > plan.SLOW_LINK:
-        if not all(speeds) and world.first:
-            unknown = [host for host, one in zip(world.hosts, speeds, strict=True) if not one]
-            log(
-                f"warning: strategy: {config.strategy} sends the frozen weights, too, and how fast is not known of "
-                f"{', '.join(dict.fromkeys(unknown))}; playbooks/preflight.yml measures it. Strategy ddp, where it has "
-                "room, sends the adapter's gradients alone"
-            )
         return
+    unknown = dict.fromkeys(host for host, one in zip(world.hosts, speeds, strict=True) if not one)
+    pace = f"{slowest / 1e9:g} Gbit/s"
+    if unknown and slowest == plan.ASSUMED:
+        pace += f", which is assumed of {', '.join(unknown)} until playbooks/preflight.yml has measured it"
     place = dataclasses.replace(_place(config, world), link=slowest)
     try:
         found = footprint.measure(config, model_config, world.device.type)
@@ -85,7 +82,7 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
         ddp = plan.budget("ddp", one, found, place, plan.KERNELS)
         costs = (
             f"strategy: {config.strategy} sends the frozen weights, too: about {mine.wire_bytes / MIB:,.0f} MiB a "
-            f"step, {mine.wire_seconds:,.1f} s at {slowest / 1e9:g} Gbit/s. ddp"
+            f"step, {mine.wire_seconds:,.1f} s at {pace}. ddp"
         )
         words = (
             f"{costs} has room on all ranks, if with fewer sequences at once, and sends the adapter's gradients alone, "
@@ -95,8 +92,8 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
     except Exception as error:  # as in _size
         if world.first:
             log(
-                f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at "
-                f"{slowest / 1e9:g} Gbit/s; whether ddp, which would not, has room cannot be told: {error}"
+                f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at {pace}; "
+                f"whether ddp, which would not, has room cannot be told: {error}"
             )
         costs, words, fits = "", "", False
     if not all(world.gather(fits)):
@@ -109,6 +106,14 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
             raise BadInput(words)
         if world.first:
             log(f"warning: {words}")
+
+
+def _speed(config: Config) -> float:
+    """Bits a second of this rank's way to others, the lower of what its interface says and was measured; 0: unknown."""
+    if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":  # hosts by name alone
+        return math.inf
+    said = plan.interface_speed(), config.link_gbit and config.link_gbit * 1e9
+    return min(filter(None, said), default=0.0)
 
 
 def _size(config: Config, model_config, world: World) -> int:

@@ -45,6 +45,14 @@ def test_training_waits_for_the_copy_alone(material, whole, tmp_path, background
         assert names(tmp_path / node) == ["step-00000006", "step-00000012"]
 
 
+def test_the_wait_for_the_checkpoint_before_is_told(material, tmp_path):
+    """A disk that takes two seconds for a checkpoint of each step."""
+    patch = {("trainer.checkpoint", "TensorFile"): _slow}
+    ranks.run(tmp_path, 1, material / "run.yaml", "steps=3", "checkpoint_every=1", patch=patch)
+    first, second, _ = [one for one in records(tmp_path / "node0") if one.get("event") == "checkpoint"]
+    assert first["copy_seconds"] < 1 < second["copy_seconds"]
+
+
 def test_what_an_interrupted_save_left_is_not_in_the_way_of_the_next(material, whole, tmp_path):
     """On a disk with room for three, it and two checkpoints would leave none."""
     left = tmp_path / "node0/checkpoints"

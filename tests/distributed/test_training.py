@@ -246,6 +246,16 @@ def test_with_early_stopping_the_model_is_the_best_one(material, tmp_path, strat
             assert all(model[name].equal(there[name]) for name in model) == (step == best)
     assert json.loads((node / "summary.json").read_text())["model_step"] == best
     assert f"These weights are those of step {best}." in (node / "model/README.md").read_text()
+    # Started again, there is nothing to do, and the model is not taken away first: its disk may be full by now.
+    taken = {("trainer.commands.train", "_take_away"): _not_again}
+    ranks.run(
+        tmp_path, 2, material / "run.yaml", *extra, "checkpoint_keep=1", "checkpoint_every=1", patch=taken
+    )
+    assert (node / "model/model.safetensors").exists()
+
+
+def _not_again(directory):
+    raise AssertionError(f"{directory} was taken away")
 
 
 @pytest.mark.parametrize("action", ["skip", "rollback"])

@@ -395,7 +395,7 @@ def test_what_has_all_ranks_of_diloco_meet_early():
 
 
 def test_the_convention_of_flops():
-    from transformers import LlamaForCausalLM, MixtralForCausalLM
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, MixtralForCausalLM
     from transformers.models.llama import LlamaConfig
     from transformers.models.mixtral import MixtralConfig
 
@@ -417,6 +417,13 @@ def test_the_convention_of_flops():
     assert flops.per_token(tied) == 6 * weights
     adapted = lora.add(model, from_mapping({"adapter": "lora", "lora_rank": 4, "lora_targets": "q_proj"}))
     assert flops.per_token(adapted) == 4 * weights + 6 * 2 * 4 * (32 + 32)
+    # Positions are looked up, as tokens are, whose table is the head here.
+    gpt = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=1, n_head=2))
+    assert flops.per_token(gpt) == 6 * (32 * 96 + 32 * 32 + 2 * 32 * 128 + 32 * 100)
+    sees, text = torch.nn.Module(), LlamaForCausalLM(LlamaConfig(**shape))
+    sees.vision_tower, sees.text = torch.nn.Linear(1000, 1000), text
+    sees.get_output_embeddings, sees.config = text.get_output_embeddings, text.config
+    assert flops.per_token(sees) == 6 * weights
     experts = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2))
     # Of four experts a token meets two; and the router, 32 x 4.
     met = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 2 * 3 * 32 * 64 + 32 * 4) + 32 * 100

@@ -34,6 +34,7 @@ CONTEXT = 600 << 20  # bytes of a GPU that CUDA and NCCL take for themselves
 WIRELESS = 0.3e9  # bits a second of a network that says no speed: what good Wi-Fi carries in a house
 LETTERS = 4  # of a text, a token
 COPIED = 64 << 20  # bytes, to see how fast memory is: more than a cache holds
+ASSUMED = 1e9  # of a network of which nothing is known: gigabit Ethernet
 SLOW_LINK = 2.5e9  # bits a second at most of what takes long to carry a model
 MIB = 1 << 20
 RESULTS = Path("runs")  # where the playbooks keep what they have measured
@@ -529,7 +530,7 @@ def _link(asked: str | None, nodes: int) -> tuple[float, str, float | None]:
             return found.bits, found.source, found.hop
     if speed := interface_speed():
         return speed, f"as {os.environ.get('GLOO_SOCKET_IFNAME', 'the interface')} reports", None
-    return 1e9, "assumed: nothing was measured", None
+    return ASSUMED, "assumed: nothing was measured", None
 
 
 def interface_speed(interfaces: Path = Path("/sys/class/net")) -> float | None:
@@ -611,6 +612,8 @@ def _estimate(config: Config, found: Footprint, place: Place, shared: dict) -> d
     if place.device.type == "cpu" and threads > 1:
         speed /= threads
     speeds = shared["speeds"] or [1.0] * place.ranks
+    # What checkpointed activations cost: forward once more, 2 operations a weight of 6, or of 4 where it is frozen.
+    again = (3 / 2 if config.adapter != "none" else 4 / 3) if config.gradient_checkpointing else 1.0
     own = speeds[min(number("RANK_OFFSET", 0), place.ranks - 1)]
     longest = max(part * own / speed for part, speed in zip(shared["split"], speeds, strict=True))
     return {
@@ -618,7 +621,7 @@ def _estimate(config: Config, found: Footprint, place: Place, shared: dict) -> d
         "tokens_a_step": config.batch_size * config.sequence_length,
         "flops_a_token": found.flops,
         "matrix_flops_per_second": speed,
-        "compute_seconds": longest * config.sequence_length * found.flops / (REACHED * speed),
+        "compute_seconds": longest * config.sequence_length * found.flops * again / (REACHED * speed),
         "optimizer_seconds": 4 * ways.ADAMW * found.trainable / _memory_speed(place.device),
     }
 

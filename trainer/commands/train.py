@@ -221,7 +221,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     step = _take_best(run, observer.best_saved)
     results = environment.run_dir / "model"
     if world.keeps:
-        if metrics.read_summary(environment.run_dir).get("steps") != step:
+        before = metrics.read_summary(environment.run_dir)
+        if before.get("model_step", before.get("steps")) != step:
             _take_away(results)
         _summarise(run, begin, step)
     _export(strategy, source.tokenizer, results)

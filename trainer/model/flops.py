@@ -3,8 +3,9 @@
 The convention: a token costs 6 operations for each trained weight that it meets in a matrix product (2 forward, 2 for
 the gradient of the input, 2 for the weight's own) and 4 for each frozen one, which has no gradient of its own: 6N for
 full fine-tuning, 4N for LoRA. Of experts those count that a token is sent to. Left out are embeddings that are only
-looked up, attention's products of tokens with tokens, and what activation checkpointing computes again. So
-MFU, the share of the GPU's peak that this makes, is of the model's work and not of the hardware's.
+looked up, of positions, too, the parts of pictures and sounds, which no text reaches, attention's products of tokens
+with tokens, and what activation checkpointing computes again. So MFU, the share of the GPU's peak that this makes, is
+of the model's work and not of the hardware's.
 """
 
 import re
@@ -12,6 +13,7 @@ import re
 import torch
 import torch.nn as nn
 
+from trainer.model import senses
 from trainer.model.lora import without_adapter
 
 # Words after a card's name that make it another one, of other units or power, or a part of it.
@@ -93,14 +95,15 @@ def _stands_in(one: str, name: str) -> bool:
 def per_token(model: nn.Module) -> float:
     """FLOPs of a token's forward and backward pass, by the convention above."""
     base = without_adapter(model)
-    looked_up = base.get_input_embeddings()
     head = base.get_output_embeddings()
-    tied = head is not None and getattr(head, "weight", None) is getattr(looked_up, "weight", None)
-    skipped = set() if tied or looked_up is None else {id(one) for one in looked_up.parameters()}
+    tables = (one for one in base.modules() if isinstance(one, nn.Embedding))
+    skipped = {id(one.weight) for one in tables} - {id(getattr(head, "weight", None))}
+    elsewhere = re.compile(senses.WITHIN) if senses.found(base) else None
     reached = _share_of_experts(base.config.get_text_config())
     total = 0.0
     for name, one in model.named_parameters():
-        if one.ndim >= 2 and id(one) not in skipped:
+        within = elsewhere and elsewhere.fullmatch(name)
+        if one.ndim >= 2 and id(one) not in skipped and not within:
             share = reached if ".experts." in name else 1.0
             total += (6 if one.requires_grad else 4) * share * elements(one)
     return total
