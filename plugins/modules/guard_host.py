@@ -45,7 +45,11 @@ def differs(item):
     found = os.stat(path)
     with open(path, "rb") as source:
         content = source.read()
-    wanted = (item["content"].encode(), int(item["mode"], 8), account(pwd.getpwnam, item["owner"]).pw_uid)
+    wanted = (
+        item["content"].encode(errors="surrogateescape"),
+        int(item["mode"], 8),
+        account(pwd.getpwnam, item["owner"]).pw_uid,
+    )
     group = account(grp.getgrnam, item["group"]).gr_gid
     return (content, found.st_mode & 0o7777, found.st_uid, found.st_gid) != (*wanted, group)
 

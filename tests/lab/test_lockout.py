@@ -162,8 +162,8 @@ def test_the_controller_is_killed_between_apply_and_confirm(plays, prefix, power
     begin = time.monotonic()
     if power:
         plays.lab.power(HOST, on=False)
-        plays.lab.power(HOST, on=True)
         begin = time.monotonic()
+        plays.lab.power(HOST, on=True)
     seconds = back(plays, begin)
     TABLE.append(("the controller is killed" + " and the host reboots" * power, seconds))
     assert seconds < 60

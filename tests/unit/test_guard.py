@@ -90,7 +90,10 @@ def all_kinds(etc):
         {"path": str(etc / "resolv.conf"), "content": "nameserver 192.0.2.1\n"},
         {"path": str(etc / "aside.yaml"), "move_to": str(etc / "kept" / "aside.yaml.old")},
         {"path": str(etc / "gone.conf"), "state": "absent"},
-        {"path": str(etc / "new" / "deep" / "file.conf"), "content": "made\n"},
+        {
+            "path": str(etc / "new" / "deep" / "file.conf"),
+            "content": "made f\udcfcr\n",
+        },  # somebody's, in Latin-1
     ]
 
 
@@ -103,7 +106,7 @@ def test_every_kind_of_change_is_written_and_undone(guard, etc):
     assert not (etc / "resolv.conf").is_symlink()
     assert (etc / "kept" / "aside.yaml.old").read_text() == "aside"
     assert not (etc / "gone.conf").exists() and not (etc / "aside.yaml").exists()
-    assert (etc / "new" / "deep" / "file.conf").read_text() == "made\n"
+    assert (etc / "new" / "deep" / "file.conf").read_bytes() == b"made f\xfcr\n"
 
     report = guard.restore("network")["report"]
     assert snapshot(etc) == before

@@ -93,6 +93,18 @@ def test_congestion_control_is_switched_as_it_was(host):
     assert [one.read_text() for one in switches.values()] == ["0", "1"]
 
 
+def test_a_port_that_cannot_be_cleared_does_not_keep_the_other_from_its_class(host):
+    names = {"mlx5_0": "gone0", "mlx5_1": "eth1"}
+    ports = [{"device": device, "port": 1, "interface": name} for device, name in names.items()]
+    for port in ports:  # dcb knows nothing of the first
+        name_device(host, port["interface"], port["device"])
+    applied = {"dscp": 26, "priority": 3, "pfc": True, "tos": 106, "ports": ports}
+    (host / "run/trainyard-roce-qos.json").write_text(json.dumps(applied))
+    done = qos(host, "apply", ports[1])
+    assert done.returncode == 0 and "warning: `dcb" in done.stderr, done.stderr
+    assert "dev eth1" in (host / "asked").read_text()
+
+
 def test_what_was_applied_to_a_card_that_is_gone_is_forgotten(host):
     """Else nothing could be set again until the next boot."""
     applied = {"dscp": 26, "priority": 3, "pfc": True, "tos": 106}

@@ -403,7 +403,10 @@ class Guard:
                 pwd.getpwnam(item.get("owner", "root")).pw_uid,
                 grp.getgrnam(item.get("group", "root")).gr_gid,
             )
-            write_file(path, item["content"].encode(), int(item.get("mode", "0644"), 8), uid, gid)
+            content = item["content"].encode(
+                errors="surrogateescape"
+            )  # somebody's own may be in any encoding
+            write_file(path, content, int(item.get("mode", "0644"), 8), uid, gid)
 
     def apply(self, name):
         """Run the commands of an armed change; a failure undoes it at once, not only when the time is up."""

@@ -58,7 +58,10 @@ def clear_all(wanted):
         applied = json.loads(text)
         for port in applied["ports"]:
             if os.path.exists(f"{ROOT}/sys/class/net/{port['interface']}"):
-                clear(applied, port)
+                try:
+                    clear(applied, port)
+                except (OSError, Fault) as fault:  # the other ports are to be served all the same
+                    print(f"warning: {fault}", file=sys.stderr)
         os.unlink(APPLIED)
     return []
 
