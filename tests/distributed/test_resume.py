@@ -93,6 +93,8 @@ def test_resume_of_three_ranks_is_exact(material, tmp_path, strategy):
         ("zero1", "fsdp", "infinity"),
         pytest.param(("zero2", "offload", "zero3"), marks=pytest.mark.full),
         pytest.param(("offload", "zero3", "zero2"), marks=pytest.mark.full),
+        pytest.param(("fsdp", "zero1", "ddp"), marks=pytest.mark.full),
+        pytest.param(("ddp", "infinity", "zero1"), marks=pytest.mark.full),
     ],
 )
 def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path, strategies):
