@@ -95,7 +95,17 @@ def _curve(world, make, settings):
         for group in optimizer.param_groups:
             group["lr"] = 0.01
         optimizer.step()
+    if "8bit" in chosen.optimizer:
+        kinds = {one.dtype for state in optimizer.state.values() for one in map(_local, state.values())}
+        assert torch.uint8 in kinds, kinds
     return {"losses": losses, "norm": norm, "wire": strategy.wire_bytes}
+
+
+def _local(value):
+    """A rank's part of what is sharded; of numbers a tensor, too."""
+    import torch
+
+    return value.to_local() if hasattr(value, "to_local") else torch.as_tensor(value)
 
 
 def _llama(**settings):
@@ -103,7 +113,13 @@ def _llama(**settings):
 
     sizes = {"vocab_size": 97, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
-    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads, **settings))
+    return AutoModelForCausalLM.from_config(LlamaConfig(**{**sizes, **heads, **settings}))
+
+
+def _wide():
+    """bitsandbytes has moments of 8 bits from 4,096 values on, and scales of 256: so many are in each rank's parts."""
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 128)
+    return _llama(**sizes, num_key_value_heads=2)
 
 
 def _recomputing():
@@ -160,7 +176,7 @@ KINDS = {  # name: (model, settings, whether float32 throughout)
     "mixture of experts": (_experts, {}, True),
     "lora": (_adapter, {}, True),
     "4 bits": (_quantised, {}, True),
-    "8-bit optimizer": (_llama, {"optimizer": "adamw_8bit"}, True),
+    "8-bit optimizer": (_wide, {"optimizer": "adamw_8bit"}, True),
     "bfloat16": (_llama, {"dtype": "bfloat16"}, False),
     "lora on bfloat16": (_mixed, {"dtype": "bfloat16"}, False),
 }
