@@ -57,6 +57,10 @@ options:
     description: Seconds for which the package index counts as fresh.
     type: int
     default: 3600
+  idle:
+    description: Install nothing; wait until no other apt or dpkg is at work.
+    type: bool
+    default: false
   lock_timeout:
     description: Seconds to wait for another apt or dpkg.
     type: int
@@ -240,6 +244,16 @@ def as_options(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("-o", setting)]
 
 
+def wait_for_others(lock_timeout: int) -> None:
+    """Until nobody else holds dpkg; raises Hindered. What else apt finds wrong is mended, or told, when it installs."""
+    try:
+        run_apt(["apt-get", "check", "-qq", *as_options("DPkg::Lock::Timeout=0")], lock_timeout)
+    except Hindered:
+        raise
+    except Failure:
+        return
+
+
 def apt_update(lock_timeout: int) -> None:
     """Refresh the host's package index."""
     options = as_options("Acquire::Retries=3", f"DPkg::Lock::Timeout={lock_timeout}")
@@ -414,6 +428,7 @@ def main() -> None:
             "upgrade": {"type": "list", "elements": "str", "default": []},
             "source": {"choices": ["auto", "index", "controller"], "default": "auto"},
             "cache_valid_time": {"type": "int", "default": 3600},
+            "idle": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
             "files": {"type": "dict"},
             "archive": {"type": "path"},
@@ -438,6 +453,16 @@ def main() -> None:
         present = installed(names) if names else set()
         return [name for name in names if name not in present]
 
+    if options["idle"]:
+        NOTE.path = PACKAGES
+        try:
+            if not module.check_mode:
+                wait_for_others(options["lock_timeout"])
+        except Hindered as failure:
+            module.fail_json(msg=f"{failure} Nothing was changed.")
+        finally:
+            NOTE.close()
+        module.exit_json(changed=False)
     if options["move"] or options["upgrade"]:
         names = options["names"] if options["move"] else []
         if not (reaches_index() or (has_directory() and all(map(known, names)))):

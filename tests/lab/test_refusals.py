@@ -9,6 +9,8 @@ CARD = "/opt/fake/sys/bus/pci/devices/0000:01:00.0"
 VIRT, NO_CONTAINER = "/usr/local/bin/systemd-detect-virt", "#!/bin/sh\\nexit 1\\n"
 MODPROBE = "/usr/local/sbin/modprobe"
 NO_MODULES = "#!/bin/sh\\necho modprobe: Module ib_core not found >&2\\nexit 1\\n"
+LOCK = "/var/lib/dpkg/lock-frontend"
+HOLDS = f'import fcntl, time; f = open("{LOCK}", "w"); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(900)'
 PORT = "/opt/roce/sys/class/infiniband/rocep1s0/ports/1"
 
 
@@ -47,6 +49,13 @@ REFUSED = {
         (),
         {},
         "/opt/trainyard/env: found 0.07 GB free; expected 3.00 GB",
+    ),
+    "an apt at work": (
+        f"setsid -f python3 -c '{HOLDS}' >/dev/null 2>&1; sleep 1",
+        "pkill -f [l]ock-frontend",
+        (),
+        {"packages_lock_timeout": 3},
+        f"holds {LOCK}, for more than 3 s now",
     ),
     "a kernel without RDMA": (
         f"printf '{NO_CONTAINER}' > {VIRT}; printf '{NO_MODULES}' > {MODPROBE}; chmod +x {VIRT} {MODPROBE}",

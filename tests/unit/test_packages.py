@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -43,8 +44,8 @@ def apt(tmp_path, monkeypatch):
     monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
     holders = []
 
-    def hold(seconds):
-        command = [sys.executable, "-c", HOLD, str(tmp_path / "lists/lock"), str(seconds)]
+    def hold(seconds, lock=tmp_path / "lists/lock"):
+        command = [sys.executable, "-c", HOLD, str(lock), str(seconds)]
         holders.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         holders[-1].stdout.readline()
         return holders[-1].pid
@@ -58,6 +59,28 @@ def apt(tmp_path, monkeypatch):
 def test_another_apt_that_refreshes_the_index_is_waited_for(packages, apt):
     apt(2)
     packages.apt_update(lock_timeout=60)
+
+
+def test_who_holds_dpkg_is_waited_for_before_anything_is_installed(packages, apt, tmp_path, monkeypatch):
+    if os.geteuid():
+        pytest.skip("dpkg is root's")
+    state = tmp_path / "dpkg"
+    state.mkdir()
+    for name in ("status", "lock-frontend"):
+        (state / name).touch()
+    settings = (tmp_path / "apt.conf").read_text()
+    (tmp_path / "apt.conf").write_text(f'{settings}Dir::State::status "{state}/status";\n')
+    pid = apt(60, state / "lock-frontend")
+    with pytest.raises(
+        packages.Hindered, match=f"process {pid} .* holds {state}/lock-frontend, for more than 1 s"
+    ):
+        packages.wait_for_others(lock_timeout=1)
+    os.kill(pid, signal.SIGKILL)
+    packages.wait_for_others(lock_timeout=1)
+    (state / "status").write_text(
+        "no status of packages\n"
+    )  # whatever else is wrong, apt says when it installs
+    packages.wait_for_others(lock_timeout=1)
 
 
 def test_who_holds_the_index_too_long_is_named(packages, apt, tmp_path):
