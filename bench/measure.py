@@ -71,9 +71,7 @@ class Measured:
 
     speed: float  # tokens with a loss, a second, over the timed steps
     cpu_speed: float  # the same a second of a CPU: what is left of it where others compute here, too
-    peak: (
-        int  # bytes of resident memory, all of the process's life; of one that trains on a GPU, of the GPU's
-    )
+    peak: int  # bytes of resident memory, all of the process's life; on a GPU, of the GPU's
     loss: float | None = None  # of the last step, in nats a token
 
 

@@ -127,10 +127,8 @@ class Saver:
         spare: a step whose checkpoint is kept, however old. waited: seconds that the step has waited for it already.
         Raises TrainerError on all ranks where the one before failed or this one cannot be begun.
         """
-        before = time.perf_counter()
         self.settle()
         begin = time.perf_counter()
-        waited += begin - before
         self._choose_writers()
         snapshot = Snapshot(self.strategy, self.optimizer, self.writers, self.background, self.group)
         manifest = {

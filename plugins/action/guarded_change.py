@@ -56,10 +56,7 @@ class ActionModule(ActionBase):
             )
         here = self._connection.get_option("host") if self._connection.transport == "ssh" else "localhost"
         own = guard_files()
-        digests = {
-            path: hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
-            for path, text in own.items()
-        }
+        digests = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in own.items()}
         found = self._host("compare", change=json.dumps(change), files=digests)
         if not change["files"]:
             if found["armed"] and not found["guard_current"] and not self._task.check_mode:

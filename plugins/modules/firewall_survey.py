@@ -37,14 +37,14 @@ GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirme
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 # To another port of the host: -p tcp … --dport 80 -j REDIRECT --to-ports 8080; tcp dport 80 … redirect to :8080
+PASSED_ON = re.compile(
+    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
+    r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
+)
 # iptables-save: -A INPUT -s 10.0.0.0/24 -i eth0 -m comment --comment "some words" -j ACCEPT
 IPTABLES = re.compile(
     r"-A INPUT(?: -s (?P<of>\S+))?(?: -i (?P<by>\S+))?(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
     r" -j (?P<verdict>ACCEPT|DROP|REJECT)\b.*"
-)
-PASSED_ON = re.compile(
-    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
-    r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
 )
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
@@ -310,27 +310,24 @@ def shut_by_nft(text, peers):
     Of IPv4's input: what one such chain drops no other one can let in.
     """
     parts = json.loads(text or "{}").get("nftables", [])
-    chains, sets = {}, {}
+    policies, verdicts, sets = {}, {}, {}
     for chain in (part["chain"] for part in parts if "chain" in part):
         ours = (chain["family"], chain["table"]) == ("inet", "trainyard")
         if chain.get("hook") == "input" and chain["family"] in ("ip", "inet") and not ours:
-            # What it comes to for a peer: the first rule that takes all it sends, else the policy.
-            chains[chain["family"], chain["table"], chain["name"]] = [chain.get("policy", "accept")]
+            policies[chain["family"], chain["table"], chain["name"]] = chain.get("policy", "accept")
     for one in (part["set"] for part in parts if "set" in part):
         sets.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
     for rule in (part["rule"] for part in parts if "rule" in part):
-        verdicts = chains.get((rule["family"], rule["table"], rule["chain"]))
         words = [word for word in rule.get("expr", []) if not word.keys() & {"counter", "log"}]
         verdict = next(iter(words[-1]), "") if words else ""
         known = sets.get((rule["family"], rule["table"]), {})
-        if verdicts is None or verdict not in ("accept", "drop", "reject"):
-            continue
-        if len(words) == 1 or (verdict == "accept" and lets_in(words, peers, known)):
-            verdicts.append(verdict)
+        for_all = len(words) == 1 and verdict in ("accept", "drop", "reject")
+        if for_all or (verdict == "accept" and lets_in(words, peers, known)):  # the first one counts
+            verdicts.setdefault((rule["family"], rule["table"], rule["chain"]), verdict)
     return [
         f"nftables' chain {chain} of table {family} {table}"
-        for (family, table, chain), (policy, *first) in chains.items()
-        if (first or [policy])[0] != "accept"
+        for (family, table, chain), policy in policies.items()
+        if verdicts.get((family, table, chain), policy) != "accept"
     ]
 
 
@@ -353,9 +350,11 @@ def shut_by_iptables(text, peers):
 def shut(module, peers):
     """Packet filters other than ours, of whichever program, that shut out peers, whom they do not know."""
     found = []
-    if peers and module.get_bin_path("iptables-save"):
+    if not peers:
+        return found
+    if module.get_bin_path("iptables-save"):
         found += shut_by_iptables(module.run_command(["iptables-save", "-t", "filter"])[1], peers)
-    if peers and module.get_bin_path("nft"):
+    if module.get_bin_path("nft"):
         # nft shows what iptables has made, too, as ip filter.
         found += [
             one

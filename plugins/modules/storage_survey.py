@@ -155,7 +155,7 @@ def main() -> None:
     mounts = mounts_at(path)
     units = sorted({where(text) for text in our_units().values()})
     what = place(path, mounts, units)
-    asks_nobody = what in ("directory", "full") or (what == "mount" and mounts[-1]["type"] not in NETWORK)
+    looks = what in ("directory", "full") or (what == "mount" and mounts[-1]["type"] not in NETWORK)
     files = [
         name for name in ("/etc/exports", *sorted(glob.glob("/etc/exports.d/*.exports"))) if name != ours
     ]
@@ -171,7 +171,7 @@ def main() -> None:
             "user": module.params["user"],
             "account": user,
             "place": what,
-            "writable": not asks_nobody or writable(path, module.params["user"] if user else None),
+            "writable": not looks or writable(path, module.params["user"] if user else None),
             "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
             "closed": closed(path, gid),
             "mounts": mounts,

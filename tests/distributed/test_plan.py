@@ -233,13 +233,16 @@ def test_bytes_of_a_fragment_are_those_of_the_step_in_which_it_meets(small, tmp_
     assert way["wire_bytes"] == pytest.approx(sum(rows) / len(rows), rel=0.05)
 
 
+def sizes(**found):
+    """A footprint of which all else is nothing."""
+    nothing = {field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
+    return Footprint(**nothing | found)
+
+
 def diloco(**keys):
     """What is planned of 4 hosts with a rank each at 1 Gbit/s, a step of 0.5 s, and 1 GB to meet with."""
     config = from_mapping({"comm": "diloco", "sync_every": 50, "checkpoint_every": 0, **keys})
-    found = Footprint(
-        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
-    )
-    found = dataclasses.replace(found, gradients=4_000_000_000, fragment=1_000_000_000, weights=1 << 20)
+    found = sizes(gradients=4_000_000_000, fragment=1_000_000_000, weights=1 << 20)
     there = place(1 << 40, nodes=4)
     return (
         plan.at_once(config, found, there)["diloco"],
@@ -264,10 +267,7 @@ def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
     _, waiting, memory = diloco(checkpoint_every=500)
     assert waiting - diloco()[1] == pytest.approx(18e9 * 8 / 0.94e9 / 500, rel=0.01)
     assert memory["checkpoint"] == 0  # nothing is trained in this footprint
-    found = Footprint(
-        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
-    )
-    found = dataclasses.replace(found, trainable=1000)
+    found = sizes(trainable=1000)
     for comm, each in (("exact", 12), ("8bit", 16), ("diloco", 20)):
         config = from_mapping({"comm": comm})
         for here in (1, 2):  # one rank of a host makes them, of the memory of all
@@ -301,10 +301,7 @@ def test_which_part_of_the_state_a_rank_holds_is_said(strategy, said):
 
 
 def test_what_lossy_ways_hold_does_not_go_by_buckets_for_exact_sums():
-    found = Footprint(
-        **{field.name: 0 for field in dataclasses.fields(Footprint)} | {"tensors": (), "trained": ()}
-    )
-    found = dataclasses.replace(found, gradients=1 << 30, blocks=1 << 30)
+    found = sizes(gradients=1 << 30, blocks=1 << 30)
     for comm in ("16bit", "8bit", "diloco", "powersgd"):
         held = [plan._lossy_bytes(from_mapping({"comm": comm, "bucket_mb": mb}), found) for mb in (None, 1)]
         assert held[0] == held[1]

@@ -286,6 +286,19 @@ def settings_in_force(pair, node):
     assert pair.exec(node, "su", "-", "trainyard", "-c", "ulimit -l").strip() == "unlimited"
 
 
+def applied(plays, tags):
+    """Roles run, and change nothing the second time."""
+    play = plays.run(tags)
+    assert play.rc == 0, play.text
+    assert plays.run(tags).changed == {"node1": 0, "node2": 0}
+
+
+def reboot(pair, node):
+    tasks = [{"name": "Reboot", "ansible.builtin.reboot": {"reboot_timeout": 300}}]
+    play = playbook.run(pair, [{"hosts": node, "gather_facts": False, "become": True, "tasks": tasks}])
+    assert play.rc == 0, play.text
+
+
 def off(pair, node):
     """Seconds that chrony has yet to correct."""
     return abs(float(pair.exec(node, "chronyc", "-c", "tracking").split(",")[4]))
@@ -294,24 +307,17 @@ def off(pair, node):
 @pytest.mark.full
 def test_kernel_settings_and_locked_memory(pair, tmp_path):
     """What the role tuning does that no container can show; after a reboot, too."""
-    plays = Plays(pair, tmp_path)
-    play = plays.run("identity,time_sync,tuning")
-    assert play.rc == 0, play.text
-    assert plays.run("identity,time_sync,tuning").changed == {"node1": 0, "node2": 0}
+    applied(Plays(pair, tmp_path), "identity,tuning")
     settings_in_force(pair, "node2")
-    tasks = [{"name": "Reboot", "ansible.builtin.reboot": {"reboot_timeout": 300}}]
-    play = playbook.run(pair, [{"hosts": "node2", "gather_facts": False, "become": True, "tasks": tasks}])
-    assert play.rc == 0, play.text
+    reboot(pair, "node2")
     settings_in_force(pair, "node2")
-    pair.exec("node2", "chronyc", "waitsync", "60", "0.1", "0", "1")
 
 
 @pytest.mark.full
 def test_a_clock_that_is_off_is_set(pair, tmp_path):
-    """What the role time_sync does that no container can show."""
+    """What the role time_sync does that no container can show; after a reboot, too."""
     plays = Plays(pair, tmp_path)
-    play = plays.run("identity,time_sync")
-    assert play.rc == 0, play.text
+    applied(plays, "identity,time_sync")
     # It is set when chronyd starts.
     pair.exec("node2", "systemctl", "stop", "chrony")
     pair.exec("node2", "date", "-s", f"@{time.time() + 300:.0f}")
@@ -332,6 +338,8 @@ def test_a_clock_that_is_off_is_set(pair, tmp_path):
     assert abs(float(pair.exec("node2", "date", "+%s")) - time.time()) < 20
     assert plays.run("time_sync").changed == {"node1": 0, "node2": 0}
     pair.exec("node2", "mv", "/etc/chrony/chrony.conf.keep", "/etc/chrony/chrony.conf")
+    reboot(pair, "node2")
+    pair.exec("node2", "chronyc", "waitsync", "60", "0.1", "0", "1")
 
 
 @pytest.mark.full
@@ -419,9 +427,7 @@ def test_bench_measures_rdma_and_its_delay_with_and_without_load(pair, tmp_path)
 def test_a_reboot_keeps_its_files_and_loads_its_modules(pair):
     pair.exec("node2", "sh", "-c", "echo nfsd > /etc/modules-load.d/ours.conf; touch /run/forgotten")
     before = boot_id(pair, "node2")
-    tasks = [{"name": "Reboot", "ansible.builtin.reboot": {"reboot_timeout": 300}}]
-    play = playbook.run(pair, [{"hosts": "node2", "gather_facts": False, "become": True, "tasks": tasks}])
-    assert play.rc == 0, play.text
+    reboot(pair, "node2")
     assert boot_id(pair, "node2") != before
     assert "nfsd" in pair.exec("node2", "cat", "/proc/modules")
     assert pair.exec("node2", "ls", "/run/forgotten", check=False) == ""

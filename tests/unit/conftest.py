@@ -88,14 +88,16 @@ def by_ansible(name, check, arguments):
 START = """
 import runpy, sys
 import ansible.module_utils
-path = sys.argv.pop()  # a module takes a word for its arguments
-ansible.module_utils.__path__.append(path.replace("modules/", "module_utils/").rpartition("/")[0])
+path, beside = sys.argv[1:]
+del sys.argv[1:]  # a module takes a word for its arguments
+ansible.module_utils.__path__.append(beside)
 runpy.run_path(path, run_name="__main__")
 """
 
 
 def by_itself(name, check, arguments):
     """The module's file, with the arguments that Ansible gives it."""
-    command = [sys.executable, "-c", START, str(ROOT / f"plugins/modules/{name}.py")]
+    places = ROOT / f"plugins/modules/{name}.py", ROOT / "plugins/module_utils"
+    command = [sys.executable, "-c", START, *map(str, places)]
     told = json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check}})
     return subprocess.run(command, input=told, capture_output=True, text=True, cwd=ROOT)

@@ -42,16 +42,27 @@ LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on 
 
 def main(config: Config, environment: Environment, stop_signal: StopSignal) -> int:
     """Train; returns the exit code. Every ending is written to status.json and, as `error: …`, to the log."""
-    status, own = None, False  # own: a failure that the other ranks do not know of
+    status, own = None, False
     at_once = Stopped("ended before the first step, at once; start it again to go on")
 
-    def leave_at_once() -> None:
-        if status:
-            status.update(state=_last_state("stopped"), reason=str(at_once))
-        print(f"stopped: {at_once}", flush=True)
-        _leave(at_once.code)
+    def end(failure: TrainerError, own: bool = False) -> int:
+        """Write this ending down; own: a failure that the other ranks do not know of."""
+        stop_signal.nothing_to_save = False  # no Ctrl-C comes between this ending and its words
+        word = "stopped" if failure.code == Stopped.code else "failed"
+        with contextlib.suppress(OSError):
+            if status:
+                status.update(state=_last_state(word), reason=str(failure))
+            if not _launched():  # a launcher has to see it, too, and removes it
+                environment.stop_file.unlink(missing_ok=True)
+        print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
+        if own and not (environment.first_on_host or _launched()):
+            # torchrun's terminal does not show this rank's words.
+            print(f"error: rank {environment.rank}: {failure}", file=sys.__stderr__, flush=True)
+        if environment.world_size > 1 or failure is at_once:  # what others' threads do is not waited for
+            _leave(failure.code)
+        return failure.code
 
-    stop_signal.leave = leave_at_once
+    stop_signal.leave = lambda: end(at_once)
     try:
         environment.run_dir.mkdir(parents=True, exist_ok=True)
         if environment.first_on_host and not _launched():
@@ -100,20 +111,7 @@ def main(config: Config, environment: Environment, stop_signal: StopSignal) -> i
             f"a fault of the trainer itself, please report it: {type(error).__name__}: {error}"
         )
 
-    stop_signal.nothing_to_save = False  # no Ctrl-C comes between this ending and its words
-    word = "stopped" if failure.code == Stopped.code else "failed"
-    with contextlib.suppress(OSError):
-        if status:
-            status.update(state=_last_state(word), reason=str(failure))
-        if not _launched():  # a launcher has to see it, too, and removes it
-            environment.stop_file.unlink(missing_ok=True)
-    print(f"{'stopped' if word == 'stopped' else 'error'}: {failure}", flush=True)
-    if own and not (environment.first_on_host or _launched()):
-        # torchrun's terminal does not show this rank's words.
-        print(f"error: rank {environment.rank}: {failure}", file=sys.__stderr__, flush=True)
-    if environment.world_size > 1 or failure is at_once:  # what others' threads do is not waited for
-        _leave(failure.code)
-    return failure.code
+    return end(failure, own)
 
 
 def _train(config: Config, world: World, status, stop_signal) -> None:

@@ -98,12 +98,10 @@ def per_token(model: nn.Module) -> float:
     head = base.get_output_embeddings()
     tables = (one for one in base.modules() if isinstance(one, nn.Embedding))
     skipped = {id(one.weight) for one in tables} - {id(getattr(head, "weight", None))}
-    elsewhere = re.compile(senses.WITHIN) if senses.found(base) else None
     reached = _share_of_experts(base.config.get_text_config())
     total = 0.0
     for name, one in model.named_parameters():
-        within = elsewhere and elsewhere.fullmatch(name)
-        if one.ndim >= 2 and id(one) not in skipped and not within:
+        if one.ndim >= 2 and id(one) not in skipped and not re.fullmatch(senses.WITHIN, name):
             share = reached if ".experts." in name else 1.0
             total += (6 if one.requires_grad else 4) * share * elements(one)
     return total

@@ -403,9 +403,8 @@ class Guard:
                 pwd.getpwnam(item.get("owner", "root")).pw_uid,
                 grp.getgrnam(item.get("group", "root")).gr_gid,
             )
-            content = item["content"].encode(
-                errors="surrogateescape"
-            )  # somebody's own may be in any encoding
+            # Somebody's own may be in any encoding.
+            content = item["content"].encode(errors="surrogateescape")
             write_file(path, content, int(item.get("mode", "0644"), 8), uid, gid)
 
     def apply(self, name):
