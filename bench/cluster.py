@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.measure import WAYS, markdown
+from bench.measure import WAYS, markdown, together
 from lab.lab import Lab, Options, obstacles
 from lab.network import BURST
 from trainer.balance import solve
@@ -43,7 +43,9 @@ COMMON = {
     "lr": 0.001,
     "lr_schedule": "constant",  # another would give runs of other lengths other rates, and so other losses
 }
-SEQUENCES = 48  # of a step of the tables on balance
+# Of a step of the tables on balance: seconds, as steps over gigabit Ethernet take. In shorter ones the cores themselves
+# become faster and slower by a tenth and more, each host's at another moment, and the slowest of each step counts.
+SEQUENCES = 192
 WAITS = 0.8  # of a step's time, by exact ddp behind the links of the table on ways
 STOPPED = 75  # how a trainer ends that was asked to
 # What is asked of each: times fewer bytes than exact.
@@ -184,18 +186,6 @@ def apart(lab: Lab, name: str, batches: dict[str, int], count: int, **config) ->
     return rows
 
 
-def together(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
-    """Of each host's steps those that lie in the time in which all hosts have computed, their first three apart."""
-    if min(map(len, rows.values())) <= 3:
-        return {host: [] for host in rows}
-    begin = max(found[2]["time"] for found in rows.values())
-    end = min(found[-1]["time"] for found in rows.values())
-    return {
-        host: [row for row in found if begin <= row["time"] - row["step_seconds"] and row["time"] <= end]
-        for host, found in rows.items()
-    }
-
-
 def _around(before: dict[str, list[dict]], after: dict[str, list[dict]]) -> list[dict]:
     """What each host did for itself, by `apart`, before a run and after it: as `paces`, and `steps`.
 
@@ -234,7 +224,7 @@ def parts(shares) -> dict[str, int]:
 def balance(lab: Lab, quick: bool) -> str:
     """Even shares, learnt ones, and the hosts each for itself, at quotas of 2:1:1 and 4:2:1."""
     rows = []
-    steps = 20 if quick else 60
+    steps = 12 if quick else 36
     # What is asked: auto over even, where something is, and auto over the sum.
     for shares, faster, of_sum in (((0.8, 0.4, 0.4), 1.25, 0.92), ((0.8, 0.4, 0.2), None, 0.90)):
         name = ":".join(f"{share / min(shares):.0f}" for share in shares)
@@ -284,8 +274,9 @@ def balance(lab: Lab, quick: bool) -> str:
 def slowed(lab: Lab, quick: bool) -> str:
     """A host that loses half of its speed in mid-run, and how soon the run is where it can be."""
     shares, later = (0.8, 0.4, 0.4), (0.4, 0.4, 0.4)
+    count = 8 if quick else 20
     with cpus(lab, later):
-        new = sum(map(speed, apart(lab, "apartslow", parts(later), 8 if quick else 20).values()))
+        before = apart(lab, "beforeslow", parts(later), count)
     with cpus(lab, shares):
         group = Group(lab, "slowed", HOSTS, batch_size=SEQUENCES, steps=LEARNT + (30 if quick else 80))
         while not _step(group) >= LEARNT and group.running():
@@ -293,10 +284,15 @@ def slowed(lab: Lab, quick: bool) -> str:
         lab.set_cpus(HOSTS[0], later[0])
         at = _step(group)
         rows = group.ended().rows()
+    with cpus(lab, later):
+        after = apart(lab, "afterslow", parts(later), count)
+    sums = [sum(map(speed, one.values())) for one in (before, after)]
+    new = sum(speed(before[host] + after[host]) for host in HOSTS)
     reached, last = recovery(rows, at, new)
     return (
         f"node1 of 2:1:1 loses half of its speed in step {at}. Five steps in a row have, on average, 0.88 of "
-        f"the new sum ({new:,.0f} tokens/s) {f'by the end of step {reached} after it' if reached else 'never'} "
+        f"the new sum ({new:,.0f} tokens/s; before {sums[0]:,.0f}, after {sums[1]:,.0f}) "
+        f"{f'by the end of step {reached} after it' if reached else 'never'} "
         f"(asked: within 30 steps: {'met' if reached and reached <= 30 else 'missed'}); the last ten have {last:.2f} "
         f"of it, with shares {':'.join(map(str, rows[-1]['shares']))}."
     )

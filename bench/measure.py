@@ -123,6 +123,18 @@ def speed_of(steps: list[dict], case: Case) -> float:
     return statistics.median(one["tokens"] / one["step_seconds"] for one in steps[case.untimed :])
 
 
+def together(rows: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Of each host's steps those that lie in the time in which all hosts have computed, their first three apart."""
+    if min(map(len, rows.values())) <= 3:
+        return {host: [] for host in rows}
+    begin = max(found[2]["time"] for found in rows.values())
+    end = min(found[-1]["time"] for found in rows.values())
+    return {
+        host: [row for row in found if begin <= row["time"] - row["step_seconds"] and row["time"] <= end]
+        for host, found in rows.items()
+    }
+
+
 def process(command: Sequence[str], folder: Path, settings: dict[str, str] | None = None) -> tuple[str, int]:
     """(what `command` printed, its peak of resident memory in bytes); raises RuntimeError where it fails."""
     threads = json.loads((folder / "case.json").read_text())["threads"]
@@ -134,8 +146,7 @@ def process(command: Sequence[str], folder: Path, settings: dict[str, str] | Non
         "HF_HUB_OFFLINE": "1",
         **(settings or {}),
     }
-    log = folder / "log"
-    with log.open("w+") as errors:
+    with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(
             command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
         )

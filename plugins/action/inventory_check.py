@@ -692,11 +692,11 @@ def check_given_addresses(inventory: Inventory) -> Iterable[Problem]:
     if inventory.local():
         return
     peers = {host: _ip(inventory.hosts[host].get("cluster_address")) for host in inventory.members()}
-    # Another port than SSH's may be a gateway's, which forwards.
+    # Another port than SSH's may be a gateway's, which forwards to a host that has a cluster_address.
     reached = {
         host: _ip(inventory.hosts[host].get("ansible_host"))
         for host in inventory.members()
-        if str(inventory.hosts[host].get("ansible_port", 22)) == "22"
+        if str(inventory.hosts[host].get("ansible_port", 22)) == "22" or not peers[host]
     }
     shared = [one for one, count in collections.Counter(reached.values()).items() if count > 1]  # a gateway's
     owners = {one: host for host, one in reached.items() if one not in shared} | {

@@ -98,6 +98,14 @@ def firewall_peers(hostvars, names, own):
     return [str(address) for address in sorted(found, key=lambda address: (address.version, address))]
 
 
+def cluster_addresses(hostvars, names):
+    """One address of each host: cluster_address, or by what Ansible reaches it; of those for which that is one."""
+    given = (
+        hostvars[name].get("cluster_address") or hostvars[name].get("ansible_host") or name for name in names
+    )
+    return [str(one) for one in map(address_of, map(str, given)) if not isinstance(one, str)]
+
+
 def own_addresses(variables):
     """The addresses that a host's interfaces have, by its facts; none where it was not asked."""
     facts = variables.get("ansible_facts") or {}
@@ -144,8 +152,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
                 f"{' and '.join(survey['shut'])} shut out whom they do not know on this host: what one firewall drops "
                 "another cannot let in; nothing was changed. Either let the peers in there, too (all that comes from "
                 "their addresses); or take it away, at boot, too (sudo systemctl disable --now nftables, or "
-                "netfilter-persistent, where it comes from their files; what is in force: sudo nft flush chain FAMILY "
-                "TABLE CHAIN and its policy, or sudo iptables -P INPUT ACCEPT; sudo iptables -F INPUT); or keep it and "
+                "netfilter-persistent, where it comes from their files; what is in force: sudo nft delete table "
+                "FAMILY TABLE, or sudo iptables -P INPUT ACCEPT; sudo iptables -F INPUT); or keep it and "
                 "set firewall_manage: false for this host (then open to the peers, in it, all TCP and UDP ports "
                 "yourself)."
             )
@@ -384,4 +392,8 @@ def kept(socket, allowed):
 
 class FilterModule:
     def filters(self):
-        return {"firewall_peers": firewall_peers, "firewall_plan": firewall_plan}
+        return {
+            "firewall_peers": firewall_peers,
+            "firewall_plan": firewall_plan,
+            "cluster_addresses": cluster_addresses,
+        }

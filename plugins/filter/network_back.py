@@ -110,7 +110,7 @@ class Returning:
         there = self.files["kept"].get(path, {})
         kept = there.get("text", "")
         if place == RESOLV_CONF:
-            if (self.resolv_conf or "").startswith(HEADER):
+            if path in self.files["kept"] and (self.resolv_conf or "").startswith(HEADER):
                 before = {"link_to": there["link"]} if "link" in there else {"content": kept, "mode": "0644"}
                 self.changes += [{"path": RESOLV_CONF, **before}, {"path": path, "state": "absent"}]
             else:

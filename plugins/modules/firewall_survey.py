@@ -1,6 +1,7 @@
 """What listens on a host, and which firewall it has: the input of the filter firewall_plan."""
 
 import contextlib
+import fnmatch
 import glob
 import ipaddress
 import json
@@ -29,6 +30,11 @@ options:
     type: list
     elements: str
     default: []
+  hosts:
+    description: One address of each of those hosts, the cluster's; whose packet filter shuts one out is told.
+    type: list
+    elements: str
+    default: []
 """
 
 
@@ -43,7 +49,9 @@ PASSED_ON = re.compile(
 )
 # iptables-save: -A INPUT -s 10.0.0.0/24 -i eth0 -m comment --comment "some words" -j ACCEPT
 IPTABLES = re.compile(
-    r"-A INPUT(?: -s (?P<of>\S+))?(?: -i (?P<by>\S+))?(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
+    r"-A INPUT(?: -s (?P<of>\S+))?(?: -i (?P<by>\S+))?"
+    r"(?P<new> -m (?:conntrack --ctstate|state --state) (?:\S+,)?NEW(?:,\S+)?)?"
+    r"(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
     r" -j (?P<verdict>ACCEPT|DROP|REJECT)\b.*"
 )
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
@@ -157,10 +165,7 @@ def ways(module, session, clients):
 
     The way back to a client leads there, or it has the session's address.
     """
-    back = set()
-    for client in clients:
-        rc, out, _ = module.run_command(["ip", "-json", "route", "get", client])
-        back |= {one.get("dev") for one in json.loads(out)} if rc == 0 else set()
+    back = set().union(*(links_to(module, client) for client in clients))
     links = interfaces(module.run_command)
     back |= {link["name"] for link in links if session and session["address"] in own_addresses(link)}
     return [link for link in links if back & {link["name"], link["master"]}]
@@ -290,27 +295,30 @@ def among(address, right, sets):
         return False
 
 
-def lets_in(words, peers, sets):
-    """Whether a rule of matches and accept is for all that a peer sends, or for all that comes by one interface."""
+def lets_in(words, peer, links, sets):
+    """Whether a rule of matches and accept is for all that a peer sends, which comes by one of `links`."""
     for word in words[:-1]:
         match = word.get("match", {})
         left, right = match.get("left", {}), match.get("right")
-        by_interface = left.get("meta", {}).get("key") in ("iif", "iifname") and right != "lo"
-        by_address = left.get("payload", {}).get("field") == "saddr" and any(
-            among(peer, right, sets) for peer in peers
-        )
-        if match.get("op") == "!=" or not (by_interface or by_address):
+        if left.get("ct", {}).get("key") == "state":
+            applies = "new" in (right if isinstance(right, list) else [right])
+        elif left.get("meta", {}).get("key") in ("iif", "iifname"):
+            names = right.get("set", []) if isinstance(right, dict) else [right]
+            applies = any(fnmatch.fnmatchcase(link, str(name)) for link in links for name in names)
+        else:
+            applies = left.get("payload", {}).get("field") == "saddr" and among(peer, right, sets)
+        if match.get("op") == "!=" or not applies:
             return False
     return True
 
 
 def shut_by_nft(text, peers):
-    """Chains of others that let in nothing but what they know, and no peer, by `nft -j list ruleset`, as [words].
+    """Chains of others that shut out one of the peers, by `nft -j list ruleset`, as [words].
 
-    Of IPv4's input: what one such chain drops no other one can let in.
+    peers: by address the interfaces by which it comes. Of IPv4's input: what one such chain drops no other can let in.
     """
     parts = json.loads(text or "{}").get("nftables", [])
-    policies, verdicts, sets = {}, {}, {}
+    policies, rules, sets = {}, {}, {}
     for chain in (part["chain"] for part in parts if "chain" in part):
         ours = (chain["family"], chain["table"]) == ("inet", "trainyard")
         if chain.get("hook") == "input" and chain["family"] in ("ip", "inet") and not ours:
@@ -319,39 +327,59 @@ def shut_by_nft(text, peers):
         sets.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
     for rule in (part["rule"] for part in parts if "rule" in part):
         words = [word for word in rule.get("expr", []) if not word.keys() & {"counter", "log"}]
-        verdict = next(iter(words[-1]), "") if words else ""
-        known = sets.get((rule["family"], rule["table"]), {})
-        for_all = len(words) == 1 and verdict in ("accept", "drop", "reject")
-        if for_all or (verdict == "accept" and lets_in(words, peers, known)):  # the first one counts
-            verdicts.setdefault((rule["family"], rule["table"], rule["chain"]), verdict)
+        if words:
+            rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(words)
+
+    def accepts(chain, peer):
+        for words in rules.get(chain, []):
+            verdict = next(iter(words[-1]), "")
+            if len(words) == 1 and verdict in ("accept", "drop", "reject"):
+                return verdict == "accept"
+            if verdict == "accept" and lets_in(words, peer, peers[peer], sets.get(chain[:2], {})):
+                return True
+        return policies[chain] == "accept"
+
     return [
-        f"nftables' chain {chain} of table {family} {table}"
-        for (family, table, chain), policy in policies.items()
-        if verdicts.get((family, table, chain), policy) != "accept"
+        f"nftables' chain {name} of table {family} {table}"
+        for family, table, name in policies
+        if not all(accepts((family, table, name), peer) for peer in peers)
     ]
 
 
 def shut_by_iptables(text, peers):
     """The same of `iptables-save -t filter`."""
-    verdict = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1]
-    for line in text.splitlines():
-        rule = IPTABLES.fullmatch(line)
-        if not rule:
-            continue
-        if not (rule["of"] or rule["by"]):
-            verdict = rule["verdict"]
-            break
-        known = not rule["of"] or any(among(peer, rule["of"], {}) for peer in peers)
-        if rule["verdict"] == "ACCEPT" and rule["by"] != "lo" and known:
-            return []
-    return ["iptables' chain INPUT"] if verdict != "ACCEPT" else []
+    policy = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1]
+    rules = [rule for line in text.splitlines() if (rule := IPTABLES.fullmatch(line))]
+
+    def accepts(peer):
+        for rule in rules:
+            of, by = rule["of"], (rule["by"] or "*").replace("+", "*")
+            if not (rule["of"] or rule["by"] or rule["new"]):
+                return rule["verdict"] == "ACCEPT"
+            known = not of or among(peer, of, {})
+            if (
+                rule["verdict"] == "ACCEPT"
+                and known
+                and any(fnmatch.fnmatchcase(link, by) for link in peers[peer])
+            ):
+                return True
+        return policy == "ACCEPT"
+
+    return [] if all(map(accepts, peers)) else ["iptables' chain INPUT"]
 
 
-def shut(module, peers):
-    """Packet filters other than ours, of whichever program, that shut out peers, whom they do not know."""
+def links_to(module, peer):
+    """The names of the interfaces by which the host reaches an address, and so by which it comes."""
+    rc, out, _ = module.run_command(["ip", "-json", "route", "get", peer])
+    return {one.get("dev", "") for one in json.loads(out)} if rc == 0 else set()
+
+
+def shut(module, hosts):
+    """Packet filters other than ours, of whichever program, that shut out one of the cluster's other `hosts`."""
     found = []
-    if not peers:
+    if not hosts:
         return found
+    peers = {host: links_to(module, host) for host in hosts}
     if module.get_bin_path("iptables-save"):
         found += shut_by_iptables(module.run_command(["iptables-save", "-t", "filter"])[1], peers)
     if module.get_bin_path("nft"):
@@ -365,7 +393,7 @@ def shut(module, peers):
 
 
 def main():
-    spec = {"peers": {"type": "list", "elements": "str", "default": []}}
+    spec = {name: {"type": "list", "elements": "str", "default": []} for name in ("peers", "hosts")}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     try:
         found = sockets(module.run_command)
@@ -385,7 +413,7 @@ def main():
             "clients": clients,
             "ufw": ufw_enabled(module),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
-            "shut": shut(module, module.params["peers"]),
+            "shut": shut(module, module.params["hosts"]),
             "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),
             "nft": bool(module.get_bin_path("nft")),
             "loaded": loaded(module),

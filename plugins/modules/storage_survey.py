@@ -98,11 +98,23 @@ def place(path: str, mounts: list[dict], units: list[str]) -> str:
 
 
 def writable(path: str, user: str | None) -> bool:
-    """Whether `user` may make files in the directory `path`, or without one, everybody may."""
+    """Whether `user` may make files in the directory `path`, or, where there is none yet, everybody may.
+
+    Or nobody has its owner's number: so a reset leaves it, and the user made anew mostly has that number again.
+    """
     if user is None:
-        return not ~os.stat(path).st_mode & (stat.S_IWOTH | stat.S_IXOTH)
+        found = os.stat(path)
+        return not ~found.st_mode & (stat.S_IWOTH | stat.S_IXOTH) or not has_name(found.st_uid)
     with acting_as(user):
         return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def closed(path: str, gid: int | None) -> str:

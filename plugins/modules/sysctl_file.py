@@ -63,8 +63,7 @@ from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.managed_block import read, write
 
 FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
-# Keys of modules that come with rules of firewalls, of later roles or somebody's own.
-LATER = ("net.netfilter.", "net.nf_conntrack_max", "net.bridge.")
+LATER = ("net.netfilter.nf_conntrack_", "net.nf_conntrack_max")  # they come with the role firewall's rules
 # What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
 NOT_OURS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -145,9 +144,8 @@ def take(settings: list[dict], root: str, write_it: bool, container: bool) -> tu
 
 
 def may_come(key: str, root: str) -> bool:
-    """Whether a key is not there, and may be brought by a module of the kernel that something loads later."""
-    path = os.path.join(root, key.replace(".", "/"))
-    return not os.path.exists(path) and (key.startswith(LATER) or not os.path.isdir(os.path.dirname(path)))
+    """Whether a key is not there, and may be brought by a module of the kernel that an earlier role of ours loads."""
+    return key.startswith(LATER) and not os.path.exists(os.path.join(root, key.replace(".", "/")))
 
 
 def main() -> None:
@@ -167,10 +165,10 @@ def main() -> None:
     path, settings = module.params["path"], module.params["settings"]
     before, after = read(path), render(settings)
     later = set_later(path)
-    own = [setting for setting in settings if setting["key"] not in later]
-    if module.params["only_look"]:
-        own = [setting for setting in own if not may_come(setting["key"], "/proc/sys")]
     write_it = not (module.check_mode or module.params["only_look"])
+    own = [setting for setting in settings if setting["key"] not in later]
+    if not write_it:  # on an untouched host
+        own = [setting for setting in own if not may_come(setting["key"], "/proc/sys")]
     applied, failed, refused = take(own, "/proc/sys", write_it, in_container())
     if refused:
         module.fail_json(

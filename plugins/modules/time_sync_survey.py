@@ -37,6 +37,8 @@ survey:
     stale: {description: Whether chronyd runs since before the file was written., type: bool}
 """
 
+import fnmatch
+import glob
 import os
 import time
 
@@ -71,19 +73,30 @@ def stale(started: float | None, conf: str) -> bool:
 
 
 def reads(conf: str, main: str = "/etc/chrony/chrony.conf") -> bool:
-    """Whether chronyd may come to `conf` by the file that it begins with, as it does by the package's own.
+    """Whether chronyd comes to `conf` by the file that it begins with, as it does by the package's own.
 
-    What that includes is not looked into: chronyd itself is asked before it is to run by it.
+    True without such a file, which the package then brings.
     """
+    return not os.path.exists(main) or comes_to(conf, main)
+
+
+def comes_to(conf: str, name: str, depth: int = 10) -> bool:
+    """Whether one of chrony's files brings in `conf`, or one that it includes does, in so many steps."""
     try:
-        with open(main, encoding="utf-8", errors="replace") as file:
+        with open(name, encoding="utf-8", errors="replace") as file:
             lines = [words for line in file if (words := line.split()) and words[0][0] not in "#!;%"]
     except OSError:
-        return True
-    folder = os.path.dirname(conf)
+        return False
     return any(
-        (word.lower() == "confdir" and folder in map(os.path.normpath, places)) or word.lower() == "include"
+        (word.lower() == "confdir" and os.path.dirname(conf) == os.path.normpath(place))
+        or (word.lower() == "include" and fnmatch.fnmatchcase(conf, place))
+        or (
+            word.lower() == "include"
+            and depth
+            and any(comes_to(conf, one, depth - 1) for one in glob.glob(place))
+        )
         for word, *places in lines
+        for place in places
     )
 
 

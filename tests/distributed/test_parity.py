@@ -18,6 +18,9 @@ from trainer.model.loss import IGNORE
 pytestmark = pytest.mark.distributed
 
 
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity")
+
+
 def documents(material):
     """The tokens of each."""
     from transformers import AutoTokenizer
@@ -178,8 +181,11 @@ def test_uneven_shares_of_an_adapter(material, tmp_path, size, strategy):
     ("adapter", "strategy"),
     [
         ("none", "ddp"),
-        pytest.param("lora", "ddp", marks=pytest.mark.full),
-        pytest.param("none", "fsdp", marks=pytest.mark.full),
+        *(
+            pytest.param(adapter, strategy, marks=pytest.mark.full)
+            for adapter, strategy in itertools.product(("none", "lora"), STRATEGIES)
+            if (adapter, strategy) != ("none", "ddp")
+        ),
     ],
 )
 def test_documents_that_are_kept_whole_on_four_unlike_ranks(material, tmp_path, adapter, strategy):
@@ -196,7 +202,7 @@ def test_documents_that_are_kept_whole_on_four_unlike_ranks(material, tmp_path, 
 
 @pytest.mark.full
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3", "offload", "infinity"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("size", "micro_batch"), [(1, 2), (2, 4), (2, 1), (4, 2), (4, 1)])
 def test_the_whole_matrix(material, references, tmp_path, adapter, strategy, size, micro_batch):
     """Even shares on 1, 2, 2, 4, 4 ranks, accumulated over 4, 1, 4, 1, 2 micro-batches; all weights, and an adapter."""

@@ -124,7 +124,11 @@ def test_of_two_starts_that_went_on_apart_the_later_one_counts(material, whole, 
 
 
 @pytest.mark.full
-def test_resume_of_an_adapter(material, tmp_path):
+@pytest.mark.parametrize(
+    ("strategies", "last"),
+    [(("fsdp", "ddp", "zero2"), 2), (("fsdp", "ddp", "zero2"), 1), (("zero3", "offload", "infinity"), 1)],
+)
+def test_resume_of_an_adapter(material, tmp_path, strategies, last):
     """Its checkpoint is what peft writes and reads, without the frozen weights."""
     from peft import PeftModel
     from safetensors.torch import load_file
@@ -132,11 +136,12 @@ def test_resume_of_an_adapter(material, tmp_path):
 
     lora = (material / "run.yaml", "adapter=lora", "lora_rank=4", "lora_dropout=0.1")
     straight = ranks.run(tmp_path / "straight", 1, *lora)
-    ranks.run(tmp_path, 2, *lora, "strategy=fsdp", codes=[75] * 2, stop_in=3)
-    ranks.run(tmp_path, 3, *lora, "strategy=ddp", codes=[75] * 3, stop_in=8)
-    assert ranks.run(tmp_path, 2, *lora, "strategy=zero2") == pytest.approx(straight, rel=1e-5)
+    first, second, third = (f"strategy={strategy}" for strategy in strategies)
+    ranks.run(tmp_path, 2, *lora, first, codes=[75] * 2, stop_in=3)
+    ranks.run(tmp_path, 3, *lora, second, codes=[75] * 3, stop_in=8)
+    assert ranks.run(tmp_path, last, *lora, third) == pytest.approx(straight, rel=1e-5)
 
-    checkpoint = tmp_path / "node1" / "checkpoints" / "step-00000012"
+    checkpoint = tmp_path / f"node{last - 1}" / "checkpoints" / "step-00000012"
     names = {path.name for path in checkpoint.iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"} <= names
     assert not {"model.safetensors", "config.json"} & names

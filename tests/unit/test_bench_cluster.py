@@ -31,9 +31,9 @@ def test_runs_of_other_lengths_have_the_same_learning_rates():
 
 
 def test_a_host_alone_has_the_batch_that_it_has_of_the_coupled_step():
-    assert cluster.parts((0.8, 0.4, 0.4)) == {"node1": 24, "node2": 12, "node3": 12}
+    assert cluster.parts((0.8, 0.4, 0.4)) == {"node1": 96, "node2": 48, "node3": 48}
     assert sum(cluster.parts((0.8, 0.4, 0.2)).values()) == cluster.SEQUENCES
-    assert cluster.parts((0.8, 0.4, 0.2))["node1"] in (27, 28)
+    assert cluster.parts((0.8, 0.4, 0.2))["node1"] in (109, 110)
 
 
 def test_only_steps_in_which_all_computed_count():
@@ -183,6 +183,7 @@ def test_tables_name_what_was_asked(monkeypatch):
     monkeypatch.setattr(cluster, "Group", Timed)
     monkeypatch.setattr(cluster, "apart", apart)
     monkeypatch.setattr(cluster, "RECORDED", [])
+    monkeypatch.setattr(cluster, "SEQUENCES", 48)
     told = cluster.balance(Lab(), quick=True)
     assert "1.333 (asked 1.25: met)" in told and "0.917 (asked 0.9: met)" in told
     assert len(re.findall(r"0\.0e\+00 \(asked at most 1e-05: met\)", told)) == 2

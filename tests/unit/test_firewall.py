@@ -9,7 +9,7 @@ import jinja2
 import pytest
 import yaml
 
-from plugins.filter.firewall_plan import firewall_peers, firewall_plan
+from plugins.filter.firewall_plan import cluster_addresses, firewall_peers, firewall_plan
 from plugins.module_utils import host_survey
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/firewall"
@@ -738,10 +738,11 @@ def test_the_survey_is_told_of_the_peers(repository):
     """By a tunnel that no login came by, the cluster's own traffic may come."""
     (block,) = yaml.safe_load((repository / "roles/firewall/tasks/precheck.yml").read_text())
     (survey,) = [task["firewall_survey"] for task in block["block"] if "firewall_survey" in task]
-    assert (
-        survey == {"peers": "{{ __firewall_peers }}"}
-        and "firewall_peers" in block["vars"]["__firewall_peers"]
-    )
+    assert survey == {
+        "peers": "{{ __firewall_peers }}",
+        "hosts": "{{ hostvars | cluster_addresses(__firewall_others) }}",
+    }
+    assert "firewall_peers" in block["vars"]["__firewall_peers"]
 
 
 def ruleset(rules, policy="accept", family="inet", table="filter", hook="input"):
@@ -755,7 +756,12 @@ def ruleset(rules, policy="accept", family="inet", table="filter", hook="input")
         "policy": policy,
     }
     made = [{"rule": {"family": family, "table": table, "chain": "in", "expr": rule}} for rule in rules]
-    known = {"family": family, "table": table, "name": "known", "elem": [{"elem": {"val": "10.0.0.2"}}]}
+    known = {
+        "family": family,
+        "table": table,
+        "name": "known",
+        "elem": [{"elem": {"val": "10.0.0.2"}}, "10.0.0.7"],
+    }
     return json.dumps(
         {"nftables": [{"metainfo": {}}, {"table": {}}, {"set": known}, {"chain": chain}, *made]}
     )
@@ -766,7 +772,17 @@ def source(right, op="=="):
     return [{"match": {"op": op, "left": left, "right": right}}, {"counter": {}}, {"accept": None}]
 
 
-BY_ETH0 = [{"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}, {"accept": None}]
+def by(*links):
+    right = links[0] if len(links) == 1 else {"set": list(links)}
+    return [{"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": right}}, {"accept": None}]
+
+
+def states(*names):
+    right = names[0] if len(names) == 1 else list(names)
+    return {"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": right}}
+
+
+PEERS = {"10.0.0.2": {"eth0"}, "10.0.0.7": {"eth0"}}
 SSH_ALONE = [{"match": {"op": "==", "left": {"payload": {}}, "right": 22}}, {"accept": None}]
 REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "expr": "admin-prohibited"}}]
 
@@ -788,12 +804,22 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
         ([source({"set": ["10.9.0.1", {"range": ["10.0.0.1", "10.0.0.9"]}]})], {"policy": "drop"}, False),
         ([source("@known")], {"policy": "drop"}, False),
         ([source("@unknown")], {"policy": "drop"}, True),
-        ([BY_ETH0], {"policy": "drop"}, False),
+        ([[states("new"), *source({"prefix": {"addr": "10.0.0.0", "len": 24}})]], {"policy": "drop"}, False),
+        ([[states("established", "related"), {"accept": None}], SSH_ALONE], {"policy": "drop"}, True),
+        ([by("eth0")], {"policy": "drop"}, False),
+        ([by("eth*")], {"policy": "drop"}, False),
+        ([by("wlan0", "eth0")], {"policy": "drop"}, False),
+        # By another interface, as of containers and tunnels, no peer comes.
+        ([by("docker0")], {"policy": "drop"}, True),
+        ([by("tun*")], {"policy": "drop"}, True),
+        ([by("lo")], {"policy": "drop"}, True),
+        # Each of them is to be let in, not just one.
+        ([source("10.0.0.2")], {"policy": "drop"}, True),
+        ([source("10.0.0.2"), source("10.0.0.7")], {"policy": "drop"}, False),
         ([source("10.0.0.3")], {"policy": "drop"}, True),
-        ([REST, source("10.0.0.2")], {}, True),
-        ([source("10.0.0.2", "!=")], {"policy": "drop"}, True),
-        ([[source("10.0.0.2")[0], *SSH_ALONE]], {"policy": "drop"}, True),
-        ([[{"match": {**BY_ETH0[0]["match"], "right": "lo"}}, {"accept": None}]], {"policy": "drop"}, True),
+        ([REST, source({"prefix": {"addr": "10.0.0.0", "len": 24}})], {}, True),
+        ([source("10.0.0.3", "!=")], {"policy": "drop"}, True),
+        ([[*source({"prefix": {"addr": "10.0.0.0", "len": 24}})[:1], *SSH_ALONE]], {"policy": "drop"}, True),
         ([SSH_ALONE], {"policy": "drop", "table": "trainyard"}, False),
         ([SSH_ALONE], {"policy": "drop", "family": "ip6"}, False),
     ],
@@ -801,7 +827,7 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
 def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_not_know(
     load_module, rules, more, shuts
 ):
-    found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more), ["10.0.0.2"])
+    found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more), PEERS)
     named = f"nftables' chain in of table {more.get('family', 'inet')} {more.get('table', 'filter')}"
     assert found == [named] * shuts
 
@@ -817,6 +843,12 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
         (":INPUT DROP [0:0]\n-A INPUT -j ACCEPT\n", False),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -j ACCEPT\n-A INPUT -j DROP\n", False),
         (':INPUT DROP [0:0]\n-A INPUT -i eth0 -m comment --comment "the lan" -j ACCEPT\n', False),
+        (":INPUT DROP [0:0]\n-A INPUT -i eth+ -j ACCEPT\n", False),
+        (":INPUT DROP [0:0]\n-A INPUT -i tun+ -j ACCEPT\n", True),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.2/32 -j ACCEPT\n", True),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.2/32 -j ACCEPT\n-A INPUT -s 10.0.0.7/32 -j ACCEPT\n", False),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -m conntrack --ctstate NEW -j ACCEPT\n", False),
+        (":INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.1.0.0/24 -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -p tcp -m tcp --dport 22 -j ACCEPT\n", True),
         (":INPUT ACCEPT [0:0]\n-A INPUT -j DROP\n-A INPUT -s 10.0.0.0/24 -j ACCEPT\n", True),
@@ -826,7 +858,18 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
     ],
 )  # fmt: skip
 def test_and_one_by_iptables(load_module, text, shuts):
-    assert (
-        load_module("firewall_survey").shut_by_iptables(text, ["10.0.0.2"])
-        == ["iptables' chain INPUT"] * shuts
-    )
+    assert load_module("firewall_survey").shut_by_iptables(text, PEERS) == ["iptables' chain INPUT"] * shuts
+
+
+def test_each_host_s_address_in_the_cluster():
+    hostvars = {
+        "a": {"cluster_address": "10.0.0.1", "ansible_host": "192.0.2.1", "network_interfaces": [{}]},
+        "b": {"ansible_host": "10.0.0.2"},
+        "10.0.0.3": {},
+        "c.lan": {"cluster_address": None},
+    }
+    assert cluster_addresses(hostvars, list(hostvars)) == [
+        "10.0.0.1",
+        "10.0.0.2",
+        "10.0.0.3",
+    ]

@@ -413,6 +413,10 @@ def given(*addresses, **more):
         # RDMA's addresses, beside those that the controller uses.
         ({"node1": given("10.9.0.1/24"), "node2": given("10.9.0.1/24")}, ["10.9.0.1/24, an address that node1 has"]),
         ({"node2": given("192.168.1.102/24")}, ["node3 has, too"]),
+        # With sshd on a port of its own, and no other address than that.
+        ({"node1": given("192.168.1.200/24", "192.168.1.100/24"),
+          "node2": {"ansible_host": "192.168.1.200", "ansible_port": 2222, "cluster_address": None}},
+         ["192.168.1.200/24, an address that node2 has"]),
         ({"node1": {**given("10.0.0.1/24"), "cluster_address": "10.0.0.1", "cluster_network": "10.0.0.0/22"},
           "node2": {"cluster_address": "10.0.1.2", "cluster_network": "10.0.0.0/22"},
           "node3": {"cluster_address": "10.0.0.3", "cluster_network": "10.0.0.0/22"}},

@@ -169,6 +169,12 @@ def test_name_servers_are_resolvconfs_again():
     changes = {change["path"]: change for change in network_back(ours)["files"]}
     assert changes["/etc/resolv.conf"] == {"path": "/etc/resolv.conf", "link_to": link["resolv_link"]}
     assert changes[kept]["state"] == "absent"
+    del ours["files"]["kept"][
+        kept
+    ]  # resolvconf is gone since, and the link leads nowhere: better ours than none
+    back = network_back(ours)
+    assert back["left"] == [kept]
+    assert not [change for change in back["files"] if "resolv" in change["path"]]
 
 
 def test_the_last_of_several_that_gave_way_comes_back_and_nothing_is_written_over():

@@ -253,6 +253,23 @@ def test_what_its_owner_had_of_that_class_comes_back(host):
     assert host("clear", False).returncode == 0 and host.classes() == {"26": "5"}
 
 
+def test_what_cannot_be_given_back_stays_known(host):
+    own = {"app": {"26": "4"}, "pfc": [number == 3 for number in range(8)], "told": []}
+    (host.root / "dcb").write_text(json.dumps(own))
+    assert host("apply", False).returncode == 0
+    dcb = host.root / "bin/dcb"
+    works = dcb.read_text()
+    dcb.write_text("#!/bin/sh\necho busy >&2; exit 1\n")
+    done = host("clear", False)
+    assert done.returncode == 1 and done.stdout.startswith("ens192: ") and "busy" in done.stdout
+    dcb.write_text(works)
+    assert host("apply", False, dscp=34).returncode == 0  # what is ours by now is not what was there
+    assert host("clear", False).returncode == 0
+    now = json.loads((host.root / "dcb").read_text())
+    assert (now["app"], now["pfc"]) == (own["app"], own["pfc"])
+    assert not (host.root / "run/trainyard-roce-qos.json").exists()
+
+
 def test_another_mark_takes_the_place_of_the_one_before(host):
     assert host("apply", True).returncode == 0
     assert (

@@ -162,7 +162,11 @@ def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
         ("pool ntp.example.org iburst\nconfdir /etc/chrony/conf.d\n", True),
         ("ConfDir /run/chrony-dhcp /etc/chrony/conf.d/\n", True),
         ("include /etc/chrony/conf.d/*.conf\n", True),
-        ("include /etc/ours.conf\n", True),  # which may have it
+        ("include /etc/ours.conf\n", False),
+        ("include FOLDER/yes*.conf\n", True),
+        ("include FOLDER/no.conf FOLDER/over.conf\n", True),
+        ("include FOLDER/no.conf\n", False),
+        ("include FOLDER/itself.conf\n", False),
         ("# confdir /etc/chrony/conf.d\nserver 192.0.2.1\n", False),
         ("confdir /etc/chrony.d\n", False),
         (None, True),
@@ -170,6 +174,14 @@ def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
 )
 def test_a_chrony_conf_of_somebodys_own_is_asked_whether_it_reads_ours(survey, tmp_path, text, reads):
     main = tmp_path / "chrony.conf"
+    included = {
+        "yes1.conf": "confdir /etc/chrony/conf.d\n",
+        "no.conf": "server 192.0.2.1\n",
+        "over.conf": f"include {tmp_path}/yes1.conf\n",
+        "itself.conf": f"include {tmp_path}/itself.conf\n",
+    }
+    for name, content in included.items():
+        (tmp_path / name).write_text(content)
     if text is not None:
-        main.write_text(text)
+        main.write_text(text.replace("FOLDER", str(tmp_path)))
     assert survey.reads("/etc/chrony/conf.d/trainyard.conf", str(main)) is reads

@@ -114,11 +114,13 @@ def test_of_settings_that_the_kernel_does_not_take_none_is_in_force(sysctl, kern
     assert sysctl.take([swap], str(kernel), True, True) == ({"vm.swappiness": "60\n"}, {}, "")
 
 
-def test_a_key_of_a_module_that_a_later_role_loads_is_no_reason_to_refuse_a_host(sysctl, kernel):
+def test_a_key_that_comes_with_the_firewalls_rules_is_no_reason_to_refuse_a_host(sysctl, kernel):
     (kernel / "net/netfilter").mkdir()
-    assert sysctl.may_come("net.netfilter.nf_conntrack_max", str(kernel))  # the firewall's rules bring it
-    assert sysctl.may_come("net.bridge.bridge-nf-call-iptables", str(kernel))
-    assert sysctl.may_come("sunrpc.tcp_slot_table_entries", str(kernel))
+    assert sysctl.may_come("net.netfilter.nf_conntrack_max", str(kernel))
+    # What no earlier role brings would only be refused later, after the network has changed.
+    assert not sysctl.may_come("net.bridge.bridge-nf-call-iptables", str(kernel))
+    assert not sysctl.may_come("sunrpc.tcp_slot_table_entries", str(kernel))
+    assert not sysctl.may_come("nte.core.rmem_max", str(kernel))
     assert not sysctl.may_come("vm.swapiness", str(kernel))
     assert not sysctl.may_come("vm.swappiness", str(kernel))
     (kernel / "net/netfilter/nf_conntrack_max").write_text("1")

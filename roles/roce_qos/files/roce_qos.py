@@ -41,7 +41,9 @@ def main():
 
 def apply_all(wanted):
     clear_all(wanted)
-    ports = [{**port, "had": had(wanted, port)} for port in wanted["ports"]]
+    # Of a port that would not have it back, what it had before us stays known.
+    left = {port["interface"]: port["had"] for port in applied().get("ports", []) if "had" in port}
+    ports = [{**port, "had": left.get(port["interface"]) or had(wanted, port)} for port in wanted["ports"]]
     write(APPLIED, json.dumps({**wanted, "ports": ports}))  # first, so that what is cut short is cleared, too
     for port in wanted["ports"]:
         apply(wanted, port)
@@ -53,17 +55,29 @@ def check_all(wanted):
 
 
 def clear_all(wanted):
-    """Have what was there before; whatever else the host has stays. A card that is gone by now has forgotten it."""
-    if text := read(APPLIED):
-        applied = json.loads(text)
-        for port in applied["ports"]:
-            if os.path.exists(f"{ROOT}/sys/class/net/{port['interface']}"):
-                try:
-                    clear(applied, port)
-                except (OSError, Fault) as fault:  # the other ports are to be served all the same
-                    print(f"warning: {fault}", file=sys.stderr)
+    """Have what was there before; whatever else the host has stays. A card that is gone by now has forgotten it.
+
+    Returns what could not be had back. Of such ports it stays noted, and the others are served all the same.
+    """
+    before, failed = applied(), {}
+    for port in before.get("ports", []):
+        if os.path.exists(f"{ROOT}/sys/class/net/{port['interface']}"):
+            try:
+                clear(before, port)
+            except (OSError, Fault) as fault:
+                failed[port["interface"]] = f"{port['interface']}: {fault}"
+    if failed:
+        left = [port for port in before["ports"] if port["interface"] in failed]
+        write(APPLIED, json.dumps({**before, "ports": left}))
+    elif before:
         os.unlink(APPLIED)
-    return []
+    return list(failed.values())
+
+
+def applied():
+    """What has been applied since the boot, as the file has it, each port with what it had; {} where nothing was."""
+    text = read(APPLIED)
+    return json.loads(text) if text else {}
 
 
 def apply(wanted, port):
@@ -124,10 +138,10 @@ def clear(wanted, port):
         dcb("app", "replace", "dev", interface, "dscp-prio", *back)
     pfc = "on" if before.get("pfc") else "off"
     dcb("pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:{pfc}")
+    write(tos(port), before.get("tos") or "0")
     for path, text in before.get("ecn", {}).items():
         if os.path.exists(path):
             write(path, text)
-    write(tos(port), before.get("tos") or "0")
 
 
 def classes_of(interface):
