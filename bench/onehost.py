@@ -10,7 +10,7 @@ from bench.measure import Case, Options, launch, markdown, metrics, prepared, te
 
 THREADS = max(1, len(os.sched_getaffinity(0)) // 2)
 CASE = Case("text", 2048, 8, 128, steps=120, untimed=3, threads=THREADS)
-QUICK = Case("text", 2048, 4, 64, steps=12, untimed=3, threads=1)
+QUICK = Case("text", 2048, 4, 64, steps=60, untimed=3, threads=1)
 RANKS = (1, 2)
 ROUNDS = 6
 WITHOUT, FOUND = "without", "with"
@@ -51,7 +51,11 @@ def _row(folder: Path, ranks: int, rounds: int) -> tuple[str, ...]:
         one, other = (found[way][0][-1]["loss"] for way in WAYS)
         if abs(one / other - 1) > 1e-4:  # other shares, another order of sums
             raise RuntimeError(f"{ranks} ranks: the two did not compute the same: losses {one} and {other}")
-        for way, rows in together(steps).items():
+        if not all(both := together(steps).values()):
+            raise RuntimeError(
+                f"{ranks} ranks: one ended before the other had begun; the table needs longer runs"
+            )
+        for way, rows in zip(steps, both, strict=True):
             speeds[way].append(sum(row["tokens"] for row in rows) / sum(row["step_seconds"] for row in rows))
         moved.append(statistics.mean(len(set(row["shares"])) > 1 for row in steps[FOUND]))
         begun.append(found[FOUND][1] - found[WITHOUT][1])

@@ -4,6 +4,7 @@ Pure functions: nothing here reads a file or talks to a host.
 """
 
 import collections
+import contextlib
 import ipaddress
 import re
 from fnmatch import fnmatch
@@ -98,12 +99,23 @@ def firewall_peers(hostvars, names, own):
     return [str(address) for address in sorted(found, key=lambda address: (address.version, address))]
 
 
-def cluster_addresses(hostvars, names):
-    """One address of each host: cluster_address, or by what Ansible reaches it; of those for which that is one."""
+def cluster_ways(hostvars, names, own):
+    """{address: [interface]}: one address of each host, cluster_address or that by which Ansible reaches it.
+
+    Interfaces: those by which the host `own` will have it in one of their networks, as far as its variables tell. What
+    is a name is left out.
+    """
     given = (
         hostvars[name].get("cluster_address") or hostvars[name].get("ansible_host") or name for name in names
     )
-    return [str(one) for one in map(address_of, map(str, given)) if not isinstance(one, str)]
+    found = [one for one in map(address_of, map(str, given)) if not isinstance(one, str)]
+    networks = []
+    for interface in listed(hostvars[own].get("network_interfaces")):
+        if isinstance(interface, dict):
+            for text in listed(interface.get("addresses")):
+                with contextlib.suppress(ValueError):  # the role network refuses it
+                    networks.append((ipaddress.ip_interface(str(text)).network, str(interface.get("name"))))
+    return {str(one): sorted({name for network, name in networks if one in network}) for one in found}
 
 
 def own_addresses(variables):
@@ -149,13 +161,13 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
             )
         if survey["shut"]:
             raise Refused(
-                f"{' and '.join(survey['shut'])} shut out whom they do not know on this host: what one firewall drops "
-                "another cannot let in; nothing was changed. Either let the peers in there, too (all that comes from "
-                "their addresses); or take it away, at boot, too (sudo systemctl disable --now nftables, or "
-                "netfilter-persistent, where it comes from their files; what is in force: sudo nft delete table "
-                "FAMILY TABLE, or sudo iptables -P INPUT ACCEPT; sudo iptables -F INPUT); or keep it and "
-                "set firewall_manage: false for this host (then open to the peers, in it, all TCP and UDP ports "
-                "yourself)."
+                f"On this host {' and '.join(survey['shut'])}: what one firewall drops another cannot let in; nothing "
+                "was changed. Either let the peers in there, too (all that comes from their addresses); or take it "
+                "away, at boot, too (sudo systemctl disable --now nftables, or netfilter-persistent, where it comes "
+                "from their files; what is in force: sudo nft 'chain FAMILY TABLE CHAIN { policy accept; }' and then "
+                "sudo nft flush chain FAMILY TABLE CHAIN, or sudo iptables -P INPUT ACCEPT; sudo iptables -F INPUT); "
+                "or keep it and set firewall_manage: false for this host (then open to the peers, in it, all TCP and "
+                "UDP ports yourself)."
             )
         if expected_peers and not peers:
             raise Refused(
@@ -395,5 +407,5 @@ class FilterModule:
         return {
             "firewall_peers": firewall_peers,
             "firewall_plan": firewall_plan,
-            "cluster_addresses": cluster_addresses,
+            "cluster_ways": cluster_ways,
         }

@@ -31,10 +31,11 @@ options:
     elements: str
     default: []
   hosts:
-    description: One address of each of those hosts, the cluster's; whose packet filter shuts one out is told.
-    type: list
-    elements: str
-    default: []
+    description: >-
+      One address of each of those hosts, the cluster's, with the interfaces by which it will come, where they are
+      known; a packet filter of somebody's own that shuts one out is told.
+    type: dict
+    default: {}
 """
 
 
@@ -50,10 +51,11 @@ PASSED_ON = re.compile(
 # iptables-save: -A INPUT -s 10.0.0.0/24 -i eth0 -m comment --comment "some words" -j ACCEPT
 IPTABLES = re.compile(
     r"-A INPUT(?: -s (?P<of>\S+))?(?: -i (?P<by>\S+))?"
-    r"(?P<new> -m (?:conntrack --ctstate|state --state) (?:\S+,)?NEW(?:,\S+)?)?"
+    r"(?: -m (?:conntrack --ctstate|state --state) (?:\S+,)?NEW(?:,\S+)?)?"
     r"(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
     r" -j (?P<verdict>ACCEPT|DROP|REJECT)\b.*"
 )
+VERDICTS = ("accept", "drop", "reject")  # nft's that end a chain
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
     r"^\s*(?:ip6? saddr (?:\{[^}]*\}|\S+) )?(tcp|udp) dport (\d+)(?:-(\d+))? accept$", re.MULTILINE
@@ -275,45 +277,56 @@ def ufw_enabled(module):
         return False
 
 
-def among(address, right, sets):
-    """Whether an address is one of those that a rule names, as nft has them in JSON; sets: elements by a set's name."""
+def members(right, sets):
+    """The single values that the right side of a rule's match names, as nft has them in JSON.
+
+    sets: elements by a set's name.
+    """
     if isinstance(right, dict) and "elem" in right:
-        right = right["elem"]["val"]
+        return members(right["elem"]["val"], sets)
     if isinstance(right, dict) and "set" in right:
-        return any(among(address, one, sets) for one in right["set"])
+        return members(right["set"], sets)
     if isinstance(right, str) and right.startswith("@"):
-        return any(among(address, one, sets) for one in sets.get(right[1:], []))
+        return members(sets.get(right[1:], []), sets)
+    if isinstance(right, list):
+        return [value for one in right for value in members(one, sets)]
+    return [right]
+
+
+def among(address, value):
+    """Whether an address is `value`, or in it: a range or a network."""
     try:
         one = ipaddress.ip_address(address)
-        if isinstance(right, dict) and "range" in right:
-            first, last = map(ipaddress.ip_address, right["range"])
+        if isinstance(value, dict) and "range" in value:
+            first, last = map(ipaddress.ip_address, value["range"])
             return first.version == one.version and first <= one <= last
-        if isinstance(right, dict):
-            right = f"{right['prefix']['addr']}/{right['prefix']['len']}"
-        return one in ipaddress.ip_network(right, strict=False)
+        if isinstance(value, dict):
+            value = f"{value['prefix']['addr']}/{value['prefix']['len']}"
+        return one in ipaddress.ip_network(value, strict=False)
     except (KeyError, TypeError, ValueError):  # what no address is, as the name of a host
         return False
 
 
-def lets_in(words, peer, links, sets):
-    """Whether a rule of matches and accept is for all that a peer sends, which comes by one of `links`."""
-    for word in words[:-1]:
+def concerns(words, peer, links, sets):
+    """Whether a rule's matches are met by all that a peer, which comes by one of `links`, begins to say."""
+    for word in words:
         match = word.get("match", {})
-        left, right = match.get("left", {}), match.get("right")
+        left, named = match.get("left", {}), members(match.get("right"), sets)
         if left.get("ct", {}).get("key") == "state":
-            applies = "new" in (right if isinstance(right, list) else [right])
+            met = "new" in named
         elif left.get("meta", {}).get("key") in ("iif", "iifname"):
-            names = right.get("set", []) if isinstance(right, dict) else [right]
-            applies = any(fnmatch.fnmatchcase(link, str(name)) for link in links for name in names)
+            met = any(fnmatch.fnmatchcase(link, str(name)) for link in links for name in named)
+        elif left.get("payload", {}).get("field") == "saddr":
+            met = any(among(peer, one) for one in named)
         else:
-            applies = left.get("payload", {}).get("field") == "saddr" and among(peer, right, sets)
-        if match.get("op") == "!=" or not applies:
+            met = False
+        if match.get("op") == "!=" or not met:
             return False
     return True
 
 
 def shut_by_nft(text, peers):
-    """Chains of others that shut out one of the peers, by `nft -j list ruleset`, as [words].
+    """Chains of others that shut out one of the peers, by `nft -j list ruleset`: [(chain, peers)].
 
     peers: by address the interfaces by which it comes. Of IPv4's input: what one such chain drops no other can let in.
     """
@@ -331,18 +344,15 @@ def shut_by_nft(text, peers):
             rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(words)
 
     def accepts(chain, peer):
-        for words in rules.get(chain, []):
-            verdict = next(iter(words[-1]), "")
-            if len(words) == 1 and verdict in ("accept", "drop", "reject"):
-                return verdict == "accept"
-            if verdict == "accept" and lets_in(words, peer, peers[peer], sets.get(chain[:2], {})):
-                return True
+        for *matches, last in rules.get(chain, []):
+            verdict = next(iter(last), "")
+            if verdict in VERDICTS and concerns(matches, peer, peers[peer], sets.get(chain[:2], {})):
+                return verdict == "accept"  # the first one counts
         return policies[chain] == "accept"
 
+    found = ((chain, [peer for peer in peers if not accepts(chain, peer)]) for chain in policies)
     return [
-        f"nftables' chain {name} of table {family} {table}"
-        for family, table, name in policies
-        if not all(accepts((family, table, name), peer) for peer in peers)
+        (f"nftables' chain {chain[2]} of table {chain[0]} {chain[1]}", out) for chain, out in found if out
     ]
 
 
@@ -353,19 +363,14 @@ def shut_by_iptables(text, peers):
 
     def accepts(peer):
         for rule in rules:
-            of, by = rule["of"], (rule["by"] or "*").replace("+", "*")
-            if not (rule["of"] or rule["by"] or rule["new"]):
+            by = (rule["by"] or "").replace("+", "*")
+            comes = not by or any(fnmatch.fnmatchcase(link, by) for link in peers[peer])
+            if comes and (not rule["of"] or among(peer, rule["of"])):
                 return rule["verdict"] == "ACCEPT"
-            known = not of or among(peer, of, {})
-            if (
-                rule["verdict"] == "ACCEPT"
-                and known
-                and any(fnmatch.fnmatchcase(link, by) for link in peers[peer])
-            ):
-                return True
         return policy == "ACCEPT"
 
-    return [] if all(map(accepts, peers)) else ["iptables' chain INPUT"]
+    out = [peer for peer in peers if not accepts(peer)]
+    return [("iptables' chain INPUT", out)] if out else []
 
 
 def links_to(module, peer):
@@ -375,25 +380,35 @@ def links_to(module, peer):
 
 
 def shut(module, hosts):
-    """Packet filters other than ours, of whichever program, that shut out one of the cluster's other `hosts`."""
+    """What packet filters other than ours, of whichever program, shut out of the cluster's other hosts, as [words].
+
+    hosts: by address the interfaces by which it will come, as far as that is known; else the way to it tells.
+    """
     found = []
     if not hosts:
         return found
-    peers = {host: links_to(module, host) for host in hosts}
+    peers = {host: set(links) or links_to(module, host) for host, links in hosts.items()}
+    shown = ""
     if module.get_bin_path("iptables-save"):
-        found += shut_by_iptables(module.run_command(["iptables-save", "-t", "filter"])[1], peers)
+        shown = module.run_command(["iptables-save", "-t", "filter"])[1]
+        found += shut_by_iptables(shown, peers)
     if module.get_bin_path("nft"):
-        # nft shows what iptables has made, too, as ip filter.
+        # nft shows what iptables has made, too, as ip filter, and not all of it in words of its own.
         found += [
-            one
-            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
-            if not (found and one.endswith(" INPUT of table ip filter"))
+            (chain, out)
+            for chain, out in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
+            if not (":INPUT " in shown and chain.endswith(" INPUT of table ip filter"))
         ]
-    return found
+    return [
+        f"{chain} shuts out {out[0]}" + f" and {len(out) - 1} more" * (len(out) > 1) for chain, out in found
+    ]
 
 
 def main():
-    spec = {name: {"type": "list", "elements": "str", "default": []} for name in ("peers", "hosts")}
+    spec = {
+        "peers": {"type": "list", "elements": "str", "default": []},
+        "hosts": {"type": "dict", "default": {}},
+    }
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     try:
         found = sockets(module.run_command)

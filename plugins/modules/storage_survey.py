@@ -79,6 +79,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.storage_units import is_roles, mounts_at, our_units, where
 
 NETWORK = ("autofs", "nfs", "nfs4")
+MODE = 0o2770  # of the directory that the role makes
 
 
 def place(path: str, mounts: list[dict], units: list[str]) -> str:
@@ -100,11 +101,12 @@ def place(path: str, mounts: list[dict], units: list[str]) -> str:
 def writable(path: str, user: str | None) -> bool:
     """Whether `user` may make files in the directory `path`, or, where there is none yet, everybody may.
 
-    Or nobody has its owner's number: so a reset leaves it, and the user made anew mostly has that number again.
+    Or nobody has its owner's number: so a reset leaves the role's, and the user made anew mostly has that number again.
     """
     if user is None:
         found = os.stat(path)
-        return not ~found.st_mode & (stat.S_IWOTH | stat.S_IXOTH) or not has_name(found.st_uid)
+        left = stat.S_IMODE(found.st_mode) == MODE and not has_name(found.st_uid)
+        return left or not ~found.st_mode & (stat.S_IWOTH | stat.S_IXOTH)
     with acting_as(user):
         return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
 

@@ -28,8 +28,8 @@ options:
       why: {type: str, description: "The reason, a comment in the file"}
   only_look:
     description: >-
-      Fail where the kernel has not got one of the settings, and change nothing. One that a module may bring later is
-      let pass.
+      Fail where the kernel has not got one of the settings, and change nothing. One that comes with the role
+      firewall's rules is let pass, and so it is in check mode.
     type: bool
     default: false
 """

@@ -37,10 +37,10 @@ survey:
     stale: {description: Whether chronyd runs since before the file was written., type: bool}
 """
 
-import fnmatch
 import glob
 import os
 import time
+from pathlib import PurePosixPath
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container
@@ -89,7 +89,7 @@ def comes_to(conf: str, name: str, depth: int = 10) -> bool:
         return False
     return any(
         (word.lower() == "confdir" and os.path.dirname(conf) == os.path.normpath(place))
-        or (word.lower() == "include" and fnmatch.fnmatchcase(conf, place))
+        or (word.lower() == "include" and PurePosixPath(conf).match(place))
         or (
             word.lower() == "include"
             and depth

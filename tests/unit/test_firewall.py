@@ -9,7 +9,7 @@ import jinja2
 import pytest
 import yaml
 
-from plugins.filter.firewall_plan import cluster_addresses, firewall_peers, firewall_plan
+from plugins.filter.firewall_plan import cluster_ways, firewall_peers, firewall_plan
 from plugins.module_utils import host_survey
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/firewall"
@@ -333,7 +333,11 @@ def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
     [
         ({"ufw": True}, {}, "ufw is active on this host"),
         ({"firewalld": True}, {}, "sudo systemctl disable --now firewalld"),
-        ({"shut": ["a", "b"]}, {}, "a and b shut out whom they do not know on this host"),
+        (
+            {"shut": ["a shuts out x", "b shuts out y"]},
+            {},
+            "On this host a shuts out x and b shuts out y: what one",
+        ),
         ({}, {"allow": [{"port": "0"}]}, "firewall_allow[0].port is '0'"),
         ({}, {"allow": [{"port": "90-80"}]}, "firewall_allow[0].port is '90-80'"),
         ({}, {"allow": [{"proto": "tcp"}]}, "firewall_allow[0].port is ''"),
@@ -740,7 +744,7 @@ def test_the_survey_is_told_of_the_peers(repository):
     (survey,) = [task["firewall_survey"] for task in block["block"] if "firewall_survey" in task]
     assert survey == {
         "peers": "{{ __firewall_peers }}",
-        "hosts": "{{ hostvars | cluster_addresses(__firewall_others) }}",
+        "hosts": "{{ hostvars | cluster_ways(__firewall_others, inventory_hostname) }}",
     }
     assert "firewall_peers" in block["vars"]["__firewall_peers"]
 
@@ -762,9 +766,9 @@ def ruleset(rules, policy="accept", family="inet", table="filter", hook="input")
         "name": "known",
         "elem": [{"elem": {"val": "10.0.0.2"}}, "10.0.0.7"],
     }
-    return json.dumps(
-        {"nftables": [{"metainfo": {}}, {"table": {}}, {"set": known}, {"chain": chain}, *made]}
-    )
+    lan = {"family": family, "table": table, "name": "lan", "elem": ["wlan0", {"elem": {"val": "eth0"}}]}
+    sets = [{"set": known}, {"set": lan}]
+    return json.dumps({"nftables": [{"metainfo": {}}, {"table": {}}, *sets, {"chain": chain}, *made]})
 
 
 def source(right, op="=="):
@@ -813,6 +817,15 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
         ([by("docker0")], {"policy": "drop"}, True),
         ([by("tun*")], {"policy": "drop"}, True),
         ([by("lo")], {"policy": "drop"}, True),
+        ([by("@lan")], {"policy": "drop"}, False),
+        ([by("@none")], {"policy": "drop"}, True),
+        ([[states("new", "established"), {"accept": None}]], {"policy": "drop"}, False),
+        ([[states({"set": ["new", "established"]}), {"accept": None}]], {"policy": "drop"}, False),
+        # What drops all that one of them begins to say.
+        ([[by("eth0")[0], {"drop": None}]], {}, True),
+        ([[states("established"), {"accept": None}], [states("new"), {"drop": None}]], {}, True),
+        ([[states("invalid"), {"drop": None}], [by("docker0")[0], {"drop": None}]], {}, False),
+        ([[source("10.0.0.7")[0], {"reject": None}]], {}, True),
         # Each of them is to be let in, not just one.
         ([source("10.0.0.2")], {"policy": "drop"}, True),
         ([source("10.0.0.2"), source("10.0.0.7")], {"policy": "drop"}, False),
@@ -829,7 +842,7 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
 ):
     found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more), PEERS)
     named = f"nftables' chain in of table {more.get('family', 'inet')} {more.get('table', 'filter')}"
-    assert found == [named] * shuts
+    assert [chain for chain, _ in found] == [named] * shuts
 
 
 @pytest.mark.parametrize(
@@ -848,6 +861,10 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.2/32 -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.2/32 -j ACCEPT\n-A INPUT -s 10.0.0.7/32 -j ACCEPT\n", False),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -m conntrack --ctstate NEW -j ACCEPT\n", False),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -i eth0 -m state --state RELATED,ESTABLISHED -j ACCEPT\n"
+         "-A INPUT -i eth0 -j DROP\n", True),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -m conntrack --ctstate NEW -j DROP\n", True),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -i docker0 -j DROP\n-A INPUT -s 10.9.0.0/24 -j DROP\n", False),
         (":INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.1.0.0/24 -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -p tcp -m tcp --dport 22 -j ACCEPT\n", True),
@@ -858,18 +875,50 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
     ],
 )  # fmt: skip
 def test_and_one_by_iptables(load_module, text, shuts):
-    assert load_module("firewall_survey").shut_by_iptables(text, PEERS) == ["iptables' chain INPUT"] * shuts
+    found = load_module("firewall_survey").shut_by_iptables(text, PEERS)
+    assert [chain for chain, _ in found] == ["iptables' chain INPUT"] * shuts
 
 
-def test_each_host_s_address_in_the_cluster():
+def test_each_host_s_address_in_the_cluster_and_by_what_it_will_come():
     hostvars = {
-        "a": {"cluster_address": "10.0.0.1", "ansible_host": "192.0.2.1", "network_interfaces": [{}]},
-        "b": {"ansible_host": "10.0.0.2"},
+        "own": {
+            "network_interfaces": [{"name": "ens1", "addresses": ["10.0.0.9/24", "odd"]}, {"name": "ens2"}, 7]
+        },
+        "a": {"cluster_address": "10.0.0.1", "ansible_host": "192.0.2.1"},
+        "b": {"ansible_host": "10.0.1.2"},
         "10.0.0.3": {},
         "c.lan": {"cluster_address": None},
     }
-    assert cluster_addresses(hostvars, list(hostvars)) == [
-        "10.0.0.1",
-        "10.0.0.2",
-        "10.0.0.3",
+    assert cluster_ways(hostvars, ["a", "b", "10.0.0.3", "c.lan"], "own") == {
+        "10.0.0.1": ["ens1"],
+        "10.0.1.2": [],
+        "10.0.0.3": ["ens1"],
+    }
+
+
+def test_what_iptables_has_made_is_read_as_iptables_says_it(load_module):
+    """Its `-m conntrack` is nothing that nft has words for."""
+    made = ruleset([[{"xt": None}, *source({"prefix": {"addr": "10.0.0.0", "len": 24}})]], "drop", "ip")
+    text = ":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -m conntrack --ctstate NEW -j ACCEPT\n"
+
+    class Module:
+        def __init__(self, saved):
+            self.saved = saved
+
+        def get_bin_path(self, name):
+            return name
+
+        def run_command(self, words):
+            if words[0] == "ip":
+                return 0, json.dumps([{"dev": "eth7"}]), ""
+            return 0, self.saved if words[0] == "iptables-save" else made.replace('"in"', '"INPUT"'), ""
+
+    shut = load_module("firewall_survey").shut
+    hosts = {"10.0.0.2": ["eth0"], "10.0.0.3": []}
+    assert shut(Module(text), hosts) == []
+    assert shut(Module(text.replace("-m ", "-i eth7 -m ")), hosts) == [
+        "iptables' chain INPUT shuts out 10.0.0.2"
     ]
+    native = ["nftables' chain INPUT of table ip filter shuts out 10.0.0.2 and 1 more"]
+    assert shut(Module("# Table `filter' is incompatible, use 'nft' tool.\n"), hosts) == native
+    assert shut(Module(text), {}) == []

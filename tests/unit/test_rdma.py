@@ -254,19 +254,26 @@ def test_what_its_owner_had_of_that_class_comes_back(host):
 
 
 def test_what_cannot_be_given_back_stays_known(host):
-    own = {"app": {"26": "4"}, "pfc": [number == 3 for number in range(8)], "told": []}
+    own = {"app": {}, "pfc": [number == 3 for number in range(8)], "told": []}
     (host.root / "dcb").write_text(json.dumps(own))
+    host.tos.parent.mkdir(parents=True)
+    host.tos.write_text("32")
     assert host("apply", False).returncode == 0
     dcb = host.root / "bin/dcb"
-    works = dcb.read_text()
-    dcb.write_text("#!/bin/sh\necho busy >&2; exit 1\n")
+    works = host.root / "bin/dcb-that-works"
+    dcb.rename(works)
+    dcb.write_text(f'#!/bin/sh\ncase "$*" in *"app del"*) echo busy >&2; exit 1;; esac\nexec {works} "$@"\n')
+    dcb.chmod(0o755)
     done = host("clear", False)
     assert done.returncode == 1 and done.stdout.startswith("ens192: ") and "busy" in done.stdout
-    dcb.write_text(works)
-    assert host("apply", False, dscp=34).returncode == 0  # what is ours by now is not what was there
-    assert host("clear", False).returncode == 0
+    # What is ours by now is not what was there, and the other mark takes nothing with it.
+    done = host("apply", False, dscp=34)
+    assert done.returncode == 0 and done.stderr.startswith("warning: ens192: ")
+    assert host.classes() == {"26": "3", "34": "3", "48": "6"}
+    works.rename(dcb)
+    assert host("clear", False, dscp=34).returncode == 0
     now = json.loads((host.root / "dcb").read_text())
-    assert (now["app"], now["pfc"]) == (own["app"], own["pfc"])
+    assert (now["app"], now["pfc"], host.tos.read_text()) == ({}, own["pfc"], "32")
     assert not (host.root / "run/trainyard-roce-qos.json").exists()
 
 

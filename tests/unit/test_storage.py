@@ -139,6 +139,8 @@ def test_who_may_write_is_asked_as_the_service_user(survey):
         if os.geteuid() == 0:  # as `reset.yml` leaves it
             nobodys = next(uid for uid in range(54321, 60000) if not survey.has_name(uid))
             os.chown(place, nobodys, nobodys)
+            assert not survey.writable(place, None)  # as of a disk from another machine
+            os.chmod(place, 0o2770)
             assert survey.writable(place, None) and not survey.writable(place, other)
         os.chmod(place, 0o1777)
         assert survey.writable(place, other)

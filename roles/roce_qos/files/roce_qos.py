@@ -40,11 +40,12 @@ def main():
 
 
 def apply_all(wanted):
-    clear_all(wanted)
-    # Of a port that would not have it back, what it had before us stays known.
-    left = {port["interface"]: port["had"] for port in applied().get("ports", []) if "had" in port}
-    ports = [{**port, "had": left.get(port["interface"]) or had(wanted, port)} for port in wanted["ports"]]
-    write(APPLIED, json.dumps({**wanted, "ports": ports}))  # first, so that what is cut short is cleared, too
+    for fault in clear_all(wanted):
+        print(f"warning: {fault}", file=sys.stderr)
+    ours = {name: wanted[name] for name in ("dscp", "priority", "pfc")}
+    ports = [{**port, **ours, "had": had(wanted, port)} for port in wanted["ports"]]
+    # First, so that what is cut short is cleared, too. What could not be given back stays before it.
+    write(APPLIED, json.dumps({**wanted, "ports": [*applied().get("ports", []), *ports]}))
     for port in wanted["ports"]:
         apply(wanted, port)
     return []
@@ -59,19 +60,19 @@ def clear_all(wanted):
 
     Returns what could not be had back. Of such ports it stays noted, and the others are served all the same.
     """
-    before, failed = applied(), {}
-    for port in before.get("ports", []):
+    before, left, faults = applied(), [], []
+    for port in reversed(before.get("ports", [])):  # what was there first comes last
         if os.path.exists(f"{ROOT}/sys/class/net/{port['interface']}"):
             try:
-                clear(before, port)
+                clear({**before, **port}, port)
             except (OSError, Fault) as fault:
-                failed[port["interface"]] = f"{port['interface']}: {fault}"
-    if failed:
-        left = [port for port in before["ports"] if port["interface"] in failed]
+                left.insert(0, port)
+                faults.append(f"{port['interface']}: {fault}")
+    if left:
         write(APPLIED, json.dumps({**before, "ports": left}))
     elif before:
         os.unlink(APPLIED)
-    return list(failed.values())
+    return faults
 
 
 def applied():
