@@ -36,7 +36,9 @@ def prefix(plays):
 
 
 def network(*entries):
-    return "network", {"network_interfaces": list(entries)}
+    """Of HOST alone: another host with its addresses would be refused."""
+    mine = "{{ mine[inventory_hostname] | default([]) }}"
+    return "network", {"network_interfaces": mine, "mine": {HOST: list(entries)}}
 
 
 def right(prefix):
