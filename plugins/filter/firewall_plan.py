@@ -111,10 +111,10 @@ def cluster_ways(hostvars, names, own):
     found = [one for one in map(address_of, map(str, given)) if not isinstance(one, str)]
     networks = []
     for interface in listed(hostvars[own].get("network_interfaces")):
-        if isinstance(interface, dict):
+        if isinstance(interface, dict) and interface.get("name"):  # one may be known by its macaddress
             for text in listed(interface.get("addresses")):
                 with contextlib.suppress(ValueError):  # the role network refuses it
-                    networks.append((ipaddress.ip_interface(str(text)).network, str(interface.get("name"))))
+                    networks.append((ipaddress.ip_interface(str(text)).network, str(interface["name"])))
     return {str(one): sorted({name for network, name in networks if one in network}) for one in found}
 
 

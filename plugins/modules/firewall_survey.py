@@ -48,14 +48,14 @@ PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
     r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
 )
-# iptables-save: -A INPUT -s 10.0.0.0/24 -i eth0 -m comment --comment "some words" -j ACCEPT
+# iptables-save: -A INPUT -s 10.0.0.0/24 ! -i lo -p tcp -m comment --comment "some words" -j ACCEPT
 IPTABLES = re.compile(
-    r"-A INPUT(?: -s (?P<of>\S+))?(?: -i (?P<by>\S+))?"
+    r"-A (?P<chain>\S+)(?: (?P<but_of>! )?-s (?P<of>\S+))?(?: (?P<but_by>! )?-i (?P<by>\S+))?(?: -p tcp)?"
     r"(?: -m (?:conntrack --ctstate|state --state) (?:\S+,)?NEW(?:,\S+)?)?"
     r"(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
-    r" -j (?P<verdict>ACCEPT|DROP|REJECT)\b.*"
+    r" -(?P<how>[jg]) (?P<verdict>\S+).*"
 )
-VERDICTS = ("accept", "drop", "reject")  # nft's that end a chain
+VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")  # nft's
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
     r"^\s*(?:ip6? saddr (?:\{[^}]*\}|\S+) )?(tcp|udp) dport (\d+)(?:-(\d+))? accept$", re.MULTILINE
@@ -314,13 +314,17 @@ def concerns(words, peer, links, sets):
         left, named = match.get("left", {}), members(match.get("right"), sets)
         if left.get("ct", {}).get("key") == "state":
             met = "new" in named
+        elif (
+            left.get("meta", {}).get("key") == "l4proto" or left.get("payload", {}).get("field") == "protocol"
+        ):
+            met = "tcp" in named  # by which the ranks speak
         elif left.get("meta", {}).get("key") in ("iif", "iifname"):
             met = any(fnmatch.fnmatchcase(link, str(name)) for link in links for name in named)
         elif left.get("payload", {}).get("field") == "saddr":
             met = any(among(peer, one) for one in named)
         else:
-            met = False
-        if match.get("op") == "!=" or not met:
+            return False
+        if met == (match.get("op") == "!="):
             return False
     return True
 
@@ -343,12 +347,21 @@ def shut_by_nft(text, peers):
         if words:
             rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(words)
 
-    def accepts(chain, peer):
+    def verdict(chain, peer):
+        """The first one that there is; None at the chain's end."""
         for *matches, last in rules.get(chain, []):
-            verdict = next(iter(last), "")
-            if verdict in VERDICTS and concerns(matches, peer, peers[peer], sets.get(chain[:2], {})):
-                return verdict == "accept"  # the first one counts
-        return policies[chain] == "accept"
+            word = next(iter(last), "")
+            if word not in VERDICTS or not concerns(matches, peer, peers[peer], sets.get(chain[:2], {})):
+                continue
+            if word not in ("jump", "goto"):
+                return word if word != "return" else None
+            found = verdict((*chain[:2], last[word]["target"]), peer)
+            if found or word == "goto":
+                return found
+        return None
+
+    def accepts(chain, peer):
+        return (verdict(chain, peer) or policies[chain]) == "accept"
 
     found = ((chain, [peer for peer in peers if not accepts(chain, peer)]) for chain in policies)
     return [
@@ -359,17 +372,27 @@ def shut_by_nft(text, peers):
 def shut_by_iptables(text, peers):
     """The same of `iptables-save -t filter`."""
     policy = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1]
-    rules = [rule for line in text.splitlines() if (rule := IPTABLES.fullmatch(line))]
+    rules = {}
+    for rule in filter(None, map(IPTABLES.fullmatch, text.splitlines())):
+        rules.setdefault(rule["chain"], []).append(rule)
 
-    def accepts(peer):
-        for rule in rules:
+    def verdict(chain, peer):
+        for rule in rules.get(chain, []):
             by = (rule["by"] or "").replace("+", "*")
-            comes = not by or any(fnmatch.fnmatchcase(link, by) for link in peers[peer])
-            if comes and (not rule["of"] or among(peer, rule["of"])):
-                return rule["verdict"] == "ACCEPT"
-        return policy == "ACCEPT"
+            of_it = not rule["of"] or among(peer, rule["of"]) != bool(rule["but_of"])
+            by_it = not by or any(fnmatch.fnmatchcase(link, by) for link in peers[peer]) != bool(
+                rule["but_by"]
+            )
+            if not (of_it and by_it):
+                continue
+            if rule["verdict"] in ("ACCEPT", "DROP", "REJECT", "RETURN"):
+                return rule["verdict"] if rule["verdict"] != "RETURN" else None
+            found = verdict(rule["verdict"], peer)
+            if found or rule["how"] == "g":
+                return found
+        return None
 
-    out = [peer for peer in peers if not accepts(peer)]
+    out = [peer for peer in peers if (verdict("INPUT", peer) or policy) != "ACCEPT"]
     return [("iptables' chain INPUT", out)] if out else []
 
 

@@ -37,10 +37,10 @@ survey:
     stale: {description: Whether chronyd runs since before the file was written., type: bool}
 """
 
+import fnmatch
 import glob
 import os
 import time
-from pathlib import PurePosixPath
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container
@@ -89,7 +89,7 @@ def comes_to(conf: str, name: str, depth: int = 10) -> bool:
         return False
     return any(
         (word.lower() == "confdir" and os.path.dirname(conf) == os.path.normpath(place))
-        or (word.lower() == "include" and PurePosixPath(conf).match(place))
+        or (word.lower() == "include" and alike(conf, place))
         or (
             word.lower() == "include"
             and depth
@@ -98,6 +98,11 @@ def comes_to(conf: str, name: str, depth: int = 10) -> bool:
         for word, *places in lines
         for place in places
     )
+
+
+def alike(path: str, pattern: str) -> bool:
+    """Whether a path is one that a pattern of chrony's names, in which a star stands for no slash."""
+    return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
 
 
 def survey(run_command, conf: str) -> dict:

@@ -112,7 +112,10 @@ def row(prefix, case):
             undone,
         ),
         "an sshd that refuses the user": (sshd("AllowUsers nobody\n"), undone),
-        "an sshd that refuses the key": (sshd("PubkeyAuthentication no\n"), undone),
+        "an sshd that refuses key and password": (
+            sshd("PubkeyAuthentication no\nPasswordAuthentication no\n"),
+            undone,
+        ),
     }[case]
 
 
@@ -124,7 +127,7 @@ CASES = (
     "invalid YAML",
     "a firewall that drops SSH",
     "an sshd that refuses the user",
-    "an sshd that refuses the key",
+    "an sshd that refuses key and password",
 )
 
 

@@ -768,6 +768,16 @@ def ruleset(rules, policy="accept", family="inet", table="filter", hook="input")
     }
     lan = {"family": family, "table": table, "name": "lan", "elem": ["wlan0", {"elem": {"val": "eth0"}}]}
     sets = [{"set": known}, {"set": lan}]
+    others = {
+        "known": source("@known"),
+        "other": source("10.9.0.1"),
+        "back": [{"return": None}],
+        "shut": REST,
+    }
+    made += [
+        {"rule": {"family": family, "table": table, "chain": name, "expr": rule}}
+        for name, rule in others.items()
+    ]
     return json.dumps({"nftables": [{"metainfo": {}}, {"table": {}}, *sets, {"chain": chain}, *made]})
 
 
@@ -831,7 +841,25 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
         ([source("10.0.0.2"), source("10.0.0.7")], {"policy": "drop"}, False),
         ([source("10.0.0.3")], {"policy": "drop"}, True),
         ([REST, source({"prefix": {"addr": "10.0.0.0", "len": 24}})], {}, True),
-        ([source("10.0.0.3", "!=")], {"policy": "drop"}, True),
+        ([source("10.0.0.3", "!=")], {"policy": "drop"}, False),
+        ([source("10.0.0.2", "!=")], {"policy": "drop"}, True),
+        ([[{"match": {**by("lo")[0]["match"], "op": "!="}}, {"drop": None}]], {}, True),
+        ([[by("eth0")[0], {"jump": {"target": "known"}}], [by("eth0")[0], {"drop": None}]], {}, False),
+        ([[by("eth0")[0], {"jump": {"target": "other"}}], [by("eth0")[0], {"drop": None}]], {}, True),
+        ([[{"jump": {"target": "back"}}], SSH_ALONE], {"policy": "drop"}, True),
+        ([[{"goto": {"target": "back"}}], [{"accept": None}]], {"policy": "drop"}, True),
+        ([[{"jump": {"target": "shut"}}]], {}, True),
+        (
+            [
+                [
+                    {"match": {"op": "==", "left": {"meta": {"key": "l4proto"}}, "right": "tcp"}},
+                    {"accept": None},
+                ],
+                REST,
+            ],
+            {},
+            False,
+        ),
         ([[*source({"prefix": {"addr": "10.0.0.0", "len": 24}})[:1], *SSH_ALONE]], {"policy": "drop"}, True),
         ([SSH_ALONE], {"policy": "drop", "table": "trainyard"}, False),
         ([SSH_ALONE], {"policy": "drop", "family": "ip6"}, False),
@@ -864,6 +892,13 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
         (":INPUT ACCEPT [0:0]\n-A INPUT -i eth0 -m state --state RELATED,ESTABLISHED -j ACCEPT\n"
          "-A INPUT -i eth0 -j DROP\n", True),
         (":INPUT ACCEPT [0:0]\n-A INPUT -m conntrack --ctstate NEW -j DROP\n", True),
+        (":INPUT ACCEPT [0:0]\n-A INPUT ! -i lo -j DROP\n", True),
+        (":INPUT ACCEPT [0:0]\n-A INPUT ! -s 10.0.0.0/24 -j DROP\n", False),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -i eth0 -j MINE\n-A INPUT -i eth0 -j DROP\n"
+         "-A MINE -s 10.0.0.0/24 -j ACCEPT\n", False),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -i eth0 -g MINE\n-A INPUT -j ACCEPT\n-A MINE -s 10.0.0.2/32 -j DROP\n", True),
+        (":INPUT DROP [0:0]\n-A INPUT -j MINE\n-A MINE -j RETURN\n-A MINE -j ACCEPT\n", True),
+        (":INPUT ACCEPT [0:0]\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\n-A INPUT -j DROP\n", False),
         (":INPUT ACCEPT [0:0]\n-A INPUT -i docker0 -j DROP\n-A INPUT -s 10.9.0.0/24 -j DROP\n", False),
         (":INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.1.0.0/24 -j ACCEPT\n", True),
@@ -882,7 +917,12 @@ def test_and_one_by_iptables(load_module, text, shuts):
 def test_each_host_s_address_in_the_cluster_and_by_what_it_will_come():
     hostvars = {
         "own": {
-            "network_interfaces": [{"name": "ens1", "addresses": ["10.0.0.9/24", "odd"]}, {"name": "ens2"}, 7]
+            "network_interfaces": [
+                {"name": "ens1", "addresses": ["10.0.0.9/24", "odd"]},
+                {"name": "ens2"},
+                7,
+                {"macaddress": "02:00:00:00:00:01", "addresses": ["10.0.1.9/24"]},
+            ]
         },
         "a": {"cluster_address": "10.0.0.1", "ansible_host": "192.0.2.1"},
         "b": {"ansible_host": "10.0.1.2"},

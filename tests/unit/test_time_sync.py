@@ -164,6 +164,8 @@ def test_the_file_is_one_that_chrony_reads_and_the_note_is_not():
         ("include /etc/chrony/conf.d/*.conf\n", True),
         ("include /etc/ours.conf\n", False),
         ("include /etc/chrony/c*.conf\n", False),  # a star stands for no slash
+        ("include conf.d/*.conf\n", False),
+        ("include .\n", False),
         ("include FOLDER/yes*.conf\n", True),
         ("include FOLDER/no.conf FOLDER/over.conf\n", True),
         ("include FOLDER/no.conf\n", False),

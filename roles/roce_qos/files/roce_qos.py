@@ -43,9 +43,12 @@ def apply_all(wanted):
     for fault in clear_all(wanted):
         print(f"warning: {fault}", file=sys.stderr)
     ours = {name: wanted[name] for name in ("dscp", "priority", "pfc")}
-    ports = [{**port, **ours, "had": had(wanted, port)} for port in wanted["ports"]]
-    # First, so that what is cut short is cleared, too. What could not be given back stays before it.
-    write(APPLIED, json.dumps({**wanted, "ports": [*applied().get("ports", []), *ports]}))
+    left = applied().get("ports", [])  # what could not be given back; what was there before that is known
+    ports = [{**port, **ours} for port in wanted["ports"]]
+    new = [port for port in ports if not any(port.items() <= one.items() for one in left)]
+    # First, so that what is cut short is cleared, too.
+    ports = [*left, *({**port, "had": had(wanted, port)} for port in new)]
+    write(APPLIED, json.dumps({**wanted, "ports": ports}))
     for port in wanted["ports"]:
         apply(wanted, port)
     return []
@@ -60,19 +63,22 @@ def clear_all(wanted):
 
     Returns what could not be had back. Of such ports it stays noted, and the others are served all the same.
     """
-    before, left, faults = applied(), [], []
+    before, left, faults = applied(), [], {}
     for port in reversed(before.get("ports", [])):  # what was there first comes last
+        port = {**{name: before[name] for name in ("dscp", "priority", "pfc")}, **port}
         if os.path.exists(f"{ROOT}/sys/class/net/{port['interface']}"):
             try:
-                clear({**before, **port}, port)
+                if port["interface"] not in faults:
+                    clear(port)
             except (OSError, Fault) as fault:
+                faults[port["interface"]] = f"{port['interface']}: {fault}"
+            if port["interface"] in faults:
                 left.insert(0, port)
-                faults.append(f"{port['interface']}: {fault}")
     if left:
         write(APPLIED, json.dumps({**before, "ports": left}))
     elif before:
         os.unlink(APPLIED)
-    return faults
+    return list(faults.values())
 
 
 def applied():
@@ -128,17 +134,17 @@ def paused(wanted, port):
     return wanted["priority"] < len(shown) and shown[wanted["priority"]] not in (False, 0, "off")
 
 
-def clear(wanted, port):
+def clear(port):
     interface, before = port["interface"], port.get("had", {})  # an earlier version noted none
     there, classes = classes_of(interface), dict(before.get("classes", []))
     # What somebody has changed since is his.
-    ours = [one for one in (wanted, CNP) if there.get(one["dscp"]) == one["priority"]]
+    ours = [one for one in (port, CNP) if there.get(one["dscp"]) == one["priority"]]
     if gone := [f"{one['dscp']}:{one['priority']}" for one in ours if one["dscp"] not in classes]:
         dcb("app", "del", "dev", interface, "dscp-prio", *gone)
     if back := [f"{one['dscp']}:{classes[one['dscp']]}" for one in ours if one["dscp"] in classes]:
         dcb("app", "replace", "dev", interface, "dscp-prio", *back)
     pfc = "on" if before.get("pfc") else "off"
-    dcb("pfc", "set", "dev", interface, "prio-pfc", f"{wanted['priority']}:{pfc}")
+    dcb("pfc", "set", "dev", interface, "prio-pfc", f"{port['priority']}:{pfc}")
     write(tos(port), before.get("tos") or "0")
     for path, text in before.get("ecn", {}).items():
         if os.path.exists(path):
