@@ -95,8 +95,11 @@ def metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def launch(folder: Path, name: str, ranks: int, *words: str) -> list[dict]:
-    """The steps of a run of `prepared`'s configuration with the keys `words` on so many ranks of this machine."""
+def launch(folder: Path, name: str, ranks: int, *words: str, core: int | None = None) -> list[dict]:
+    """The steps of a run of `prepared`'s configuration with the keys `words` on so many ranks of this machine.
+
+    core: the one that all of them get; None: whichever.
+    """
     run_dir = folder / f"run-{name}"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -114,7 +117,9 @@ def launch(folder: Path, name: str, ranks: int, *words: str) -> list[dict]:
         "CLUSTER_ADDRESS": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    process([sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), *words], folder, settings)
+    held = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    command = [sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), *words]
+    process([*held, *command], folder, settings)
     return [one for one in metrics(run_dir) if one["kind"] == "train"]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.measure import Case, Options, launch, markdown, metrics, prepared, tell, together
 
-THREADS = max(1, len(os.sched_getaffinity(0)) // 2)
-CASE = Case("text", 2048, 8, 128, steps=120, untimed=3, threads=THREADS)
+CORES = sorted(os.sched_getaffinity(0))
+CASE = Case("text", 2048, 8, 128, steps=60, untimed=3, threads=1)
 QUICK = Case("text", 2048, 4, 64, steps=60, untimed=3, threads=1)
 RANKS = (1, 2)
 ROUNDS = 6
@@ -28,9 +28,10 @@ def table(options: Options) -> str:
 ### One host
 
 {case.layers} layers, {case.width} wide, vocabulary {case.vocabulary:,}; ranks over gloo on this machine, \
-{case.threads} threads each; {case.batch_size} sequences of {case.sequence_length} tokens a step, a sequence a \
-micro-batch; float32; {options.rounds(ROUNDS)} rounds. In a round both run at the same time, begun in turns by the one \
-and the other, and the steps of that time count. Losses of both are equal to 1e-4.
+a thread each; {case.batch_size} sequences of {case.sequence_length} tokens a step, a sequence a \
+micro-batch; float32; {options.rounds(ROUNDS)} rounds. In a round both run at the same time and on one core, another \
+one each round, so that whatever makes a core slow makes both slow, and the steps of that time count. Losses of both \
+are equal to 1e-4.
 
 {markdown(HEAD, rows)}
 
@@ -45,7 +46,9 @@ def _row(folder: Path, ranks: int, rounds: int) -> tuple[str, ...]:
     for number in range(rounds):
         ways = list(WAYS)[:: -1 if number % 2 else 1]
         with ThreadPoolExecutor(len(ways)) as pool:
-            runs = pool.map(_run, repeat(folder), ways, repeat(ranks), repeat(number))
+            runs = pool.map(
+                _run, repeat(folder), ways, repeat(ranks), repeat(number), repeat(CORES[number % len(CORES)])
+            )
             found = dict(zip(ways, runs, strict=True))
         steps = {way: run[0] for way, run in found.items()}
         one, other = (found[way][0][-1]["loss"] for way in WAYS)
@@ -75,9 +78,10 @@ def _row(folder: Path, ranks: int, rounds: int) -> tuple[str, ...]:
     )
 
 
-def _run(folder: Path, way: str, ranks: int, number: int) -> tuple[list[dict], float]:
+def _run(folder: Path, way: str, ranks: int, number: int, core: int) -> tuple[list[dict], float]:
     """(the steps, the seconds until the first of them is done)."""
     name = f"{way}-{ranks}-{number}"
-    steps = launch(folder, name, ranks, *WAYS[way], "micro_batch_size=1", "checkpoint_async=false")
+    words = (*WAYS[way], "micro_batch_size=1", "checkpoint_async=false")
+    steps = launch(folder, name, ranks, *words, core=core)
     (start,) = (one for one in metrics(folder / f"run-{name}") if one.get("event") == "start")
     return steps, steps[0]["time"] - start["time"]
