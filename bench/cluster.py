@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.measure import WAYS, markdown, together
+from bench.measure import WAYS, markdown, speed, together
 from lab.lab import Lab, Options, obstacles
 from lab.network import BURST
 from trainer.balance import solve
@@ -115,11 +115,6 @@ class Group:
         text = self.lab.exec(host or self.hosts[0], "cat", f"{FOLDER}/{self.name}/metrics.jsonl", check=False)
         lines = text[: text.rfind("\n") + 1].splitlines()
         return [row for row in map(json.loads, lines) if row["kind"] == "train"]
-
-
-def speed(rows: list[dict]) -> float:
-    """Tokens a second over these steps."""
-    return sum(row["tokens"] for row in rows) / sum(row["step_seconds"] for row in rows)
 
 
 def paces(rows: list[dict]) -> list[dict[str, float]]:

@@ -123,6 +123,11 @@ def launch(folder: Path, name: str, ranks: int, *words: str, core: int | None = 
     return [one for one in metrics(run_dir) if one["kind"] == "train"]
 
 
+def speed(rows: list[dict]) -> float:
+    """Tokens a second over these steps."""
+    return sum(row["tokens"] for row in rows) / sum(row["step_seconds"] for row in rows)
+
+
 def speed_of(steps: list[dict], case: Case) -> float:
     """The median of the timed steps' tokens a second."""
     return statistics.median(one["tokens"] / one["step_seconds"] for one in steps[case.untimed :])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
-from bench.measure import Case, Options, launch, markdown, metrics, prepared, tell, together
+from bench.measure import Case, Options, launch, markdown, metrics, prepared, speed, tell, together
 
 CORES = sorted(os.sched_getaffinity(0))
 CASE = Case("text", 2048, 8, 128, steps=60, untimed=3, threads=1)
@@ -59,7 +59,7 @@ def _row(folder: Path, ranks: int, rounds: int) -> tuple[str, ...]:
                 f"{ranks} ranks: one ended before the other had begun; the table needs longer runs"
             )
         for way, rows in zip(steps, both, strict=True):
-            speeds[way].append(sum(row["tokens"] for row in rows) / sum(row["step_seconds"] for row in rows))
+            speeds[way].append(speed(rows))
         moved.append(statistics.mean(len(set(row["shares"])) > 1 for row in steps[FOUND]))
         begun.append(found[FOUND][1] - found[WITHOUT][1])
         tell(

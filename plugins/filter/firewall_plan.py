@@ -88,9 +88,7 @@ def firewall_peers(hostvars, names, own):
         there = own_addresses(variables)
         if reached[name] not in shared and (not cluster or not there or address_of(reached[name]) in there):
             given.append(reached[name])
-        for interface in listed(variables.get("network_interfaces")):
-            if isinstance(interface, dict):
-                given += [str(address) for address in listed(interface.get("addresses"))]
+        given += [text for _, text in given_addresses(variables)]
         for text in given:
             try:
                 found.add(ipaddress.ip_interface(text).ip)
@@ -110,12 +108,19 @@ def cluster_ways(hostvars, names, own):
     )
     found = [one for one in map(address_of, map(str, given)) if not isinstance(one, str)]
     networks = []
-    for interface in listed(hostvars[own].get("network_interfaces")):
-        if isinstance(interface, dict) and interface.get("name"):  # one may be known by its macaddress
-            for text in listed(interface.get("addresses")):
-                with contextlib.suppress(ValueError):  # the role network refuses it
-                    networks.append((ipaddress.ip_interface(str(text)).network, str(interface["name"])))
+    for interface, text in given_addresses(hostvars[own]):
+        if interface.get("name"):  # it may be known by its macaddress alone
+            with contextlib.suppress(ValueError):  # the role network refuses it
+                networks.append((ipaddress.ip_interface(text).network, str(interface["name"])))
     return {str(one): sorted({name for network, name in networks if one in network}) for one in found}
+
+
+def given_addresses(variables):
+    """(interface, address as it is written) of each that the role network is to give a host."""
+    for interface in listed(variables.get("network_interfaces")):
+        if isinstance(interface, dict):
+            for address in listed(interface.get("addresses")):
+                yield interface, str(address)
 
 
 def own_addresses(variables):

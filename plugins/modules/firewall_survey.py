@@ -53,7 +53,7 @@ IPTABLES = re.compile(
     r"-A (?P<chain>\S+)(?: (?P<but_of>! )?-s (?P<of>\S+))?(?: (?P<but_by>! )?-i (?P<by>\S+))?(?: -p tcp)?"
     r"(?: -m (?:conntrack --ctstate|state --state) (?:\S+,)?NEW(?:,\S+)?)?"
     r"(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
-    r" -(?P<how>[jg]) (?P<verdict>\S+).*"
+    r" -(?P<how>[jg]) (?P<target>\S+).*"
 )
 VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")  # nft's
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
@@ -329,6 +329,22 @@ def concerns(words, peer, links, sets):
     return True
 
 
+def verdict(rules, chain, met):
+    """The first verdict of a chain whose rule is `met`; None where its end is reached.
+
+    rules: by chain (word, target, rule), word being one of VERDICTS; what is no chain of theirs has no verdict.
+    """
+    for word, target, rule in rules.get(chain, []):
+        if not met(rule):
+            continue
+        if word not in ("jump", "goto"):
+            return word if word != "return" else None
+        found = verdict(rules, target, met)
+        if found or word == "goto":
+            return found
+    return None
+
+
 def shut_by_nft(text, peers):
     """Chains of others that shut out one of the peers, by `nft -j list ruleset`: [(chain, peers)].
 
@@ -344,24 +360,16 @@ def shut_by_nft(text, peers):
         sets.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
     for rule in (part["rule"] for part in parts if "rule" in part):
         words = [word for word in rule.get("expr", []) if not word.keys() & {"counter", "log"}]
-        if words:
-            rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(words)
-
-    def verdict(chain, peer):
-        """The first one that there is; None at the chain's end."""
-        for *matches, last in rules.get(chain, []):
-            word = next(iter(last), "")
-            if word not in VERDICTS or not concerns(matches, peer, peers[peer], sets.get(chain[:2], {})):
-                continue
-            if word not in ("jump", "goto"):
-                return word if word != "return" else None
-            found = verdict((*chain[:2], last[word]["target"]), peer)
-            if found or word == "goto":
-                return found
-        return None
+        word = next(iter(words[-1]), "") if words else ""
+        if word in VERDICTS:
+            place = rule["family"], rule["table"]
+            target = (*place, words[-1][word]["target"]) if word in ("jump", "goto") else None
+            rules.setdefault((*place, rule["chain"]), []).append((word, target, words[:-1]))
 
     def accepts(chain, peer):
-        return (verdict(chain, peer) or policies[chain]) == "accept"
+        known = sets.get(chain[:2], {})
+        found = verdict(rules, chain, lambda matches: concerns(matches, peer, peers[peer], known))
+        return (found or policies[chain]) == "accept"
 
     found = ((chain, [peer for peer in peers if not accepts(chain, peer)]) for chain in policies)
     return [
@@ -371,28 +379,24 @@ def shut_by_nft(text, peers):
 
 def shut_by_iptables(text, peers):
     """The same of `iptables-save -t filter`."""
-    policy = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1]
+    policy = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1].lower()
     rules = {}
     for rule in filter(None, map(IPTABLES.fullmatch, text.splitlines())):
-        rules.setdefault(rule["chain"], []).append(rule)
+        ends = rule["target"] in ("ACCEPT", "DROP", "REJECT", "RETURN")
+        word = rule["target"].lower() if ends else {"j": "jump", "g": "goto"}[rule["how"]]
+        rules.setdefault(rule["chain"], []).append((word, rule["target"], rule))
 
-    def verdict(chain, peer):
-        for rule in rules.get(chain, []):
+    def accepts(peer):
+        def met(rule):
             by = (rule["by"] or "").replace("+", "*")
-            of_it = not rule["of"] or among(peer, rule["of"]) != bool(rule["but_of"])
-            by_it = not by or any(fnmatch.fnmatchcase(link, by) for link in peers[peer]) != bool(
-                rule["but_by"]
-            )
-            if not (of_it and by_it):
-                continue
-            if rule["verdict"] in ("ACCEPT", "DROP", "REJECT", "RETURN"):
-                return rule["verdict"] if rule["verdict"] != "RETURN" else None
-            found = verdict(rule["verdict"], peer)
-            if found or rule["how"] == "g":
-                return found
-        return None
+            comes = any(fnmatch.fnmatchcase(link, by) for link in peers[peer])
+            if by and comes == bool(rule["but_by"]):
+                return False
+            return not rule["of"] or among(peer, rule["of"]) != bool(rule["but_of"])
 
-    out = [peer for peer in peers if (verdict("INPUT", peer) or policy) != "ACCEPT"]
+        return (verdict(rules, "INPUT", met) or policy) == "accept"
+
+    out = [peer for peer in peers if not accepts(peer)]
     return [("iptables' chain INPUT", out)] if out else []
 
 

@@ -169,9 +169,8 @@ def test_name_servers_are_resolvconfs_again():
     changes = {change["path"]: change for change in network_back(ours)["files"]}
     assert changes["/etc/resolv.conf"] == {"path": "/etc/resolv.conf", "link_to": link["resolv_link"]}
     assert changes[kept]["state"] == "absent"
-    del ours["files"]["kept"][
-        kept
-    ]  # resolvconf is gone since, and the link leads nowhere: better ours than none
+    # Resolvconf is gone since, and the link leads nowhere: better ours than none.
+    del ours["files"]["kept"][kept]
     back = network_back(ours)
     assert back["left"] == [kept]
     assert not [change for change in back["files"] if "resolv" in change["path"]]

@@ -83,6 +83,11 @@ def test_apt_of_this_release_agrees():
     if release["ID"] == "ubuntu" and "Section: universe/" not in known:
         pytest.skip("an apt without universe")
     assert offered >= EVERYWHERE
+    policy = subprocess.run([tool, "policy"], capture_output=True, text=True, errors="replace").stdout
+    if set(re.findall(r"\bo=([^,\n]+)", policy)) <= set(
+        SUITES
+    ):  # nobody else's repository, who may have them
+        assert not ELSEWHERE & offered
 
 
 @pytest.mark.parametrize(
