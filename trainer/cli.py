@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -20,6 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "launch":
         environment.stamp_errors()
     _quiet()
+    for stream in (sys.stdout, sys.stderr):  # a file's name may be no UTF-8, and a terminal's letters few
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _run(options)
     except TrainerError as error:

@@ -328,6 +328,8 @@ class Config:
 
 
 FEW = 20  # steps of a run by epochs, which hardly move the weights
+# What PyYAML raises for values that look like something they are not, besides its own errors.
+UNREADABLE = (ValueError, LookupError, OverflowError, AttributeError, RecursionError)
 BY_COMMAS = ("balance", "dataset", "dataset_weights", "lora_targets")  # keys of several values
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
@@ -572,7 +574,7 @@ def _read_yaml(path: Path, problems: list[str]):
                 )
                 continue
             yield str(name.value), loader.construct_object(node), where
-    except (yaml.MarkedYAMLError, ValueError, LookupError, OverflowError) as error:
+    except (yaml.MarkedYAMLError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise BadInput(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
@@ -585,6 +587,14 @@ def _by_commas(name: str, values: object) -> str:
     if name not in BY_COMMAS or not isinstance(values, list) or not values:
         return ""
     return f'; write them by commas, {name}: "{",".join(map(str, values))}"'
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of another encoding, in an argument
+        return False
+    return True
 
 
 def _what(node: yaml.Node) -> str:
@@ -608,7 +618,7 @@ def _checked(field: dataclasses.Field, value: object):
         elif kind == "float" and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
             value = float(value)
         elif ":" not in value:
-            with contextlib.suppress(yaml.YAMLError, ValueError, LookupError, OverflowError):
+            with contextlib.suppress(yaml.YAMLError, *UNREADABLE):
                 value = yaml.safe_load(value)
     if value is None and field.default is None:
         return None
@@ -624,6 +634,8 @@ def _checked(field: dataclasses.Field, value: object):
         raise ValueError(f"expected {wanted}, found {'nothing' if value is None else repr(value)}{cure}")
     if kind == "str" and not value:
         raise ValueError("expected a text, found an empty one")
+    if kind == "str" and not _is_unicode(value):
+        raise ValueError(f"expected UTF-8, found {value!a}; give what is called so another name")
     if rules["choices"] and value not in rules["choices"]:
         near = difflib.get_close_matches(value, rules["choices"], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""

@@ -123,7 +123,7 @@ def read(run: str) -> Environment:
         run_dir=run_dir,
         cache_dir=cache_dir.absolute(),
         host=host(),
-        attempt=number("TRAINYARD_ATTEMPT", 1),
+        attempt=number("TRAINYARD_ATTEMPT", 1 + number("TORCHELASTIC_RESTART_COUNT", 0)),
         rank=number("RANK", 0) if launched else 0,
         world_size=number("WORLD_SIZE", 1) if launched else 1,
         local_rank=number("LOCAL_RANK", 0) if launched else 0,

@@ -1,5 +1,6 @@
 """After a run: its model and adapter go to plain transformers and peft, merged or not, and speak."""
 
+import errno
 import fcntl
 import io
 import json
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from ranks import run
+from ranks import run, status
 from safetensors.torch import load_file
 
 from trainer import cli
@@ -137,7 +138,8 @@ def test_an_adapter_and_its_merged_model_are_alike_in_plain_peft_and_transformer
         (named / "README.md").read_text() + (named / "adapter_config.json").read_text()
     )
     assert (named / "additional_chat_templates/tool_use.jinja").is_file()
-    assert "merged into these weights" in (merged / "README.md").read_text()
+    assert "merged into these weights, in float32." in (merged / "README.md").read_text()
+    assert "merged into these weights, in bfloat16." in (exported["tiny16"] / "README.md").read_text()
 
 
 def test_a_whole_model_goes_out_with_its_makers_dropout(exported, runs, logits):
@@ -402,6 +404,47 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
     (adapter / "adapter_config.json").write_text("{")
     assert "not JSON" in refused(capsys, "generate", adapter)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch):
+    """A word that the model has no number for, input in another encoding, and nothing to begin with."""
+    from transformers import AutoTokenizer
+
+    model = shutil.copytree(runs["full"] / "model", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<unheard>"])
+    tokenizer.save_pretrained(model)
+    said = refused(capsys, "generate", model, "--prompt", "so <unheard>")
+    assert "token '<unheard>' has the number 300, and the model has 300 tokens" in said
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8"))
+    assert "no UTF-8: byte 0xe9" in refused(capsys, "generate", model, "--chat")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    ends = {name: None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    (model / "tokenizer_config.json").write_text(json.dumps(config | ends))
+    (model / "special_tokens_map.json").unlink(missing_ok=True)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(content | {"eos_token_id": None}))
+    assert "no token that begins or ends a text; give a --prompt" in refused(capsys, "generate", model)
+
+
+def _no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_without_room_for_the_model_keeps_nothing_of_it(base, tmp_path):
+    """The weights are staged when the model does not fit: both go, and the next start has the room."""
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "sequence_length: 32\nbatch_size: 2\nsteps: 2\nmax_samples: 40\nthreads: 1\nstrategy: fsdp\n"
+    )
+    patch = {("trainer.model.card", "write"): _no_room}
+    run(tmp_path, 2, config, f"model={base}", codes=[1, 1], patch=patch)
+    assert "free some space there and start the run again" in status(tmp_path / "node0")["reason"]
+    assert not [*tmp_path.glob("node*/.*.tmp"), *tmp_path.glob("node*/model")]
+    (tmp_path / "node0/.weights.tmp").write_bytes(b"of one that was cut off")
+    run(tmp_path, 2, config, f"model={base}")
+    assert (tmp_path / "node0/model/model.safetensors").is_file() and not list(tmp_path.glob("node*/.*.tmp"))
 
 
 @pytest.mark.full

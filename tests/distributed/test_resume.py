@@ -280,6 +280,17 @@ def test_another_dataset_is_refused(material, tmp_path):
     assert "resume is never" in ranks.status(tmp_path / "node0")["reason"]
 
 
+def test_a_run_that_is_not_to_resume_recovers_all_the_same(material, tmp_path):
+    """`resume: never` refuses what an earlier start has left, not what this one goes on from after a failure."""
+    never = (material / "run.yaml", "resume=never")
+    ranks.run(tmp_path, 1, *never, codes=[75], stop_in=6, launch="20261129T100000")
+    ranks.run(tmp_path, 1, *never, codes=[2], launch="20261129T110000")
+    assert "resume is never" in ranks.status(tmp_path / "node0")["reason"]
+    ranks.run(tmp_path, 1, *never, launch="20261129T100000")
+    whole = ranks.run(tmp_path / "whole", 1, material / "run.yaml")
+    assert ranks.losses(tmp_path / "node0") == whole
+
+
 def test_a_model_that_computes_otherwise_with_equal_shapes_is_refused(material, tmp_path):
     """What differs is named; a checkpoint that does not tell, of an earlier version, is gone on from."""
     other = tmp_path / "other"

@@ -281,6 +281,33 @@ def test_what_a_template_leaves_out_is_refused(tmp_path, make_tokenizer, talk, w
         prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on)
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking"])
+def test_the_last_answers_thoughts_are_there_or_it_is_refused(tmp_path, make_tokenizer, field):
+    """Earlier ones templates leave out on purpose."""
+    thinks = ENDED.replace(
+        "{{ m['content'] }}", "{% if loop.last %}{{ m.reasoning_content }}{% endif %}{{ m['content'] }}"
+    )
+    talk = [TALK[0], {**TALK[1], field: "Cats like mats."}, TALK[2], {**TALK[3], field: "It hides."}]
+    tokens = make_tokenizer(thinks)
+    text = tokens.decode(prepared(tmp_path, tokens, [{"messages": talk}])[0][0])
+    assert "It hides." in text and "Cats like" not in text
+    tokens = make_tokenizer(ENDED)
+    with pytest.raises(BadInput, match=rf"a\.jsonl:1: messages\[3\]: .*leaves out the answer's {field}:"):
+        prepared(tmp_path, tokens, [{"messages": talk}])
+    prepared(tmp_path, tokens, [{"messages": talk[:3]}, {"messages": TALK}])
+
+
+def test_a_call_without_its_arguments_is_refused(tmp_path, make_tokenizer):
+    names = AS_TEXT.replace("HOW", "")
+    with pytest.raises(BadInput, match=r"messages\[1\]: .*leaves out the arguments of the call of find"):
+        prepared(tmp_path, make_tokenizer(names), [{"messages": [TALK[0], WITH_CALL]}])
+    empty = {
+        **WITH_CALL,
+        "tool_calls": [{"type": "function", "function": {"name": "find", "arguments": "{}"}}],
+    }
+    prepared(tmp_path, make_tokenizer(names), [{"messages": [TALK[0], empty]}])
+
+
 @pytest.mark.parametrize(
     ("template", "why"), [(COUNTING, "before the answer"), (PROMPTING, "before the answer")]
 )

@@ -235,6 +235,41 @@ def test_a_date_in_a_chat_of_parquet_is_no_fault(tmp_path):
     assert [one["content"] for one in found.messages] == ["when?", "now"]
 
 
+def test_a_calls_arguments_are_an_object_of_json(tmp_path):
+    """A template would write a date as something else, and a map as a list of pairs."""
+
+    def talk(arguments, **beside):
+        call = {"type": "function", "function": {"name": "find", "arguments": arguments}}
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return {"messages": said, **beside}
+
+    def read_rows(rows, schema=None):
+        table = pyarrow.Table.from_pylist(rows, schema=schema)
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        return sampled(from_mapping({"dataset": str(tmp_path / "a.parquet")}))
+
+    today = datetime.datetime(2026, 1, 1)
+    with pytest.raises(
+        BadInput, match=r"row 1: messages\[1\]: tool_calls\[0\]: arguments: a value of type datetime"
+    ):
+        read_rows([talk({"when": today})])
+    with pytest.raises(BadInput, match=r"row 1: field 'tools': a value of type datetime, which JSON has not"):
+        read_rows([talk({"what": "cat"}, tools=[{"name": "find", "since": today}])])
+    pairs = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    function = pyarrow.struct([("name", pyarrow.string()), ("arguments", pairs)])
+    call = pyarrow.struct([("type", pyarrow.string()), ("function", function)])
+    fields = [("role", pyarrow.string()), ("content", pyarrow.string()), ("tool_calls", pyarrow.list_(call))]
+    schema = pyarrow.schema([("messages", pyarrow.list_(pyarrow.struct(fields)))])
+    (found,) = read_rows([talk([("what", "cat")])], schema)
+    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"what": "cat"}
+    with pytest.raises(BadInput, match=r"row 1: cannot be read as parquet: .*duplicate field names"):
+        read_rows([talk([("what", "cat"), ("what", "dog")])], schema)
+    for wrong in ([1], 3):
+        write_lines(tmp_path / "b.jsonl", [talk(wrong)])
+        with pytest.raises(BadInput, match=r"tool_calls\[0\]: arguments: expected a JSON object, found "):
+            sampled(from_mapping({"dataset": str(tmp_path / "b.jsonl")}))
+
+
 def test_parquet_equals_jsonl(tmp_path):
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist(

@@ -498,6 +498,20 @@ def test_weights_that_are_quantised_on_disk_go_where_they_are_wanted(strategy, w
     assert given == [{"": torch.device("cpu")}] and quantize.left_whole(built) == 0
 
 
+def test_experts_that_are_layers_have_no_dropout():
+    """What an expert sees depends on the whole micro-batch: its mask would, too."""
+    wanted = {"adapter": "lora", "lora_targets": "all-linear"}
+    for dropout in (0.0, 0.1):
+        model = make("llama")
+        model.model.layers[0].mlp.experts = torch.nn.ModuleList([torch.nn.Linear(32, 32) for _ in range(2)])
+        config = from_mapping({**wanted, "lora_dropout": dropout})
+        if dropout:
+            with pytest.raises(BadInput, match=r"lora_dropout: found 0\.1, and adapters within experts"):
+                lora.add(model, config)
+        else:
+            lora.add(model, config)
+
+
 def test_what_a_parameter_under_adapters_was_called_before():
     """Also where one parameter of a module after the other has an adapter, as those of experts."""
     before = {name for name, _ in make("qwen3_moe").named_parameters()}

@@ -603,6 +603,28 @@ def test_train_and_generate_by_hand(tmp_path, config_file):
     assert unfinished.stdout == first.stdout, unfinished.stderr
 
 
+def test_names_in_another_encoding_are_told(tmp_path, config_file):
+    """By the log and the terminal, whatever letters that has."""
+    folder = os.fsencode(tmp_path) + b"/data"
+    os.mkdir(folder)
+    Path(os.fsdecode(folder + b"/caf\xe9.jsonl")).write_text('{"other": 1}\n')
+    command = [sys.executable, "-m", "trainer", "train", config_file, "run=r", f"dataset={tmp_path}/data"]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert found.returncode == 2 and "Traceback" not in found.stdout + found.stderr
+    for said in (found.stdout, (tmp_path / "runs/r/logs/rank-0.log").read_text()):
+        assert "caf\\udce9.jsonl:1: no field 'text'" in said
+    command[-1] = os.fsdecode(folder + b"/caf\xe9.jsonl")
+    found = subprocess.run(
+        [*command[:-1], f"dataset={command[-1]}"],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
+    )
+    assert found.returncode == 2 and "expected UTF-8, found" in found.stderr
+
+
 @pytest.mark.parametrize("kind", ["adamw", "adamw_8bit", "paged_adamw"])
 def test_an_optimizers_state_is_restored_in_another(kind):
     """Through the 32 bits of a checkpoint, into the same optimizer and into torch's AdamW."""

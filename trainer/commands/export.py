@@ -71,16 +71,18 @@ def _write(
     found: saved.Saved, temporary: Path, merge: bool, base: str | None, dtype: str, trust: bool
 ) -> None:
     """All of an export."""
+    merged = ""
     if found.adapter and not merge:
         found = _beside(found, base or found.base)
         _copy_adapter(found, temporary)
     else:
-        _write_model(found, base, dtype, trust, temporary)
+        written = _write_model(found, base, dtype, trust, temporary)
+        merged = written if found.adapter else ""
     card.write(
         temporary,
         found.facts,
         adapter=None if merge else found.adapter,
-        merged=merge and found.adapter is not None,
+        merged=merged,
     )
     for file in temporary.rglob("*.safetensors"):
         file.chmod(0o644 & ~_umask())  # safetensors writes for its owner alone
@@ -106,8 +108,8 @@ def _copy_adapter(found: saved.Saved, directory: Path) -> None:
         print("note: its base has random weights, which no other tool can make: --merge writes a whole model")
 
 
-def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, directory: Path) -> None:
-    """All weights, in transformers' format, with the tokenizer."""
+def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, directory: Path) -> str:
+    """All weights, in transformers' format, with the tokenizer; returns the weights' number format."""
     model, tokenizer = saved.open_model(found, base, dtype, trust)
     if found.adapter:
         try:
@@ -120,6 +122,7 @@ def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, 
     model.save_pretrained(directory)
     saved.name_end_of_turn(directory, model, tokenizer)
     tokenizer.save_pretrained(directory)
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _umask() -> int:

@@ -45,7 +45,12 @@ def main(
             # As documents begin in training (data/cache.py), for a tokenizer may end each text by a token of its own;
             # without a prompt after another's end, where no token begins them.
             ids = turns.first_token(tokenizer) + tokenizer(prompt or "", add_special_tokens=False).input_ids
-            ids = torch.tensor([ids or [tokenizer.eos_token_id]])
+            ids = ids or sorted(saved.ends(model, tokenizer))[:1]
+            if not ids:
+                raise BadInput(
+                    f"{directory}: its tokenizer has no token that begins or ends a text; give a --prompt"
+                )
+            ids = torch.tensor([ids])
             _continue(model, tokenizer, ids, sampling, with_prompt=True)
         elif prompt is not None:
             _answer(model, tokenizer, [{"role": "user", "content": prompt}], sampling)
@@ -97,6 +102,10 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
         except (EOFError, KeyboardInterrupt):
             print()
             return
+        except UnicodeDecodeError as error:
+            raise BadInput(
+                f"the input is no UTF-8: byte 0x{error.object[error.start]:02x}; convert it by iconv"
+            ) from None
         if not line:
             continue
         messages.append({"role": "user", "content": line})
@@ -177,6 +186,12 @@ def _continue(
     import torch
     from transformers import GenerationConfig
 
+    known = model.get_input_embeddings().weight.shape[0]
+    if ids.numel() and ids.max() >= known:
+        word = tokenizer.convert_ids_to_tokens(int(ids.max()))
+        raise BadInput(
+            f"the prompt's token {word!r} has the number {ids.max()}, and the model has {known} tokens; leave it out"
+        )
     room = _room(model, ids)
     if room < 1:
         raise BadInput(

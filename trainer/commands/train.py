@@ -37,6 +37,7 @@ from trainer.world import World, log, translated, versions
 
 # Seconds by which the rank that writes status.json comes first to the tokenising, so that it can tell of it.
 HEAD_START = 0.2
+STAGED, MADE = ".weights.tmp", ".model.tmp"  # beside a run's model, until that is complete
 LOOK = 1.0  # seconds between two looks for a host with the checkpoint to go on from
 
 
@@ -288,12 +289,18 @@ def _previous(config: Config, world: World, status, stop_signal: StopSignal) -> 
         found = checkpoint.find(world.environment.run_dir, world, given_up=config.lost_step)
     except checkpoint.Absent as absent:
         _wait_for_a_copy(absent, config, world, status, stop_signal)
-    if found and config.resume == "never":
+    if found and config.resume == "never" and not _own(found.manifest, world.environment):
         raise BadInput(
             f"run '{config.run}' has a checkpoint of step {found.manifest['step']} and resume is never: "
             "set resume to auto to go on from it, or choose another run name"
         )
     return found
+
+
+def _own(manifest: dict, environment: Environment) -> bool:
+    """Whether this start of the run wrote the checkpoint: then to go on from it is to recover, not to resume."""
+    launch = environment.launch
+    return environment.attempt > 1 or bool(launch and launch == manifest.get("launch"))
 
 
 def _wait_for_a_copy(
@@ -419,6 +426,18 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     """Write the model in transformers' format into every run directory; all ranks must call."""
     world = strategy.world
+    try:
+        if world.keeps:
+            _sweep(directory)  # what an earlier end has left that was cut off
+        _export_whole(strategy, tokenizer, directory)
+    except BaseException:
+        if world.keeps:
+            _sweep(directory)
+        raise
+
+
+def _export_whole(strategy: Strategy, tokenizer, directory: Path) -> None:
+    world = strategy.world
     writers = sorted(set(world.keepers))
     frozen = not hasattr(strategy.model, "peft_config")  # what an adapter stands beside is not written
     beside = buffers(strategy.model) if frozen else {}
@@ -426,7 +445,7 @@ def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
         every = itertools.chain(strategy.weights(writers, frozen), beside.items())
         weights = {name: one.detach().cpu() for name, one in every}
     else:
-        file = directory.with_name(".weights.tmp")
+        file = directory.with_name(STAGED)
         world.together(lambda: _stage(strategy, writers, frozen, beside, file))
         weights = {}
         if world.keeps:
@@ -468,9 +487,15 @@ def _explained(path: Path, what: str, kind: type[Exception] | tuple[type[Excepti
         ) from None
 
 
+def _sweep(directory: Path) -> None:
+    """Remove what an export into `directory` has beside it until it is complete."""
+    directory.with_name(STAGED).unlink(missing_ok=True)
+    shutil.rmtree(directory.with_name(MADE), ignore_errors=True)
+
+
 def _take_away(directory: Path) -> None:
     """Remove the model of a run's earlier end, all at once: were the run cut off now, it would pass for this end's."""
-    temporary = directory.with_name(".model.tmp")
+    temporary = directory.with_name(MADE)
     shutil.rmtree(temporary, ignore_errors=True)
     with _explained(directory, "the model", OSError), contextlib.suppress(FileNotFoundError):
         directory.rename(temporary)
@@ -479,10 +504,9 @@ def _take_away(directory: Path) -> None:
 
 def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) -> None:
     """Write the model with `weights`, by parameter name; the directory appears complete."""
-    temporary = directory.with_name(".model.tmp")
+    temporary = directory.with_name(MADE)
     # safetensors raises what is its own where the disk does not take the model.
     with _explained(directory, "the model", (OSError, SafetensorError)):
-        shutil.rmtree(temporary, ignore_errors=True)
         # transformers would save on rank 0 alone, but hosts have disks of their own.
         model.should_save_on_this_rank = lambda wanted: wanted
         model.save_pretrained(temporary, state_dict=weights)

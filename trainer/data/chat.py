@@ -21,6 +21,11 @@ INSTRUCTION_TEMPLATE = (
     "{% endfor %}"
 )
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+THOUGHTS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # an answer's thoughts; transformers takes one for another
 MORE = "\ue000"  # a private character, put behind an answer to see where it ends
 # Some templates print today's date; the data must be the same on all hosts and days.
 TODAY = datetime.date(2024, 7, 26)
@@ -122,13 +127,20 @@ class Renderer:
 
             for n, one in enumerate(messages):
                 for call in _calls(one):
-                    if not stands(n, _renamed(one, call)):
+                    if not stands(n, _with_more(one, call, "name")):
                         return text, _left_out(sample, n, f"the call of {call['name']}")
+                    if call["arguments"] and not stands(n, _with_more(one, call, "arguments")):
+                        return text, _left_out(sample, n, f"the arguments of the call of {call['name']}")
                 said, called = one["content"].strip(), bool(_calls(one))
                 sure = said in text and not called  # else it may be there in another form, as JSON say
                 looks = said and not sure and (called or one["role"] != "assistant")
                 if looks and not stands(n, {**one, "content": said + MORE}):
                     return text, _left_out(sample, n, f"what the role {one['role']} says")
+                # Those of earlier answers templates leave out on purpose, as they do when the model is asked.
+                thoughts = {name: one[name] + MORE for name in THOUGHTS if isinstance(one.get(name), str)}
+                looks = one is messages[-1] and any(one[name].strip() for name in thoughts)
+                if looks and not stands(n, {**one, **thoughts}):
+                    return text, _left_out(sample, n, f"the answer's {' and '.join(thoughts)}")
         except BadInput as fault:
             return "", fault
         return text, None
@@ -210,9 +222,11 @@ def _changed(message: dict, change) -> dict:
     return {**message, "tool_calls": [changed(one) for one in message["tool_calls"]]}
 
 
-def _renamed(message: dict, call: dict) -> dict:
-    """The message with another name in that call."""
-    return _changed(message, lambda one: {"name": one["name"] + MORE} if one is call else {})
+def _with_more(message: dict, call: dict, what: str) -> dict:
+    """The message with another `what`, name or arguments, in that call."""
+    found = call[what]
+    other = found + MORE if isinstance(found, str) else {**found, MORE: MORE}
+    return _changed(message, lambda one: {what: other} if one is call else {})
 
 
 def _as_openai(message: dict) -> dict:

@@ -116,10 +116,17 @@ def _parquet(path: Path, columns: Sequence[str], besides: Sequence[str]) -> Iter
                 return
             wanted = wanted if needed or (besides and not columns) else None
             for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
-                for record in batch.to_pylist():
+                for record in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1
                     yield number, {name: _as_written(value) for name, value in record.items()}
-        except (pyarrow.ArrowException, OSError, ValueError, OverflowError, NotImplementedError) as error:
+        except (
+            pyarrow.ArrowException,
+            OSError,
+            ValueError,
+            KeyError,
+            OverflowError,
+            NotImplementedError,
+        ) as error:
             text = " ".join(str(error).split())[:200]
             raise BadInput(
                 f"{place(path, number + 1)}: cannot be read as parquet: {text}; write the file anew"

@@ -59,8 +59,8 @@ def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
 def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> Sample:
     """The record as a sample; raises BadInput that names its place and field."""
     where = files.place(path, number)
-    made = {"text": _text, "instruction": _instruction, "chat": _chat}[kind](where, record, config)
     try:
+        made = {"text": _text, "instruction": _instruction, "chat": _chat}[kind](where, record, config)
         # Of parquet, values beside the texts may be dates or bytes.
         made_text = made.get("text") or json.dumps(made, ensure_ascii=False, default=str)
         made_text.encode()
@@ -137,15 +137,19 @@ def _call(where: str, call):
     """A tool's call with its arguments as an object, which templates write out; OpenAI's are a text of JSON."""
     wrapped = isinstance(call, dict) and isinstance(call.get("function"), dict)
     function = call["function"] if wrapped else call
-    text = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(text, str):
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if arguments is None:
         return call
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        raise BadInput(f"{where}: arguments: not JSON: {text[:40]}; expected a JSON object") from None
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise BadInput(
+                f"{where}: arguments: not JSON: {_piece(arguments)}; expected a JSON object"
+            ) from None
     if not isinstance(arguments, dict):
         raise BadInput(f"{where}: arguments: expected a JSON object, found {_short(arguments)}")
+    _is_json(f"{where}: arguments", arguments)
     function = {**function, "arguments": arguments}
     return {**call, "function": function} if wrapped else function
 
@@ -157,12 +161,24 @@ def _tools(where: str, tools) -> list[dict] | None:
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
-            raise BadInput(f"{where}: field 'tools': not JSON: {found[:40]}") from None
+            raise BadInput(f"{where}: field 'tools': not JSON: {_piece(found)}") from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
         raise BadInput(f"{where}: field 'tools': expected a list of JSON schemas, found {_short(found)}")
+    _is_json(f"{where}: field 'tools'", tools)
     return tools
+
+
+def _is_json(where: str, value) -> None:
+    """Raise BadInput for what JSON has not, such as parquet's dates: a template would write something else for it."""
+
+    def refuse(one):
+        raise BadInput(
+            f"{where}: a value of type {type(one).__name__}, which JSON has not; write it as a text"
+        )
+
+    json.dumps(value, default=refuse)
 
 
 def _string(where: str, record: dict, field: str) -> str:
@@ -172,7 +188,12 @@ def _string(where: str, record: dict, field: str) -> str:
 
 
 def _there(record: dict) -> str:
-    return f"its fields are: {', '.join(list(record)[:10]) or 'none'}"
+    return f"its fields are: {', '.join(map(_piece, list(record)[:10])) or 'none'}"
+
+
+def _piece(text: str) -> str:
+    """The beginning of a text, as it is where a terminal can show it."""
+    return text[:40] if text[:40].isprintable() else _short(text)
 
 
 def _short(value) -> str:

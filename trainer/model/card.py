@@ -28,10 +28,11 @@ model = PeftModel.from_pretrained(base, "{path}")
 """
 
 
-def write(directory: Path, facts: dict, adapter: dict | None = None, merged: bool = False) -> None:
+def write(directory: Path, facts: dict, adapter: dict | None = None, merged: str = "") -> None:
     """Write README.md into `directory`; what `facts` (the keys of a run's summary.json) lack is left out.
 
-    adapter: its adapter_config.json, if `directory` holds one; merged: an adapter was merged into these weights.
+    adapter: its adapter_config.json, if `directory` holds one; merged: the number format in which an adapter was merged
+    into these weights, if one was.
     """
     chats = (directory / "chat_template.jinja").is_file()
     (directory / "README.md").write_text(
@@ -39,9 +40,7 @@ def write(directory: Path, facts: dict, adapter: dict | None = None, merged: boo
     )
 
 
-def text(
-    facts: dict, name: str, adapter: dict | None = None, merged: bool = False, chats: bool = False
-) -> str:
+def text(facts: dict, name: str, adapter: dict | None = None, merged: str = "", chats: bool = False) -> str:
     """The card; `name`: the directory's. chats: its tokenizer has a chat template."""
     settings = facts.get("settings", {})
     base = settings.get("model") or (adapter or {}).get("base_model_name_or_path") or "unknown"
@@ -70,7 +69,7 @@ def _front_matter(base: str, adapter: dict | None) -> str:
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---"
 
 
-def _what(base: str, adapter: dict | None, merged: bool, settings: dict) -> str:
+def _what(base: str, adapter: dict | None, merged: str, settings: dict) -> str:
     start = "a small GPT-2 from random weights" if base == "tiny" else f"`{base}`"
     if adapter or merged:
         rank, alpha = (adapter or {}).get("r"), (adapter or {}).get("lora_alpha")
@@ -78,7 +77,7 @@ def _what(base: str, adapter: dict | None, merged: bool, settings: dict) -> str:
         how = f"A LoRA adapter (rank {rank}, alpha {alpha:g})" if rank and alpha else "A LoRA adapter"
         bits = {"4bit": ", which was held in 4 bits", "8bit": ", which was held in 8 bits"}
         line = f"{how} for {start}{bits.get(settings.get('quantize'), '')}."
-        return line + (" It is merged into these weights, in whole precision." if merged else "")
+        return line + (f" It is merged into these weights, in {merged}." if merged else "")
     return f"All weights trained, beginning with {start}."
 
 

@@ -39,10 +39,15 @@ def add(model: nn.Module, config: Config) -> nn.Module:
             f"{' '.join(str(error).split()).rstrip('.')}; {cure}"
         ) from None
     number = 0
-    for module in wrapped.modules():
+    for path, module in wrapped.named_modules():
         if isinstance(dropouts := getattr(module, "lora_dropout", None), nn.ModuleDict):
             for name, dropout in dropouts.items():
                 if isinstance(dropout, nn.Dropout):
+                    if "experts" in path.split("."):  # what an expert sees depends on the whole micro-batch
+                        raise BadInput(
+                            f"lora_dropout: found {config.lora_dropout}, and adapters within experts, whose tokens "
+                            "differ with how the batch is divided; set it to 0, or lora_targets to auto"
+                        )
                     dropouts[name] = KeyedDropout(dropout.p, number)
                     number += 1
     return wrapped
