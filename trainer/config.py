@@ -355,7 +355,19 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
     found, what was expected and the nearest name.
     """
     problems: list[str] = []
-    values: dict[str, tuple[object, str]] = {}  # key -> (value, where it stands)
+    return _build(_values(path, overrides, problems), problems)
+
+
+def places(path: str | Path, overrides: typing.Sequence[str] = ()) -> dict[str, str]:
+    """Where each key of such a configuration stands: 'file:line', or the override."""
+    return {name: where for name, (_, where) in _values(path, overrides, []).items()}
+
+
+def _values(
+    path: str | Path | None, overrides: typing.Sequence[str], problems: list[str]
+) -> dict[str, tuple[object, str]]:
+    """Key -> (value, where it stands); what is wrong goes to `problems`."""
+    values: dict[str, tuple[object, str]] = {}
     for name, value, where in _read_yaml(Path(path), problems) if path is not None else ():
         if name in values:
             problems.append(f"{where}: '{name}' stands twice (first at {values[name][1]}); remove one")
@@ -367,7 +379,7 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
             values[name] = (text, where)
         else:
             problems.append(f"{where}: expected key=value")
-    return _build(values, problems)
+    return values
 
 
 def from_mapping(mapping: dict, where: str = "configuration") -> Config:
@@ -392,8 +404,8 @@ def _build(values: dict[str, tuple[object, str]], problems: list[str]) -> Config
     return Config(**settings)
 
 
-def check_together(config: Config) -> Config:
-    """`config`, whole; raises BadInput for settings that do not go together."""
+def check_together(config: Config, places: typing.Mapping[str, str] | None = None) -> Config:
+    """`config`, whole; raises BadInput for settings that do not go together, with the places of keys."""
     problems = []
     if config.quantize != "none" and config.adapter == "none":
         problems.append(
@@ -456,8 +468,15 @@ def check_together(config: Config) -> Config:
     if config.validation and config.validation_split:
         problems.append("validation, validation_split: both say what is held out; give one of them")
     if problems:
-        raise BadInput("\n".join(problems))
+        raise BadInput("\n".join(_placed(one, places or {}) for one in problems))
     return config
+
+
+def _placed(problem: str, places: typing.Mapping[str, str]) -> str:
+    """The problem with the place of the first of the keys that it begins with that stands somewhere."""
+    keys = problem.partition(":")[0].split(", ")
+    where = next((places[key] for key in keys if key in places), "")
+    return f"{where}: {problem}" if where else problem
 
 
 def idle_keys(config: Config) -> str:

@@ -166,7 +166,8 @@ def merge(
     if problems:
         raise BadInput("\n".join(problems))
     config = trainer_config.from_mapping(merged)
-    return trainer_config.check_together(config) if whole else config
+    places = {name: where for where, keys in sources for name in keys}
+    return trainer_config.check_together(config, places) if whole else config
 
 
 def new_name(model: str) -> str:
