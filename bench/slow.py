@@ -169,7 +169,6 @@ def train(folder: Path, way: str, seed: int, lock: int, left: int) -> dict:
     _run(folder, name, {"seed": seed, **WAYS[way]}, lock, left)
     rows = metrics(run_dir)
     steps = [row for row in rows if row["kind"] == "train"]
-    _clear(run_dir)
     return {
         "way": way,
         "seed": seed,
@@ -439,6 +438,7 @@ def main() -> None:
                 one = train(folder, way, seed, lock.fileno(), len(ahead) - number)
                 with (folder / "results.jsonl").open("a") as file:
                     file.write(json.dumps(one) + "\n")
+                _clear(folder / f"{way}-{seed}")
                 tell(f"{way}, seed {seed}: validation loss {one['loss']:.4f}")
         except KeyboardInterrupt:
             sys.exit("stopped; the same command goes on from here")

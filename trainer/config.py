@@ -201,8 +201,7 @@ class Config:
 
     force_strategy: bool = key(
         False,
-        "let a sharded strategy send an adapter's frozen weights over interfaces of 2.5 Gbit/s and less, where ddp has "
-        "room, too",
+        "let a sharded strategy send an adapter's frozen weights over interfaces of 2.5 Gbit/s and less",
     )
     link_gbit: float | None = key(
         None,

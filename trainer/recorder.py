@@ -111,6 +111,7 @@ class Recorder:
         self._logged = 0.0
         self._advice: list[str] = []  # of this attempt
         self._told_wants = False
+        self._told_shares = run.balance.split
         resumed = {"last_checkpoint": run.progress.step or None}
         cleared = {"warning": None, "reason": None}
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
@@ -308,7 +309,7 @@ class Recorder:
         progress.epoch_loss += report.loss * report.tokens
         progress.epoch_tokens += report.tokens
         self.profiler.step()
-        self._tell_shares(report.shares)
+        self._tell_shares()
         self._propose()
         told = self._tell(
             "train",
@@ -418,7 +419,7 @@ class Recorder:
 
         All ranks must call.
         """
-        balance, before = self.run.balance, self.run.balance.split
+        balance = self.run.balance
         start = time.perf_counter()
         seconds = calibrate.begin(self.run)
         if not seconds:
@@ -430,11 +431,11 @@ class Recorder:
         self._tell("event", event="calibration", reason=text, micro_batch_seconds=seconds)
         if self.run.world.first:
             self._say(text)
-        self._tell_shares(before)
+        self._tell_shares()
 
-    def _tell_shares(self, before: list[int]) -> None:
-        """Write down that the next step's shares are others than those before."""
-        balance = self.run.balance
+    def _tell_shares(self) -> None:
+        """Write down that the next step's shares are others than those told last."""
+        balance, before = self.run.balance, self._told_shares
         if balance.wants and not self._told_wants:
             self._told_wants = True
             config = self.run.config
@@ -452,6 +453,7 @@ class Recorder:
             self._advise(text)
         if balance.split == before:
             return
+        self._told_shares = balance.split
         self._tell("event", event="shares", shares=balance.split, before=before, expected=balance.expected)
         if self.run.world.first:
             shown = ", ".join(map(str, balance.split[:16])) + (", …" if len(balance.split) > 16 else "")

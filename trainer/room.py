@@ -57,8 +57,8 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
     """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
 
     That is where hosts are joined by slow interfaces, or by such as tell no speed, or what was measured between them is
-    slow, and ddp has room on each rank, if with fewer sequences at once. All ranks must call. A run that goes on, with
-    other hosts than it began with or once its link has been measured, is warned; so is one for which ddp has no room.
+    slow; ddp may have room on each rank, if with fewer sequences at once, or not. All ranks must call. A run that goes
+    on, with other hosts than it began with or once its link has been measured, is warned.
     """
     shared = config.adapter != "none" and getattr(chosen(config, world), "shares_weights", False)
     if not shared or config.force_strategy or len(world.firsts) == 1:
@@ -88,24 +88,23 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
             f"{costs} has room on all ranks, if with fewer sequences at once, and sends the adapter's gradients alone, "
             f"{ddp.wire_bytes / MIB:,.1f} MiB. Set strategy to ddp, or force_strategy to true"
         )
+        crowded = (
+            f"{costs}, which would not, has no room; a larger micro_batch_size sends them less often. Set "
+            "force_strategy to true to pay that, or quantize to 4bit where that makes room for ddp"
+        )
         fits = ddp.fits(place)
     except Exception as error:  # as in _size
-        if world.first:
-            log(
-                f"warning: strategy: {config.strategy} sends the frozen weights, too, in every step, at {pace}; "
-                f"whether ddp, which would not, has room cannot be told: {error}"
-            )
-        costs, words, fits = "", "", False
-    if not all(world.gather(fits)):
-        if costs and world.first:
-            log(
-                f"warning: {costs}, which would not, has no room; a larger micro_batch_size sends them less often"
-            )
-    else:
-        if world.environment.attempt == 1 and not goes_on:
-            raise BadInput(words)
-        if world.first:
-            log(f"warning: {words}")
+        words = crowded = (
+            f"strategy: {config.strategy} sends the frozen weights, too, in every step, at {pace}; "
+            f"whether ddp, which would not, has room cannot be told: {error}. Set strategy to ddp, or force_strategy "
+            "to true"
+        )
+        fits = False
+    words = words if all(world.gather(fits)) else crowded
+    if world.environment.attempt == 1 and not goes_on:
+        raise BadInput(words)
+    if world.first:
+        log(f"warning: {words}")
 
 
 def _speed(config: Config) -> float:

@@ -403,7 +403,13 @@ def run_problems(
 def _shares(facts: dict[str, dict], config: dict) -> list[str]:
     """What keeps a step of `config` from being shared by all ranks of these hosts, however late some of them come."""
     ranks = sum(fact["processes"] for fact in facts.values())
-    batch, listed = config.get("batch_size", ranks), given(config.get("balance", "auto"))
+    batch = config.get("batch_size", ranks)
+    try:
+        listed = given(config.get("balance", "auto"))
+    except ValueError:  # of a run to be resumed that is not there: else it was refused before
+        return [
+            f"balance: found {config['balance']}; expected auto, even, or whole numbers from 1 on, by commas"
+        ]
     if batch < ranks:
         return [
             f"batch_size: found {batch}; expected {ranks} or more, a sequence of each step for each of the {ranks} "

@@ -103,6 +103,12 @@ def test_steps_that_all_ranks_cannot_share_are_refused_before_a_host_is_touched(
     assert not said or (re.search(said, found[0]) and "node1, node2" in found[0])
 
 
+def test_shares_that_are_none_are_refused_where_nobody_has_looked_at_them_yet():
+    """As of a run that is to be resumed, and is not there."""
+    found = problems(facts({"processes": 2}), config={"batch_size": 8, "balance": "8,x"})
+    assert found == ["balance: found 8,x; expected auto, even, or whole numbers from 1 on, by commas"]
+
+
 @pytest.mark.parametrize("way", ["queue", "beside"])
 def test_another_run_may_be_waited_for_or_be_company(way):
     them = facts({"active": ["other"], "port_holder": "other's rank"}, {"active": ["other"]})

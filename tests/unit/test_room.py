@@ -272,6 +272,42 @@ def test_ddp_with_fewer_sequences_is_proposed_where_else_frozen_weights_would_tr
         )
 
 
+@pytest.mark.parametrize(
+    ("device", "seconds", "keys", "said"),
+    [
+        (
+            "cuda",
+            318.0,
+            {},
+            "318 s, and ranks give each other up after timeout_seconds, 300: set it to 1,272 or",
+        ),
+        ("cuda", 318.0, {"timeout_seconds": 1200.0}, None),
+        ("cpu", 318.0, {}, None),  # gloo counts a sum's time from when it begins
+        ("cuda", 100.0, {}, None),
+    ],
+)
+def test_a_step_that_sends_for_longer_than_ranks_wait(device, seconds, keys, said):
+    sends = {"wire_seconds": seconds}
+    answer = {"strategy": "ddp", "strategies": {"ddp": sends}, "ways": {"exact": sends}}
+    place = plan.Place(3, 3, 1, torch.device(device), 1, 1, 1e9)
+    found = plan._patience(asked(**keys), place, answer)
+    assert bool(found) == bool(said) and (not said or said in found[-1])
+
+
+def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link():
+    answer = {
+        "strategy": "fsdp",
+        "strategies": {"fsdp": {"wire_seconds": 26.0}, "ddp": {"wire_seconds": 1.0}},
+    }
+    slow, fast = (plan.Place(3, 3, 1, torch.device("cpu"), 1, 1, speed) for speed in (1e9, 10e9))
+    (said,) = plan._forced(asked(**LORA), slow, answer)
+    assert "26.0 s a step over this link" in said and "force_strategy: true" in said
+    assert plan._forced(asked(**LORA), fast, answer) == []
+    assert plan._forced(asked(**LORA, force_strategy=True), slow, answer) == []
+    assert plan._forced(asked(strategy="fsdp"), slow, answer) == []
+    assert plan._forced(asked(**{**LORA, "strategy": "ddp"}), slow, answer | {"strategy": "ddp"}) == []
+
+
 LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
 
 
@@ -285,7 +321,8 @@ LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
         ({"link_gbit": 1.0}, 10, 1 << 40, True),  # or more than was measured
         ({"link_gbit": 20.0}, 1, 1 << 40, True),
         ({"link_gbit": 9.4}, None, 1 << 40, False),
-        ({}, 1, 1 << 10, False),  # ddp has no room
+        ({}, 1, 1 << 10, True),  # ddp has no room
+        ({"force_strategy": True}, 1, 1 << 10, False),
         ({"micro_batch_size": 16}, 1, "of one sequence", True),  # ddp has, with fewer at once
         ({"force_strategy": True}, 1, 1 << 40, False),
         ({"adapter": "none"}, 1, 1 << 40, False),
@@ -304,11 +341,13 @@ def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, g
     monkeypatch.setattr(room, "log", told.append)
     if not refused:
         room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
-        assert any("ddp, which would not, has no room" in one for one in told) == (memory == 1 << 10)
+        assert told == []
         return
     said = r"strategy: fsdp sends the frozen weights, too: about .* at 1 Gbit/s"
     with pytest.raises(BadInput, match=said) as refusal:
         room.refuse_frozen_weights_on_a_slow_wire(config, WIDE, world, goes_on=False)
+    crowded = "ddp, which would not, has no room" in str(refusal.value)
+    assert crowded == (memory == 1 << 10) and "force_strategy to true" in str(refusal.value)
     nobody_knows = gigabits is None and "link_gbit" not in keys
     assert ("until playbooks/preflight.yml has measured it" in str(refusal.value)) == nobody_knows
 
@@ -369,17 +408,24 @@ def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
         assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
 
 
-def test_a_model_that_cannot_be_counted_is_warned_of_on_a_slow_wire(monkeypatch, capsys):
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_model_that_cannot_be_counted_wants_to_be_forced_on_a_slow_wire(monkeypatch, capsys, attempt):
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
-    world = World(gather=lambda own: [own, own], environment=SimpleNamespace(local_world_size=1, attempt=1))
+    here = SimpleNamespace(local_world_size=1, attempt=attempt)
+    world = World(gather=lambda own: [own, own], environment=here)
 
     def measure(*_):
         raise RuntimeError("its code wants numbers")
 
     monkeypatch.setattr(footprint, "measure", measure)
-    room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
-    said = capsys.readouterr().out
+    if attempt == 1:
+        with pytest.raises(BadInput) as refusal:
+            room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
+        said = str(refusal.value)
+    else:
+        room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
+        said = capsys.readouterr().out
     assert (
         "in every step, at 1 Gbit/s; whether ddp, which would not, has room cannot be told: its code" in said
     )

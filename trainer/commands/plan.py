@@ -795,10 +795,12 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
     lines += [
         "",
         _proposal(config, found, answer),
+        *_forced(config, place, answer),
         *_travel(config, found, place, answer),
         *_shares(config, place, answer),
         *_time(config, estimate),
         *_less(answer),
+        *_patience(config, place, answer),
     ]
     return "\n".join(lines)
 
@@ -837,6 +839,20 @@ def _proposal(config: Config, found: Footprint, answer: dict) -> str:
     if comm == config.comm:
         return f"proposed: strategy {proposed} ({same})"
     return f"proposed: strategy {proposed} with comm: {comm} ({same} with comm: {config.comm})"
+
+
+def _forced(config: Config, place: Place, answer: dict) -> list[str]:
+    """What a run wants to hear before it sends an adapter's frozen weights over a slow link (trainer/room.py)."""
+    sends = getattr(STRATEGIES.get(answer["strategy"]), "shares_weights", False)
+    if config.adapter == "none" or config.force_strategy or not sends:
+        return []
+    if place.nodes == 1 or place.link > SLOW_LINK:
+        return []
+    seconds = answer["strategies"][answer["strategy"]]["wire_seconds"]
+    return [
+        f"strategy {answer['strategy']} sends the frozen weights, too, {seconds:,.1f} s a step over this link: a run "
+        "begins so with force_strategy: true alone"
+    ]
 
 
 def _inside_first(name: str, place: Place) -> bool:
@@ -935,6 +951,22 @@ def _less(answer: dict) -> list[str]:
             f"{'' if one['fits'] else '; does not fit'}"
         )
     return lines
+
+
+def _patience(config: Config, place: Place, answer: dict) -> list[str]:
+    """Where ranks would give each other up: NCCL counts a sum's time from when it was queued, as a step's all are."""
+    way, mine = answer["ways"], answer["strategies"][answer["strategy"]]
+    sends = (
+        way[_travels(config.comm)] if answer["strategy"] == "ddp" and _travels(config.comm) in way else mine
+    )
+    seconds = sends["wire_seconds"]
+    if place.device.type != "cuda" or seconds < config.timeout_seconds / 2:
+        return []
+    return [
+        "",
+        f"warning: a step sends for {seconds:,.0f} s, and ranks give each other up after timeout_seconds, "
+        f"{config.timeout_seconds:g}: set it to {4 * math.ceil(seconds):,d} or more, or send less",
+    ]
 
 
 def _all_at_once(way: dict) -> str:

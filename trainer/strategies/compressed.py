@@ -72,6 +72,8 @@ class AfterBackward(DDP):
         """`one`, float32, becomes the sum over ranks, for a checkpoint; all ranks must call."""
         with translated(self.world):
             self._sum(one.view(-1))
+            if one.is_cuda:  # NCCL counts a sum's time from when it was queued, and a checkpoint has many
+                torch.cuda.current_stream(one.device).synchronize()
         self._saved += self._sum.sent(one.nbytes)
 
     def _summed(self, kind: str, own: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
