@@ -20,7 +20,6 @@ ITEM = {
     "user": None,
     "block": False,
     "own_name": "",
-    "link_to": None,
     "account": None,
     "what": "it",
 }

@@ -1,9 +1,12 @@
 """The distribution's units in whose place ours run: whose a mask is, and how they are given back."""
 
 import os
+from pathlib import Path
 
 import pytest
+import yaml
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "etcd.service"
 
 
@@ -307,3 +310,50 @@ def test_a_fault_names_the_file(host):
     (host.root / "notes").write_text("")
     assert host.have() == f"{host.root}/notes/{NAME}: Not a directory"
     assert not host.masked
+
+
+# ---- the roles ----
+
+
+def tasks(items):
+    for item in items:
+        yield item
+        for key in ("block", "rescue", "always"):
+            yield from tasks(item.get(key, ()))
+
+
+def uses():
+    """Every use of the module: (role, state)."""
+    for path in sorted(ROOT.glob("roles/*/tasks/*.yml")):
+        for task in tasks(yaml.safe_load(path.read_text())):
+            if "unit_mask" in task:
+                yield path.parts[-3], task["unit_mask"].get("state", "masked")
+
+
+def dicts(value):
+    """All dictionaries in a value."""
+    if isinstance(value, dict):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from dicts(one)
+
+
+def test_every_role_that_masks_gives_back_and_removes_its_notes(load_module):
+    masking = {role for role, state in uses() if state == "masked"}
+    assert masking == {"etcd", "monitoring", "opensm", "storage"}
+    assert masking == {role for role, state in uses() if state == "given_back"}
+    for role in masking:
+        variables = yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text())
+        units = {one["name"] for one in dicts(variables) if one.keys() == {"name", "ours"}}
+        places = (load_module("unit_mask").NOTES, f"{{{{ _{role}_notes }}}}")
+        noted = {unit for one in dicts(variables) if one.get("path") in places for unit in one["inside"]}
+        assert units == noted != set(), role
+        assert variables.get(f"_{role}_notes", places[0]) == places[0]
+
+
+def test_nothing_else_masks_a_unit():
+    """What has no note would not be given back."""
+    for path in sorted(ROOT.glob("roles/*/tasks/*.yml")):
+        for task in tasks(yaml.safe_load(path.read_text())):
+            assert task.get("ansible.builtin.file", {}).get("src") != "/dev/null", path
+            assert "masked" not in task.get("ansible.builtin.systemd_service", {}), path
