@@ -28,7 +28,6 @@ options:
         type: str
         default: ""
         choices: ["", host, template]
-      link_to: {type: str, description: It counts only as a link to this.}
       account: {type: str, description: "A user and its group, if the role identity made it."}
   keep: {type: list, elements: path, default: [], description: What stays nevertheless.}
   remove: {type: bool, default: false, description: Whether it goes.}
@@ -113,8 +112,6 @@ def group_there(name: str) -> bool:
 def paths_of(item: dict, keep: list[str]) -> list[str]:
     """The paths there are of an item, without what stays."""
     found = [path for path in sorted(glob.glob(item["path"])) or [item["path"]] if os.path.lexists(path)]
-    if item["link_to"]:
-        found = [path for path in found if os.path.islink(path) and os.readlink(path) == item["link_to"]]
     if item["inside"] is not None:
         uid = None
         with contextlib.suppress(KeyError):
@@ -249,7 +246,7 @@ def gone_is_well(function, path, info) -> None:
 
 def main() -> None:
     item = {
-        **{name: {"type": "str"} for name in ("path", "user", "link_to", "account")},
+        **{name: {"type": "str"} for name in ("path", "user", "account")},
         "what": {"type": "str", "required": True},
         "inside": {"type": "list", "elements": "str"},
         "block": {"type": "bool", "default": False},

@@ -22,9 +22,14 @@ options:
     description: The file of exports that the role writes.
     type: path
     required: true
-  v4_file:
-    description: The file by which the role has NFS 4 alone.
+  before:
+    description: The role's note of whether NFS was served here before.
     type: path
+    required: true
+  v4_files:
+    description: The file by which the role has NFS 4 alone, and those that come before it.
+    type: list
+    elements: path
     required: true
 """
 
@@ -34,7 +39,8 @@ EXAMPLES = """
     path: /srv/trainyard/shared
     user: trainyard
     exports: /etc/exports.d/trainyard.exports
-    v4_file: /etc/nfs.conf.d/trainyard.conf
+    before: /etc/exports.d/trainyard.before
+    v4_files: [/etc/nfs.conf.d/trainyard.conf]
   register: __storage_survey
 """
 
@@ -63,9 +69,10 @@ survey:
     exports: {description: Whether the role's exports are there., type: bool}
     others: {description: "Other exports of the path, as file:line.", type: list}
     foreign: {description: Whether the host exports anything else., type: bool}
-    v4_alone: {description: Whether the role has NFS 4 alone here., type: bool}
+    served: {description: Whether NFS was served here before the role came., type: bool}
+    v4_alone: {description: "Whether the role has NFS 4 alone here, or was about to.", type: bool}
     rpcbind: {description: "Whether rpcbind runs, or will after a boot.", type: bool}
-    programs: {description: Those of rpcbind and exportfs that are installed., type: list}
+    exportfs: {description: Whether exportfs is installed., type: bool}
     kernel: {description: "Its release, and whether it has, or can load, nfs and nfsd.", type: dict}
 """
 
@@ -76,6 +83,7 @@ import stat
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.managed_block import read
 from ansible.module_utils.storage_units import is_roles, mounts_at, our_units, where
 
 NETWORK = ("autofs", "nfs", "nfs4")
@@ -159,8 +167,23 @@ def kernel_has(module: AnsibleModule, name: str, filesystems: str = "/proc/files
     return bool(modprobe) and module.run_command([modprobe, "--dry-run", "--quiet", name])[0] == 0
 
 
+def runs(run_command, unit: str) -> bool:
+    """Whether a unit runs, or will after a boot."""
+    return any(
+        run_command(["systemctl", verb, "--quiet", unit])[0] == 0 for verb in ("is-active", "is-enabled")
+    )
+
+
+def served(run_command, note: str, exports: str) -> bool:
+    """Whether NFS was served before: by the role's note, which an earlier release did not make beside its exports."""
+    if os.path.exists(note) or os.path.exists(exports):
+        return read(note).strip() == "served"
+    return runs(run_command, "nfs-server.service")
+
+
 def main() -> None:
-    options = {name: {"type": "path", "required": True} for name in ("path", "exports", "v4_file")}
+    options = {name: {"type": "path", "required": True} for name in ("path", "exports", "before")}
+    options["v4_files"] = {"type": "list", "elements": "path", "required": True}
     options["user"] = {"type": "str", "required": True}
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
     path, ours = module.params["path"], module.params["exports"]
@@ -174,11 +197,6 @@ def main() -> None:
         name for name in ("/etc/exports", *sorted(glob.glob("/etc/exports.d/*.exports"))) if name != ours
     ]
     exports = exported([name for name in files if os.path.exists(name)])
-    rpcbind = any(
-        module.run_command(["systemctl", verb, "--quiet", f"rpcbind.{kind}"])[0] == 0
-        for verb in ("is-active", "is-enabled")
-        for kind in ("socket", "service")
-    )
     module.exit_json(
         changed=False,
         survey={
@@ -193,13 +211,10 @@ def main() -> None:
             "exports": os.path.exists(ours),
             "others": [where for name, where in exports if name == path],
             "foreign": bool(exports),
-            "v4_alone": os.path.exists(module.params["v4_file"]),
-            "rpcbind": rpcbind,
-            "programs": [
-                name
-                for name in ("rpcbind", "exportfs")
-                if module.get_bin_path(name, opt_dirs=["/sbin", "/usr/sbin"])
-            ],
+            "served": served(module.run_command, module.params["before"], ours),
+            "v4_alone": any(map(os.path.exists, module.params["v4_files"])),
+            "rpcbind": any(runs(module.run_command, f"rpcbind.{kind}") for kind in ("socket", "service")),
+            "exportfs": bool(module.get_bin_path("exportfs", opt_dirs=["/sbin", "/usr/sbin"])),
             "kernel": {
                 "release": os.uname().release,
                 "nfs": kernel_has(module, "nfs"),

@@ -36,7 +36,7 @@ MADE = (
     "cd /etc/systemd/system; "
     "ls -d trainyard-dcgm* trainyard-exporter* trainyard-grafana* trainyard-metrics* trainyard-prometheus* "
     "/etc/trainyard-monitoring /usr/local/lib/trainyard-monitoring /var/lib/trainyard-prometheus "
-    "/var/lib/trainyard-grafana"
+    "/var/lib/trainyard-grafana /var/lib/trainyard-units"
 )
 CARD = (
     "0, 00000000:01:00.0, NVIDIA GeForce RTX 3070 Ti, GPU-7d, 570.86.15, 0x0, "
@@ -576,6 +576,20 @@ def test_what_goes_wrong_with_a_run_fires(plays, tmp_path):
             process.join()
 
 
+def test_a_mask_goes_again_whose_package_cannot_be_had_and_the_owners_stays(plays):
+    """Ours never came then: the note of the mask tells that there is one."""
+    mask = "/etc/systemd/system/grafana-server.service"
+    there = f"ls {mask} /var/lib/trainyard-units/grafana-server.service 2>/dev/null || true"
+    play = plays.run("monitoring", "cluster", {"monitoring_grafana": "always"})
+    assert play.rc != 0 and len(plays.sh("node1", there).split()) == 2, play.text
+    never = {"monitoring_grafana": "never"}
+    play = plays.run("monitoring", "cluster", never)
+    assert play.rc == 0 and play.changed["node1"] > 0 and plays.sh("node1", there) == "", play.text
+    plays.sh("node1", f"ln -s /dev/null {mask}")
+    assert plays.run("monitoring", "cluster", never).changed == {"node1": 0, "node2": 0}
+    assert plays.sh("node1", f"readlink {mask}; rm {mask}").strip() == "/dev/null"
+
+
 def test_grafana_runs_where_apt_has_it(plays, tmp_path):
     plays.sh("node1", package("grafana", "grafana-server", "usr/share/grafana/bin/grafana", GRAFANA))
     play = plays.run("monitoring")
@@ -600,7 +614,10 @@ def test_grafana_goes_where_it_is_not_wanted(plays):
     play = plays.run("monitoring", "cluster", {"monitoring_grafana": "never"})
     assert play.rc == 0 and play.changed["node1"] > 0 and play.changed["node2"] == 0, play.text
     assert not [place for place in listening(plays, "node1") if place[1].startswith("300")]
-    left = "ls -d /etc/systemd/system/*grafana* /etc/trainyard-monitoring/grafana /var/lib/trainyard-grafana"
+    left = (
+        "ls -d /etc/systemd/system/*grafana* /etc/trainyard-monitoring/grafana /var/lib/trainyard-grafana "
+        "/var/lib/trainyard-units/grafana*"
+    )
     assert plays.sh("node1", f"{left} 2>/dev/null || true") == ""
     # The package stays; its own instance neither runs nor comes at the next boot.
     assert plays.sh("node1", "systemctl is-enabled grafana-server || true").strip() == "disabled"

@@ -146,6 +146,45 @@ def test_none_is_started_where_a_strange_one_reigns(plays, fabric):
     assert plays.sh("node2", "ls /etc/systemd/system | grep -c trainyard-opensm@0 || true").strip() == "0"
 
 
+# Debian's unit, but for a card's device, which it asks for, and for the instances that it starts by the card's ports.
+THEIRS = """
+d=/etc/systemd/system/opensm.service.d; mkdir -p $d
+printf '%s\\n' '[Unit]' ConditionPathExists= '[Service]' Type=exec ExecCondition= ExecStart= \\
+  'ExecStart=/usr/sbin/opensm --log_file stdout' WorkingDirectory=/tmp 'Environment=@seen@ OSM_CACHE_DIR=/tmp' \\
+  > $d/lab.conf
+systemctl daemon-reload; systemctl enable --quiet --now opensm
+"""
+
+
+def test_the_owners_own_gives_way_and_runs_again(plays, fabric):
+    """It runs on node1 before ours comes. The owner of node2, which is in no group, keeps his from starting."""
+    state = "systemctl is-enabled opensm || true; systemctl is-active opensm || true"
+    seen = " ".join(f"{name}={value}" for name, value in fabric.items() if name != "SIM_HOST")
+    mask = "/etc/systemd/system/opensm.service"
+    plays.sh("node2", f"ln -s /dev/null {mask}")
+    plays.sh("node1", THEIRS.replace("@seen@", f"{seen} SIM_HOST=node1"))
+    wait_for(lambda: master(plays, fabric) is not None, 60)
+    beside = groups(plays, rdma=HOSTS, opensm=["node1"])
+    assert site(plays, fabric, beside, "--check").rc == 0
+    assert plays.sh("node1", state).split() == ["enabled", "active"]
+    play = site(plays, fabric, beside)
+    assert play.rc == 0, play.text
+    assert plays.sh("node1", state).split() == ["masked", "inactive"]
+    assert plays.sh("node1", "systemctl is-active 'trainyard-opensm@*'").strip() == "active"
+    assert site(plays, fabric, beside).changed == {"node1": 0, "node2": 0}
+    wait_for(lambda: master(plays, fabric) is not None, 60)
+    beside = groups(plays, rdma=HOSTS, opensm=[])
+    play = site(plays, fabric, beside)
+    assert play.rc == 0, play.text
+    assert plays.sh("node1", state).split() == ["enabled", "active"]
+    assert plays.sh("node1", "pgrep -cx opensm").strip() == "1"
+    wait_for(lambda: master(plays, fabric) is not None, 60)
+    assert site(plays, fabric, beside).changed == {"node1": 0, "node2": 0}
+    assert plays.sh("node2", f"readlink {mask}").strip() == "/dev/null"
+    plays.sh("node1", f"systemctl disable --quiet --now opensm; rm -r {mask}.d; systemctl daemon-reload")
+    plays.sh("node2", f"rm {mask}")
+
+
 def test_roce_has_no_subnet_manager(plays, fabric):
     port = "/opt/roce/sys/class/infiniband/rocep1s0/ports/1"
     plays.sh(

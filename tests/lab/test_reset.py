@@ -121,6 +121,9 @@ def token(lab, host):
 
 @pytest.fixture(scope="module")
 def before(lab):
+    """Its owner has masked two units on node3, beside which ours come, or nothing does."""
+    for unit in ("etcd", "opensm"):
+        lab.exec("node3", "ln", "-s", "/dev/null", f"/etc/systemd/system/{unit}.service")
     return {host: files(lab, host) for host in HOSTS}
 
 
@@ -133,6 +136,7 @@ def test_a_cluster_of_three_trains(lab, play, before):
     assert text.rc == 0 and "\nShe $HOME 'was'" in text.text, text.text
     assert set(text.changed.values()) == {0}
     assert KEPT in files(lab, "node3") - before["node3"]
+    assert lab.exec("node2", "readlink", "/etc/systemd/system/etcd.service").strip() == "/dev/null"
 
 
 def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
@@ -180,6 +184,8 @@ def test_nothing_of_ours_is_left_and_nobody_is_locked_out(lab, play, before):
 def test_the_others_go_on_and_forget_it(lab, play, two):
     site = play("site.yml", inventory=two)
     assert site.rc == 0, site.text
+    # It is no member any more.
+    assert lab.exec("node2", "sh", "-c", "systemctl is-enabled etcd || true").strip() == "disabled"
     for host in ("node1", "node2"):
         said = lab.exec(
             host,

@@ -19,8 +19,9 @@ UNIT = "srv-trainyard-shared"
 PATIENCE = 150  # seconds: softerr gives up after two minutes
 MADE = (
     f"ls -d /etc/systemd/system/*{UNIT}* /etc/systemd/system/rpc* /etc/exports.d /etc/nfs.conf.d/trainyard.conf "
-    f"{SHARED} 2>/dev/null || true"
+    f"/var/lib/trainyard-units {SHARED} 2>/dev/null || true"
 )
+MASK = "/etc/systemd/system/rpc-statd.service"
 
 
 def group(plays, *hosts):
@@ -110,6 +111,7 @@ def test_files_in_the_way_are_refused_before_anything_is_changed(plays):
 
 @pytest.mark.full
 def test_what_the_server_writes_the_others_read(plays):
+    plays.sh("node2", f"ln -s /dev/null {MASK}")  # its owner's, which reset is to leave
     play = site(plays, tags="identity,firewall,storage")
     assert play.rc == 0, play.text
     assert "Read it on every other host" in play.text
@@ -244,6 +246,8 @@ def test_reset_leaves_the_files_and_nothing_else(plays):
     assert reset.returncode == 0, reset.stdout + reset.stderr
     assert sorted(plays.sh("node1", f"ls {SHARED}").split()) == ["ops", "own", "root"]
     assert plays.sh("node1", MADE).split() == [SHARED]
-    assert plays.sh("node2", MADE) == "" and mounted(plays) == ""
+    assert plays.sh("node2", MADE).split() == [MASK] and mounted(plays) == ""
+    for host in ("node1", "node2"):  # its package stays
+        assert plays.sh(host, "systemctl is-enabled rpcbind.socket || true").strip() == "disabled"
     again = plays.book("playbooks/reset.yml", *inventory, seconds=2400)
     assert "nothing of Trainyard's is there" in " ".join(again.stdout.split()), again.stdout

@@ -70,12 +70,21 @@ def variables(archive):
 
 
 def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
-    """22.04's own Python is too old, its etcd speaks another dialect; 24.04's sshd is started by its socket."""
+    """22.04's own Python is too old, its etcd speaks another dialect; 24.04's sshd is started by its socket.
+
+    An etcd that was removed, and not purged, 22.04 masks until it is installed again.
+    """
     lab, before = plays.lab, {host: plays.sh(host, OURS) for host in plays.lab.hosts}
+    own = "systemctl is-enabled etcd || true; systemctl is-active etcd || true"
+    come_and_go = "apt-get -qq update; apt-get -qq install -y etcd-server; apt-get -qq remove -y etcd-server"
+    plays.sh("node1", f"{{ {come_and_go}; }} >/dev/null 2>&1")
+    assert ("masked" in plays.sh("node1", own)) is (lab.options.suite == "jammy")
     more = ("-e", f"@{variables}")
     plays.site_twice(*more)
     for host in lab.hosts:
         assert f'VERSION_ID="{SUITES[lab.options.suite]}"' in plays.sh(host, "cat /etc/os-release")
+    enabled, active = plays.sh("node1", own).split()
+    assert enabled == "masked" and active != "active"
     results = {"trainer_results_dir": tmp_path}
     checked = plays.book("playbooks/preflight.yml", **results)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -94,6 +103,8 @@ def test_from_the_installer_to_a_run_and_back(plays, variables, tmp_path):
     gone = plays.book("playbooks/reset.yml", reset=",".join(lab.hosts), sure="true")
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert {host: plays.sh(host, OURS) for host in lab.hosts} == before
+    enabled, active = plays.sh("node1", own).split()
+    assert enabled == "disabled" and active != "active"
 
 
 def test_a_server_of_it_is_a_controller(plays, archive):

@@ -391,29 +391,39 @@ def test_a_host_without_its_port_is_named():
         switch_filter.roce_switch(["a", "b"], {**HOSTS, "b": {}}, "cisco-nxos", wanted(True))
 
 
+# ---- whose subnet manager runs ----
+
+
+def test_one_that_is_there_manages_the_fabric_until_ours_is_ready():
+    """What fails between leaves it a manager: all that may fail comes before it is stopped, and ours right after."""
+    tasks = yaml.safe_load((ROOT / "roles/opensm/tasks/run.yml").read_text())
+    (first, *_, last) = places = [place for place, task in enumerate(tasks) if "unit_mask" in task]
+    assert len(places) == 2 and "replace" not in tasks[first]["unit_mask"]
+    assert first == 0 and tasks[1]["vars"] == {"packages_names": ["opensm"]}
+    assert tasks[last]["unit_mask"]["replace"] is True and last == len(tasks) - 2
+    assert tasks[-1]["ansible.builtin.systemd_service"]["enabled"] is True
+
+
+def test_it_manages_the_fabric_again_when_ours_goes():
+    """In this order: an earlier release's mask is known by our unit alone."""
+    back, remove = yaml.safe_load((ROOT / "roles/opensm/tasks/remove.yml").read_text())
+    assert back["unit_mask"]["state"] == "given_back" and remove["host_made"]["remove"] is True
+
+
 @pytest.mark.parametrize(
-    ("found", "program", "check", "disabled"),
+    ("stat", "refused"),
     [
-        (["/etc/systemd/system/opensm.service"], True, False, True),
-        (["/etc/systemd/system/opensm.service"], True, True, False),
-        (["/etc/systemd/system/opensm.service"], False, False, False),  # ended before it had the package
-        (["/var/cache/trainyard-opensm"], True, False, False),
-        ([], True, False, False),
+        ({"exists": False}, False),
+        ({"exists": True, "islnk": True, "lnk_target": "/dev/null"}, False),
+        ({"exists": True, "islnk": True, "lnk_target": "/opt/opensm.service"}, True),
+        ({"exists": True, "islnk": False}, True),
     ],
 )
-def test_the_distributions_own_manager_is_disabled_when_it_is_unmasked(found, program, check, disabled):
-    """Else it manages every port there is from the next boot on."""
-    block = yaml.safe_load((ROOT / "roles/opensm/tasks/remove.yml").read_text())[-1]
-    task = block["block"][-1]
-    assert task["ansible.builtin.systemd_service"] == {
-        "name": "opensm.service",
-        "enabled": False,
-        "daemon_reload": True,
-    }
-    given = {
-        "__opensm_removed": {"found": [{"path": path} for path in found]},
-        "__opensm_program": {"stat": {"exists": program}},
-        "ansible_check_mode": check,
-    }
-    conditions = [jinja2.Environment().compile_expression(text) for text in [*block["when"], task["when"]]]
-    assert all(condition(**given) for condition in conditions) is disabled
+def test_a_unit_of_somebodys_own_is_refused(stat, refused):
+    (task,) = (
+        task
+        for task in yaml.safe_load((ROOT / "roles/opensm/tasks/precheck.yml").read_text())
+        if task["name"].startswith("Refuse to write over it")
+    )
+    condition = jinja2.Environment().compile_expression(task["when"][-1])
+    assert bool(condition(__opensm_own={"stat": stat})) is refused

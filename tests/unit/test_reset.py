@@ -20,7 +20,6 @@ ITEM = {
     "user": None,
     "block": False,
     "own_name": "",
-    "link_to": None,
     "account": None,
     "what": "it",
 }
@@ -223,7 +222,7 @@ def test_what_a_role_writes_stands_in_its_list():
                         and "nvidia-persistenced" not in place
                         and place not in stays
                     ):
-                        assert place in known or "etcd.service" in place, f"{tasks}: {place}"
+                        assert place in known, f"{tasks}: {place}"
 
 
 # ---- words ----

@@ -66,7 +66,8 @@ GOOD = {
     "foreign": False,
     "v4_alone": False,
     "rpcbind": False,
-    "programs": [],
+    "exportfs": False,
+    "served": False,
     "kernel": {"release": "6.1.0-31-amd64", "nfs": True, "nfsd": True},
 }
 NFS = [{"type": "autofs", "source": "systemd-1"}, {"type": "nfs4", "source": f"10.77.0.11:{PATH}"}]
@@ -172,6 +173,24 @@ def test_exports_of_others_are_found_with_their_line(survey, tmp_path):
     file = tmp_path / "exports"
     file.write_text(f"# {PATH} *\n\n/home 10.0.0.0/8(rw)\n{PATH}/ *(ro) # mine\n")
     assert survey.exported([str(file)]) == [("/home", f"{file}:3"), (PATH, f"{file}:4")]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_who_served_before_is_noted_once(survey, tmp_path, enabled):
+    """Ours has the server run: what is noted stays, and an earlier release's exports without a note tell nothing."""
+    note, exports = tmp_path / "before", tmp_path / "exports"
+
+    def served(runs):
+        return survey.served(lambda words: (0 if runs else 3, "", ""), str(note), str(exports))
+
+    assert served(enabled) is enabled
+    exports.write_text("")
+    assert served(True) is False
+    for text in ("served", "not served"):
+        note.write_text(f"{text}\n")
+        assert {served(True), served(False)} == {text == "served"}
+    exports.unlink()  # ended before they were written
+    assert served(True) is False
 
 
 def test_a_kernel_without_it_and_without_a_module_for_it_has_it_not(survey, tmp_path):
@@ -325,5 +344,9 @@ def test_the_roles_words_agree_with_its_modules():
     for template in (ROOT / "roles/storage/templates").glob("*.j2"):
         assert template.read_text().startswith(f"{storage_units.MARK}.\n")
     variables = yaml.safe_load((ROOT / "roles/storage/vars/main.yml").read_text())
-    assert variables["_storage_made_files"][-1]["path"] == "{{ _storage_v4_file }}"  # the last to go
+    # The last to go, of which the survey knows that there is something to undo.
+    file, notes = variables["_storage_made_files"][-2:]
+    assert file["path"] == "{{ _storage_v4_file }}" and notes["path"] == "{{ _storage_notes }}"
+    units = [unit["name"] for unit in variables["_storage_masks"]]
+    assert units[0] == max(units)  # its note is made first, and goes last
     assert variables["_storage_made"].endswith(" + _storage_made_files }}")
