@@ -288,6 +288,62 @@ def test_a_limit_is_tried_in_a_child_and_leaves_this_process_alone(limits):
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 
+def test_open_files_go_by_what_the_kernel_is_to_grant(limits, monkeypatch):
+    """In check mode, and before anything is changed, the kernel has got it neither raised nor lowered."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def grantable(number, *nr_open):
+        return limits.grantable({"item": "nofile", "value": str(number)}, *nr_open)
+
+    assert grantable(most, most) and not grantable(most, most - 1)
+    monkeypatch.setattr(limits, "most_files", lambda: most)
+    assert grantable(2 * most, 2 * most) and not grantable(2 * most + 1, 2 * most)
+    monkeypatch.setattr(limits, "most_files", lambda: 2**40)  # more than root gets here
+    assert not grantable(2**40, 2**40)
+    assert limits.grantable({"item": "memlock", "value": "64"}, 1)  # which is not bounded by it
+
+
+@pytest.mark.parametrize("container", [True, False])
+def test_what_is_asked_before_anything_is_changed_changes_nothing(
+    limits, call_main, tmp_path, monkeypatch, container
+):
+    path = str(tmp_path / "limits.conf")
+    monkeypatch.setattr(limits, "in_container", lambda: container)
+    good, bad = ({"domain": "x", "item": "nofile", "value": value, "why": ""} for value in ("64", "65"))
+    answer = call_main(limits, path=path, limits=[good], nr_open=64, only_look=True)
+    assert answer == {"changed": False} and not os.path.exists(path)
+    answer = call_main(limits, path=path, limits=[bad], nr_open=64, only_look=True)
+    assert bool(answer.get("failed")) is not container and not os.path.exists(path)
+    assert container or "tuning_nofile: found 65; expected at most 64, fs.nr_open" in answer["msg"]
+    # In check mode the kernel does not grant yet what it will.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    monkeypatch.setattr(limits, "most_files", lambda: most)
+    more = {**good, "value": str(2 * most)}
+    answer = call_main(limits, check=True, path=path, limits=[more], nr_open=2 * most)
+    assert answer["changed"] and answer["left_out"] == [] and not os.path.exists(path)
+    assert call_main(limits, check=True, path=path, limits=[more]).get("left_out") == (
+        ["nofile"] if container else None
+    )
+
+
+@pytest.mark.parametrize("name", ["precheck", "main"])
+def test_the_limits_are_held_against_what_the_kernels_settings_make_of_it(name):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    settings, limits = yaml.safe_load((ROLE / f"tasks/{name}.yml").read_text())[:2]
+    assert settings["register"] == "__tuning_kernel" and "sysctl_file" in settings
+    template = trust_as_template(limits["limits_file"]["nr_open"])
+    for told, nr_open in [
+        ({"applied": {"fs.nr_open": "2000000"}}, "2000000"),
+        ({"applied": {}}, "as it is"),
+        ({"skipped": True}, "as it is"),
+    ]:
+        values = {"_tuning_nr_open": trust_as_template(VALUES["_tuning_nr_open"]), "omit": "as it is"}
+        templar = Templar(loader=DataLoader(), variables={**values, "__tuning_kernel": told})
+        assert templar.template(template) == nr_open
+
+
 def test_limits_hold_for_a_domain(limits):
     text = limits.render(
         [{"domain": "@trainyard", "item": "memlock", "value": "unlimited", "why": "NCCL pins."}]
