@@ -831,15 +831,16 @@ def check_rdma(inventory: Inventory) -> Iterable[Problem]:
 
 def check_nofile(inventory: Inventory) -> Iterable[Problem]:
     """The kernel grants no process more files than fs.nr_open says, root neither."""
+    key = "tuning_nofile"
     for host, values in inventory.hosts.items():
-        asked, settings = values.get("tuning_nofile"), values.get("tuning_sysctl")
+        asked, settings = values.get(key, inventory.specs[key]["default"]), values.get("tuning_sysctl")
         granted = (settings if isinstance(settings, Mapping) else {}).get("fs.nr_open") or NR_OPEN
         with contextlib.suppress(ValueError, TypeError):  # no number: `check_types` says so
             if int(asked) > int(granted):
                 yield Problem(
-                    inventory.where(host, "tuning_nofile"),
-                    "tuning_nofile",
-                    str(asked),
+                    inventory.where(host, key if key in values else "tuning_sysctl"),
+                    key,
+                    str(asked) if key in values else f"{asked}, its default",
                     f"at most {granted}, fs.nr_open: the kernel grants nobody more",
                     f'Lower it, or raise that, too: tuning_sysctl: {{fs.nr_open: "{asked}"}}',
                 )

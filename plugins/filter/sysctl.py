@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def sysctl_settings(own: Iterable[Mapping[str, str]], wanted: Mapping[str, Any]) -> list[dict[str, str]]:
+def sysctl_settings(own: Iterable[Mapping[str, str]], wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The role's `own` settings (key, value, why), then the others of `wanted` (key: value).
 
-    A key of `wanted` overrides; one with an empty value is left out altogether.
+    A key of `wanted` overrides, and says so (asked); one with an empty value is left out altogether.
     """
     settings = {setting["key"]: dict(setting) for setting in own}
     for key, value in wanted.items():
@@ -17,6 +17,7 @@ def sysctl_settings(own: Iterable[Mapping[str, str]], wanted: Mapping[str, Any])
             "key": key,
             "value": " ".join(str("" if value is None else value).split()),
             "why": "Set in the inventory.",
+            "asked": True,
         }
     return [setting for setting in settings.values() if setting["value"]]
 

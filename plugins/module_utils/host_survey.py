@@ -10,6 +10,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import time
 
 SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
@@ -195,6 +196,25 @@ def ssh_logins(found, ports):
             and from_elsewhere(item["peer"], item["address"])
         }
     )
+
+
+def service(run_command, unit):
+    """{started: seconds since boot, None where it does not run; unread: whether systemd has yet to read its files}."""
+    names = ("ActiveState", "ActiveEnterTimestampMonotonic", "NeedDaemonReload")
+    _, out, _ = run_command(["systemctl", "show", unit, f"--property={','.join(names)}"])
+    said = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    started = (
+        int(said["ActiveEnterTimestampMonotonic"]) / 1e6 if said.get("ActiveState") == "active" else None
+    )
+    return {"started": started, "unread": said.get("NeedDaemonReload") == "yes"}
+
+
+def stale(started, path):
+    """Whether a service was `started` before its file was written, as a run that ended in between leaves it."""
+    if started is None or not os.path.exists(path):
+        return False
+    # Not later than now: a file of the future was written while the clock was wrong.
+    return time.time() - time.monotonic() + started < os.stat(path).st_mtime <= time.time()
 
 
 def active(run_command, units):

@@ -7,9 +7,9 @@ DOCUMENTATION = """
 module: limits_file
 short_description: Limits of login sessions, in a file of limits.d, but only those that this machine can grant
 description:
-  - PAM refuses the whole login if it cannot set a limit, as in a container without CAP_SYS_RESOURCE. So
-    each limit is tried first, in a process of its own. One that fails is left out and reported; on a
-    machine of its own, it is a failure.
+  - PAM passes over a limit that the kernel does not grant, with a line in the log alone, or refuses the whole login,
+    where it is not Debian's or Ubuntu's. So each limit is tried first, in a process of its own. One that fails, as in a
+    container without CAP_SYS_RESOURCE, is left out and reported; on a machine of its own, it is a failure.
 options:
   path:
     description: The file.
@@ -25,6 +25,13 @@ options:
       item: {type: str, required: true, choices: [memlock, nofile], description: "memlock counts KiB"}
       value: {type: str, required: true, description: "A number, or unlimited"}
       why: {type: str, description: "The reason, a comment in the file"}
+  nr_open:
+    description: What the kernel's C(fs.nr_open), the most for nofile, is to become, where it is not set yet.
+    type: int
+  only_look:
+    description: Fail where nofile is more than that, and change nothing.
+    type: bool
+    default: false
 """
 
 EXAMPLES = """
@@ -52,14 +59,32 @@ from ansible.module_utils.managed_block import read, write
 ITEMS = {"memlock": (resource.RLIMIT_MEMLOCK, 1024), "nofile": (resource.RLIMIT_NOFILE, 1)}
 
 
-def grantable(limit: dict) -> bool:
-    """True if a process of root can take the limit, as PAM will for a login; tried in a child."""
-    kind, unit = ITEMS[limit["item"]]
-    number = resource.RLIM_INFINITY if limit["value"] == "unlimited" else int(limit["value"]) * unit
+def most_files() -> int:
+    """How many open files the kernel grants now, root, too."""
+    with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
+        return int(file.read())
+
+
+def number(limit: dict) -> int:
+    """The limit in setrlimit's unit."""
+    _, unit = ITEMS[limit["item"]]
+    return resource.RLIM_INFINITY if limit["value"] == "unlimited" else int(limit["value"]) * unit
+
+
+def grantable(limit: dict, most: int | None = None) -> bool:
+    """True if a process of root can take the limit, as PAM will for a login; tried in a child.
+
+    most: the open files that the kernel is to grant, where it does not yet; so many are tried as it does.
+    """
+    wanted = number(limit)
+    if limit["item"] == "nofile" and most is not None:
+        if wanted > most:
+            return False
+        wanted = min(wanted, most_files())
     child = os.fork()
     if child == 0:
         try:
-            resource.setrlimit(kind, (number, number))
+            resource.setrlimit(ITEMS[limit["item"]][0], (wanted, wanted))
         except (OSError, ValueError):
             os._exit(1)
         os._exit(0)
@@ -85,12 +110,23 @@ def main() -> None:
         argument_spec={
             "path": {"type": "path", "required": True},
             "limits": {"type": "list", "elements": "dict", "required": True, "options": limit},
+            "nr_open": {"type": "int"},
+            "only_look": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
-    path = module.params["path"]
-    granted = [limit for limit in module.params["limits"] if grantable(limit)]
-    left_out = [limit["item"] for limit in module.params["limits"] if limit not in granted]
+    path, limits = module.params["path"], module.params["limits"]
+    most = module.params["nr_open"] or most_files()
+    beyond = [limit["value"] for limit in limits if limit["item"] == "nofile" and number(limit) > most]
+    if beyond and not in_container():
+        module.fail_json(
+            msg=f"tuning_nofile: found {beyond[0]}; expected at most {most}, fs.nr_open: this machine cannot grant "
+            f'nofile beyond it. Lower it, or raise that, too: tuning_sysctl: {{fs.nr_open: "{beyond[0]}"}}'
+        )
+    if module.params["only_look"]:
+        module.exit_json(changed=False)
+    granted = [limit for limit in limits if grantable(limit, most)]
+    left_out = [limit["item"] for limit in limits if limit not in granted]
     if left_out:
         if not in_container():
             module.fail_json(msg=f"This machine cannot grant {', '.join(left_out)}: root itself is refused.")

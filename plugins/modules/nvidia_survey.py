@@ -36,7 +36,7 @@ import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import active_runs
-from ansible.module_utils.host_survey import from_elsewhere, in_container, ssh_session
+from ansible.module_utils.host_survey import from_elsewhere, in_container, service, ssh_session, stale
 
 NVIDIA = "10de"
 BRIDGE = "0680"  # PCI class of an NVSwitch, and of bridges of old chipsets
@@ -57,6 +57,7 @@ DKMS = "/etc/dkms/framework.conf"
 KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")  # DKMS' own: Debian's, Ubuntu's
 BLACKLIST = "/etc/modprobe.d/trainyard-nvidia.conf"
 UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
+DAEMON_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/trainyard.conf"
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
 THERE = ("installed", "half-configured", "half-installed", "unpacked", "triggers-awaited", "triggers-pending")
 OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source
@@ -251,6 +252,15 @@ def initramfs_stale(kernel: str) -> bool:
     return os.path.getmtime(image) < os.path.getmtime(BLACKLIST)
 
 
+def daemon_stale(run_command, path: str = DAEMON_FILE) -> bool:
+    """Whether the daemon has not got the role's settings: a run may have ended between the file and the restart.
+
+    Packages that were installed since may have had systemd read it, which restarts nothing.
+    """
+    daemon = service(run_command, UNITS[0])
+    return daemon["unread"] or stale(daemon["started"], path)
+
+
 def free_bytes(path: str) -> int:
     """Bytes that are free where `path` lies, or its nearest parent that exists."""
     while not os.path.exists(path):
@@ -300,6 +310,7 @@ def main() -> None:
     try:
         answers = survey(module.params["sys_root"].rstrip("/"), kernel)
         answers["runs"] = active_runs(module.run_command, "systemd", module.params["state_dir"])
+        answers["daemon_stale"] = daemon_stale(module.run_command)
         session = ssh_session()
         answers["from_itself"] = not session or not from_elsewhere(session["client"], session["address"])
     except (OSError, ValueError) as error:

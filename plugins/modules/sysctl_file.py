@@ -12,6 +12,8 @@ description:
     reported in C(unavailable); on a machine of its own, a key that cannot be set is a failure, and all stay as they
     were.
   - A key that another file sets after this one, at each boot, is that file's, and stays as it is in the running kernel.
+    One that the owner's file sets before this one is told, unless the inventory asks for it.
+  - What would take away the address by which somebody is logged in is refused.
 options:
   path:
     description: The file.
@@ -26,6 +28,8 @@ options:
       key: {type: str, required: true, description: "Name, with dots"}
       value: {type: str, required: true, description: "Value; a list of numbers is separated by blanks"}
       why: {type: str, description: "The reason, a comment in the file"}
+      at_least: {type: bool, default: false, description: "A file that is read before may have set more, which stays"}
+      asked: {type: bool, default: false, description: "By the inventory: no warning where a file before has another"}
   only_look:
     description: >-
       Fail where the kernel has not got one of the settings, and change nothing. One that comes with the role
@@ -44,8 +48,8 @@ EXAMPLES = """
 
 RETURN = """
 applied:
-  description: Keys whose value in the running kernel was changed.
-  type: list
+  description: Keys whose value in the running kernel was changed, or would be, with what they were given.
+  type: dict
   returned: always
 unavailable:
   description: Keys that this container may not set, with the reason.
@@ -54,14 +58,17 @@ unavailable:
 """
 
 import errno
+import ipaddress
 import os
+import re
 import textwrap
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_survey import in_container
+from ansible.module_utils.host_survey import in_container, ssh_session
 from ansible.module_utils.managed_block import read, write
 
+PROC = "/proc/sys"
 FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 LATER = ("net.netfilter.nf_conntrack_", "net.nf_conntrack_max")  # they come with the role firewall's rules
 # What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
@@ -77,15 +84,14 @@ def render(settings: list[dict]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def set_later(path: str, folders: tuple[str, ...] = FOLDERS) -> dict[str, tuple[str, str]]:
-    """Key to (value, file) of what sysctl.d's files that are read after `path` set at boot (sysctl.d(5))."""
+def set_elsewhere(path: str, folders: tuple[str, ...] = FOLDERS) -> tuple[dict, dict]:
+    """What files of sysctl.d set at boot that are read before `path`, and after it: key to (value, file)."""
     files = {}
     for folder in reversed(folders):  # of one name, the first folder's counts
         files |= {file.name: file for file in Path(folder).glob("*.conf")}
-    found = {}
-    for name in sorted(files):
-        if name <= os.path.basename(path):
-            continue
+    own = os.path.basename(path)
+    before, after = {}, {}
+    for name in sorted(files.keys() - {own}):
         try:
             lines = files[name].read_text(errors="replace").splitlines()
         except OSError:
@@ -95,14 +101,50 @@ def set_later(path: str, folders: tuple[str, ...] = FOLDERS) -> dict[str, tuple[
             if is_one and not key.startswith(("#", ";")):
                 # Where a slash comes first, slashes stand between a name's parts, else dots.
                 separator = next((sign for sign in key if sign in "./"), ".")
+                found = before if name < own else after
                 found[key.strip().replace(separator, ".")] = (value.strip(), str(files[name]))
-    return found
+    return before, after
+
+
+def kept(setting: dict, before: dict[str, tuple[str, str]]) -> dict:
+    """The setting; one that is to be so much at least with the value of a file that is read before, if that is more."""
+    value, file = before.get(setting["key"], ("", ""))
+    theirs, ours = value.split(), setting["value"].split()
+    if not setting.get("at_least") or len(theirs) != len(ours) or not all(map(str.isdecimal, theirs)):
+        return setting
+    if int(theirs[-1]) <= int(ours[-1]):
+        return setting
+    why = f"{setting['why']} Trainyard's is {setting['value']}; {file} sets more, and that stays."
+    return {**setting, "value": " ".join(theirs), "why": why}
+
+
+def cuts_off(settings: list[dict], address: str, links: str = "/proc/net/if_inet6") -> str:
+    """The key of a setting that takes away IPv6 where `address` is, by which somebody is logged in; "" without one."""
+    if ":" not in address:
+        return ""
+    number = f"{int(ipaddress.ip_address(address)):032x}"
+    holders = [line.split()[-1] for line in Path(links).read_text().splitlines() if line.startswith(number)]
+    for setting in settings:
+        named = re.fullmatch("net.ipv6.conf.(.+).disable_ipv6", setting["key"])
+        if named and setting["value"] != "0" and named[1] in ("all", "default", *holders):
+            return setting["key"]
+    return ""
+
+
+def canonical(value: str) -> list:
+    """A value as words; of a list of ports or processors its numbers, since the kernel writes 1,2 as 1-2."""
+    value = value.strip()
+    if not re.search("[,-]", value) or not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", value):
+        return value.split()
+    spans = [part.partition("-") for part in value.split(",")]
+    return sorted({n for low, _, high in spans for n in range(int(low), int(high or low) + 1)})
 
 
 def apply(settings: list[dict], root: str, write_it: bool) -> tuple[dict[str, str], dict[str, OSError]]:
     """Give the kernel below `root` (/proc/sys) the values that differ; only look if not `write_it`.
 
-    Returns the keys that differed, with what they had, and the keys that failed with their errors.
+    Returns the keys that differed, with what they had, and the keys that failed with their errors. One that is the same
+    once it is written did not differ: the kernel has a form of its own.
     """
     differed, failed = {}, {}
     for setting in settings:
@@ -111,13 +153,16 @@ def apply(settings: list[dict], root: str, write_it: bool) -> tuple[dict[str, st
         try:
             with open(path, encoding="ascii") as file:
                 had = file.read()
-            if had.split() == setting["value"].split():
+            if canonical(had) == canonical(setting["value"]):
                 continue
             if not os.access(path, os.W_OK):
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             if write_it:
                 with open(path, "w", encoding="ascii") as file:
                     file.write(setting["value"])
+                with open(path, encoding="ascii") as file:
+                    if file.read() == had:
+                        continue
             differed[key] = had
         except OSError as error:
             failed[key] = error
@@ -153,6 +198,8 @@ def main() -> None:
         "key": {"type": "str", "required": True, "no_log": False},
         "value": {"type": "str", "required": True},
         "why": {"type": "str"},
+        "at_least": {"type": "bool", "default": False},
+        "asked": {"type": "bool", "default": False},
     }
     module = AnsibleModule(
         argument_spec={
@@ -162,27 +209,44 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    path, settings = module.params["path"], module.params["settings"]
+    path = module.params["path"]
+    earlier, later = set_elsewhere(path)
+    settings = [kept(setting, earlier) for setting in module.params["settings"]]
     before, after = read(path), render(settings)
-    later = set_later(path)
     write_it = not (module.check_mode or module.params["only_look"])
     own = [setting for setting in settings if setting["key"] not in later]
+    address = (ssh_session() or {"address": ""})["address"]
+    if key := cuts_off(own, address):
+        module.fail_json(
+            msg=f"tuning_sysctl: found {key} turned on; expected IPv6 to stay, as SSH comes to this host's address "
+            f"{address}, and would not get in any more. Leave the key out, or reach the host by IPv4 (ansible_host). "
+            "All settings are as they were."
+        )
     if not write_it:  # on an untouched host
-        own = [setting for setting in own if not may_come(setting["key"], "/proc/sys")]
-    applied, failed, refused = take(own, "/proc/sys", write_it, in_container())
+        own = [setting for setting in own if not may_come(setting["key"], PROC)]
+    differed, failed, refused = take(own, PROC, write_it, in_container())
     if refused:
         module.fail_json(
             msg=f"The kernel does not take these settings: {refused}. Correct the value in tuning_sysctl, "
             "or leave the key alone with an empty value. All settings are as they were."
         )
+    applied = {setting["key"]: setting["value"] for setting in own if setting["key"] in differed}
     if module.params["only_look"]:
-        module.exit_json(changed=False)
+        module.exit_json(changed=False, applied=applied)
     for setting in settings:
-        value, file = later.get(setting["key"], (setting["value"], ""))
-        if value.split() != setting["value"].split():
+        key, ours = setting["key"], setting["value"]
+        value, file = later.get(key, (ours, ""))
+        if canonical(value) != canonical(ours):
             module.warn(
-                f"{setting['key']} stays {value}, not {setting['value']}: {file} sets it at each boot. Take it out "
+                f"{key} stays {value}, not {ours}: {file} sets it at each boot. Take it out "
                 "there, or give tuning_sysctl the same value"
+            )
+        value, file = earlier.get(key, (ours, ""))
+        told = os.path.dirname(file) == FOLDERS[0] and not setting["asked"] and key not in later
+        if told and canonical(value) != canonical(ours):
+            module.warn(
+                f"{key} is {ours}, not {value} as {file} says, which is read before {path}. For that value set "
+                f'tuning_sysctl: {{{key}: "{value}"}}; if {ours} is right, take it out there'
             )
     unavailable = {key: error.strerror for key, error in failed.items()}
     if unavailable:
@@ -192,7 +256,7 @@ def main() -> None:
         module.set_mode_if_different(path, "0644", False)
     diff = {"before_header": path, "after_header": path, "before": before, "after": after}
     changed = before != after or bool(applied)
-    module.exit_json(changed=changed, applied=list(applied), unavailable=unavailable, diff=diff)
+    module.exit_json(changed=changed, applied=applied, unavailable=unavailable, diff=diff)
 
 
 if __name__ == "__main__":

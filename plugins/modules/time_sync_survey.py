@@ -40,10 +40,9 @@ survey:
 import fnmatch
 import glob
 import os
-import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_survey import in_container
+from ansible.module_utils.host_survey import in_container, service, stale
 
 OURS, DEFAULT = "chrony", "systemd-timesyncd"
 RIVALS = ("ntpsec", "ntp", "openntpd")  # of Debian and Ubuntu; each conflicts with chrony
@@ -54,22 +53,6 @@ def installed(run_command) -> set[str]:
     form = "--showformat=${Package} ${db:Status-Status}\n"
     _, out, _ = run_command(["dpkg-query", "--show", form, OURS, DEFAULT, *RIVALS])
     return {line.split()[0] for line in out.splitlines() if line.endswith(" installed")}
-
-
-def chronyd(run_command) -> float | None:
-    """When chronyd was started (s since boot); None where it does not run."""
-    show = ["systemctl", "show", "chrony.service", "--property=ActiveState,ActiveEnterTimestampMonotonic"]
-    _, out, _ = run_command(show)
-    unit = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
-    return int(unit["ActiveEnterTimestampMonotonic"]) / 1e6 if unit.get("ActiveState") == "active" else None
-
-
-def stale(started: float | None, conf: str) -> bool:
-    """Whether chronyd was started before `conf` was written, as a run that was killed in between leaves it."""
-    if started is None or not os.path.exists(conf):
-        return False
-    # Not later than now: a file of the future was written while the clock was wrong, before chronyd set it.
-    return time.time() - time.monotonic() + started < os.stat(conf).st_mtime <= time.time()
 
 
 def reads(conf: str, main: str = "/etc/chrony/chrony.conf") -> bool:
@@ -106,7 +89,7 @@ def alike(path: str, pattern: str) -> bool:
 
 
 def survey(run_command, conf: str) -> dict:
-    there, started = installed(run_command), chronyd(run_command)
+    there, started = installed(run_command), service(run_command, "chrony.service")["started"]
     return {
         "container": in_container(),
         "rival": next((name for name in RIVALS if name in there), ""),

@@ -314,6 +314,26 @@ def test_kernel_settings_and_locked_memory(pair, tmp_path):
 
 
 @pytest.mark.full
+def test_open_files_go_by_what_the_kernel_grants(pair, tmp_path):
+    """More of them in check mode, too, where the kernel does not grant them yet; less is refused by a look."""
+    plays, files = Plays(pair, tmp_path), ("su", "-", "trainyard", "-c", "ulimit -Hn")
+    more = {"tuning_nofile": 2000000, "tuning_sysctl": {"fs.nr_open": "2000000"}}
+    assert pair.exec("node2", *files).strip() == "1048576"
+    for words in (["--check"], []):
+        play = plays.run("identity,tuning", "node2", more, *words)
+        assert play.rc == 0 and play.changed["node2"] > 0, play.text
+    assert pair.exec("node2", *files).strip() == "2000000"
+    assert plays.run("identity,tuning", "node2", more, "--check").changed == {"node2": 0}
+    pair.exec("node2", "sysctl", "-w", "fs.nr_open=65536")
+    play = plays.run("tuning", "node2")
+    assert play.rc != 0 and play.changed["node2"] == 0, play.text
+    assert "tuning_nofile: found 1048576; expected at most 65536, fs.nr_open" in play.words
+    assert pair.exec("node2", *files)  # PAM passes over what it cannot have
+    pair.exec("node2", "sysctl", "-w", "fs.nr_open=1048576")
+    assert plays.run("tuning", "node2").rc == 0
+
+
+@pytest.mark.full
 def test_a_clock_that_is_off_is_set(pair, tmp_path):
     """What the role time_sync does that no container can show; after a reboot, too."""
     plays = Plays(pair, tmp_path)

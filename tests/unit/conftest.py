@@ -18,12 +18,12 @@ class _Ended(Exception):
 
 @pytest.fixture
 def call_main(monkeypatch):
-    """`call_main(module, check=False, **params)`: what main() answers in this process, where parts of it were replaced.
+    """`call_main(module, check=False, said=None, **params)`: what main() answers in this process.
 
-    Defaults are the module's own; types are not looked at.
+    Defaults are the module's own; types are not looked at. said: a list that gets the warnings.
     """
 
-    def call(module, check=False, **params):
+    def call(module, check=False, said=None, **params):
         class Module:
             check_mode = check
 
@@ -37,7 +37,11 @@ def call_main(monkeypatch):
                 raise _Ended({"failed": True, **result})
 
             def warn(self, text):
-                pass
+                if said is not None:
+                    said.append(text)
+
+            def set_mode_if_different(self, path, mode, changed):
+                return changed
 
         monkeypatch.setattr(module, "AnsibleModule", Module)
         with pytest.raises(_Ended) as ended:

@@ -871,12 +871,22 @@ def test_the_mark_of_congestion_notices_is_the_switchs():
         ({"tuning_nofile": 2_000_000, "tuning_sysctl": {"fs.nr_open": "2000000"}}, False),
         ({"tuning_nofile": 1_048_576, "tuning_sysctl": {"fs.nr_open": ""}}, False),
         ({"tuning_nofile": 4096}, False),
+        ({"tuning_sysctl": {"fs.nr_open": "65536"}}, True),  # the role's own is more
+        ({"tuning_nofile": 65536, "tuning_sysctl": {"fs.nr_open": "65536"}}, False),
     ],
 )
 def test_more_files_than_the_kernel_grants(settings, refused):
     found = [problem for problem in ic.check(inventory(node2=settings)) if problem.key == "tuning_nofile"]
     assert len(found) == refused
     assert not refused or ("fs.nr_open" in found[0].cure and found[0].where.startswith("node2"))
+    assert not refused or found[0].found.endswith(", its default") == ("tuning_nofile" not in settings)
+
+
+def test_where_the_kernels_setting_alone_is_given_that_is_the_place():
+    origins = {("node2", "tuning_sysctl"): "hosts.yml:7"}
+    given = dataclasses.replace(inventory(node2={"tuning_sysctl": {"fs.nr_open": "65536"}}), origins=origins)
+    (problem,) = ic.check(given)
+    assert (problem.where, problem.key) == ("node2 (hosts.yml:7)", "tuning_nofile")
 
 
 def test_rdma_with_its_managers_and_a_confirmed_switch_is_well():

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import jinja2
@@ -1243,15 +1244,15 @@ def test_cuda_has_its_device_at_boot_and_no_run_is_promised_a_card_without_it():
 
 
 @pytest.mark.parametrize(
-    ("changed", "running", "state"), [(True, True, "restarted"), (False, True, "started"), (True, False, "")]
+    ("stale", "running", "state"), [(True, True, "restarted"), (False, True, "started"), (True, False, "")]
 )
-def test_a_daemon_that_runs_already_heeds_new_settings(changed, running, state):
+def test_a_daemon_that_runs_already_heeds_new_settings(stale, running, state):
     daemon = yaml.safe_load((ROOT / "roles/nvidia/tasks/services.yml").read_text())[0]
-    environment = jinja2.Environment()
-    environment.tests["changed"] = lambda task: task["changed"]
-    written = environment.from_string(daemon["ansible.builtin.systemd_service"]["state"])
-    given = {"__nvidia_daemon": {"changed": changed}, "__nvidia_outcome": {"running": running}, "omit": ""}
-    assert written.render(given) == state
+    written = daemon["ansible.builtin.systemd_service"]
+    now = {"survey": {"daemon_stale": stale}}
+    given = {"__nvidia_now": now, "__nvidia_outcome": {"running": running}, "omit": ""}
+    assert jinja2.Template(written["state"]).render(given) == state
+    assert jinja2.Template(written["daemon_reload"]).render(given) == str(stale)
 
 
 # ---- the survey ----
@@ -1260,6 +1261,36 @@ def test_a_daemon_that_runs_already_heeds_new_settings(changed, running, state):
 @pytest.fixture(scope="module")
 def survey(load_module):
     return load_module("nvidia_survey")
+
+
+@pytest.mark.parametrize(
+    ("state", "started", "read", "stale"),
+    [
+        ("active", 20, "no", False),
+        ("active", 20, "yes", True),  # a run failed before systemd was told
+        ("active", -20, "no", True),  # another package's installation told it
+        ("inactive", 0, "no", False),
+        ("inactive", 0, "yes", True),
+    ],
+)
+def test_a_run_that_failed_leaves_a_daemon_without_its_settings(
+    survey, tmp_path, state, started, read, stale
+):
+    """`started`: so many seconds after the file was written."""
+    (tmp_path / "trainyard.conf").write_text("")
+    os.utime(tmp_path / "trainyard.conf", (time.time() - 50, time.time() - 50))
+    since_boot = (time.monotonic() - 50 + started) * 1e6
+    said = f"ActiveState={state}\nActiveEnterTimestampMonotonic={since_boot:.0f}\nNeedDaemonReload={read}\n"
+    asked = []
+
+    def run_command(command):
+        asked.append(command[:3])
+        return 0, said, ""
+
+    assert survey.daemon_stale(run_command, str(tmp_path / "trainyard.conf")) is stale
+    assert asked == [["systemctl", "show", "nvidia-persistenced.service"]]
+    (_, template) = yaml.safe_load((ROOT / "roles/nvidia/tasks/daemon.yml").read_text())
+    assert template["ansible.builtin.template"]["dest"] == survey.DAEMON_FILE
 
 
 @pytest.fixture

@@ -207,7 +207,6 @@ def test_every_role_of_site_yml_that_makes_something_can_undo_it():
 
 def test_what_a_role_writes_stands_in_its_list():
     """A destination of a role's tasks that reset.yml would leave behind."""
-    stays = {"/etc/modprobe.d/trainyard-nvidia.conf", "/etc/modules-load.d/trainyard-nvidia-peermem.conf"}
     for role in ("identity", "time_sync", "tuning", "etcd", "nvidia", "firewall", "monitoring"):
         files = [*(ROOT / "roles" / role / "vars").rglob("*.yml")]
         known = "".join(file.read_text() for file in files)
@@ -217,12 +216,19 @@ def test_what_a_role_writes_stands_in_its_list():
                     place = (
                         str(value.get("dest") or value.get("path") or "") if isinstance(value, dict) else ""
                     )
-                    if (
-                        place.startswith("/etc/")
-                        and "nvidia-persistenced" not in place
-                        and place not in stays
-                    ):
+                    if place.startswith("/etc/") and "nvidia-persistenced" not in place:
                         assert place in known, f"{tasks}: {place}"
+
+
+def test_of_the_role_nvidia_only_what_its_driver_needs_stays_and_is_named():
+    values = yaml.safe_load((ROOT / "roles/nvidia/vars/main/paths.yml").read_text())
+    gone = [item["path"].strip("{ }") for item in values["_nvidia_made"]]
+    assert {name for name in values if name.endswith("_file")} - set(gone) == {"_nvidia_modprobe_file"}
+    assert gone[-1] == "_nvidia_held_file"  # by which the pin is known to be of this release
+    told = (ROOT / "docs/operations.md").read_text()
+    assert values["_nvidia_modprobe_file"] in told and "nvidia-persistenced.service.d" in told
+    said = (ROOT / "playbooks/reset.yml").read_text().partition("- name: Say what stays")[2]
+    assert "nouveau kept out and its daemon's settings" in " ".join(said.split())
 
 
 # ---- words ----

@@ -1,5 +1,6 @@
 """One time for all hosts: what chrony is told, who keeps the time, and what is said where it is not kept."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,8 @@ def test_a_daemon_older_than_its_file_is_found(survey, tmp_path, monkeypatch, st
     conf = tmp_path / "trainyard.conf"
     conf.write_text("")
     survey.os.utime(conf, (booted + written, booted + written))
-    monkeypatch.setattr(survey.time, "time", lambda: booted + 200.0)
-    monkeypatch.setattr(survey.time, "monotonic", lambda: 200.0)
+    monkeypatch.setattr(time, "time", lambda: booted + 200.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 200.0)
     found = survey.survey(Host(state=state, started=started), str(conf))
     assert (found["running"], found["stale"]) == (state == "active", stale)
 

@@ -10,6 +10,9 @@ import yaml
 
 from plugins.filter.sysctl import sysctl_settings
 
+ROLE = Path(__file__).resolve().parents[2] / "roles/tuning"
+VALUES = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+
 OWN = [
     {"key": "vm.swappiness", "value": "10", "why": "a"},
     {"key": "net.core.rmem_max", "value": "64", "why": "b"},
@@ -76,13 +79,158 @@ def test_what_a_later_file_sets_is_that_files(sysctl, tmp_path):
     (etc / "99-b.conf").write_text("net.ipv4.tcp_rmem = 1 2 3\nnet/ipv4/conf/eth0.1/forwarding=1\n")
     (etc / "10-before.conf").write_text("vm.dirty_ratio = 3\n")
     (etc / "99-gone.conf").symlink_to(tmp_path / "nowhere")
-    found = sysctl.set_later("/etc/sysctl.d/90-trainyard.conf", (str(etc), str(lib)))
-    assert found == {
+    (etc / "90-trainyard.conf").write_text("vm.swappiness = 10\n")
+    earlier, later = sysctl.set_elsewhere("/etc/sysctl.d/90-trainyard.conf", (str(etc), str(lib)))
+    assert earlier == {"vm.dirty_ratio": ("3", str(etc / "10-before.conf"))}
+    assert later == {
         "vm.swappiness": ("1", str(etc / "99-a.conf")),
         "net.core.rmem_max": ("7", str(etc / "99-a.conf")),
         "net.ipv4.tcp_rmem": ("1 2 3", str(etc / "99-b.conf")),
         "net.ipv4.conf.eth0.1.forwarding": ("1", str(etc / "99-b.conf")),
     }
+
+
+BUFFER = {"key": "net.ipv4.tcp_rmem", "value": "4096 131072 6291456", "why": "a", "at_least": True}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "stays"),
+    [
+        ("4096 87380 134217728", True),
+        ("4096\t87380\t134217728", True),
+        ("8192 262144 6291456", False),  # by the last
+        ("4096 87380 65536", False),
+        ("134217728", False),  # no such list
+        ("4096 87380 much", False),
+    ],
+)
+def test_a_larger_buffer_of_the_owners_stays(sysctl, theirs, stays):
+    before = {"net.ipv4.tcp_rmem": (theirs, "/etc/sysctl.d/50-owner.conf")}
+    found = sysctl.kept(BUFFER, before)
+    assert found["value"] == ("4096 87380 134217728" if stays else BUFFER["value"])
+    assert ("/etc/sysctl.d/50-owner.conf sets more" in found["why"]) == stays
+    # What the inventory asks for is what it gets.
+    (asked,) = sysctl_settings([BUFFER], {"net.ipv4.tcp_rmem": BUFFER["value"]})
+    assert sysctl.kept(asked, before) == asked
+    assert sysctl.kept(BUFFER, {}) == BUFFER
+
+
+def test_of_the_roles_own_those_may_be_larger_of_which_more_does_no_harm():
+    buffers = {setting["key"] for setting in VALUES["_tuning_sysctl"] if setting.get("at_least")}
+    assert buffers == {
+        "net.core.rmem_max",
+        "net.core.wmem_max",
+        "net.ipv4.tcp_rmem",
+        "net.ipv4.tcp_wmem",
+        "net.core.netdev_max_backlog",
+    }
+
+
+@pytest.fixture
+def host(sysctl, kernel, tmp_path, monkeypatch, call_main):
+    """`host(settings, check, {file of /etc/sysctl.d: text}, …)`: what the module answers there, and its warnings."""
+    folder = tmp_path / "sysctl.d"
+    folder.mkdir()
+    said = []
+    monkeypatch.setattr(sysctl, "PROC", str(kernel))
+    monkeypatch.setattr(sysctl, "FOLDERS", (str(folder),))
+    monkeypatch.setattr(sysctl.set_elsewhere, "__defaults__", ((str(folder),),))
+    monkeypatch.setattr(sysctl, "in_container", lambda: False)
+    monkeypatch.setattr(sysctl, "ssh_session", lambda: None)
+    monkeypatch.setattr(sysctl, "write", lambda module, path, text: Path(path).write_text(text))
+
+    def run(settings, check=False, files=None, **params):
+        for name, text in (files or {}).items():
+            (folder / name).write_text(text)
+        said.clear()
+        settings = [{"why": "", "at_least": False, "asked": False, **setting} for setting in settings]
+        path = str(folder / "90-trainyard.conf")
+        return call_main(sysctl, check, said, path=path, settings=settings, **params), list(said)
+
+    return run
+
+
+def test_a_larger_buffer_of_the_owners_is_in_force_and_stays_so(host, kernel):
+    files = {"50-owner.conf": "net.ipv4.tcp_rmem = 4096 87380 134217728\n"}
+    (seen, _), (done, said) = host([BUFFER], True, files), host([BUFFER])
+    assert seen["changed"] and seen["applied"] == done["applied"] != {} and said == []
+    assert (kernel / "net/ipv4/tcp_rmem").read_text() == "4096 87380 134217728"
+    for check in (True, False):
+        again, said = host([BUFFER], check)
+        assert (again["changed"], again["applied"], said) == (False, {}, [])
+    # Without that file it is the role's own again.
+    files["50-owner.conf"] = ""
+    assert host([BUFFER], False, files)[0]["applied"] == {"net.ipv4.tcp_rmem": BUFFER["value"]}
+
+
+def test_what_the_owners_file_sets_otherwise_is_told_with_how_to_have_it(host):
+    swap = {"key": "vm.swappiness", "value": "10"}
+    owner = {"50-owner.conf": "vm.swappiness=1\n"}
+    _, (said,) = host([swap], True, owner)
+    assert said.startswith("vm.swappiness is 10, not 1 as ") and "50-owner.conf" in said
+    assert 'tuning_sysctl: {vm.swappiness: "1"}' in said
+    assert host(sysctl_settings([swap], {"vm.swappiness": "10"}), True)[1] == []
+    assert host([{**swap, "value": "1"}], True)[1] == []
+    # Where a later file has the last word, that one alone is told.
+    _, (said,) = host([swap], True, {"99-owner.conf": "vm.swappiness=5\n"})
+    assert "stays 5" in said
+
+
+def test_a_value_that_the_kernel_writes_otherwise_is_changed_once(sysctl, kernel, monkeypatch):
+    """As of net.ipv4.ip_local_reserved_ports, and of whatever else has a form of its own."""
+    setting = {"key": "vm.ports", "value": "29500,29501,30000"}
+    (kernel / "vm/ports").write_text("\n")
+    assert sysctl.apply([setting], str(kernel), True)[0] == {"vm.ports": "\n"}
+    (kernel / "vm/ports").write_text("29500-29501,30000\n")
+    for write_it in (False, True):
+        assert sysctl.apply([setting], str(kernel), write_it) == ({}, {})
+    (kernel / "vm/ports").write_text("29500-29502,30000\n")
+    assert sysctl.apply([setting], str(kernel), False)[0] == {"vm.ports": "29500-29502,30000\n"}
+
+    def as_the_kernel(path, mode="r", **more):
+        return open(os.devnull if mode == "w" else path, mode, **more)
+
+    monkeypatch.setattr(sysctl, "open", as_the_kernel, raising=False)
+    assert sysctl.apply([{"key": "vm.swappiness", "value": "0x3c"}], str(kernel), True) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "value", ["-1", "1-2", "3-", "1,2,", "4096 131072", "cubic,reno", "70000000-80000000,1"]
+)
+def test_only_lists_of_numbers_are_read_as_such(sysctl, value):
+    assert sysctl.canonical(f"{value}\n") == ([1, 2] if value == "1-2" else value.split())
+
+
+LINKS = """fd000000000000000000000000000002 02 40 00 80     eth0
+fe800000000000000000000000000001 03 40 20 80    wlan0
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "address", "refused"),
+    [
+        ("net.ipv6.conf.all.disable_ipv6", "1", "fd00::2", True),
+        ("net.ipv6.conf.default.disable_ipv6", "1", "fd00::2", True),
+        ("net.ipv6.conf.eth0.disable_ipv6", "1", "fd00::2", True),
+        ("net/ipv6/conf/eth0/disable_ipv6", "1", "fd00::2", True),
+        ("net.ipv6.conf.wlan0.disable_ipv6", "1", "fd00::2", False),
+        ("net.ipv6.conf.all.disable_ipv6", "0", "fd00::2", False),
+        ("net.ipv6.conf.all.forwarding", "1", "fd00::2", False),
+        ("net.ipv6.conf.all.disable_ipv6", "1", "10.0.0.2", False),
+        ("net.ipv6.conf.all.disable_ipv6", "1", "", False),
+    ],
+)
+def test_ipv6_stays_where_somebody_is_logged_in_by_it(
+    sysctl, host, tmp_path, monkeypatch, key, value, address, refused
+):
+    (tmp_path / "links").write_text(LINKS)
+    setting = {"key": key, "value": value}
+    assert sysctl.cuts_off([setting], address, str(tmp_path / "links")) == (key if refused else "")
+    monkeypatch.setattr(sysctl.cuts_off, "__defaults__", (str(tmp_path / "links"),))
+    monkeypatch.setattr(sysctl, "ssh_session", lambda: {"address": address} if address else None)
+    for more in ({"only_look": True}, {"check": True}, {}):
+        answer, _ = host([setting], **more)
+        assert (f"found {key} turned on; expected IPv6 to stay" in answer["msg"]) == refused
 
 
 def test_a_key_that_is_not_there_fails_and_the_others_are_set(sysctl, kernel):
@@ -140,6 +288,62 @@ def test_a_limit_is_tried_in_a_child_and_leaves_this_process_alone(limits):
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 
+def test_open_files_go_by_what_the_kernel_is_to_grant(limits, monkeypatch):
+    """In check mode, and before anything is changed, the kernel has got it neither raised nor lowered."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def grantable(number, *nr_open):
+        return limits.grantable({"item": "nofile", "value": str(number)}, *nr_open)
+
+    assert grantable(most, most) and not grantable(most, most - 1)
+    monkeypatch.setattr(limits, "most_files", lambda: most)
+    assert grantable(2 * most, 2 * most) and not grantable(2 * most + 1, 2 * most)
+    monkeypatch.setattr(limits, "most_files", lambda: 2**40)  # more than root gets here
+    assert not grantable(2**40, 2**40)
+    assert limits.grantable({"item": "memlock", "value": "64"}, 1)  # which is not bounded by it
+
+
+@pytest.mark.parametrize("container", [True, False])
+def test_what_is_asked_before_anything_is_changed_changes_nothing(
+    limits, call_main, tmp_path, monkeypatch, container
+):
+    path = str(tmp_path / "limits.conf")
+    monkeypatch.setattr(limits, "in_container", lambda: container)
+    good, bad = ({"domain": "x", "item": "nofile", "value": value, "why": ""} for value in ("64", "65"))
+    answer = call_main(limits, path=path, limits=[good], nr_open=64, only_look=True)
+    assert answer == {"changed": False} and not os.path.exists(path)
+    answer = call_main(limits, path=path, limits=[bad], nr_open=64, only_look=True)
+    assert bool(answer.get("failed")) is not container and not os.path.exists(path)
+    assert container or "tuning_nofile: found 65; expected at most 64, fs.nr_open" in answer["msg"]
+    # In check mode the kernel does not grant yet what it will.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    monkeypatch.setattr(limits, "most_files", lambda: most)
+    more = {**good, "value": str(2 * most)}
+    answer = call_main(limits, check=True, path=path, limits=[more], nr_open=2 * most)
+    assert answer["changed"] and answer["left_out"] == [] and not os.path.exists(path)
+    assert call_main(limits, check=True, path=path, limits=[more]).get("left_out") == (
+        ["nofile"] if container else None
+    )
+
+
+@pytest.mark.parametrize("name", ["precheck", "main"])
+def test_the_limits_are_held_against_what_the_kernels_settings_make_of_it(name):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    settings, limits = yaml.safe_load((ROLE / f"tasks/{name}.yml").read_text())[:2]
+    assert settings["register"] == "__tuning_kernel" and "sysctl_file" in settings
+    template = trust_as_template(limits["limits_file"]["nr_open"])
+    for told, nr_open in [
+        ({"applied": {"fs.nr_open": "2000000"}}, "2000000"),
+        ({"applied": {}}, "as it is"),
+        ({"skipped": True}, "as it is"),
+    ]:
+        values = {"_tuning_nr_open": trust_as_template(VALUES["_tuning_nr_open"]), "omit": "as it is"}
+        templar = Templar(loader=DataLoader(), variables={**values, "__tuning_kernel": told})
+        assert templar.template(template) == nr_open
+
+
 def test_limits_hold_for_a_domain(limits):
     text = limits.render(
         [{"domain": "@trainyard", "item": "memlock", "value": "unlimited", "why": "NCCL pins."}]
@@ -148,7 +352,7 @@ def test_limits_hold_for_a_domain(limits):
 
 
 def test_a_limit_that_cannot_be_granted_never_reaches_pam(run_module, tmp_path):
-    """PAM would refuse the login of everybody whom it concerns."""
+    """PAM of Debian and Ubuntu would pass it over, and nobody knew; others' refuse the login."""
     path = tmp_path / "limits.conf"
     wanted = [
         {"domain": "@trainyard", "item": "nofile", "value": "64"},
@@ -166,15 +370,13 @@ def test_a_limit_that_cannot_be_granted_never_reaches_pam(run_module, tmp_path):
 
 
 def test_what_keeps_a_host_awake_goes_with_the_rest():
-    role = Path(__file__).resolve().parents[2] / "roles/tuning"
-    values = yaml.safe_load((role / "vars/main.yml").read_text())
     gone = {
-        f"{item['path']}/{name}" for item in values["_tuning_made_awake"] for name in item.get("inside", [])
+        f"{item['path']}/{name}" for item in VALUES["_tuning_made_awake"] for name in item.get("inside", [])
     }
-    gone |= {item["path"] for item in values["_tuning_made_awake"]}
-    made = {item["path"]: item for item in values["_tuning_awake"] + values["_tuning_needrestart"]}
+    gone |= {item["path"] for item in VALUES["_tuning_made_awake"]}
+    made = {item["path"]: item for item in VALUES["_tuning_awake"] + VALUES["_tuning_needrestart"]}
     assert gone >= set(made)
-    unit = (role / "files/trainyard-awake.service").read_text()
+    unit = (ROLE / "files/trainyard-awake.service").read_text()
     wanted = next(line.split("=")[1] for line in unit.splitlines() if line.startswith("WantedBy="))
     link = f"/etc/systemd/system/{wanted}.wants/trainyard-awake.service"  # what enabling it makes
     assert made[link]["link_to"] == "/etc/systemd/system/trainyard-awake.service"
