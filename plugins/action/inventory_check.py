@@ -102,6 +102,11 @@ SLURM_OWN = (
     "wrap",
 )
 PATTERNS = {
+    # A label of Prometheus', which takes $ for a group's, and a value of Grafana's, to which % and ; are not plain.
+    "cluster_name": (
+        r"\w([\w .,:&'()+@/-]{0,61}[\w)])?",
+        "a name of at most 63 characters: letters, digits, spaces and . , : & ' ( ) + @ / - _",
+    ),
     "nvidia_branch": (r"(\d{3})?", "the first number of a driver's version, such as 580"),
     "nvidia_repository": (r"https?://[^\s/]+(/\S*)?", "an address that begins with https:// or http://"),
     "identity_service_user": USER_NAME,

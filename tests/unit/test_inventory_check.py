@@ -371,6 +371,12 @@ BAD = {
         "python_env_dir",
         ["found /tmp/env", "ProtectHome and PrivateTmp"],
     ),
+    "a cluster's name that Prometheus would fill in": (
+        inventory(node2={"cluster_name": "lab $1"}),
+        "node2",
+        "cluster_name",
+        ["found 'lab $1'", "letters, digits, spaces"],
+    ),
     "a user that is no name": (
         inventory(node2={"trainer_user": "anna smith"}),
         "node2",
@@ -582,6 +588,10 @@ def test_all_problems_come_at_once():
             }
         },
         {"node2": {"identity_hostname": "node2.example.org"}},
+        *(
+            {"node2": {"cluster_name": name}}
+            for name in ("a", 7, "Küche", "Anna's lab (2nd floor)", "R&D: A/B, x-y_z")
+        ),
         # One public address, told apart by ports; the cluster's own addresses differ.
         {
             "node1": {
@@ -600,6 +610,14 @@ def test_all_problems_come_at_once():
 )
 def test_what_is_allowed(changes):
     assert ic.check(inventory(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", " a", "a ", 'a"', "a\\", "a%b", "a;b", "a #b", "a\nb", "{{ a }}", "x" * 64]
+)
+def test_a_clusters_name_that_a_file_would_not_take_as_it_is(name):
+    (problem,) = ic.check(inventory(node2={"cluster_name": name}))
+    assert problem.key == "cluster_name" and problem.found == repr(name)
 
 
 def test_two_addresses_of_a_point_to_point_network_are_good():
