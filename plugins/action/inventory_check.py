@@ -29,7 +29,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from network_entries import refusals
+from network_entries import refusals, shown
 
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -590,13 +590,14 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
         place, found, wanted = odd
         example = json.dumps({key: SAMPLES.get(option.get("type", "str"))})
         return (
-            f"{found!r:.100}{f' in {place}' if place else ''}",
+            shown(found) + (f" in {place}" if place else ""),
             expected_by(wanted),
             f"Write it as YAML; after -e, and in an INI inventory, it is a word. After -e: -e '{example}'",
         )
     if errors := ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
         reasons = "; ".join(error.rstrip(".") for error in errors)
-        return f"{value!r:.100}", expected_by(option), f"Correct it ({reasons})"
+        found = "a fault in it" if isinstance(value, (list, tuple, Mapping)) else shown(value)
+        return found, expected_by(option), f"Correct it ({reasons})"
     if key in LIMITS:
         least, most = LIMITS[key]
         if not (math.isfinite(number := float(value)) and least <= number <= most):

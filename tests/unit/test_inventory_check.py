@@ -525,6 +525,38 @@ def test_network_interfaces_that_no_host_could_have_are_refused_before_any_is_to
         assert str(problem).startswith(f"node2 (hosts.yml:7): network_interfaces{said}")
 
 
+KEY = "hunter2-of-the-house"
+POINTS = {"access-points": {"home": {"password": KEY}}}
+WLAN = {"name": "wlan0", "kind": "wifis", "addresses": ["192.168.1.101/24"]}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "words"),
+    [
+        # A key that is none, or of another type, beside the wireless one.
+        ([{**WLAN, "adresses": [], "options": POINTS}], "found a fault in it; expected a list"),
+        ([{**WLAN, "mtu": "large", "options": POINTS}], "argument 'mtu' is of type"),
+        ([{**WLAN, "kind": "wifi", "options": POINTS}], "kind must be one of"),
+        ([{**WLAN, "options": [POINTS]}], "found a list in [0].options; expected a mapping"),
+        # As -e and an INI inventory have it.
+        (json.dumps([{**WLAN, "options": POINTS}]), "found a text of"),
+        ([{**WLAN, "options": yaml.safe_dump(POINTS)}], "in [0].options; expected a mapping"),
+        ([{**WLAN, "addresses": POINTS}], "found a mapping in [0].addresses; expected a list"),
+        ([{**WLAN, "routes": [POINTS]}], "[0].routes: a mapping is no mapping with 'to'"),
+        ([{**WLAN, "options": {"routes": POINTS}}], "[0].options.routes is a mapping: write a list"),
+        ([{**WLAN, "options": {"match": [POINTS]}}], "[0].options.match is a list: write a mapping"),
+        (
+            [{**WLAN, "nameservers": {"addresses": POINTS}}],
+            "nameservers.addresses is a mapping: write a list",
+        ),
+    ],
+)
+def test_no_message_has_a_wireless_key_in_it(interfaces, words):
+    problems = ic.check(inventory(node2={"network_interfaces": interfaces}))
+    said = ic.report(problems, contacted=False)
+    assert words in said and "network_interfaces" in said and KEY not in said, said
+
+
 @pytest.mark.parametrize(
     "interfaces",
     [
