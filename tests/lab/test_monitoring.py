@@ -706,8 +706,11 @@ def test_a_clock_that_nobody_keeps_fires(able_to_emulate, make_lab, tmp_path):
         "monitoring_exporter_port": 9100,
     }
 
+    jinja = jinja2.Environment(trim_blocks=True)
+    jinja.filters["to_json"] = json.dumps  # Ansible's
+
     def rendered(name):
-        return jinja2.Template((templates / name).read_text(), trim_blocks=True).render(given)
+        return jinja.from_string((templates / name).read_text()).render(given)
 
     unit = rendered("trainyard-exporter.service.j2")
     lab.exec("node1", "sh", "-ec", f"exec >&2\n{KEPT.format(clock=lab.network.gateway, unit=unit)}")
