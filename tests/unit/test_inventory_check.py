@@ -909,6 +909,74 @@ def test_prometheus_runs_on_hosts_of_the_cluster():
     assert problem.key == "monitoring_port" and problem.expected == "1024 or more"
 
 
+def watched(group=("node1",), **variables):
+    return with_groups(inventory(**variables), monitoring=list(group))
+
+
+@pytest.mark.parametrize(
+    ("made", "where", "key", "found"),
+    [
+        (inventory(**everywhere(etcd_port=2390)), "hosts.yml", "etcd_port", "2390, which etcd_peer_port has on node1,"),
+        (inventory(node2={"etcd_peer_port": 2389}), "node2", "etcd_peer_port", "2389, which etcd_port has on node2,"),
+        (inventory(node2={"etcd_port": 4000, "etcd_peer_port": "4000"}), "node2", "etcd_peer_port", "4000, which"),
+        (watched(node1={"monitoring_grafana_port": 9090}), "node1", "monitoring_grafana_port", "9090, which"),
+        (watched(node1={"monitoring_port": 3001}), "node1", "monitoring_port", "3001, which monitoring_grafana_port"),
+        (watched(node3={"monitoring_exporter_port": 2389}), "node3", "monitoring_exporter_port", "2389, which etcd"),
+        (watched(node1={"monitoring_port": 29500}), "node1", "monitoring_port", "29500, which trainer_port"),
+        (watched(node1={"monitoring_port": 9400}), "node1", "monitoring_port", "9400, which DCGM's exporter"),
+        (inventory(node2={"bench_port": 2386}), "node2", "bench_port", "2389, which etcd_port has on node2, too"),
+        (inventory(node2={"ansible_port": 2390}), "node2", "etcd_peer_port", "2390, which SSH has on node2, too"),
+        (inventory(**everywhere(trainer_config={"metrics_port": 29500})), "hosts.yml", "trainer_config.metrics_port",
+         "29500, which trainer_port has on node1, node2, node3, too"),
+        (watched(**everywhere(trainer_config={"metrics_port": 9098}, nproc_per_node="4")), "hosts.yml",
+         "trainer_config.metrics_port", "9100, which monitoring_exporter_port has"),
+        (with_groups(inventory(node2={"trainer_port": 2049}), storage_server=["node2"]), "node2", "trainer_port",
+         "2049, which NFS has on node2, too"),
+    ],
+)  # fmt: skip
+def test_two_services_of_a_host_have_no_port_together(made, where, key, found):
+    (problem,) = ic.check(made)
+    assert (problem.where, problem.key) == (where, key) and problem.found.startswith(found), problem
+    assert problem.cure == f"Set {key} to another one"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        # What a host has not: no group, no peers, no gateway's port.
+        inventory(**everywhere(monitoring_exporter_port=2389, monitoring_grafana_port=9090)),
+        watched(node2={"monitoring_port": 2389, "monitoring_grafana_port": 9090}),
+        watched(node1={"monitoring_grafana_port": 9090, "monitoring_grafana": "never"}),
+        watched(node1={"monitoring_port": 9400, "monitoring_dcgm": "never"}),
+        inventory({"node1": {**GOOD["node1"], "etcd_port": 2390}}),
+        inventory(
+            node2={"ansible_host": "192.168.1.9", "ansible_port": 2390, "cluster_address": "192.168.1.101"}
+        ),
+        inventory(node2={"trainer_port": 2049}),
+        # At other addresses of its: the loopback, and the cluster's.
+        watched(node1={"monitoring_port": 9100}),
+        watched(node1={"monitoring_exporter_port": 9400}),
+        watched(**everywhere(trainer_config={"metrics_port": 9097}, nproc_per_node=3)),
+        inventory(**everywhere(trainer_config={"metrics_port": 0})),
+        inventory(node2={"etcd_port": ic.Undefined("a template over facts")}),
+    ],
+)
+def test_ports_that_do_not_meet(made):
+    assert ic.check(made) == []
+
+
+def test_a_port_that_is_none_is_told_once():
+    assert [one.key for one in ic.check(inventory(node2={"etcd_port": "many"}))] == ["etcd_port"]
+
+
+def test_the_ports_that_no_variable_has_are_the_roles():
+    role = (ROOT / "roles/monitoring/vars/main.yml").read_text()
+    assert f"http://127.0.0.1:{ic.DCGM_PORT}/metrics" in role
+    ports = {name for name in SPECS if name.endswith("_port")} - {"roce_qos_switch_port"}  # of a switch
+    named = {name for name, _, _ in ic.ports_of(watched(), "node1")}
+    assert ports <= named
+
+
 def test_the_mark_of_congestion_notices_is_the_switchs():
     assert int(ic.CNP_DSCP) == roce_switch.CNP_DSCP
 
