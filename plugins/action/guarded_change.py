@@ -8,6 +8,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ LOGIN_TIMEOUT = 15  # s, where nothing is to be confirmed
 RESTORE_LIMIT = 60  # s from the end of the timeout until the host must answer as before
 GUARD_FILES = Path(__file__).resolve().parents[2] / "roles" / "guard" / "files"
 UNITS = ("trainyard-guard@.service", "trainyard-guard-files.service", "trainyard-guard-boot.service")
+# In files that everybody may read, as netplan's were for years: by these words they name wireless keys.
+SECRET = re.compile("passw|psk|key", re.IGNORECASE)
 LEFT_BEHIND = "an earlier run ended before it had confirmed the change"
 
 
@@ -400,7 +403,8 @@ def diffs(files, states):
     for item, state in zip(files, states, strict=True):
         if not state["differs"]:
             continue
-        private = state.get("before") is None or not int(item["mode"], 8) & 0o044
+        texts = (state.get("before"), item.get("content") or "")
+        private = None in texts or not int(item["mode"], 8) & 0o044 or any(map(SECRET.search, texts))
         entries.append(
             {
                 "before_header": item["path"],

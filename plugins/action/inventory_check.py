@@ -11,6 +11,7 @@ import collections
 import contextlib
 import difflib
 import ipaddress
+import itertools
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from network_entries import refusals
+from network_entries import refusals, shown
 
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -102,6 +103,11 @@ SLURM_OWN = (
     "wrap",
 )
 PATTERNS = {
+    # A label of Prometheus', which takes $ for a group's, and a value of Grafana's, to which % and ; are not plain.
+    "cluster_name": (
+        r"\w([\w .,:&'()+@/-]{0,61}[\w)])?",
+        "a name of at most 63 characters: letters, digits, spaces and . , : & ' ( ) + @ / - _",
+    ),
     "nvidia_branch": (r"(\d{3})?", "the first number of a driver's version, such as 580"),
     "nvidia_repository": (r"https?://[^\s/]+(/\S*)?", "an address that begins with https:// or http://"),
     "identity_service_user": USER_NAME,
@@ -236,6 +242,7 @@ def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Probl
         check_nofile,
         check_storage,
         check_monitoring,
+        check_ports,
     )
     problems = [problem for each in checks if each not in left_out for problem in each(inventory)]
     return list(dict.fromkeys(problems))
@@ -585,13 +592,14 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
         place, found, wanted = odd
         example = json.dumps({key: SAMPLES.get(option.get("type", "str"))})
         return (
-            f"{found!r:.100}{f' in {place}' if place else ''}",
+            shown(found) + (f" in {place}" if place else ""),
             expected_by(wanted),
             f"Write it as YAML; after -e, and in an INI inventory, it is a word. After -e: -e '{example}'",
         )
     if errors := ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
         reasons = "; ".join(error.rstrip(".") for error in errors)
-        return f"{value!r:.100}", expected_by(option), f"Correct it ({reasons})"
+        found = "a fault in it" if isinstance(value, (list, tuple, Mapping)) else shown(value)
+        return found, expected_by(option), f"Correct it ({reasons})"
     if key in LIMITS:
         least, most = LIMITS[key]
         if not (math.isfinite(number := float(value)) and least <= number <= most):
@@ -945,6 +953,67 @@ def check_monitoring(inventory: Inventory) -> Iterable[Problem]:
             "hosts of the cluster, mostly the head alone",
             "Put the head into the group instead; the metrics of a machine that trains nothing are not collected",
         )
+
+
+NFS_PORT, DCGM_PORT = 2049, 9400  # roles/monitoring has the latter, and its host_metrics.py asks there
+
+
+def check_ports(inventory: Inventory) -> Iterable[Problem]:
+    """No two services of a host listen at one port."""
+    found: dict[tuple[str, str, int], list[str]] = {}
+    for host in [] if inventory.local() else inventory.members():
+        for pair in itertools.combinations(ports_of(inventory, host), 2):
+            (one, ports, place), (two, others, beside) = pair
+            both = range(max(ports.start, others.start), min(ports.stop, others.stop))
+            if not both or (place and beside and place != beside):
+                continue
+            # What was set is at fault, not a default.
+            told = [name.partition(".")[0] in inventory.hosts[host] for name in (one, two)]
+            key, other = (one, two) if told == [True, False] else (two, one)
+            found.setdefault((key, other, both.start), []).append(host)
+    for (key, other, port), hosts in found.items():
+        yield Problem(
+            origin_of_first(inventory, hosts, key.partition(".")[0]),
+            key,
+            f"{port}, which {other} has on {', '.join(hosts)}, too",
+            "a port of its own for every service of a host",
+            f"Set {key} to another one",
+        )
+
+
+def ports_of(inventory: Inventory, host: str) -> list[tuple[str, range, str]]:
+    """(its variable, or words; ports; where it listens, "" for everywhere) of each service that the host has."""
+    values, several = inventory.hosts[host], len(inventory.members()) > 1
+    watching = inventory.groups.get("monitoring", [])
+    runs = values.get("trainer_config")
+    metrics = runs.get("metrics_port") if isinstance(runs, Mapping) else 0
+    # Another port than SSH's own may be a gateway's, which forwards to a host that has a cluster_address.
+    direct = values.get("cluster_address") in (None, values.get("ansible_host"))
+    served = host in inventory.groups.get("storage_server", [])
+    dcgm = watching and values.get("monitoring_dcgm") != "never"
+    grafana = host in watching and values.get("monitoring_grafana") != "never"
+    services = (  # whether it is there, its name, where it listens, and its port where no variable of a role's has that
+        (direct, "SSH", "", values.get("ansible_port")),
+        (served, "NFS", "", NFS_PORT),
+        (dcgm, "DCGM's exporter", "loopback", DCGM_PORT),
+        (metrics, "trainer_config.metrics_port", "cluster", metrics),
+        (True, "trainer_port", ""),
+        (True, "bench_port", "cluster"),
+        (several, "etcd_port", "cluster"),
+        (several, "etcd_peer_port", "cluster"),
+        (watching, "monitoring_exporter_port", "cluster"),
+        (host in watching, "monitoring_port", "loopback"),
+        (grafana, "monitoring_grafana_port", "loopback"),
+    )
+    count = {"bench_port": 4, "trainer_config.metrics_port": values.get("nproc_per_node", 1)}
+    found = []
+    for there, name, place, *port in services:
+        if not there:
+            continue
+        with contextlib.suppress(TypeError, ValueError):  # no number: `check_types` says so
+            first = int(str(port[0] if port else values.get(name, inventory.specs[name]["default"])))
+            found.append((name, range(first, first + int(str(count.get(name, 1)))), place))
+    return found
 
 
 def check_facts(inventory: Inventory) -> list[Problem]:

@@ -34,6 +34,7 @@ from network_files import (
     profile_for,
     read_netplan,
     settings,
+    yaml_fault,
 )
 
 STANZA = re.compile(
@@ -243,11 +244,16 @@ def netplan_claims(files, ours, links, taken):
             continue
         try:
             document = read_netplan(file["text"]) or {}
-            network = document.get("network") or {}
-        except (yaml.YAMLError, AttributeError) as error:
+        except yaml.YAMLError as error:
+            fault = yaml_fault(error)
+            raise Refused(f"{path} is no valid YAML, so netplan cannot work on this host: {fault}") from None
+        network = (document.get("network") or {}) if isinstance(document, dict) else None
+        if not isinstance(network, dict) or not all(
+            isinstance(network.get(kind) or {}, dict) for kind in KINDS
+        ):
             raise Refused(
-                f"{path} is no valid YAML, so netplan cannot work on this host: {' '.join(str(error).split())}"
-            ) from None
+                f"{path}: network, or a kind in it, is no mapping, so netplan cannot work on this host: correct it"
+            )
         claimed = False
         for kind in KINDS:
             definitions = network.get(kind) or {}

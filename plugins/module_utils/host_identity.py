@@ -13,9 +13,10 @@ from ansible.module_utils.managed_block import join, read, split
 # What cloud-init writes /etc/hosts from at each boot, where the user-data of the machine asks for that.
 TEMPLATE = "/etc/cloud/templates/hosts.debian.tmpl"
 TEMPLATE_NAMES = ("{{fqdn}}", "{{hostname}}")  # the machine's own, as they stand there
+MARK = "# trainyard: "  # before an owner's line that gave way to the block
 NOTE = "the cluster's hosts, written by the role identity"
 HOST = {  # of the modules' option hosts
-    "name": {"type": "str"},
+    "name": {"type": "str"},  # the inventory's
     "address": {"type": "str", "required": True},
     "names": {"type": "list", "elements": "str", "required": True},
 }
@@ -33,6 +34,36 @@ def without_loopback_names(line: str, names: set[str]) -> str | None:
     return " ".join([words[0], *left]) + (f"  #{comment}" if comment else "")
 
 
+def unmarked(lines: list[str]) -> list[str]:
+    """The owner's `lines` as they were; one that somebody has written anew beside the marked one is the same."""
+    return [
+        line[len(MARK) :] if line.startswith(MARK) else line
+        for line in lines
+        if not (line.startswith(MARK) and line[len(MARK) :] in lines)
+    ]
+
+
+def with_full_name(hosts: list[dict], own: str, text: str) -> list[dict]:
+    """`hosts`, of which the one that is named `own` has its full name first, as its hosts file (`text`) has it.
+
+    That is the first name of Debian's line for it, or of its line in our block, where the inventory leaves the domain
+    out. Peers do not know it, nor need they.
+    """
+    outside, inside = split(text)
+    loopback = [line for line in unmarked(outside) if line.split()[:1] == ["127.0.1.1"]]
+    ours = [line for line in inside if line.split()[:1] != ["127.0.1.1"]]
+    first = [words[1] for line in loopback + ours if len(words := line.partition("#")[0].split()) > 1]
+    taken = {name for host in hosts if host["name"] != own for name in host["names"]}
+
+    def full(host: dict) -> list[str]:
+        return [name for name in first if name.startswith(f"{host['names'][0]}.") and name not in taken][:1]
+
+    return [
+        {**host, "names": list(dict.fromkeys([*full(host), *host["names"]]))} if host["name"] == own else host
+        for host in hosts
+    ]
+
+
 def conflicts(lines: list[str], hosts: list[dict]) -> list[str]:
     """Owner's lines that give a host's name another IPv4 address, in words."""
     wanted = {name: host["address"] for host in hosts for name in host["names"]}
@@ -48,12 +79,20 @@ def conflicts(lines: list[str], hosts: list[dict]) -> list[str]:
 
 
 def hosts_file(text: str, hosts: list[dict]) -> tuple[str, list[str]]:
-    """The file's new text from its old one, and the conflicts in it."""
+    """The file's new text from its old one, and the conflicts in it.
+
+    An owner's line that loses names stays in its place as a comment, so that it can come back as it was.
+    """
     names = {name for host in hosts for name in host["names"]} | {*TEMPLATE_NAMES}
-    outside, _ = split(text)
-    kept = [line for line in (without_loopback_names(line, names) for line in outside) if line is not None]
+    kept, rest = [], []
+    for line in unmarked(split(text)[0]):
+        left = without_loopback_names(line, names)
+        if left != line and "{{" not in line:  # cloud-init's own comes back otherwise (the module host_made)
+            kept.append(MARK + line)
+        if left is not None:
+            (kept if left == line or "{{" in line else rest).append(left)
     block = [" ".join([host["address"], *host["names"]]) for host in hosts]
-    return join(kept, block, NOTE), conflicts(kept, hosts)
+    return join(kept, block + rest, NOTE), conflicts(kept, hosts)
 
 
 def needs_new(current: str, taken: list[str]) -> bool:

@@ -13,6 +13,8 @@ ROUTE_KEYS = (
     *("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu"),
     *("congestion-window", "advertised-receive-window", "advmss"),
 )
+# No space, bracket or quote, as a structure has them that was written as a text.
+WORD = re.compile(r"[^\s{}\[\]\"']{0,80}")
 
 
 class Refused(Exception):
@@ -48,6 +50,19 @@ def plain(value):
     return value
 
 
+def shown(value):
+    """`value` as a message may have it: words as they are; of more, which may have a wireless key in it, the kind."""
+    parts = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    )
+    words = all(not isinstance(one, (dict, list, tuple)) and WORD.fullmatch(str(one)) for one in parts)
+    if words and (not isinstance(value, dict) or set(value) <= {*ROUTE_KEYS}):
+        return repr(value)
+    if isinstance(value, str):
+        return f"a text of {len(value)} characters"
+    return "a mapping" if isinstance(value, dict) else "a list"
+
+
 # What is wanted.
 
 
@@ -59,7 +74,7 @@ def entry(number, item, present):
     """
     where = f"network_interfaces[{number}]"
     if not isinstance(item, dict):
-        raise Refused(f"{where} is {item!r}: write a mapping with name (or macaddress) and addresses")
+        raise Refused(f"{where} is {shown(item)}: write a mapping with name (or macaddress) and addresses")
     for key in item:
         if key not in KEYS:
             near = difflib.get_close_matches(str(key), KEYS, 1)
@@ -70,7 +85,7 @@ def entry(number, item, present):
         raise Refused(f"{where}.kind is '{kind}': write one of {', '.join(KINDS)}")
     name, mac = item.get("name") or "", str(item.get("macaddress") or "").lower()
     if not isinstance(name, str):
-        raise Refused(f"{where}.name is {name!r}: write the interface's name, such as eth0")
+        raise Refused(f"{where}.name is {shown(name)}: write the interface's name, such as eth0")
     if not name and not mac:
         raise Refused(
             f"{where} says neither name nor macaddress: write one of them. {there_are(present)}".rstrip()
@@ -115,7 +130,7 @@ def entry(number, item, present):
     if item.get("mtu") is not None:
         mtu = item["mtu"]
         if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
-            raise Refused(f"{where}.mtu is {mtu!r}: write a number of bytes from 68 to 65535")
+            raise Refused(f"{where}.mtu is {shown(mtu)}: write a number of bytes from 68 to 65535")
         definition["mtu"] = int(mtu)
     options = checked_options(where, item.get("options") or {}, networks)
     for key in options:
@@ -163,7 +178,7 @@ def find_interface(where, name, mac, present):
 def as_list(where, key, item):
     value = item.get(key) or []
     if not isinstance(value, list):
-        raise Refused(f"{where}.{key} is {value!r}: write a list")
+        raise Refused(f"{where}.{key} is {shown(value)}: write a list")
     return value
 
 
@@ -210,7 +225,7 @@ def on_link(where, address, networks):
 
 def checked_route(where, route, networks):
     if not isinstance(route, dict) or "to" not in route:
-        raise Refused(f"{where}.routes: {route!r} is no mapping with 'to' (and 'via')")
+        raise Refused(f"{where}.routes: {shown(route)} is no mapping with 'to' (and 'via')")
     for key in route:
         if key not in ROUTE_KEYS:
             raise Refused(f"{where}.routes: unknown key '{key}'; there are {', '.join(ROUTE_KEYS)}")
@@ -258,13 +273,13 @@ def checked_options(where, options, networks):
     """
     where = f"{where}.options"
     if not isinstance(options, dict):
-        raise Refused(f"{where} is {options!r}: write netplan's own keys as a mapping")
+        raise Refused(f"{where} is {shown(options)}: write netplan's own keys as a mapping")
     for key, (kind, form) in OPTION_KINDS.items():
         if key in options and not isinstance(options[key], kind):
-            raise Refused(f"{where}.{key} is {options[key]!r}: write {form}")
+            raise Refused(f"{where}.{key} is {shown(options[key])}: write {form}")
     for member in options.get("interfaces", []):
         if not isinstance(member, str):
-            raise Refused(f"{where}.interfaces: {member!r} is not the name of an interface")
+            raise Refused(f"{where}.interfaces: {shown(member)} is not the name of an interface")
     more = any(options.get(key) for key in ("dhcp4", "dhcp6", "accept-ra"))
     for route in options.get("routes", []):
         checked_route(where, route, [] if more else networks)

@@ -49,6 +49,18 @@ def read_netplan(text):
         loader.dispose()
 
 
+def yaml_fault(error):
+    """What YAML takes exception to, and where: not the line, nor a word of it, which may be a wireless key."""
+    said = getattr(error, "problem", None) or "a character that YAML has not"
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+    def quoted(found):  # what was read; single characters may stay, and YAML's own '<block end>' and '\\t'
+        return found[0] if len(found[2]) == 1 or found[2][0] in "<\\" else "…"
+
+    return re.sub(r"(['\"])(.+?)\1", quoted, said) + place
+
+
 def network_of(text):
     """{kind: {name: definition}} of a netplan file; {} where it is none."""
     try:

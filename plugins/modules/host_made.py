@@ -53,12 +53,13 @@ import glob
 import grp
 import os
 import pwd
+import re
 import shutil
 import socket
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_identity import TEMPLATE_NAMES
+from ansible.module_utils.host_identity import TEMPLATE_NAMES, unmarked
 from ansible.module_utils.managed_block import BEGIN, join, read, split, write
 
 COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
@@ -133,11 +134,19 @@ def own_name(kind: str) -> str:
 
 
 def without_block(path: str, own_name: str) -> str:
-    """The file's text without our block; with `own_name`, so that the host still knows itself, as Debian has it."""
-    outside, _ = split(read(path))
-    if own_name and not any(own_name.split()[-1] in line.partition("#")[0].split()[1:] for line in outside):
+    """The file's text as it was before our block; with `own_name`, so that the host knows itself, as Debian has it.
+
+    An earlier release left nothing of the line from which it took that name, or the name with a domain alone.
+    """
+    outside = unmarked(split(read(path))[0])
+    name = own_name.split()[-1] if own_name else ""
+    if name and not any(name in line.partition("#")[0].split()[1:] for line in outside):
+        full = re.compile(rf"^(127\.0\.1\.1(\s+){re.escape(name)}\.\S+)")
         after = next((n for n, line in enumerate(outside) if line.split()[:1] == ["127.0.0.1"]), -1)
-        outside.insert(after + 1, f"127.0.1.1 {own_name}")
+        if any(map(full.match, outside)):
+            outside = [full.sub(rf"\g<1>\g<2>{name}", line) for line in outside]
+        else:
+            outside.insert(after + 1, f"127.0.1.1 {own_name}")
     return join(outside, [])
 
 

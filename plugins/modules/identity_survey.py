@@ -15,9 +15,10 @@ options:
     elements: dict
     default: []
     options:
-      name: {type: str, description: "The inventory's name for it, of no matter here"}
+      name: {type: str, description: "The inventory's name for it"}
       address: {type: str, required: true, description: IPv4 address}
       names: {type: list, elements: str, required: true, description: "The names, the canonical one first"}
+  own: {type: str, default: "", description: "Which of O(hosts) this one is, by the inventory's name."}
   taken: {type: list, elements: str, default: [], description: As the module machine_id has them.}
   user:
     description: The service user's name, which is its group's, too.
@@ -61,8 +62,11 @@ survey:
       type: dict
     disk: {description: "What the home is on a disk of the network; empty where it is on one of the host's.", type: str}
     host_names: {description: "The host's name now, and at its next boot.", type: list}
+    hosts:
+      description: "O(hosts), with the full name of this one first, where its /etc/hosts alone has one."
+      type: list
     hosts_lacking:
-      description: "/etc/hosts, and cloud-init's template of it where one is, which lack O(hosts), or contradict."
+      description: "/etc/hosts, and cloud-init's template of it where one is, which lack these hosts, or contradict."
       type: list
       elements: path
     machine_id: {description: The machine-id., type: str}
@@ -94,6 +98,7 @@ from ansible.module_utils.host_identity import (
     needs_new,
     public_key,
     stale_copy,
+    with_full_name,
 )
 from ansible.module_utils.managed_block import read
 from ansible.module_utils.same_files import on_network
@@ -239,11 +244,13 @@ def main() -> None:
             "home": {"type": "path", "required": True},
             "login": {"type": "str", "required": True},
             "hosts": {"type": "list", "elements": "dict", "default": [], "options": HOST},
+            "own": {"type": "str", "default": ""},
             "taken": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
     user, home, login = (module.params[name] for name in ("user", "home", "login"))
+    hosts = with_full_name(module.params["hosts"], module.params["own"], read("/etc/hosts"))
     group = group_of(user)
     lacking = [user] if group is None and login != "root" else []  # it is yet to be made
     machine_id = read("/etc/machine-id").strip()
@@ -258,12 +265,13 @@ def main() -> None:
             "place": place(home),
             "disk": on_network(home),
             "host_names": [socket.gethostname(), name_at_boot()],
-            "hosts_lacking": hosts_lacking(module.params["hosts"]),
+            "hosts": hosts,
+            "hosts_lacking": hosts_lacking(hosts),
             "machine_id": machine_id,
             "machine_id_stands": not stale and not needs_new(machine_id, module.params["taken"]),
             "public_key": own_key(module, user, home),
             "groups": groups_of(user),
-            "sshd": sshd(module, user, module.params["hosts"]),
+            "sshd": sshd(module, user, hosts),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
         },
     )

@@ -1,6 +1,7 @@
 """Have netplan itself check a set of files in a directory of their own."""
 
 import os
+import re
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
@@ -14,6 +15,11 @@ options:
     type: dict
     required: true
 """
+
+
+def without_lines(text):
+    """netplan's words without the lines of files that it shows, with a mark below: they may have a key in them."""
+    return re.sub(r"\n[^\n]*\n *\^", "", text)
 
 
 def main():
@@ -33,7 +39,7 @@ def main():
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
                 out.write(content)
         rc, out, err = module.run_command([program, "generate", "--root-dir", root])
-        said = " ".join((err or out).replace(root, "").split())
+        said = " ".join(without_lines(err or out).replace(root, "").split())
     if rc:
         module.fail_json(msg=f"netplan refuses the configuration; nothing was changed: {said}")
     module.exit_json(changed=False, said=said)

@@ -45,7 +45,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container, service, stale
 
 OURS, DEFAULT = "chrony", "systemd-timesyncd"
-RIVALS = ("ntpsec", "ntp", "openntpd")  # of Debian and Ubuntu; each conflicts with chrony
+# Of Debian and Ubuntu. For chrony apt removes each but ntpd-rs: of that, systemd stops one where the other starts.
+RIVALS = ("ntpsec", "ntp", "openntpd", "ntpd-rs")
 
 
 def installed(run_command) -> set[str]:

@@ -276,9 +276,14 @@ def test_check_mode_on_untouched_hosts_changes_nothing(plays):
 
 
 def test_a_port_that_another_program_has_is_named(plays):
-    plays.sh("node2", "systemd-run --unit=other python3 -m http.server 9100")
-    play = plays.run("monitoring", "node2")
+    plays.sh("node2", "systemd-run --unit=other python3 -m http.server 9100; sleep 2")
+    first = plays.run("monitoring", "node2")
+    # And one that took it when the ports had been looked at.
+    later = ("--start-at-task", "Metrics, alerts, and a page that shows them")
+    play = plays.run("monitoring", "node2", None, *later)
     plays.sh("node2", "systemctl stop other")
+    assert first.rc != 0 and first.changed["node2"] == 0, first.text
+    assert "monitoring_exporter_port: found python3 (process" in first.words, first.text
     assert play.rc != 0
     assert "/metrics: found another program" in play.words, play.text
     assert "set monitoring_exporter_port" in play.words
@@ -723,8 +728,11 @@ def test_a_clock_that_nobody_keeps_fires(able_to_emulate, make_lab, tmp_path):
         "monitoring_exporter_port": 9100,
     }
 
+    jinja = jinja2.Environment(trim_blocks=True)
+    jinja.filters["to_json"] = json.dumps  # Ansible's
+
     def rendered(name):
-        return jinja2.Template((templates / name).read_text(), trim_blocks=True).render(given)
+        return jinja.from_string((templates / name).read_text()).render(given)
 
     unit = rendered("trainyard-exporter.service.j2")
     lab.exec("node1", "sh", "-ec", f"exec >&2\n{KEPT.format(clock=lab.network.gateway, unit=unit)}")

@@ -100,6 +100,13 @@ REFUSED = {
         {"network_interfaces": [{"name": "eth0", "addresses": ["{{ cluster_address }}/24"]}]},
         "/etc/netplan/01-broken.yaml is no valid YAML",
     ),
+    "an exporter of its own": (
+        "systemd-run --unit=other python3 -m http.server 9100; while ! ss -Hltn | grep :9100; do sleep 0.1; done",
+        "systemctl stop other",
+        ("monitoring",),
+        {},
+        "other.service) listening at ",
+    ),
     # Whatever this machine's kernel has of NFS: without it that is refused, too.
     "a file to share": (
         "mkdir -p /srv/trainyard; touch /srv/trainyard/shared",
@@ -128,4 +135,17 @@ def test_before_any_host_is_changed(plays, what):
     finally:
         plays.sh("node2", taken)
     assert play.rc != 0 and words in play.words, play.text
+    assert play.changed["node1"] == play.changed["node2"] == 0, play.text
+
+
+@pytest.mark.full
+def test_a_port_of_etcds_that_another_program_has(plays):
+    """On the head: of two hosts that alone keeps the memory of runs."""
+    plays.sh("node1", "systemd-run --unit=other python3 -m http.server 2390; sleep 2")
+    try:
+        play = plays.site({})
+    finally:
+        plays.sh("node1", "systemctl stop other")
+    assert play.rc != 0 and "etcd_peer_port: found python3 (process" in play.words, play.text
+    assert "sudo systemctl disable --now other.service" in play.words
     assert play.changed["node1"] == play.changed["node2"] == 0, play.text

@@ -31,6 +31,10 @@ STAYS = re.compile(
     r"|.*/__pycache__(/.*)?|.*-"
 )
 KEPT = "/etc/systemd/network/10-eth0.network.before-trainyard"  # what the lab's hosts had before static addresses
+# As Debian's installer writes it where the network has a domain.
+INSTALLERS = (
+    "127.0.0.1\tlocalhost\n127.0.1.1\tnode3.example.com\tnode3\n\n# ours\n::1     localhost ip6-localhost\n"
+)
 # A run that does nothing but live.
 BUSY = """
 d=/run/systemd/system/trainyard@busy.service.d; mkdir -p $d
@@ -127,9 +131,20 @@ def before(lab):
     return {host: files(lab, host) for host in HOSTS}
 
 
-def test_a_cluster_of_three_trains(lab, play, before):
+@pytest.fixture(scope="module")
+def names(lab):
+    """What /etc/hosts was on each host."""
+    lab.exec("node3", "sh", "-c", 'printf %s "$1" > /etc/hosts', "sh", INSTALLERS)
+    return {host: lab.exec(host, "cat", "/etc/hosts") for host in HOSTS}
+
+
+def test_a_cluster_of_three_trains(lab, play, before, names):
     site = play("site.yml")
     assert site.rc == 0, site.text
+    assert lab.exec("node3", "hostname", "--fqdn").strip() == "node3.example.com"
+    for name in ("node3", "node3.example.com"):
+        found = {line.split()[0] for line in lab.exec("node3", "getent", "ahostsv4", name).splitlines()}
+        assert found == {lab.host("node3").address}
     run = play("train.yml", run="first", **SMALL)
     assert run.rc == 0, run.text
     text = play("playbooks/generate.yml", run="first", prompt="She $HOME 'was'", tokens=4)
@@ -163,7 +178,7 @@ def test_it_refuses_while_a_run_is_active_and_without_consent(lab, play):
     assert files(lab, "node3") == state
 
 
-def test_nothing_of_ours_is_left_and_nobody_is_locked_out(lab, play, before):
+def test_nothing_of_ours_is_left_and_nobody_is_locked_out(lab, play, before, names):
     play_ = play("playbooks/reset.yml", "-l", "node3", reset="node3", sure="true")
     assert play_.rc == 0, play_.text
     new = files(lab, "node3") - before["node3"]
@@ -176,6 +191,7 @@ def test_nothing_of_ours_is_left_and_nobody_is_locked_out(lab, play, before):
     assert lab.exec("node3", "systemctl", "list-units", "--all", "--no-legend", "trainyard*").strip() == ""
     assert lab.exec("node3", "systemctl", "is-system-running").strip() == "running"
     assert lab.exec("node3", "getent", "hosts", "node3")  # or sudo complains
+    assert lab.exec("node3", "cat", "/etc/hosts") == names["node3"] == INSTALLERS
     again = play("playbooks/reset.yml", "-l", "node3")
     assert again.rc == 0 and again.changed == {"node3": 0}
     assert "nothing of Trainyard's is there" in again.words
@@ -263,7 +279,7 @@ def test_a_member_whose_data_is_damaged_is_told_of_beside_a_run_and_comes_back_a
     assert again.rc == 0 and set(again.changed.values()) == {0}, again.text
 
 
-def test_a_whole_cluster_goes_but_for_addresses_without_which_a_host_would_not_answer(lab, play):
+def test_a_whole_cluster_goes_but_for_addresses_without_which_a_host_would_not_answer(lab, play, names):
     address = lab.host("node2").address
     lab.exec("node2", "sed", "-i", f"s/{address}/192.0.2.7/", KEPT)
     reset = play("playbooks/reset.yml", reset="node1,node2,node3", sure="true")
@@ -278,3 +294,4 @@ def test_a_whole_cluster_goes_but_for_addresses_without_which_a_host_would_not_a
     assert not any(
         "trainyard" in path for host in HOSTS for path in files(lab, host) if path.startswith("/etc/")
     )
+    assert {host: lab.exec(host, "cat", "/etc/hosts") for host in HOSTS} == names

@@ -79,7 +79,10 @@ def test_prometheus_takes_what_the_role_writes(tmp_path, promtool):
     (tmp_path / "trainer.json").write_text(json.dumps(targets))
     hosts = {"node1": {"cluster_address": "192.0.2.1"}, "node2": {"ansible_host": "192.0.2.2"}}
     given = {"_monitoring_etc": tmp_path, "_monitoring_run_dir": tmp_path, "_monitoring_hosts": hosts}
-    template = jinja2.Template((ROLE / "templates/prometheus.yml.j2").read_text(), trim_blocks=True)
+    jinja = jinja2.Environment(trim_blocks=True)
+    jinja.filters["to_json"] = json.dumps  # Ansible's
+    template = jinja.from_string((ROLE / "templates/prometheus.yml.j2").read_text())
+    given["cluster_name"] = "Anna's lab (2)"
     (tmp_path / "prometheus.yml").write_text(template.render(monitoring_exporter_port=9100, **given))
     assert "1 rule files found" in promtool("check", "config", tmp_path / "prometheus.yml")
     jobs = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]

@@ -205,6 +205,16 @@ def test_a_restart_is_the_reason_after_a_restart(code, guard, etc, tmp_path, mon
     assert "restarted" in guard.restore("network")["report"]["why"]
 
 
+def test_no_line_of_netplans_files_is_reported(code, tmp_path, monkeypatch):
+    said = "9.yaml:6:13: Error in network definition: unknown key"
+    (tmp_path / "netplan").write_text(
+        f"#!/bin/sh\nprintf '{said}\\n    pasword: hunter2\\n    ^\\n'; exit 78\n"
+    )
+    (tmp_path / "netplan").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert code.run(["netplan", "apply"]) == {"command": "netplan apply", "rc": 78, "output": said}
+
+
 def test_undo_commands_run_after_the_files_are_back_and_their_failure_is_reported(guard, etc):
     seen = etc.parent / "seen"
     undo = [["cp", str(etc / "plan.yaml"), str(seen)], ["sh", "-c", "echo broken; exit 9"]]
@@ -469,6 +479,24 @@ def action(monkeypatch):
 
 
 SAME = {"files": [{"path": "/etc/x", "differs": False}]}
+
+
+@pytest.mark.parametrize(
+    ("before", "mode", "after", "shown"),
+    [
+        ("old\n", "0644", "new\n", True),
+        (None, "0644", "new\n", False),
+        ("old\n", "0600", "new\n", False),
+        # Netplan's and ifupdown's files were everybody's to read for years, wireless keys and all.
+        ("access-points: {home: {password: hunter2}}\n", "0644", "{}\n", False),
+        ("{}\n", "0644", "  wpa-psk hunter2\n", False),
+    ],
+)
+def test_a_diff_shows_no_file_with_a_key_in_it(before, mode, after, shown):
+    files = [{"path": "/etc/x", "mode": mode, "content": after}]
+    (diff,) = guarded_change.diffs(files, [{"differs": True, "before": before}])
+    assert diff["before_header"] == "/etc/x" and "hunter2" not in str(diff)
+    assert ((diff["before"], diff["after"]) == (before, after)) == shown
 
 
 def test_what_is_equal_is_left_alone_unless_it_is_not_in_force(action):

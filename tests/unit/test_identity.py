@@ -61,6 +61,128 @@ def test_the_names_of_the_cluster_leave_127_0_1_1_and_nothing_else_does(host_ide
     assert host_identity.without_loopback_names(line, {"node1", "node2"}) == left
 
 
+NAMED = [
+    {"name": name, "address": f"192.168.1.10{n}", "names": [name]}
+    for n, name in enumerate(("node1", "node2"))
+]
+DEBIAN = "127.0.0.1\tlocalhost\n127.0.1.1\tnode1.example.com\tnode1\n\n# mine\n::1 localhost\n"
+
+
+def rewritten(host_identity, text, own="node1", hosts=NAMED):
+    """The hosts file of `own` after the role, by the survey's list of hosts; the role once more changes nothing."""
+    after, found = host_identity.hosts_file(text, host_identity.with_full_name(hosts, own, text))
+    again = host_identity.hosts_file(after, host_identity.with_full_name(hosts, own, after))
+    assert again == (after, found) and found == []
+    return after
+
+
+def entries(text):
+    """(address, names) of the lines that count."""
+    return [
+        (line.split()[0], line.split()[1:]) for line in text.splitlines() if line and not line.startswith("#")
+    ]
+
+
+def test_a_machines_full_name_comes_first_at_its_address_and_its_file_comes_back(
+    host_identity, load_module, tmp_path
+):
+    after = rewritten(host_identity, DEBIAN)
+    assert entries(after)[2:] == [
+        ("192.168.1.100", ["node1.example.com", "node1"]),
+        ("192.168.1.101", ["node2"]),
+    ]
+    assert not any(address == "127.0.1.1" for address, _ in entries(after))
+    # Its address changes, a third host comes: it is read of the file that stands.
+    more = [{**one, "address": one["address"].replace("1.10", "2.10")} for one in NAMED]
+    more.append({"name": "node3", "address": "192.168.2.103", "names": ["node3"]})
+    moved = rewritten(host_identity, after, hosts=more)
+    assert ("192.168.2.100", ["node1.example.com", "node1"]) in entries(moved)
+    made, file = load_module("host_made"), tmp_path / "hosts"
+    for text in (after, moved):
+        file.write_text(text)
+        assert made.without_block(str(file), "node1") == DEBIAN
+
+
+@pytest.mark.parametrize(
+    ("line", "own", "names", "others"),
+    [
+        ("127.0.1.1 node1.example.com node1 # installer", "node1", ["node1.example.com", "node1"], []),
+        ("127.0.1.1 node1.lan node1 box", "node1", ["node1.lan", "node1"], ["box"]),
+        ("127.0.1.1 node1.lan", "node1", ["node1.lan", "node1"], []),  # as an earlier release left it
+        ("127.0.1.1\tnode1", "node1", ["node1"], []),
+        ("127.0.1.1 node1 node1.lan", "node1", ["node1"], ["node1.lan"]),  # its first name is no full one
+        ("127.0.1.1 debian.lan debian", "node1", ["node1"], ["debian.lan", "debian"]),  # it gets another name
+        ("127.0.1.1 node2.lan node2", "node1", ["node1"], ["node2.lan"]),  # a peer's
+        ("# 127.0.1.1 node1.lan node1", "node1", ["node1"], []),
+        ("10.0.0.7 node1.lan", "node1", ["node1"], []),
+    ],
+)
+def test_which_name_is_the_full_one(host_identity, load_module, tmp_path, line, own, names, others):
+    text = f"127.0.0.1 localhost\n{line}\n"
+    after = rewritten(host_identity, text, own)
+    found = entries(after)
+    assert ("192.168.1.100", names) in found and ("192.168.1.101", ["node2"]) in found
+    assert [one for address, all_ in found if address == "127.0.1.1" for one in all_] == others
+    file = tmp_path / "hosts"
+    file.write_text(after)
+    back = load_module("host_made").without_block(str(file), own)
+    assert (
+        back == text
+        if own in line.partition("#")[0].split()
+        else (own in back and line.split("\t")[0] in back)
+    )
+
+
+def test_the_look_has_the_hosts_with_the_full_name(load_module, call_main, monkeypatch, host_identity):
+    survey, there = load_module("identity_survey"), {}
+    monkeypatch.setattr(survey, "read", lambda path: there.get(path, ""))
+    monkeypatch.setattr(survey.os.path, "exists", lambda path: False)
+    monkeypatch.setattr(survey, "sshd", lambda *_: {})
+    monkeypatch.setattr(survey, "own_key", lambda *_: "")
+
+    def look(text):
+        there["/etc/hosts"] = text
+        found = call_main(survey, user="nobody", home="/nowhere", login="root", hosts=NAMED, own="node1")[
+            "survey"
+        ]
+        return found["hosts"][0]["names"], found["hosts_lacking"]
+
+    full = ["node1.example.com", "node1"]
+    assert look(DEBIAN) == (full, ["/etc/hosts"])
+    assert look(rewritten(host_identity, DEBIAN)) == (full, [])
+    assert look(host_identity.hosts_file("", NAMED)[0]) == (["node1"], [])
+    tasks = (ROOT / "roles/identity/tasks/main.yml").read_text()
+    assert 'hosts: "{{ __identity_survey.survey.hosts }}"\n' in tasks
+
+
+def test_a_domain_of_the_inventorys_own_and_a_name_of_anothers_count_more(host_identity):
+    hosts = [
+        {"name": "a", "address": "10.0.0.1", "names": ["node1.lab", "a", "node1"]},
+        {"name": "node1.lan", "address": "10.0.0.2", "names": ["node1.lan"]},
+        {"name": "b", "address": "10.0.0.3", "names": ["node1"]},
+    ]
+    text = "127.0.1.1 node1.lan node1\n"
+    assert host_identity.with_full_name(hosts, "a", text) == hosts
+    assert host_identity.with_full_name(hosts, "b", text) == hosts
+    assert host_identity.with_full_name(hosts, "c", text) == hosts
+
+
+def test_a_line_that_cloud_init_writes_anew_at_boot_is_not_gathered(host_identity, load_module, tmp_path):
+    after = rewritten(host_identity, DEBIAN) + "127.0.1.1\tnode1.example.com\tnode1\n"
+    again = rewritten(host_identity, after)
+    assert again.count("127.0.1.1") == 1
+    # From a template with the block the file has no such line at all, and the name all the same.
+    template = "127.0.1.1 {{fqdn}} {{hostname}} box\n"
+    known = host_identity.with_full_name(NAMED, "node1", DEBIAN)
+    written, _ = host_identity.hosts_file(template, known)
+    assert (
+        written.startswith("127.0.1.1 box\n")
+        and "{{" not in written
+        and written == host_identity.hosts_file(written, known)[0]
+    )
+    assert rewritten(host_identity, written) == written
+
+
 def test_an_owners_line_with_another_address_is_reported(host_identity):
     text, (conflict,) = host_identity.hosts_file(
         "192.168.1.55 node2\n::1 node1\n192.168.1.100 node1\n", HOSTS

@@ -371,6 +371,12 @@ BAD = {
         "python_env_dir",
         ["found /tmp/env", "ProtectHome and PrivateTmp"],
     ),
+    "a cluster's name that Prometheus would fill in": (
+        inventory(node2={"cluster_name": "lab $1"}),
+        "node2",
+        "cluster_name",
+        ["found 'lab $1'", "letters, digits, spaces"],
+    ),
     "a user that is no name": (
         inventory(node2={"trainer_user": "anna smith"}),
         "node2",
@@ -519,6 +525,38 @@ def test_network_interfaces_that_no_host_could_have_are_refused_before_any_is_to
         assert str(problem).startswith(f"node2 (hosts.yml:7): network_interfaces{said}")
 
 
+KEY = "hunter2-of-the-house"
+POINTS = {"access-points": {"home": {"password": KEY}}}
+WLAN = {"name": "wlan0", "kind": "wifis", "addresses": ["192.168.1.101/24"]}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "words"),
+    [
+        # A key that is none, or of another type, beside the wireless one.
+        ([{**WLAN, "adresses": [], "options": POINTS}], "found a fault in it; expected a list"),
+        ([{**WLAN, "mtu": "large", "options": POINTS}], "argument 'mtu' is of type"),
+        ([{**WLAN, "kind": "wifi", "options": POINTS}], "kind must be one of"),
+        ([{**WLAN, "options": [POINTS]}], "found a list in [0].options; expected a mapping"),
+        # As -e and an INI inventory have it.
+        (json.dumps([{**WLAN, "options": POINTS}]), "found a text of"),
+        ([{**WLAN, "options": yaml.safe_dump(POINTS)}], "in [0].options; expected a mapping"),
+        ([{**WLAN, "addresses": POINTS}], "found a mapping in [0].addresses; expected a list"),
+        ([{**WLAN, "routes": [POINTS]}], "[0].routes: a mapping is no mapping with 'to'"),
+        ([{**WLAN, "options": {"routes": POINTS}}], "[0].options.routes is a mapping: write a list"),
+        ([{**WLAN, "options": {"match": [POINTS]}}], "[0].options.match is a list: write a mapping"),
+        (
+            [{**WLAN, "nameservers": {"addresses": POINTS}}],
+            "nameservers.addresses is a mapping: write a list",
+        ),
+    ],
+)
+def test_no_message_has_a_wireless_key_in_it(interfaces, words):
+    problems = ic.check(inventory(node2={"network_interfaces": interfaces}))
+    said = ic.report(problems, contacted=False)
+    assert words in said and "network_interfaces" in said and KEY not in said, said
+
+
 @pytest.mark.parametrize(
     "interfaces",
     [
@@ -582,6 +620,10 @@ def test_all_problems_come_at_once():
             }
         },
         {"node2": {"identity_hostname": "node2.example.org"}},
+        *(
+            {"node2": {"cluster_name": name}}
+            for name in ("a", 7, "Küche", "Anna's lab (2nd floor)", "R&D: A/B, x-y_z")
+        ),
         # One public address, told apart by ports; the cluster's own addresses differ.
         {
             "node1": {
@@ -600,6 +642,14 @@ def test_all_problems_come_at_once():
 )
 def test_what_is_allowed(changes):
     assert ic.check(inventory(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", " a", "a ", 'a"', "a\\", "a%b", "a;b", "a #b", "a\nb", "{{ a }}", "x" * 64]
+)
+def test_a_clusters_name_that_a_file_would_not_take_as_it_is(name):
+    (problem,) = ic.check(inventory(node2={"cluster_name": name}))
+    assert problem.key == "cluster_name" and problem.found == repr(name)
 
 
 def test_two_addresses_of_a_point_to_point_network_are_good():
@@ -857,6 +907,74 @@ def test_prometheus_runs_on_hosts_of_the_cluster():
     assert ic.check(with_groups(inventory(), monitoring=["node1", "node3"])) == []
     (problem,) = ic.check(inventory(node1={"monitoring_port": 80}))
     assert problem.key == "monitoring_port" and problem.expected == "1024 or more"
+
+
+def watched(group=("node1",), **variables):
+    return with_groups(inventory(**variables), monitoring=list(group))
+
+
+@pytest.mark.parametrize(
+    ("made", "where", "key", "found"),
+    [
+        (inventory(**everywhere(etcd_port=2390)), "hosts.yml", "etcd_port", "2390, which etcd_peer_port has on node1,"),
+        (inventory(node2={"etcd_peer_port": 2389}), "node2", "etcd_peer_port", "2389, which etcd_port has on node2,"),
+        (inventory(node2={"etcd_port": 4000, "etcd_peer_port": "4000"}), "node2", "etcd_peer_port", "4000, which"),
+        (watched(node1={"monitoring_grafana_port": 9090}), "node1", "monitoring_grafana_port", "9090, which"),
+        (watched(node1={"monitoring_port": 3001}), "node1", "monitoring_port", "3001, which monitoring_grafana_port"),
+        (watched(node3={"monitoring_exporter_port": 2389}), "node3", "monitoring_exporter_port", "2389, which etcd"),
+        (watched(node1={"monitoring_port": 29500}), "node1", "monitoring_port", "29500, which trainer_port"),
+        (watched(node1={"monitoring_port": 9400}), "node1", "monitoring_port", "9400, which DCGM's exporter"),
+        (inventory(node2={"bench_port": 2386}), "node2", "bench_port", "2389, which etcd_port has on node2, too"),
+        (inventory(node2={"ansible_port": 2390}), "node2", "etcd_peer_port", "2390, which SSH has on node2, too"),
+        (inventory(**everywhere(trainer_config={"metrics_port": 29500})), "hosts.yml", "trainer_config.metrics_port",
+         "29500, which trainer_port has on node1, node2, node3, too"),
+        (watched(**everywhere(trainer_config={"metrics_port": 9098}, nproc_per_node="4")), "hosts.yml",
+         "trainer_config.metrics_port", "9100, which monitoring_exporter_port has"),
+        (with_groups(inventory(node2={"trainer_port": 2049}), storage_server=["node2"]), "node2", "trainer_port",
+         "2049, which NFS has on node2, too"),
+    ],
+)  # fmt: skip
+def test_two_services_of_a_host_have_no_port_together(made, where, key, found):
+    (problem,) = ic.check(made)
+    assert (problem.where, problem.key) == (where, key) and problem.found.startswith(found), problem
+    assert problem.cure == f"Set {key} to another one"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        # What a host has not: no group, no peers, no gateway's port.
+        inventory(**everywhere(monitoring_exporter_port=2389, monitoring_grafana_port=9090)),
+        watched(node2={"monitoring_port": 2389, "monitoring_grafana_port": 9090}),
+        watched(node1={"monitoring_grafana_port": 9090, "monitoring_grafana": "never"}),
+        watched(node1={"monitoring_port": 9400, "monitoring_dcgm": "never"}),
+        inventory({"node1": {**GOOD["node1"], "etcd_port": 2390}}),
+        inventory(
+            node2={"ansible_host": "192.168.1.9", "ansible_port": 2390, "cluster_address": "192.168.1.101"}
+        ),
+        inventory(node2={"trainer_port": 2049}),
+        # At other addresses of its: the loopback, and the cluster's.
+        watched(node1={"monitoring_port": 9100}),
+        watched(node1={"monitoring_exporter_port": 9400}),
+        watched(**everywhere(trainer_config={"metrics_port": 9097}, nproc_per_node=3)),
+        inventory(**everywhere(trainer_config={"metrics_port": 0})),
+        inventory(node2={"etcd_port": ic.Undefined("a template over facts")}),
+    ],
+)
+def test_ports_that_do_not_meet(made):
+    assert ic.check(made) == []
+
+
+def test_a_port_that_is_none_is_told_once():
+    assert [one.key for one in ic.check(inventory(node2={"etcd_port": "many"}))] == ["etcd_port"]
+
+
+def test_the_ports_that_no_variable_has_are_the_roles():
+    role = (ROOT / "roles/monitoring/vars/main.yml").read_text()
+    assert f"http://127.0.0.1:{ic.DCGM_PORT}/metrics" in role
+    ports = {name for name in SPECS if name.endswith("_port")} - {"roce_qos_switch_port"}  # of a switch
+    named = {name for name, _, _ in ic.ports_of(watched(), "node1")}
+    assert ports <= named
 
 
 def test_the_mark_of_congestion_notices_is_the_switchs():

@@ -555,7 +555,9 @@ def rendered(name, **variables):
     """A template of the role, as on a host with the role's defaults."""
     given = yaml.safe_load((FILES.parent / "defaults/main.yml").read_text())
     given |= {"_monitoring_etc": "/etc/trainyard-monitoring", **variables}
-    return jinja2.Template((FILES.parent / "templates" / name).read_text()).render(given)
+    jinja = jinja2.Environment(trim_blocks=True)
+    jinja.filters["to_json"] = json.dumps  # Ansible's
+    return jinja.from_string((FILES.parent / "templates" / name).read_text()).render(given)
 
 
 def test_grafana_is_for_who_is_on_the_host_and_lets_nobody_log_in():
@@ -570,6 +572,17 @@ def test_grafana_is_for_who_is_on_the_host_and_lets_nobody_log_in():
     assert (source["uid"], source["url"]) == ("trainyard", "http://127.0.0.1:9090")
     (provider,) = yaml.safe_load(rendered("grafana-dashboards.yml.j2"))["providers"]
     assert ini["dashboards"]["default_home_dashboard_path"] == f"{provider['options']['path']}/cluster.json"
+
+
+@pytest.mark.parametrize("name", ['Anna\'s lab (2): "a", \\d', "7", 7, "on", None])
+def test_prometheus_has_the_clusters_name_as_it_is(name):
+    host = {"node1": {"ansible_host": "192.168.1.100"}}
+    given = {} if name is None else {"cluster_name": name}
+    said = yaml.safe_load(rendered("prometheus.yml.j2", _monitoring_hosts=host, **given))
+    hosts, trainer = said["scrape_configs"]
+    wanted = "cluster" if name is None else str(name)
+    assert hosts["static_configs"][0]["labels"] == {"instance": "node1", "cluster": wanted}
+    assert trainer["relabel_configs"][1] == {"target_label": "cluster", "replacement": wanted}
 
 
 def test_each_alert_says_what_is_and_what_to_do():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 
 import pytest
@@ -555,6 +556,50 @@ def test_a_match_by_driver_counts(driver):
 def test_a_broken_netplan_file_is_named():
     found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": "network: [\n"}}), [STATIC])
     assert "/etc/netplan/01.yaml is no valid YAML" in found["errors"][0]
+
+
+WIFI = "network:\n  wifis:\n    wlan0:\n      access-points: {home: {password: %s}}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (WIFI % "*hunter2", "host: found undefined alias … in line 4, column 40"),
+        (
+            "network: {}\nwifis: {password: !hunter2 a}\n",
+            "host: could not determine a constructor for the tag … in line 2, column 19",
+        ),
+        (WIFI % "'hunter2", "host: found unexpected end of stream in line 5, column 1"),
+        (WIFI % "hunter2\x07", "host: a character that YAML has not"),
+        (WIFI % "{hunter2: ", "host: expected ',' or '}', but got '<stream end>' in line 5, column 1"),
+        ("[hunter2]\n", "is no mapping, so netplan cannot work on this host: correct it"),
+        ("network: [hunter2]\n", "is no mapping, so netplan cannot work on this host: correct it"),
+        (
+            "network: {wifis: [hunter2]}\n",
+            "is no mapping, so netplan cannot work on this host: correct it",
+        ),
+    ],
+)
+def test_of_a_broken_netplan_file_the_place_is_told_and_no_word_of_it(content, said):
+    (fault,) = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])["errors"]
+    assert fault.endswith(said) and "hunter2" not in fault
+
+
+def test_of_what_netplan_refuses_the_line_is_not_shown(run_module, tmp_path, monkeypatch):
+    """As canonical/netplan's src/error.c writes it."""
+    program = tmp_path / "netplan"
+    program.write_text(
+        "#!/bin/sh\n"
+        "printf '%s/etc/netplan/9.yaml:6:13: Error in network definition: unknown key '\\''pasword'\\''\\n"
+        '            pasword: hunter2\\n            ^\\n\' "$3" >&2\nexit 1\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    answer = run_module("netplan_check", files={"9.yaml": WIFI % "hunter2"})
+    assert answer["msg"].endswith(
+        "/etc/netplan/9.yaml:6:13: Error in network definition: unknown key 'pasword'"
+    )
+    assert "hunter2" not in answer["output"]
 
 
 def test_files_that_say_nothing_of_ours_stay():

@@ -1,6 +1,7 @@
 """What site.yml asks before it changes any host: that it comes first, and changes nothing itself; room on the disks."""
 
 import os
+import socket
 from collections import namedtuple
 from pathlib import Path
 
@@ -13,6 +14,23 @@ SITE = (ROOT / "playbooks/site.yml").read_text()
 
 def tasks(items):
     return [task for item in items for task in (tasks(item["block"]) if "block" in item else [item])]
+
+
+def templated(variables, known, text):
+    """`text` by Ansible, with a role's variables, and what else is known."""
+    # Not at the top: Ansible changes what is interned, and torch does not load after it.
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    def trusted(value):
+        if isinstance(value, dict):
+            return {key: trusted(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [trusted(item) for item in value]
+        return trust_as_template(value) if isinstance(value, str) else value
+
+    variables = {**trusted(variables), **known}
+    return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
 
 
 @pytest.mark.parametrize("role", sorted(path.parts[-3] for path in ROOT.glob("roles/*/tasks/precheck.yml")))
@@ -37,6 +55,98 @@ def test_the_kernel_is_asked_for_rdma_without_loading_it():
     assert "'--dry-run'" in command["ansible.builtin.command"]["argv"]
     assert command["check_mode"] is False  # check mode refuses it, too
     assert "not __rdma_asked.survey.container" in command["when"]
+
+
+# ---- ports ----
+
+
+def listens(port, address="0.0.0.0", owners=(("python3", 7),), state="LISTEN", proto="tcp"):
+    return {"proto": proto, "state": state, "address": address, "port": port, "owners": list(owners)}
+
+
+WANTED = [
+    {"variable": "etcd_port", "address": "10.0.0.1", "port": 2389},
+    {"variable": "monitoring_port", "address": "127.0.0.1", "port": 9090},
+]
+SERVICES = {7: "prometheus-node-exporter.service", 8: "trainyard-etcd.service", 9: "trainyard@a.service"}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([], ""),
+        (
+            [listens(2389, "10.0.0.1", [("etcd", 8)]), listens(9090, "127.0.0.1", [("x", 8)])],
+            "",
+        ),  # a second run
+        ([listens(2389, "127.0.0.1"), listens(9090, "10.0.0.1"), listens(9090, "::")], ""),
+        ([listens(9091), listens(2389, proto="udp", state="UNCONN"), listens(2389, state="ESTAB")], ""),
+        (
+            [listens(2389)],
+            "etcd_port: found python3 (process 7, prometheus-node-exporter.service) listening at 0.0.0.0:2389; "
+            "expected that port of 10.0.0.1 to be free for Trainyard's own. Set etcd_port to another one, or end that "
+            "program (sudo systemctl disable --now prometheus-node-exporter.service).",
+        ),
+        ([listens(9090, "*", [("node", 5)])], "found node (process 5) listening at *:9090; expected"),
+        (
+            [listens(9090, "127.0.0.1", [("node", 5)])],
+            "end that program (sudo ss -ltnp 'sport = :9090' shows it).",
+        ),
+        ([listens(2389, "10.0.0.1", [("python", 9)])], "(process 9, trainyard@a.service)"),  # a rank's own
+        ([listens(2389, owners=[])], "found the kernel listening at 0.0.0.0:2389"),
+    ],
+)
+def test_a_port_that_another_program_has_is_told_with_its_unit(load_module, found, said):
+    sentences = load_module("free_ports").faults(WANTED, found, SERVICES)
+    assert len(sentences) == bool(said) and said in "".join(sentences)
+
+
+def test_a_service_is_known_by_its_main_process(load_module):
+    out = "Id=a.service\nMainPID=7\n\nMainPID=0\nId=b.service\n\nMainPID=8\nId=c.service\n"
+    assert load_module("free_ports").units(lambda command: (0, out, "")) == {7: "a.service", 8: "c.service"}
+    assert load_module("free_ports").units(lambda command: (1, "", "no systemd")) == {}
+
+
+def test_ports_of_this_machine(run_module):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        told = run_module("free_ports", wanted=[{"variable": "x_port", "address": "127.0.0.1", "port": port}])
+        assert f"listening at 127.0.0.1:{port}; expected" in told["msg"] and told["msg"].endswith(
+            "Nothing was changed."
+        )
+        assert f"process {os.getpid()}" in told["msg"]
+        other = [{"variable": "x_port", "address": "127.0.0.2", "port": port}]
+        assert run_module("free_ports", wanted=other)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("known", "ports"),
+    [
+        ({}, {"monitoring_exporter_port": ("10.0.0.2", 9100)}),
+        ({"inventory_hostname": "node1"}, {"monitoring_exporter_port": ("10.0.0.2", 9100),
+                                           "monitoring_port": ("127.0.0.1", 9090)}),
+        ({"inventory_hostname": "node1", "__monitoring_apt": {"stdout": "  Candidate: 11.0"}},
+         {"monitoring_exporter_port": ("10.0.0.2", 9100), "monitoring_port": ("127.0.0.1", 9090),
+          "monitoring_grafana_port": ("127.0.0.1", 3001)}),
+        ({"inventory_hostname": "node1", "__monitoring_apt": {"stdout": "  Candidate: (none)"}},
+         {"monitoring_exporter_port": ("10.0.0.2", 9100), "monitoring_port": ("127.0.0.1", 9090)}),
+        ({"inventory_hostname": "node1", "monitoring_grafana": "always", "monitoring_grafana_port": 4000},
+         {"monitoring_exporter_port": ("10.0.0.2", 9100), "monitoring_port": ("127.0.0.1", 9090),
+          "monitoring_grafana_port": ("127.0.0.1", 4000)}),
+    ],
+)  # fmt: skip
+def test_a_host_is_asked_for_the_ports_that_it_is_to_have(known, ports):
+    variables = yaml.safe_load((ROOT / "roles/monitoring/defaults/main.yml").read_text())
+    variables |= yaml.safe_load((ROOT / "roles/monitoring/vars/main.yml").read_text())
+    variables |= {
+        "inventory_hostname": "node2",
+        "cluster_address": "10.0.0.2",
+        "groups": {"monitoring": ["node1"]},
+    }
+    wanted = templated(variables, known, "{{ _monitoring_ports }}")
+    assert {one["variable"]: (one["address"], one["port"]) for one in wanted} == ports
+    (task,) = yaml.safe_load((ROOT / "roles/etcd/tasks/precheck.yml").read_text())
+    assert [one["variable"] for one in task["free_ports"]["wanted"]] == ["etcd_port", "etcd_peer_port"]
 
 
 # ---- room ----
@@ -126,21 +236,8 @@ def test_what_a_first_installation_needs_is_asked_of_no_other(load_module, run_m
     ],
 )
 def test_an_environment_with_cuda_needs_more(known, path, gigabytes):
-    # Not at the top: Ansible changes what is interned, and torch does not load after it.
-    from ansible.parsing.dataloader import DataLoader
-    from ansible.template import Templar, trust_as_template
-
-    def trusted(value):
-        if isinstance(value, dict):
-            return {key: trusted(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [trusted(item) for item in value]
-        return trust_as_template(value) if isinstance(value, str) else value
-
-    variables = trusted(yaml.safe_load((ROOT / "roles/packages/vars/main.yml").read_text()))
-    room = Templar(loader=DataLoader(), variables={**variables, **known}).template(
-        trust_as_template("{{ _packages_room }}")
-    )
+    variables = yaml.safe_load((ROOT / "roles/packages/vars/main.yml").read_text())
+    room = templated(variables, known, "{{ _packages_room }}")
     assert [need["path"] for need in room["first"]] == ["/", "/var", path]
     assert room["first"][2]["bytes"] == gigabytes * 10**9
     assert all(need["bytes"] <= 10**8 for need in room["later"])  # a host that is nearly full trains on

@@ -153,6 +153,11 @@ def test_our_block_goes_and_the_host_still_knows_its_name(made):
         assert text(stock + block, "node1", path) == "127.0.0.1 localhost\n127.0.1.1 node1\n::1 localhost\n"
         assert text("127.0.1.1 node1 # mine\n" + block, "node1", path) == "127.0.1.1 node1 # mine\n"
         assert text(block, "", path) == ""
+        # An earlier release took the name from beside the one with a domain.
+        left = stock + "127.0.1.1\tnode1.lan # mine\n"
+        assert text(left + block, "node1", path) == stock + "127.0.1.1\tnode1.lan\tnode1 # mine\n"
+        assert text("127.0.1.1 3box.lan\n" + block, "3box", path) == "127.0.1.1 3box.lan 3box\n"
+        assert text("127.0.1.1 node12.lan\n" + block, "node1", path).startswith("127.0.1.1 node1\n")
     finally:
         os.unlink(path)
 

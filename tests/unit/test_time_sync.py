@@ -60,6 +60,8 @@ class Host:
         ([("chrony", "installed"), ("systemd-timesyncd", "config-files")], "", True, False),
         ([("ntp", "installed"), ("ntpsec", "installed")], "ntpsec", False, False),  # Debian's ntp is ntpsec
         ([("openntpd", "installed")], "openntpd", False, False),
+        # No package of Debian's conflicts with it: beside chrony, which of the two runs would be decided at each boot.
+        ([("chrony", "installed"), ("ntpd-rs", "installed")], "ntpd-rs", True, False),
         ([("ntpsec", "config-files"), ("chrony", "installed")], "", True, False),
     ],
 )
