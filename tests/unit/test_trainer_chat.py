@@ -422,6 +422,7 @@ def speak(make_tokenizer, monkeypatch):
             device=torch.device("cpu"),
             generate=generated,
             parameters=lambda: [torch.zeros(250)],
+            get_input_embeddings=lambda: types.SimpleNamespace(weight=torch.zeros(1 << 16, 1)),
             buffers=list,
             to=lambda device: did.append(device) or model,
         )
