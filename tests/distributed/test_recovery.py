@@ -296,6 +296,7 @@ def test_a_rank_that_hangs(launch, curve):
     same(run, 1, curve)
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_alone(launch, curve):
     """No other rank misses it. Nothing is saved: a rank may take its time for that, and is found stopped later."""
     run = launch(1, "timeout_seconds=5", "checkpoint_every=100000")

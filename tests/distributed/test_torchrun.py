@@ -69,6 +69,7 @@ def test_each_rank_has_its_log_and_the_terminal_the_first_ones(material, whole, 
     assert "=== run test, attempt 1, rank 1 of 2" in second and "===" not in text
 
 
+@pytest.mark.full
 def test_what_all_refuse_is_said_once(material, tmp_path):
     """Before a log can be there, and where the ranks find it out together."""
     for wrong, words in (("stepz=3", "stepz"), ("batch_size=1", "batch_size 1 is less than the 2 ranks")):

@@ -134,6 +134,7 @@ def test_a_wrong_setting_is_undone_and_the_host_answers_as_before(plays, prefix,
     assert play.seconds < limit + 60  # the rest is ansible's own time on a busy machine
 
 
+@pytest.mark.full
 def test_one_host_is_told_its_new_address_though_another_one_fails(plays, prefix):
     """As in site.yml, where one host's fault ends the play for all."""
     wanted = {
@@ -225,7 +226,8 @@ def bridged(address, **more):
 DEVICES = "ls /sys/class/net; ip -brief link show master br0 2>/dev/null || true"
 
 
-@pytest.mark.parametrize("case", [pytest.param("address", marks=pytest.mark.full), "gateway"])
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["address", "gateway"])
 def test_a_bridge_over_the_interface_in_use_that_cuts_the_host_off_is_undone_and_gone(plays, prefix, case):
     entries, said = {
         "address": (

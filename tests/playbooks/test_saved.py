@@ -39,6 +39,7 @@ def test_a_prompt_goes_on_as_it_was_typed_and_the_same_seed_writes_the_same(yard
     assert texts[0] == texts[1] and len(texts[0]) > len(PROMPT)
 
 
+@pytest.mark.full
 def test_without_a_name_the_newest_run_speaks_and_a_file_holds_what_no_command_line_does(yard):
     (yard.path / "prompt.txt").write_text("It's late,\nshe said")
     run = yard.play("playbooks/generate.yml", prompt_file=yard.path / "prompt.txt", tokens=2)
