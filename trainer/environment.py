@@ -26,6 +26,9 @@ LOOK = 1.0  # seconds between two of them
 AT_ONCE = 3.0  # seconds that an ending may take after a second Ctrl-C before the first step
 
 
+BEGUN = "TRAINYARD_BEGUN"  # when the launcher was started, in seconds since 1970
+
+
 @dataclass(frozen=True)
 class Environment:
     """One process's place in the run."""
@@ -123,7 +126,7 @@ def read(run: str) -> Environment:
         run_dir=run_dir,
         cache_dir=cache_dir.absolute(),
         host=host(),
-        attempt=number("TRAINYARD_ATTEMPT", 1 + number("TORCHELASTIC_RESTART_COUNT", 0)),
+        attempt=number("TRAINYARD_ATTEMPT", 1),
         rank=number("RANK", 0) if launched else 0,
         world_size=number("WORLD_SIZE", 1) if launched else 1,
         local_rank=number("LOCAL_RANK", 0) if launched else 0,

@@ -101,7 +101,7 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
         )
         fits = False
     words = words if all(world.gather(fits)) else crowded
-    if world.environment.attempt == 1 and not goes_on:
+    if not goes_on:
         raise BadInput(words)
     if world.first:
         log(f"warning: {words}")

@@ -49,14 +49,17 @@ def with_full_name(hosts: list[dict], own: str, text: str) -> list[dict]:
     That is the first name of Debian's line for it, or of its line in our block, where the inventory leaves the domain
     out. Peers do not know it, nor need they.
     """
-    outside, inside = split(text)
-    loopback = [line for line in unmarked(outside) if line.split()[:1] == ["127.0.1.1"]]
-    ours = [line for line in inside if line.split()[:1] != ["127.0.1.1"]]
-    first = [words[1] for line in loopback + ours if len(words := line.partition("#")[0].split()) > 1]
+    outside, inside = (
+        [line.partition("#")[0].split() for line in lines]
+        for lines in (unmarked(split(text)[0]), split(text)[1])
+    )
+    loopback = [words[1] for words in outside if words[:1] == ["127.0.1.1"] and len(words) > 1]
     taken = {name for host in hosts if host["name"] != own for name in host["names"]}
 
     def full(host: dict) -> list[str]:
-        return [name for name in first if name.startswith(f"{host['names'][0]}.") and name not in taken][:1]
+        name = host["names"][0]
+        ours = [words[1] for words in inside if name in words[2:]]  # another line is a peer's, or was
+        return [one for one in loopback + ours if one.startswith(f"{name}.") and one not in taken][:1]
 
     return [
         {**host, "names": list(dict.fromkeys([*full(host), *host["names"]]))} if host["name"] == own else host

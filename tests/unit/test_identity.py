@@ -167,6 +167,15 @@ def test_a_domain_of_the_inventorys_own_and_a_name_of_anothers_count_more(host_i
     assert host_identity.with_full_name(hosts, "c", text) == hosts
 
 
+def test_a_peer_that_is_gone_gives_no_host_its_name(host_identity):
+    """Its line is in the block still, and begins as the host's own name does."""
+    host = {"name": "node1", "address": "10.0.0.5", "names": ["node1"]}
+    peer = {"name": "gpu", "address": "10.0.0.9", "names": ["node1.gpu"]}
+    text, _ = host_identity.hosts_file("127.0.0.1 localhost\n", [host, peer])
+    assert "10.0.0.9 node1.gpu" in text
+    assert host_identity.with_full_name([host], "node1", text) == [host]
+
+
 def test_a_line_that_cloud_init_writes_anew_at_boot_is_not_gathered(host_identity, load_module, tmp_path):
     after = rewritten(host_identity, DEBIAN) + "127.0.1.1\tnode1.example.com\tnode1\n"
     again = rewritten(host_identity, after)

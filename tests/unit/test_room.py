@@ -294,7 +294,15 @@ def test_a_step_that_sends_for_longer_than_ranks_wait(device, seconds, keys, sai
     assert bool(found) == bool(said) and (not said or said in found[-1])
 
 
-def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link():
+def test_a_step_in_which_all_meet_sends_more_than_the_mean():
+    way = {"wire_seconds": 8.0, "wire_bytes": 100, "most_bytes": 6000}
+    answer = {"strategy": "ddp", "strategies": {"ddp": way}, "ways": {"diloco": way}}
+    place = plan.Place(3, 3, 1, torch.device("cuda"), 1, 1, 1e9)
+    (_, said) = plan._patience(asked(comm="diloco", sync_every=60), place, answer)
+    assert "a step sends for 480 s" in said
+
+
+def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monkeypatch):
     answer = {
         "strategy": "fsdp",
         "strategies": {"fsdp": {"wire_seconds": 26.0}, "ddp": {"wire_seconds": 1.0}},
@@ -306,6 +314,9 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link():
     assert plan._forced(asked(**LORA, force_strategy=True), slow, answer) == []
     assert plan._forced(asked(strategy="fsdp"), slow, answer) == []
     assert plan._forced(asked(**{**LORA, "strategy": "ddp"}), slow, answer | {"strategy": "ddp"}) == []
+    assert plan._forced(asked(**LORA), dataclasses.replace(slow, row=True), answer) == []
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert plan._forced(asked(**LORA), slow, answer) == []
 
 
 LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}
@@ -401,30 +412,33 @@ def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_
 def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
-    for attempt, goes_on in ((2, False), (1, True)):
+    for attempt in (1, 2):
         later = SimpleNamespace(local_world_size=1, attempt=attempt)
         world = World(gather=lambda own: [own, own], environment=later)
-        room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on)
+        room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=True)
         assert "warning: strategy: fsdp sends the frozen weights" in capsys.readouterr().out
+        # One that was refused has nothing to go on from, however often it is started.
+        with pytest.raises(BadInput, match="fsdp sends the frozen weights"):
+            room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
-def test_a_model_that_cannot_be_counted_wants_to_be_forced_on_a_slow_wire(monkeypatch, capsys, attempt):
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_model_that_cannot_be_counted_wants_to_be_forced_on_a_slow_wire(monkeypatch, capsys, goes_on):
     monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
     monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
-    here = SimpleNamespace(local_world_size=1, attempt=attempt)
+    here = SimpleNamespace(local_world_size=1, attempt=1)
     world = World(gather=lambda own: [own, own], environment=here)
 
     def measure(*_):
         raise RuntimeError("its code wants numbers")
 
     monkeypatch.setattr(footprint, "measure", measure)
-    if attempt == 1:
+    if not goes_on:
         with pytest.raises(BadInput) as refusal:
             room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
         said = str(refusal.value)
     else:
-        room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=False)
+        room.refuse_frozen_weights_on_a_slow_wire(asked(**LORA), WIDE, world, goes_on=True)
         said = capsys.readouterr().out
     assert (
         "in every step, at 1 Gbit/s; whether ddp, which would not, has room cannot be told: its code" in said

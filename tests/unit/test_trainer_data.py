@@ -264,6 +264,11 @@ def test_a_calls_arguments_are_an_object_of_json(tmp_path):
     assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"what": "cat"}
     with pytest.raises(BadInput, match=r"row 1: cannot be read as parquet: .*duplicate field names"):
         read_rows([talk([("what", "cat"), ("what", "dog")])], schema)
+    days = pyarrow.map_(pyarrow.date32(), pyarrow.string())
+    odd = pyarrow.schema([("messages", pyarrow.list_(pyarrow.struct([*fields, ("at", days)])))])
+    when = {"messages": [{"role": "user", "content": "?", "at": [(datetime.date(2026, 1, 1), "x")]}]}
+    with pytest.raises(BadInput, match=r"row 1: what JSON has not: keys must be str"):
+        read_rows([when], odd)
     for wrong in ([1], 3):
         write_lines(tmp_path / "b.jsonl", [talk(wrong)])
         with pytest.raises(BadInput, match=r"tool_calls\[0\]: arguments: expected a JSON object, found "):

@@ -603,6 +603,27 @@ def test_train_and_generate_by_hand(tmp_path, config_file):
     assert unfinished.stdout == first.stdout, unfinished.stderr
 
 
+@pytest.mark.parametrize(
+    ("launch", "begun", "saved", "own"),
+    [
+        ("b", None, {"launch": "b"}, True),
+        ("b", None, {"launch": "a"}, False),
+        ("b", "0", {"launch": "a"}, False),
+        ("", None, {"launch": ""}, False),  # by torchrun, of which nothing tells
+        ("", "100.5", {"launch": ""}, True),  # by hand: an attempt of this launcher's wrote it
+        ("", "200.5", {"launch": ""}, False),  # an earlier start did, however many attempts there were
+    ],
+)
+def test_whose_start_wrote_a_checkpoint(monkeypatch, launch, begun, saved, own):
+    from trainer.commands import train
+
+    monkeypatch.delenv("TRAINYARD_BEGUN", raising=False)
+    if begun:
+        monkeypatch.setenv("TRAINYARD_BEGUN", begun)
+    here = SimpleNamespace(launch=launch, attempt=2)
+    assert train._own({**saved, "time": 150.0}, here) is own
+
+
 def test_names_in_another_encoding_are_told(tmp_path, config_file):
     """By the log and the terminal, whatever letters that has."""
     folder = os.fsencode(tmp_path) + b"/data"

@@ -24,7 +24,7 @@ from trainer.cluster.attempt import GRACE, MEMORY, Attempt, Outcome, prepare, wi
 from trainer.cluster.hang import Pulse
 from trainer.cluster.membership import LOST, OUTAGES, STOPPED, End, Host, Plan, Wait
 from trainer.config import Config
-from trainer.environment import Environment, number
+from trainer.environment import BEGUN, Environment, number
 from trainer.errors import BadInput, TrainerError
 
 LOOK = 0.25  # seconds between two looks
@@ -50,6 +50,7 @@ BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a r
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
     """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
+    os.environ.setdefault(BEGUN, str(time.time()))  # it stays where the launcher begins anew
     try:
         launcher = Launcher(config, environment, arguments)
     except (TrainerError, OSError) as error:

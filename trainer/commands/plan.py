@@ -846,7 +846,8 @@ def _forced(config: Config, place: Place, answer: dict) -> list[str]:
     sends = getattr(STRATEGIES.get(answer["strategy"]), "shares_weights", False)
     if config.adapter == "none" or config.force_strategy or not sends:
         return []
-    if place.nodes == 1 or place.link > SLOW_LINK:
+    by_name = os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
+    if place.nodes == 1 or place.link > SLOW_LINK or place.row or by_name:
         return []
     seconds = answer["strategies"][answer["strategy"]]["wire_seconds"]
     return [
@@ -960,6 +961,8 @@ def _patience(config: Config, place: Place, answer: dict) -> list[str]:
         way[_travels(config.comm)] if answer["strategy"] == "ddp" and _travels(config.comm) in way else mine
     )
     seconds = sends["wire_seconds"]
+    if sends.get("most_bytes", 0) > sends.get("wire_bytes", 0) > 0:  # all at once, in one step of many
+        seconds *= sends["most_bytes"] / sends["wire_bytes"]
     if place.device.type != "cuda" or seconds < config.timeout_seconds / 2:
         return []
     return [

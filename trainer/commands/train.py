@@ -22,7 +22,7 @@ from trainer.cluster import store
 from trainer.config import Config
 from trainer.data import pack, read
 from trainer.data.index import Index, last_step
-from trainer.environment import Environment, StopSignal, keep_freed_memory
+from trainer.environment import BEGUN, Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, OutOfMemory, Stopped, TrainerError
 from trainer.loop import Progress, Run, train
 from trainer.model import card, flops, loss, packing, router, saved
@@ -299,8 +299,10 @@ def _previous(config: Config, world: World, status, stop_signal: StopSignal) -> 
 
 def _own(manifest: dict, environment: Environment) -> bool:
     """Whether this start of the run wrote the checkpoint: then to go on from it is to recover, not to resume."""
-    launch = environment.launch
-    return environment.attempt > 1 or bool(launch and launch == manifest.get("launch"))
+    if environment.launch:
+        return environment.launch == manifest.get("launch")
+    begun = os.environ.get(BEGUN)  # by hand, on one host, whose ranks all know it
+    return bool(begun) and manifest["time"] >= float(begun)
 
 
 def _wait_for_a_copy(
@@ -426,13 +428,14 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
 def _export(strategy: Strategy, tokenizer, directory: Path) -> None:
     """Write the model in transformers' format into every run directory; all ranks must call."""
     world = strategy.world
+    # What an earlier end has left that was cut off.
+    world.together(lambda: _sweep(directory) if world.keeps else None)
     try:
-        if world.keeps:
-            _sweep(directory)  # what an earlier end has left that was cut off
         _export_whole(strategy, tokenizer, directory)
     except BaseException:
-        if world.keeps:
-            _sweep(directory)
+        with contextlib.suppress(OSError):
+            if world.keeps:
+                _sweep(directory)
         raise
 
 
@@ -489,7 +492,9 @@ def _explained(path: Path, what: str, kind: type[Exception] | tuple[type[Excepti
 
 def _sweep(directory: Path) -> None:
     """Remove what an export into `directory` has beside it until it is complete."""
-    directory.with_name(STAGED).unlink(missing_ok=True)
+    staged = directory.with_name(STAGED)
+    with _explained(staged, "an earlier end's file, which is in the way,", OSError):
+        staged.unlink(missing_ok=True)
     shutil.rmtree(directory.with_name(MADE), ignore_errors=True)
 
 

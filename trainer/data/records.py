@@ -69,6 +69,8 @@ def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> 
         raise BadInput(f"{where}: {field}half a character (a lone surrogate \\u escape)") from None
     except RecursionError:
         raise BadInput(f"{where}: nested too deeply") from None
+    except TypeError as error:  # of parquet, a map's keys may be anything
+        raise BadInput(f"{where}: what JSON has not: {error}; write such keys as texts") from None
     return Sample(path, number, **made)
 
 
@@ -200,5 +202,5 @@ def _short(value) -> str:
     """The beginning of a value, as JSON would write it."""
     try:
         return json.dumps(value, default=str, ensure_ascii=True)[:40]
-    except (RecursionError, ValueError):
+    except (RecursionError, ValueError, TypeError):
         return repr(type(value).__name__)
