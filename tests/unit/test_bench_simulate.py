@@ -183,13 +183,12 @@ def test_a_measurement_as_the_model_says_is_within():
 
 
 def test_the_labs_runs_are_as_simulated():
-    """Those of docs/benchmarks.md. The one that is not had more than its hosts alone: the machine was faster."""
+    """Those of docs/benchmarks.md: all within 10 %."""
     runs = json.loads((ROOT / "bench/cluster_results.json").read_text())
     # Seconds a byte, on that machine on that day.
     coding = {"exact": 0.0, "16bit": 3.54e-10, "8bit": 7.29e-10, "powersgd": 2.27e-9, "diloco": 1.24e-9}
-    text, _ = simulate.check(runs, coding=coding)
-    beyond = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.endswith("| no |")]
-    assert len(runs) == 11 and beyond == ["32 Mbit/s, diloco, hidden"], text
+    text, good = simulate.check(runs, coding=coding)
+    assert len(runs) == 11 and good and "| no |" not in text, text
 
 
 def test_a_measurement_that_differs_is_told():
