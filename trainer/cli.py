@@ -83,8 +83,7 @@ def _run(options: argparse.Namespace) -> int:
 
         return check.checkpoints(options.config)
 
-    config = configuration.load(options.config, options.overrides)
-    config = configuration.check_together(config, configuration.places(options.config, options.overrides))
+    config = configuration.load_whole(options.config, options.overrides)
     place = environment.read(config.run)
     if options.command == "launch":
         from trainer.commands import launch

@@ -357,9 +357,11 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
     return _build(_values(path, overrides, problems), problems)
 
 
-def places(path: str | Path, overrides: typing.Sequence[str] = ()) -> dict[str, str]:
-    """Where each key of such a configuration stands: 'file:line', or the override."""
-    return {name: where for name, (_, where) in _values(path, overrides, []).items()}
+def load_whole(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
+    """As `load`, of a configuration to which no other keys are to come: all must go together."""
+    problems: list[str] = []
+    values = _values(path, overrides, problems)
+    return check_together(_build(values, problems), {name: where for name, (_, where) in values.items()})
 
 
 def _values(

@@ -54,7 +54,7 @@ def _most(config: Config, world: World) -> int:
 
 
 def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: World, goes_on: bool) -> None:
-    """Raise BadInput where an adapter's run would send the frozen model in every step, and need not.
+    """Raise BadInput where an adapter's run would send the frozen model in every step, and is not forced to.
 
     That is where hosts are joined by slow interfaces, or by such as tell no speed, or what was measured between them is
     slow; ddp may have room on each rank, if with fewer sequences at once, or not. All ranks must call. A run that goes

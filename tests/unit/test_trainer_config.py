@@ -91,9 +91,8 @@ def test_settings_that_do_not_go_together_have_their_places(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("lr: 1e-4\nspike_factor: 1\nvalidation_split: 0.1\n")
     overrides = ["quantize=4bit", "validation=austen"]
-    found = config.load(path, overrides)
     with pytest.raises(BadInput) as refused:
-        config.check_together(found, config.places(path, overrides))
+        config.load_whole(path, overrides)
     first, second, third = str(refused.value).splitlines()
     assert first.startswith("override 'quantize=4bit': quantize: 4bit freezes")
     assert second.startswith(f"{path}:2: spike_factor: found 1,")

@@ -163,6 +163,11 @@ def _ddp(config: Config, model_config, place: Place, overhead: int, rows: int) -
     return budget("ddp", config, footprint.measure(config, model_config, place.device.type), place, overhead)
 
 
+def _is_slow(place: Place) -> bool:
+    """Whether a model takes long from host to host."""
+    return place.nodes > 1 and place.link <= SLOW_LINK
+
+
 def ddp_with_fewer(
     config: Config, place: Place, proposed: str | None, ddp: Callable[[int], Budget]
 ) -> int | None:
@@ -172,8 +177,7 @@ def ddp_with_fewer(
     ddp: its budget with so many.
     """
     travel = proposed is None or getattr(STRATEGIES[proposed], "shares_weights", False)
-    slow = place.nodes > 1 and place.link <= SLOW_LINK
-    if config.adapter == "none" or config.comm not in ways.EXACT or not (travel and slow):
+    if config.adapter == "none" or config.comm not in ways.EXACT or not (travel and _is_slow(place)):
         return None
     fitting = range(1, min(config.micro_batch_size, config.batch_size))
     return bisect.bisect_left(fitting, True, key=lambda rows: not ddp(rows).fits(place)) or None
@@ -847,7 +851,7 @@ def _forced(config: Config, place: Place, answer: dict) -> list[str]:
     if config.adapter == "none" or config.force_strategy or not sends:
         return []
     by_name = os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
-    if place.nodes == 1 or place.link > SLOW_LINK or place.row or by_name:
+    if not _is_slow(place) or place.row or by_name:
         return []
     seconds = answer["strategies"][answer["strategy"]]["wire_seconds"]
     return [
