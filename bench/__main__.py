@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 
-from bench import equal, gpu, onehost, padding, strategies, vocabulary, watched
+from bench import equal, gpu, onehost, padding, saving, strategies, vocabulary, watched
 from bench.measure import Options
 
 TABLES = {
@@ -14,6 +14,7 @@ TABLES = {
     "strategies": strategies,
     "onehost": onehost,
     "watched": watched,
+    "saving": saving,
     "gpu": gpu,
 }
 

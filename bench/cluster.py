@@ -216,9 +216,22 @@ def parts(shares) -> dict[str, int]:
     return dict(zip(HOSTS, solve(SEQUENCES, [1 / share for share in shares]), strict=True))
 
 
+def lost(rows: list[dict], alone: list[dict]) -> str:
+    """Where these steps' time went that hosts by themselves, as `paces` has them, would not have needed."""
+    seconds = sum(row["step_seconds"] for row in rows)
+    last = sum(max(row["rank_seconds"]) for row in rows)
+    mean = sum(statistics.mean(row["rank_seconds"]) for row in rows)
+    beside = [one["speed"] / own["speed"] for one, own in zip(paces(rows), alone, strict=True)]
+    return (
+        f"hosts computed at {', '.join(f'{one:.3f}' for one in beside)} of their speeds by themselves; "
+        f"{(last - mean) / seconds:.1%} of a step the last one was waited for, {1 - last / seconds:.1%} were sums and "
+        "what follows them"
+    )
+
+
 def balance(lab: Lab, quick: bool) -> str:
     """Even shares, learnt ones, and the hosts each for itself, at quotas of 2:1:1 and 4:2:1."""
-    rows = []
+    rows, notes = [], []
     steps = 12 if quick else 36
     # What is asked: auto over even, where something is, and auto over the sum.
     for shares, faster, of_sum in (((0.8, 0.4, 0.4), 1.25, 0.92), ((0.8, 0.4, 0.2), None, 0.90)):
@@ -244,7 +257,9 @@ def balance(lab: Lab, quick: bool) -> str:
         alone = {host: speed(found) for host, found in alone_rows.items()}
         around = _around(first, before)
         record(f"{name}, even", even_rows[3:], around, shares, batch_size=SEQUENCES, balance="even")
-        record(f"{name}, auto", auto_rows[LEARNT:], _around(before, after), shares, batch_size=SEQUENCES)
+        own = _around(before, after)
+        record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=SEQUENCES)
+        notes.append(f"{name}, auto: {lost(auto_rows[LEARNT:], own)}.")
         total, evenly, learnt = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
         far = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(auto_rows, even_rows, strict=False))
         rows.append(
@@ -263,7 +278,7 @@ def balance(lab: Lab, quick: bool) -> str:
     head = ("quotas", *(f"{host} alone" for host in HOSTS), "their sum (before, after)", "even", "auto", "shares",
             "auto/even", "auto/sum", "losses differ by")  # fmt: skip
     what = f"Tokens/s on three hosts with a share of CPU each, {SEQUENCES} sequences of 128 tokens a step"
-    return f"{what}:\n\n{markdown(head, rows)}"
+    return "\n\n".join([f"{what}:", markdown(head, rows), *notes])
 
 
 def slowed(lab: Lab, quick: bool) -> str:

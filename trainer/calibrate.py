@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from trainer import machine
 from trainer.loop import Run, now, summed_loss
 from trainer.model.lora import key_dropout
 from trainer.world import lacks_memory, log
@@ -53,6 +54,7 @@ def begin(run: Run) -> list[dict[int, float]]:
                 balance.begin(each)
     if memory:
         torch.cuda.empty_cache()  # what was tried and is not needed at once; NCCL does not take it from torch
+        machine.forget_peak(world.devices)  # what was tried in vain is no need of a step's
     balance.tried(max(world.gather(time.perf_counter() - start)))  # of all, who are to come to the same
     return found
 

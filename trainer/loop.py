@@ -375,7 +375,7 @@ def tensors(run: Run, packed: Packed, sequences: list[int]) -> list[torch.Tensor
     if not sequences:
         arrays = [array[:, :EMPTY] for array in arrays]
         arrays[1] = np.full_like(arrays[1], IGNORE)
-    return [torch.from_numpy(array).to(run.world.device, non_blocking=True) for array in arrays]
+    return [torch.from_numpy(array).to(run.world.device) for array in arrays]
 
 
 def exchange(

@@ -11,10 +11,17 @@ from trainer.world import World, versions
 
 
 def peak_bytes(devices: list[torch.device]) -> int:
-    """The most memory that this rank has had: of its cards, or of the process where it computes on the CPU."""
+    """The most memory that this rank has had: of its cards, since `forget_peak`, or of the process on the CPU."""
     if devices[0].type == "cuda":
         return sum(map(torch.cuda.max_memory_allocated, devices))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak(devices: list[torch.device]) -> None:
+    """Have the cards' peak count from now on."""
+    if devices[0].type == "cuda":
+        for device in devices:
+            torch.cuda.reset_peak_memory_stats(device)
 
 
 def machines(world: World) -> list[dict]:

@@ -233,6 +233,26 @@ def test_an_adapter_beside_a_base_that_lies_in_few_bits_is_merged_into_whole_wei
     assert torch.allclose(merged, beside, atol=0.02) and not torch.allclose(merged, plain, atol=0.1)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_in_few_bits_are_read_on_the_cpu(base, tmp_path, monkeypatch, bits):
+    """Left to transformers they go to the first GPU, where a run may need the memory."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers.quantizers import quantizer_bnb_4bit, quantizer_bnb_8bit
+
+    from trainer.model import saved
+
+    settings = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    AutoModelForCausalLM.from_pretrained(base, quantization_config=settings).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path)
+    kind = quantizer_bnb_4bit.Bnb4BitHfQuantizer if bits == 4 else quantizer_bnb_8bit.Bnb8BitHfQuantizer
+    really, given = kind.update_device_map, []
+    monkeypatch.setattr(
+        kind, "update_device_map", lambda self, where: given.append(where) or really(self, where)
+    )
+    model, _ = saved.open_model(saved.find(tmp_path))
+    assert given == [{"": "cpu"}] and not hasattr(model, "hf_device_map")
+
+
 def test_a_base_of_random_weights_is_made_again(runs, exported, logits):
     from trainer.model import saved
 

@@ -1,5 +1,7 @@
 """The routers' auxiliary loss is the whole batch's, however it is split: against transformers' own over one batch."""
 
+import re
+
 import pytest
 import ranks
 import torch
@@ -98,6 +100,30 @@ def test_padding_is_nobodys_choice(experts, tmp_path, size):
     balances = [record["router_loss"] for record in ranks.records(tmp_path / "node0")]
     assert losses == pytest.approx([loss for loss, _ in expected], rel=1e-5)
     assert balances == pytest.approx([balance for _, balance in expected], rel=1e-5)
+
+
+def _noted(run, micro_batches):
+    from trainer.loop import expert_weights_really
+    from trainer.model import router
+    from trainer.world import log
+
+    class Noted(router.Ask):
+        def __call__(self, logits, real):
+            if self.weights is not None:
+                log(f"experts' weights are {self.weights.dtype}")
+            return super().__call__(logits, real)
+
+    asked, seconds = expert_weights_really(run, micro_batches)
+    return Noted(asked.chosen, asked.weights), seconds
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_experts_count_is_not_rounded(experts, tmp_path, strategy):
+    """FSDP gives modules their inputs in 16 bits, those within a dataclass, too."""
+    words = ("dtype=bfloat16", f"strategy={strategy}", "steps=1")
+    attempt = ranks.Ranks(tmp_path, 2, experts, *words, patch={("trainer.loop", "expert_weights"): _noted})
+    assert attempt.codes() == [0, 0], attempt.log()
+    assert set(re.findall(r"experts' weights are (\S+)", attempt.log())) == {"torch.float32"}
 
 
 def _slow(run, packed, sequences):

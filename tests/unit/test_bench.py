@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import gpu, measure, slow
+from bench import gpu, measure, saving, slow
 from bench.measure import Case, Measured, Options
 
 CASE = Case("text", vocabulary=300, batch_size=2, sequence_length=8, steps=2, untimed=1, threads=1)
@@ -79,7 +79,7 @@ def test_without_a_gpu_its_table_says_so_and_with_one_names_it(tmp_path, monkeyp
 @pytest.mark.full
 def test_the_tables_are_made(repository):
     own = repository / ".venv-bench/bin/python"  # has the peers' packages; `make bench` makes it
-    command = [own if own.exists() else sys.executable, "-m", "bench", "--quick", "strategies"]
+    command = [own if own.exists() else sys.executable, "-m", "bench", "--quick", "strategies", "saving"]
     command += ["equal"] if own.exists() else []
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -91,6 +91,7 @@ def test_the_tables_are_made(repository):
         "fsdp",
         "offload",
         "infinity",
+        *saving.WAYS,
     ):
         assert re.search(rf"^\| {name} \| [\d,]+ \|", done.stdout, re.M), name
 

@@ -175,7 +175,8 @@ def test_tables_name_what_was_asked(monkeypatch):
             count = self.keys["steps"]
             if self.name.startswith("even"):
                 return steps(count, 4.0, tokens=48)
-            return steps(count, 3.0, tokens=48, shares=[24, 12, 12])
+            own = {"rank_seconds": [2.75, 2.2, 1.8], "world_size": 3, "compute_seconds": 2.75}
+            return steps(count, 3.0, tokens=48, shares=[24, 12, 12], **own)
 
     def apart(lab, name, batches, count):
         return {host: steps(count, 2.75, tokens=batch, shares=[1]) for host, batch in batches.items()}
@@ -188,3 +189,6 @@ def test_tables_name_what_was_asked(monkeypatch):
     assert "1.333 (asked 1.25: met)" in told and "0.917 (asked 0.9: met)" in told
     assert len(re.findall(r"0\.0e\+00 \(asked at most 1e-05: met\)", told)) == 2
     assert "0.917 (asked 0.92: missed)" in told
+    # Of 24, 12 and 12 sequences in as many seconds; by itself a host takes 2.75 for its own.
+    assert "2:1:1, auto: hosts computed at 1.000, 1.250, 1.528 of their speeds by themselves; " in told
+    assert "16.7% of a step the last one was waited for, 8.3% were sums and what follows them." in told

@@ -498,6 +498,37 @@ def test_weights_that_are_quantised_on_disk_go_where_they_are_wanted(strategy, w
     assert given == [{"": torch.device("cpu")}] and quantize.left_whole(built) == 0
 
 
+def test_all_ranks_have_the_scales_of_one(tmp_path):
+    """By a mean that another card adds up in another order, one of them may come out otherwise, and no byte with it."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    make("llama").save_pretrained(tmp_path)
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+    models = [
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=settings, device_map="cpu")
+        for _ in range(2)
+    ]
+    states = [model.model.layers[0].self_attn.q_proj.weight.quant_state for model in models]
+    states[1].offset += 0.5
+    states[1].absmax[0] ^= 1
+    sent, digests = [], []
+
+    def copied(values, source):
+        values.copy_(sent.pop(0))
+
+    first = {"first": True, "broadcast": lambda values, source: sent.append(values.clone())}
+    for model, more in zip(models, (first, {"first": False, "broadcast": copied}), strict=True):
+        told = types.SimpleNamespace(
+            size=2,
+            hosts=["a", "b"],
+            gather=lambda one: digests.append(one) or [digests[0], "another"],
+            **more,
+        )
+        load._equalise(model, told)
+    assert len(set(digests)) == 2 and not sent
+    assert torch.equal(states[0].absmax, states[1].absmax) and torch.equal(states[0].offset, states[1].offset)
+
+
 def test_experts_that_are_layers_have_no_dropout():
     """What an expert sees depends on the whole micro-batch: its mask would, too."""
     wanted = {"adapter": "lora", "lora_targets": "all-linear"}

@@ -529,6 +529,7 @@ def _equalise(model: torch.nn.Module, world: World) -> None:
     if world.size == 1:
         return
     tensors = [one for one in (*model.parameters(), *model.buffers()) if not one.is_meta]
+    tensors += [scale for one in tensors for scale in quantize.scales(one)]
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

@@ -129,6 +129,14 @@ def is_quantised(weight: nn.Parameter | None) -> bool:
     return hasattr(weight, "quant_state") or hasattr(weight, "SCB")
 
 
+def scales(weight: nn.Parameter) -> list[torch.Tensor]:
+    """By which a quantised weight is made whole: no parameters, and as its bytes rounded by the card that made them."""
+    state = getattr(weight, "quant_state", None)
+    inner = getattr(state, "state2", None)
+    found = (getattr(weight, "SCB", None), *(getattr(one, "absmax", None) for one in (state, inner)))
+    return [one for one in (*found, getattr(state, "offset", None)) if isinstance(one, torch.Tensor)]
+
+
 def left_whole(model: nn.Module) -> float:
     """The share of the frozen weights that are no linear layer's, and so keep all their bits: those of experts.
 

@@ -16,6 +16,7 @@ for the whole of a micro-batch, so that tied weights stay one tensor.
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import tempfile
@@ -74,6 +75,8 @@ class Sharded(Strategy):
         frozen = frozen_dtype(self.config)
         half = HALF.get(self.config.dtype)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+        # Of what the whole is given, floats are the weights of experts (router.Ask) alone: float32, as with ddp.
+        whole = dataclasses.replace(policy, cast_forward_inputs=False)
         inner = blocks(self.model)
         if self.shares_weights and not inner and self.world.first:
             log(
@@ -92,7 +95,7 @@ class Sharded(Strategy):
                 part,
                 mesh=self.mesh,
                 reshard_after_forward=self.shares_weights and part is not self.module,
-                mp_policy=policy,
+                mp_policy=whole if part is self.module else policy,
                 offload_policy=self._offload(),
                 ignored_params=ignored,
             )
