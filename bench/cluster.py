@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.measure import WAYS, markdown, speed, together
+from bench.measure import WAYS, markdown, speed, tell, together
 from lab.lab import Lab, Options, obstacles
 from lab.network import BURST
 from trainer.balance import solve
@@ -216,6 +216,14 @@ def parts(shares) -> dict[str, int]:
     return dict(zip(HOSTS, solve(SEQUENCES, [1 / share for share in shares]), strict=True))
 
 
+def kept(rows: list[dict]) -> float:
+    """These steps' tokens/s, of the sum of what each host computed at in the very same steps.
+
+    A machine that becomes slower or faster from one run to the next is not in it.
+    """
+    return speed(rows) / sum(one["speed"] for one in paces(rows))
+
+
 def lost(rows: list[dict], alone: list[dict]) -> str:
     """Where these steps' time went that hosts by themselves, as `paces` has them, would not have needed."""
     seconds = sum(row["step_seconds"] for row in rows)
@@ -223,9 +231,9 @@ def lost(rows: list[dict], alone: list[dict]) -> str:
     mean = sum(statistics.mean(row["rank_seconds"]) for row in rows)
     beside = [one["speed"] / own["speed"] for one, own in zip(paces(rows), alone, strict=True)]
     return (
-        f"hosts computed at {', '.join(f'{one:.3f}' for one in beside)} of their speeds by themselves; "
-        f"{(last - mean) / seconds:.1%} of a step the last one was waited for, {1 - last / seconds:.1%} were sums and "
-        "what follows them"
+        f"{kept(rows):.3f} of what the hosts computed at in the same steps; they computed at "
+        f"{', '.join(f'{one:.3f}' for one in beside)} of their speeds by themselves; {(last - mean) / seconds:.1%} of "
+        f"a step the last one was waited for, {1 - last / seconds:.1%} were sums and what follows them"
     )
 
 
@@ -259,7 +267,12 @@ def balance(lab: Lab, quick: bool) -> str:
         record(f"{name}, even", even_rows[3:], around, shares, batch_size=SEQUENCES, balance="even")
         own = _around(before, after)
         record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=SEQUENCES)
-        notes.append(f"{name}, auto: {lost(auto_rows[LEARNT:], own)}.")
+        learnt_kept, even_kept = kept(auto_rows[LEARNT:]), kept(even_rows[3:])
+        notes.append(
+            f"{name}, auto: {lost(auto_rows[LEARNT:], own)}. Even shares had {even_kept:.3f} of it: auto/even is "
+            f"{learnt_kept / even_kept:.3f} by that."
+        )
+        tell(notes[-1])
         total, evenly, learnt = sum(alone.values()), speed(even_rows[3:]), speed(auto_rows[LEARNT:])
         far = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(auto_rows, even_rows, strict=False))
         rows.append(

@@ -373,9 +373,14 @@ def _idle_cards(config: Config, trains: bool) -> str:
     """
     why = cards.unseen(config)
     if why and trains and os.environ.get("TRAINYARD_STORE", "").startswith("http"):
+        switches = (
+            "systemctl status nvidia-fabricmanager, which sets up NVSwitches, "
+            if "initialized" in why
+            else ""
+        )
         raise errors.BadInput(
-            f"device: {why}. See there nvidia-smi, and docs/gpus.md for the builds of torch that a driver runs; "
-            "site.yml installs both. To train on processors all the same, set device to cpu"
+            f"device: {why}. See there {switches}nvidia-smi, and docs/gpus.md for the builds of torch that a driver "
+            "runs; site.yml installs both. To train on processors all the same, set device to cpu"
         )
     return f"{why}, so that all compute on the CPU" if why else ""
 

@@ -51,6 +51,8 @@ def nvidia_plan(
     try:
         if survey["cards"] and survey["container"] and not options["kernel"]:
             return {"skip": in_container(survey, options["required"]), "problems": [], "notes": notes}
+        if survey["prime"] == "off" and not survey["loaded"]:
+            return {"skip": switched_off(options["required"]), "problems": [], "notes": notes}
         cards = usable_cards(survey, options, tables, notes)
         if not cards:
             return {"skip": no_card(options["required"], survey), "problems": [], "notes": notes}
@@ -131,6 +133,16 @@ def no_card(required: bool, survey: Mapping[str, Any]) -> str:
     return "no NVIDIA card that trains: no driver is installed."
 
 
+def switched_off(required: bool) -> str:
+    """Why a laptop's card, which nvidia-prime keeps from the kernel and from sight, is left alone."""
+    cure = "To train on it: sudo prime-select on-demand, reboot, and run site.yml again."
+    if required:
+        raise Refused(
+            f"nvidia_required is true, but prime-select has switched this host's NVIDIA card off. {cure}"
+        )
+    return f"prime-select has switched this host's NVIDIA card off: no driver is installed. {cure}"
+
+
 def in_container(survey: Mapping[str, Any], required: bool) -> str:
     """Why a container with cards is left alone; with `required`, it must have been given at least one."""
     if required and not survey["device_nodes"]:
@@ -158,7 +170,7 @@ def plan(
     have; remove: those of the other kind of modules; move: whether installed packages give way to others; upgrade:
     installed packages of the branch; missing: packages that are not there; sources: text of our file for apt, "" for
     none; key: {url, fingerprint, path} or None; preferences: text; unattended: what unattended upgrades pass over, as
-    beginnings of names; prebuilt, fabric, peermem: bool; cuda: {from, to}; says: a line}.
+    beginnings of names; prebuilt, fabric, umad, peermem: bool; cuda: {from, to}; says: a line}.
     """
     name = f"{facts['distribution']} {release(facts)}"
     distribution = tables["distributions"].get(name)
@@ -242,7 +254,8 @@ def plan(
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
     # Modules for another kernel may need a newer driver of the branch, whose packages are held.
-    move = bool(installed and (installed != branch or lacks_signed)) or bool(there & others)
+    # The fabric manager wants a driver of its very version.
+    move = bool(installed and (installed != branch or lacks_signed or lacks_fabric)) or bool(there & others)
     if (move or (options["upgrade"] and upgrade)) and survey["runs"] and survey["loaded"]:
         raise Refused(
             f"{', '.join(survey['runs'])} is training here, and another driver would take the place of "
@@ -275,6 +288,8 @@ def plan(
         "unattended": unattended,
         "prebuilt": prebuilt,
         "fabric": fabric,
+        # By which the fabric manager speaks to the switches of the fifth NVLink.
+        "umad": any(card["device"] in tables["fifth_nvlink"] for card in cards),
         "peermem": bool(options["rdma"]),
         "kernel": survey["kernel"],
         "cuda": cuda,
@@ -840,6 +855,11 @@ def nvidia_outcome(
         told.append(
             f"{why}; not rebooted, because this playbook runs on it: sudo systemctl reboot, and then run site.yml again"
         )
+    elif why and reboot and survey["passphrases"]:
+        told.append(
+            f"{why}; not rebooted, because it would wait for the passphrase of {', '.join(survey['passphrases'])} at "
+            "its own keyboard: reboot it there, and then run site.yml again"
+        )
     elif why and not reboot:
         told.append(
             f"{why}: reboot this host when it suits (sudo systemctl reboot), or run again with -e "
@@ -860,7 +880,7 @@ def nvidia_outcome(
         "build": not wanted and not plan["prebuilt"],
         "load": bool(wanted and not loaded and not why and not container),
         "pending": why,
-        "reboot": bool(why and reboot and not runs and not rejected and not here),
+        "reboot": bool(why and reboot and not (runs or rejected or here or survey["passphrases"])),
         "running": bool(loaded and not why),
         "container": container,
         "version": wanted[-1]["version"] if wanted else "",
@@ -903,7 +923,7 @@ def nvidia_answer(smi: Mapping[str, Any], plan: Mapping[str, Any], outcome: Mapp
         return (
             f"nvidia-smi names {len(lines)} cards, {len(cards)} are on the PCI bus "
             f"({' '.join((lines + errors)[:2])}). `dmesg | grep -i -e nvrm -e xid` on the host says what "
-            "became of the others."
+            "became of the others. A virtual machine that has a share of a card (vGPU) wants its provider's own driver."
         )
     for line in lines:
         address, _, version = (part.strip() for part in line.partition(","))

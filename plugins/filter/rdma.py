@@ -128,13 +128,30 @@ def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str])
 # ---- roce_qos ----
 
 
-def roce_ports(survey: Mapping[str, Any]) -> list[dict]:
-    """The ports on Ethernet, as the program roce-qos takes them: {device, port, interface}."""
+def roce_ports(survey: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> list[dict]:
+    """The ports on Ethernet, as the program roce-qos takes them: {device, port, interface}, one a card of a bond.
+
+    asked: what `dcb app show` said of them, as a loop's register has it. Those whose drivers know no classes are left
+    out, as the virtual functions of a card are.
+    """
+    silent = {
+        one["item"]["interface"]
+        for one in (asked or {}).get("results", [])
+        if one.get("rc") and one.get("stderr")
+    }
     return [
-        {"device": port["device"], "port": port["port"], "interface": port["interface"]}
+        {"device": port["device"], "port": port["port"], "interface": card["interface"]}
         for port in survey["ports"]
-        if port["layer"] == ETHERNET and port["interface"]
+        if port["layer"] == ETHERNET
+        for card in port["cards"]
+        if card["interface"] not in silent
     ]
+
+
+def roce_deaf(survey: Mapping[str, Any]) -> list[str]:
+    """The interfaces whose driver takes a DSCP's class, and tells the card nothing of it: those of ConnectX-3."""
+    cards = [card for port in survey["ports"] if port["layer"] == ETHERNET for card in port["cards"]]
+    return sorted({card["interface"] for card in cards if card["driver"] == "mlx4_core"})
 
 
 def traffic_class(dscp: int) -> int:
@@ -150,5 +167,6 @@ class FilterModule:
             "rdma_told": rdma_told,
             "opensm_plan": opensm_plan,
             "roce_ports": roce_ports,
+            "roce_deaf": roce_deaf,
             "traffic_class": traffic_class,
         }

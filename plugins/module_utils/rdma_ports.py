@@ -37,7 +37,7 @@ def rdma_ports(root: str = "") -> list[dict]:
     {device, port, state (ACTIVE, INIT, DOWN, …), gbit, layer (InfiniBand, Ethernet), guid (of the port, 16 hexadecimal
     digits), sm_lid (of the subnet manager that set it up; 0: none, and none is needed on Ethernet), interface (whose
     port it is on Ethernet, or ""), mtu (that interface's, bytes, or None), gids: [{index, type (RoCE v2, …), address
-    (IPv4 or "")}]}
+    (IPv4 or "")}], cards: [{interface, driver}] (below that interface, which may be a bond's or a VLAN's)}
     """
     found = []
     for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
@@ -58,9 +58,25 @@ def rdma_ports(root: str = "") -> list[dict]:
                 if interface
                 else None,
                 "gids": gids,
+                "cards": [
+                    {"interface": card, "driver": _driver(root, card)} for card in _cards(root, interface)
+                ],
             }
         )
     return found
+
+
+def _cards(root: str, interface: str) -> list[str]:
+    """The interfaces below one that is made of others; itself where it is none."""
+    below = sorted(glob.glob(f"{root}/sys/class/net/{interface}/lower_*")) if interface else []
+    names = [path.rpartition("/lower_")[2] for path in below]
+    found = [card for name in names for card in _cards(root, name)]
+    return list(dict.fromkeys(found)) or ([interface] if interface else [])
+
+
+def _driver(root: str, interface: str) -> str:
+    path = f"{root}/sys/class/net/{interface}/device/driver"
+    return os.path.basename(os.path.realpath(path)) if os.path.exists(path) else ""
 
 
 def rdma_counters(root: str = "") -> dict[str, dict[str, int]]:

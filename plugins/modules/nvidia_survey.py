@@ -60,6 +60,8 @@ UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 DAEMON_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/trainyard.conf"
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
 THERE = ("installed", "half-configured", "half-installed", "unpacked", "triggers-awaited", "triggers-pending")
+CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
+UNASKED = re.compile(r"(^|,)(noauto|tpm2-device=)")  # of crypttab: opened later, or by the machine itself
 OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source
 
 
@@ -261,6 +263,18 @@ def daemon_stale(run_command, path: str = DAEMON_FILE) -> bool:
     return daemon["unread"] or stale(daemon["started"], path)
 
 
+def passphrases(path: str = "/etc/crypttab") -> list[str]:
+    """The encrypted volumes of which the machine asks somebody at its keyboard when it starts.
+
+    Where clevis is there, it is taken for what opens them.
+    """
+    if os.path.exists(CLEVIS):
+        return []
+    rows = [line.split() for line in read(path).splitlines() if not line.lstrip().startswith("#")]
+    rows = [[*row, "none", ""][:4] if len(row) == 2 else [*row, ""][:4] for row in rows if len(row) >= 2]
+    return [name for name, _, key, options in rows if key in ("none", "-") and not UNASKED.search(options)]
+
+
 def free_bytes(path: str) -> int:
     """Bytes that are free where `path` lies, or its nearest parent that exists."""
     while not os.path.exists(path):
@@ -288,6 +302,9 @@ def survey(root: str, kernel: str) -> dict:
         "kernel_packages": kernels,
         "kernels_backported": backported,
         "runfile": os.path.exists("/usr/bin/nvidia-uninstall"),
+        # What nvidia-prime says of a laptop with two GPUs: off, on-demand or on; "" elsewhere.
+        "prime": read("/etc/prime-discrete"),
+        "passphrases": passphrases(),
         "desktop": os.path.exists("/etc/systemd/system/display-manager.service"),
         "initramfs_stale": initramfs_stale(kernel),
         "units": [name for name in UNITS if any(os.path.exists(f"{path}/{name}") for path in UNIT_PATHS)],

@@ -173,9 +173,9 @@ def test_tables_name_what_was_asked(monkeypatch):
 
         def rows(self):
             count = self.keys["steps"]
-            if self.name.startswith("even"):
-                return steps(count, 4.0, tokens=48)
             own = {"rank_seconds": [2.75, 2.2, 1.8], "world_size": 3, "compute_seconds": 2.75}
+            if self.name.startswith("even"):
+                return steps(count, 4.0, tokens=48, **own | {"rank_seconds": [2, 4, 4], "shares": [16] * 3})
             return steps(count, 3.0, tokens=48, shares=[24, 12, 12], **own)
 
     def apart(lab, name, batches, count):
@@ -190,5 +190,8 @@ def test_tables_name_what_was_asked(monkeypatch):
     assert len(re.findall(r"0\.0e\+00 \(asked at most 1e-05: met\)", told)) == 2
     assert "0.917 (asked 0.92: missed)" in told
     # Of 24, 12 and 12 sequences in as many seconds; by itself a host takes 2.75 for its own.
-    assert "2:1:1, auto: hosts computed at 1.000, 1.250, 1.528 of their speeds by themselves; " in told
+    assert "they computed at 1.000, 1.250, 1.528 of their speeds by themselves; " in told
+    # 16 tokens a second, of 8.73, 5.45 and 6.67; and 12, of 8, 4 and 4.
+    assert "2:1:1, auto: 0.767 of what the hosts computed at in the same steps" in told
+    assert "Even shares had 0.750 of it: auto/even is 1.023 by that." in told
     assert "16.7% of a step the last one was waited for, 8.3% were sums and what follows them." in told

@@ -116,6 +116,8 @@ def look(facts, *devices, **more):
         **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
         "nvswitches": 0,
         "device_nodes": 0,
+        "prime": "",
+        "passphrases": [],
         "kernel": KERNELS[family],
         "sources": [mirror],
         "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11, "/boot": 10**11},
@@ -663,6 +665,34 @@ def test_a_driver_of_the_roles_own_sources_keeps_its_kind_of_modules():
     assert plan_for(UBUNTU_24, "2482", survey={**there, **enrolled})["missing"] == []
 
 
+def test_a_laptops_card_that_is_switched_off_is_not_served():
+    """nvidia-prime keeps the module from the kernel by a name that there is not, and the card from the PCI bus."""
+    for devices in ([], ["2820"]):
+        found = nvidia_plan(look(UBUNTU_24, *devices, prime="off"), UBUNTU_24, options(), TABLES)
+        assert "sudo prime-select on-demand" in found["skip"] and found["problems"] == []
+        assert "prime-select on-demand" in refused(
+            UBUNTU_24, *devices, survey={"prime": "off"}, required=True
+        )
+    plan_for(UBUNTU_24, "2820", survey={"prime": "on-demand"})
+
+
+def test_the_fabric_manager_comes_with_a_driver_of_its_version():
+    """The archive has a newer one by now, and the installed driver is held."""
+    switches = plan_for(UBUNTU_22, "2330", survey={**SIGNED, "nvswitches": 4})
+    assert switches["move"]
+    has = {**SIGNED, "nvswitches": 4, "units": ["nvidia-fabricmanager.service"]}
+    assert not plan_for(UBUNTU_22, "2330", survey=has)["move"]
+
+
+@pytest.mark.parametrize(("device", "loaded"), [("2901", True), ("2330", False)])
+def test_the_fifth_nvlink_wants_a_module(device, loaded):
+    assert plan_for(UBUNTU_24, device)["umad"] is loaded
+    tasks = yaml.safe_load((ROOT / "roles/nvidia/tasks/services.yml").read_text())
+    names = [str(task) for task in tasks]
+    place = next(i for i, one in enumerate(names) if "modprobe ib_umad" in one)
+    assert place < next(i for i, one in enumerate(names) if "nvidia-fabricmanager.service" in one)
+
+
 def test_half_a_driver_is_completed_or_replaced():
     broken = copy.deepcopy(BY_DKMS)
     broken["packages"][-1]["whole"] = False
@@ -1000,6 +1030,11 @@ def test_a_reboot_comes_by_consent_alone_and_never_during_a_run(survey, words):
     assert not local["reboot"] and local["says"] == here["says"]
     busy = outcome(reboot=True, runs=["first"], **survey)
     assert not busy["reboot"] and "first is training here" in busy["says"][0]
+    asks = outcome(reboot=True, passphrases=["root_crypt"], **survey)
+    assert (
+        not asks["reboot"] and "wait for the passphrase of root_crypt at its own keyboard" in asks["says"][0]
+    )
+    assert "not rebooted" not in outcome(passphrases=["root_crypt"], **survey)["says"][0]
 
 
 @pytest.mark.parametrize(
@@ -1291,6 +1326,27 @@ def test_a_run_that_failed_leaves_a_daemon_without_its_settings(
     assert asked == [["systemctl", "show", "nvidia-persistenced.service"]]
     (_, template) = yaml.safe_load((ROOT / "roles/nvidia/tasks/daemon.yml").read_text())
     assert template["ansible.builtin.template"]["dest"] == survey.DAEMON_FILE
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("root_crypt UUID=1234 none luks,discard", True),
+        ("root_crypt UUID=1234", True),
+        ("root_crypt UUID=1234 none luks,tpm2-device=auto", False),
+        ("root_crypt UUID=1234 /etc/keys/root luks", False),
+        ("swap /dev/sda3 /dev/urandom swap", False),
+        ("later UUID=1234 - luks,noauto", False),
+        ("# root_crypt UUID=1234 none luks", False),
+        ("", False),
+    ],
+)
+def test_who_asks_for_a_passphrase_at_boot(survey, tmp_path, monkeypatch, line, asks):
+    (tmp_path / "crypttab").write_text(f"# <name> <device> <key> <options>\n{line}\n")
+    assert survey.passphrases(str(tmp_path / "crypttab")) == (["root_crypt"] if asks else [])
+    assert survey.passphrases(str(tmp_path / "none")) == []
+    monkeypatch.setattr(survey, "CLEVIS", str(tmp_path))
+    assert survey.passphrases(str(tmp_path / "crypttab")) == []
 
 
 @pytest.fixture

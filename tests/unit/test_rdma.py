@@ -69,6 +69,46 @@ def test_a_roce_port_is_read_and_told(tmp_path):
     assert rdma_filter.roce_ports(found) == [{"device": "rocep11s0", "port": 1, "interface": "ens192"}]
 
 
+def test_a_bonds_cards_get_the_class_and_not_the_bond(tmp_path):
+    """Nor a VLAN on it: classes are a card's; both ports of one device are."""
+    gids = [(gid, kind, "bond0.7") for gid, kind, _ in ROCE]
+    make_port(tmp_path, "mlx5_bond_0", gids=gids)
+    net = tmp_path / "sys/class/net"
+    for above, below in (("bond0.7", "bond0"), ("bond0", "ens1f0np0"), ("bond0", "ens1f1np1")):
+        (net / f"{above}/lower_{below}").mkdir(parents=True)
+    (tmp_path / "drivers/mlx5_core").mkdir(parents=True)
+    for card in ("ens1f0np0", "ens1f1np1"):
+        (net / card / "device").mkdir(parents=True)
+        (net / card / "device/driver").symlink_to(tmp_path / "drivers/mlx5_core")
+    found = survey(tmp_path)
+    asked = rdma_filter.roce_ports(found)
+    assert [(one["device"], one["interface"]) for one in asked] == [
+        ("mlx5_bond_0", "ens1f0np0"),
+        ("mlx5_bond_0", "ens1f1np1"),
+    ]
+    assert rdma_filter.roce_deaf(found) == []
+    found["ports"][0]["cards"][1]["driver"] = "mlx4_core"
+    assert rdma_filter.roce_deaf(found) == ["ens1f1np1"]
+
+
+def test_what_knows_no_classes_is_left_out_beside_what_does(tmp_path):
+    """As a virtual function; where none knows them the role refuses."""
+    for device, interface in (("rocep1s0", "ens1"), ("rocep1s0v0", "ens1v0")):
+        make_port(tmp_path, device, gids=[(gid, kind, interface) for gid, kind, _ in ROCE])
+    found = survey(tmp_path)
+    ports = rdma_filter.roce_ports(found)
+    results = [
+        {"item": ports[0], "rc": 0, "stderr": ""},
+        {"item": ports[1], "rc": 1, "stderr": "Operation not supported"},
+    ]
+    assert rdma_filter.roce_ports(found, {"results": results}) == ports[:1]
+    assert (
+        rdma_filter.roce_ports(found, {"results": [{"item": port, "skipped": True} for port in ports]})
+        == ports
+    )
+    assert rdma_filter.roce_ports(found, {"skipped": True}) == ports
+
+
 def test_a_card_without_a_cable_or_an_address_is_refused(tmp_path):
     assert "no RDMA device" in rdma_filter.rdma_faults(survey(tmp_path), "node1")[0]
     make_port(tmp_path, "mlx5_0", state="1: DOWN", gids=ROCE)
@@ -291,7 +331,11 @@ def test_another_mark_takes_the_place_of_the_one_before(host):
 def test_a_card_that_knows_no_classes_is_told(host):
     done = host("apply", True, "eth9")
     assert done.returncode == 1 and "Operation not supported. If eth9's driver knows no DCB" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and "LLDP" not in done.stderr
+    (host.root / "sys/class/net/eth9/device").mkdir(parents=True)
+    (host.root / "drivers/ice").mkdir(parents=True)
+    (host.root / "sys/class/net/eth9/device/driver").symlink_to(host.root / "drivers/ice")
+    assert "`ethtool --set-priv-flags eth9 fw-lldp-agent off`" in host("apply", True, "eth9").stderr
 
 
 def test_the_mark_is_that_of_the_scenario():
@@ -400,8 +444,18 @@ def test_one_that_is_there_manages_the_fabric_until_ours_is_ready():
     (first, *_, last) = places = [place for place, task in enumerate(tasks) if "unit_mask" in task]
     assert len(places) == 2 and "replace" not in tasks[first]["unit_mask"]
     assert first == 0 and tasks[1]["vars"] == {"packages_names": ["opensm"]}
-    assert tasks[last]["unit_mask"]["replace"] is True and last == len(tasks) - 2
-    assert tasks[-1]["ansible.builtin.systemd_service"]["enabled"] is True
+    assert tasks[last]["unit_mask"]["replace"] is True
+    (run, stays, refuse) = tasks[last + 1 :]  # with nothing that could fail before it runs
+    assert run["ansible.builtin.systemd_service"]["enabled"] is True
+    assert stays["failed_when"] is False and "ansible.builtin.fail" in refuse
+
+
+def test_those_that_come_with_other_drivers_give_way_too():
+    values = yaml.safe_load((ROOT / "roles/opensm/vars/main.yml").read_text())
+    names = [one["name"] for one in values["_opensm_masks"]]
+    assert names == ["opensm.service", "opensmd.service"]  # the distribution's; MLNX_OFED's and DOCA's
+    (notes,) = (one["inside"] for one in values["_opensm_made"] if "inside" in one)
+    assert notes == names
 
 
 def test_it_manages_the_fabric_again_when_ours_goes():
@@ -426,4 +480,4 @@ def test_a_unit_of_somebodys_own_is_refused(stat, refused):
         if task["name"].startswith("Refuse to write over it")
     )
     condition = jinja2.Environment().compile_expression(task["when"][-1])
-    assert bool(condition(__opensm_own={"stat": stat})) is refused
+    assert bool(condition(item={"stat": stat})) is refused

@@ -79,6 +79,11 @@ def test_cards_that_the_driver_has_and_torch_does_not_see(monkeypatch, tmp_path)
     with pytest.raises(errors.BadInput, match=r"too old.*set device to cpu"):
         world._idle_cards(auto, True)
     assert "too old" in world._idle_cards(auto, False)  # for who plans
+    why = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+    with monkeypatch.context() as patch:
+        patch.setattr(cards, "unseen", lambda _: why)
+        with pytest.raises(errors.BadInput, match=r"802.*systemctl status nvidia-fabricmanager"):
+            world._idle_cards(auto, True)
     monkeypatch.setenv("TRAINYARD_STORE", "/tmp/store")  # nodes of one machine, as make demo's
     assert "too old" in world._idle_cards(auto, True)
     inside = tmp_path / "container"

@@ -168,9 +168,20 @@ def dcb(area, verb, *words):
         interface = words[words.index("dev") + 1]
         raise Fault(
             f"`{' '.join(command)}`: {done.stderr.strip()}. If {interface}'s driver knows no DCB, the card is none "
-            "for RoCE with quality of service: set roce_qos_mode: none for this host"
+            f"for RoCE with quality of service: set roce_qos_mode: none for this host{hint(interface)}"
         )
     return json.loads(done.stdout) if done.stdout.strip() else {}
+
+
+def hint(interface):
+    """What else keeps a card of this driver from taking a class."""
+    driver = os.path.basename(os.path.realpath(f"{ROOT}/sys/class/net/{interface}/device/driver"))
+    if driver != "ice":
+        return ""
+    return (
+        ". Intel's cards take one only while their firmware's LLDP agent is off: "
+        f"`ethtool --set-priv-flags {interface} fw-lldp-agent off`"
+    )
 
 
 def tos(port):
