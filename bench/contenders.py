@@ -66,7 +66,7 @@ def ours(case: Case, folder: Path, *settings: str) -> dict:
     code = cli.main(["train", str(folder / "run.yaml"), f"dtype={case.dtype}", *settings])
     if code:
         sys.exit(code)
-    return {**clock.speeds([one["tokens"] for one in steps]), "loss": steps[-1]["loss"]}
+    return {**clock.speeds([one["tokens"] for one in steps]), "loss": steps[: case.compared][-1]["loss"]}
 
 
 def ours_compiled(case: Case, folder: Path) -> dict:
@@ -117,7 +117,7 @@ def bare(case: Case, folder: Path, compiled: bool = False) -> dict:
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=case.lr, betas=(0.9, 0.95), fused=True)
-    clock = Clock(case)
+    clock, losses = Clock(case), []
     for step in range(case.steps):
         with narrow:
             output = model(input_ids=inputs[step], position_ids=positions[step], use_cache=False)
@@ -126,9 +126,9 @@ def bare(case: Case, folder: Path, compiled: bool = False) -> dict:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        last = loss.item()
+        losses.append(loss.item())
         clock.tick()
-    return {**clock.speeds((labels != IGNORE).sum((1, 2)).tolist()), "loss": last}
+    return {**clock.speeds((labels != IGNORE).sum((1, 2)).tolist()), "loss": losses[: case.compared][-1]}
 
 
 def bare_compiled(case: Case, folder: Path) -> dict:

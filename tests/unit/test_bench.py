@@ -48,7 +48,9 @@ def test_what_does_not_fit_leaves_the_others_their_figures(monkeypatch, capsys):
 
 def test_contenders_that_did_not_compute_the_same_are_not_compared():
     found = {"A": Measured(1, 1, 1, 2.0), "B": Measured(1, 1, 1, 2.0001), "C": Measured(1, 1, 1, 2.01)}
-    assert measure.same_losses(found, "A", "B").startswith("Last step's loss: 2.0000")
+    assert measure.same_losses(found, "A", "B").startswith(
+        "A loss of 2.0000 in step 20 or the last, of A and B alike"
+    )
     with pytest.raises(RuntimeError, match="A and C did not compute the same"):
         measure.same_losses(found, "A", "C")
 

@@ -1043,6 +1043,7 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
             "interface": "",
             "mtu": None,
             "gids": [],
+            "cards": [],
         }
     ]
     found = module.link("eth0", root)
