@@ -233,7 +233,7 @@ def test_an_adapter_beside_a_base_that_lies_in_few_bits_is_merged_into_whole_wei
     assert torch.allclose(merged, beside, atol=0.02) and not torch.allclose(merged, plain, atol=0.1)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.full)])
 def test_weights_in_few_bits_are_read_on_the_cpu(base, tmp_path, monkeypatch, bits):
     """Left to transformers they go to the first GPU, where a run may need the memory."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig

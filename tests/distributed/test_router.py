@@ -117,7 +117,7 @@ def _noted(run, micro_batches):
     return Noted(asked.chosen, asked.weights), seconds
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.full), "fsdp"])
 def test_what_experts_count_is_not_rounded(experts, tmp_path, strategy):
     """FSDP gives modules their inputs in 16 bits, those within a dataclass, too."""
     words = ("dtype=bfloat16", f"strategy={strategy}", "steps=1")
