@@ -213,7 +213,8 @@ def plan(
         "cuda": "",
     }
     scheme = tables["packages"][source][family]
-    fabric = bool(survey["nvswitches"]) or any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    fifth_nvlink = any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    fabric = bool(survey["nvswitches"]) or fifth_nvlink
     desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
     # The distribution's own signature lets its modules in where the firmware asks for one. What runs stays as it is.
     signed = has_signed(survey)
@@ -253,8 +254,8 @@ def plan(
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
-    # Modules for another kernel may need a newer driver of the branch, whose packages are held.
-    # The fabric manager wants a driver of its very version.
+    # Modules for another kernel may need a newer driver of the branch, whose packages are held, and the fabric manager
+    # wants one of its very version.
     move = bool(installed and (installed != branch or lacks_signed or lacks_fabric)) or bool(there & others)
     if (move or (options["upgrade"] and upgrade)) and survey["runs"] and survey["loaded"]:
         raise Refused(
@@ -289,7 +290,7 @@ def plan(
         "prebuilt": prebuilt,
         "fabric": fabric,
         # By which the fabric manager speaks to the switches of the fifth NVLink.
-        "umad": any(card["device"] in tables["fifth_nvlink"] for card in cards),
+        "umad": fifth_nvlink,
         "peermem": bool(options["rdma"]),
         "kernel": survey["kernel"],
         "cuda": cuda,

@@ -149,9 +149,8 @@ def _weights(name: str, dtype: str, trust: bool):
             use_safetensors=True,
             local_files_only=Path(name).is_dir(),
             trust_remote_code=trust,
-            device_map={
-                "": "cpu"
-            },  # else weights that are packed go to the first GPU, whatever is free there
+            # Else weights that are packed go to the first GPU, whatever is free there.
+            device_map={"": "cpu"},
             output_loading_info=True,
         ),
         name,
