@@ -33,7 +33,7 @@ def survey(device, *packages):
         **dict.fromkeys(("nouveau", "container", "runfile", "desktop", "initramfs_stale"), False),
         **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
         **{name: [] for name in ("kernel_packages", "kernels_backported", "runs", "units", "modules")},
-        **{"headers": True, "nvswitches": 0},
+        **{"headers": True, "nvswitches": 0, "prime": "", "passphrases": []},
         **{"cards": [card], "device_nodes": 0, "kernel": "6.1.0-50-amd64", "sources": [mirror]},
         "free_bytes": {"/usr": 10**11, "/var/lib/dkms": 10**11, "/boot": 10**11},
         "packages": [
