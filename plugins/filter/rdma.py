@@ -131,14 +131,9 @@ def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str])
 def roce_ports(survey: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> list[dict]:
     """The ports on Ethernet, as the program roce-qos takes them: {device, port, interface}, one a card of a bond.
 
-    asked: what `dcb app show` said of them, as a loop's register has it. Those whose drivers know no classes are left
-    out, as the virtual functions of a card are.
+    asked: as `roce_silent` has it; those that it names are left out.
     """
-    silent = {
-        one["item"]["interface"]
-        for one in (asked or {}).get("results", [])
-        if one.get("rc") and one.get("stderr")
-    }
+    silent = roce_silent(asked or {})
     return [
         {"device": port["device"], "port": port["port"], "interface": card["interface"]}
         for port in survey["ports"]
@@ -146,6 +141,15 @@ def roce_ports(survey: Mapping[str, Any], asked: Mapping[str, Any] | None = None
         for card in port["cards"]
         if card["interface"] not in silent
     ]
+
+
+def roce_silent(asked: Mapping[str, Any]) -> dict[str, str]:
+    """The interfaces whose drivers know no classes, as those of a card's virtual functions do not, and what they said.
+
+    asked: what `dcb app show` said of them, as a loop's register has it.
+    """
+    told = [one for one in asked.get("results", []) if one.get("rc") and one.get("stderr")]
+    return {one["item"]["interface"]: one["stderr"] for one in told}
 
 
 def roce_deaf(survey: Mapping[str, Any]) -> list[str]:
@@ -167,6 +171,7 @@ class FilterModule:
             "rdma_told": rdma_told,
             "opensm_plan": opensm_plan,
             "roce_ports": roce_ports,
+            "roce_silent": roce_silent,
             "roce_deaf": roce_deaf,
             "traffic_class": traffic_class,
         }

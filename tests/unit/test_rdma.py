@@ -102,6 +102,7 @@ def test_what_knows_no_classes_is_left_out_beside_what_does(tmp_path):
         {"item": ports[1], "rc": 1, "stderr": "Operation not supported"},
     ]
     assert rdma_filter.roce_ports(found, {"results": results}) == ports[:1]
+    assert rdma_filter.roce_silent({"results": results}) == {ports[1]["interface"]: results[1]["stderr"]}
     assert (
         rdma_filter.roce_ports(found, {"results": [{"item": port, "skipped": True} for port in ports]})
         == ports
