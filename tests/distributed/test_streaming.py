@@ -44,6 +44,8 @@ def walk(strategy, world, first, last, steps):
         strategy.zero_grad()
         chance = torch.Generator().manual_seed(100 * step + world.rank)
         for one in strategy.trainable.values():
+            if one.grad is None:  # as backward would
+                one.grad = torch.empty_like(one)
             one.grad.copy_(torch.randn(one.shape, generator=chance))
         strategy.finish()
         optimizer.step()
@@ -533,7 +535,7 @@ def test_buckets_are_as_large_as_is_asked():
 
     from trainer.strategies.ddp import DDP
 
-    world = SimpleNamespace(device=torch.device("cpu"), size=1, alike=True)
+    world = SimpleNamespace(device=torch.device("cpu"), size=2, layers=lambda: None, alike=True)
 
     def buckets(**keys):
         module = torch.nn.Module()

@@ -32,6 +32,14 @@ def _gradients(world, config):
     return found
 
 
+def test_one_rank_by_itself_has_zeros_for_what_was_not_reached(tmp_path):
+    """There is no gradient before backward makes one; the optimizer goes by all of them."""
+    (found,) = ranks.together(tmp_path, _gradients, [0], strategy="ddp")
+    for gradients in found:
+        for (name, one), times in zip(gradients.items(), (1, 3, 1, 0), strict=True):
+            assert (one == times).all(), name
+
+
 FULL = pytest.mark.full
 
 

@@ -58,6 +58,7 @@ class Footprint:
     trained: tuple[tuple[int, int], ...]
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
+    growing: int  # the same with the gradients, where each comes to be in the backward pass
     given_activations: (
         int  # both, where a sharded strategy gives weights out in the format that is computed in:
     )
@@ -118,19 +119,22 @@ def _model(config: Config, model_config) -> nn.Module:
     return load.in_training(model)
 
 
-def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[int, int]:
-    """(bytes that a micro-batch's forward pass leaves, bytes on top at the peak), beside weights and gradients."""
+def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[int, int, int]:
+    """(bytes that a micro-batch's forward pass leaves, bytes on top at the peak), beside weights and gradients.
+
+    And on top at the peak beside the weights, where gradients come to be.
+    """
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         stack.callback(_swap(model, mode))
         module = TokenLoss(model, config.loss_chunk, device=device)
         if whole:
             module.whole()
+        tracker = Tracker(model)
         hooks = [
-            parameter.register_post_accumulate_grad_hook(_forget)
+            parameter.register_post_accumulate_grad_hook(tracker.take_gradient)
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
-        tracker = Tracker(model)
         kept = []
         base = lora.without_adapter(model)
         decoder = getattr(base, base.base_model_prefix, base)
@@ -145,11 +149,7 @@ def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[i
             loss.backward()
         for hook in hooks:
             hook.remove()
-    return kept[0], max(0, tracker.peak - kept[0])
-
-
-def _forget(parameter: nn.Parameter) -> None:
-    parameter.grad = None  # in training it is added to one that is there already
+    return kept[0], max(0, tracker.peak - kept[0]), max(0, tracker.growing_peak - kept[0])
 
 
 def _swap(model: nn.Module, mode: FakeTensorMode):
@@ -182,11 +182,15 @@ def _swap(model: nn.Module, mode: FakeTensorMode):
 
 
 class Tracker(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, less those that are gone; `model`'s own are left out."""
+    """Counts the bytes of the storages that operations make, less those that are gone; `model`'s own are left out.
+
+    peak: without gradients, which are added to those that are there already; growing_peak: with them, from when each
+    comes to be.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.growing_peak = self._gradients = 0
         self.seen = WeakIdKeyDictionary()
         for tensor in (*model.parameters(), *model.buffers()):
             self.seen[tensor.untyped_storage()] = True
@@ -204,11 +208,22 @@ class Tracker(TorchDispatchMode):
         size = storage.nbytes()
         self.seen[storage] = True
         self.now += size
-        self.peak = max(self.peak, self.now)
+        self._rise()
         weakref.finalize(storage, self._gone, size)
+
+    def _rise(self) -> None:
+        self.peak = max(self.peak, self.now)
+        self.growing_peak = max(self.growing_peak, self.now + self._gradients)
 
     def _gone(self, size: int) -> None:
         self.now -= size
+
+    def take_gradient(self, parameter: nn.Parameter) -> None:
+        """Count a parameter's gradient, which there is now, as one."""
+        size = parameter.grad.nbytes
+        parameter.grad = None
+        self._gradients += size
+        self._rise()
 
 
 def _sums(
@@ -270,6 +285,7 @@ def _sums(
         trained=tuple(Counter(sizes).items()),
         activations=step[0],
         working=step[1],
+        growing=step[2],
         given_activations=given[0],
         given_working=given[1],
         flops=flops.per_token(model),

@@ -53,6 +53,8 @@ class Alone(DDP):
 class AfterBackward(DDP):
     """Nothing travels before backward is over, and each time something is left over, which checkpoints keep by name."""
 
+    by_bucket = True
+
     def _ready(self, bucket) -> None:
         """Nothing travels before all is there: the collectives' order is then the same on all ranks."""
 

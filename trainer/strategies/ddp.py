@@ -4,6 +4,9 @@ torch's own DistributedDataParallel lays its buckets out anew after its first st
 an order that depends on a value's place in its bucket: a resumed run would differ in the last bit. Here the
 layout is fixed, gradients are summed instead of averaged (a share may be of any size), and what travels is
 one flat tensor a bucket, inside hosts first (trainer/sums.py).
+
+One rank sends nothing, and has no buckets: a parameter's gradient is the tensor that backward makes, which nothing has
+to be set to zero for and added to.
 """
 
 import contextlib
@@ -35,6 +38,8 @@ class Bucket:
 class DDP(Strategy):
     """See the module."""
 
+    by_bucket = False  # whether one rank has them, too
+
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world = module.to(world.device), world
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -44,6 +49,7 @@ class DDP(Strategy):
             Bucket(parameters)
             for group in self._groups(config)
             for parameters in split_up(reversed(group), min(BUCKET_BYTES, asked << 20))
+            if world.size > 1 or self.by_bucket
         ]
         self._sending = False
         self._next = 0  # buckets travel in order, on every rank
@@ -61,6 +67,9 @@ class DDP(Strategy):
     def zero_grad(self) -> None:
         for bucket in self.buckets:
             bucket.flat.zero_()
+        if not self.buckets:
+            for parameter in self.trainable.values():
+                parameter.grad = None
 
     @contextlib.contextmanager
     def micro_batch(self, last: bool):
@@ -83,6 +92,11 @@ class DDP(Strategy):
 
     def finish(self) -> None:
         if self.world.size == 1:
+            for parameter in self.trainable.values():
+                if (
+                    parameter.grad is None
+                ):  # which this batch did not reach; the optimizer goes by it all the same
+                    parameter.grad = torch.zeros_like(parameter)
             return
         with translated(self.world):
             while self._next < len(self.buckets):  # parameters that this batch did not reach
@@ -93,14 +107,13 @@ class DDP(Strategy):
         self._next = 0
 
     def clip(self, limit: float, scale: float = 1.0) -> float:
-        norms = torch.stack([torch.linalg.vector_norm(b.flat) for b in self.buckets])
-        norm = torch.linalg.vector_norm(norms).item() / scale
+        gradients = [bucket.flat for bucket in self.buckets] or [p.grad for p in self.trainable.values()]
+        norm = torch.nn.utils.get_total_norm(gradients).item() / scale
         if not self.independent:
             norm = self._of_all(self.world.as_first, norm)
         factor = clipping(norm, limit) / scale
         if factor != 1:
-            for bucket in self.buckets:
-                bucket.flat.mul_(factor)
+            torch._foreach_mul_(gradients, factor)
         return norm
 
     @property
