@@ -183,7 +183,7 @@ def _refusal(
         where, needs, there = "host's memory", sum(mine.host.values()), place.host_memory
     alone = dataclasses.replace(config, micro_batch_size=1)
     cures = [
-        *plan.switch(config, *plan.propose_both(config, budgets, exact, place)),
+        *plan.switch(config, *plan.propose_both(config, budgets, exact, place), place),
         *plan.cures(alone, footprint.measure(alone, model_config, world.device.type)),
     ]
     return (

@@ -84,6 +84,8 @@ def foresee_text(first: str, measured: dict, found: dict[str, str], facts: dict[
         for name in of_first["strategies"]
         if all(_fits(plan, name) for plan in plans.values()) and (name == "ddp" or comm in ways.EXACT)
     ]
+    forced = {name for plan in plans.values() for name in plan["want_force"]}
+    everywhere = [f"{name} (with force_strategy: true)" if name in forced else name for name in everywhere]
     fewer = [plan.get("proposed_micro_batch_size") for plan in plans.values() if not _fits(plan, "ddp")]
     if fewer and all(fewer):
         everywhere.insert(0, f"ddp with micro_batch_size: {min(fewer)}")

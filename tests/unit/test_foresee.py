@@ -26,6 +26,7 @@ def plan(there, speed, needs=600, device="cpu", comm="auto"):
             "memory_there": there * MIB,
             "host_memory_there": 5000 * MIB,
             "strategies": {"ddp": strategy(needs), "fsdp": strategy(needs // 2)},
+            "want_force": [],
             "estimate": {"matrix_flops_per_second": speed},
         }
     )
@@ -69,6 +70,13 @@ def test_each_host_has_a_line_with_what_it_needs_and_has():
         "fits on all of them: fsdp",
         "Nothing was started: leave plan out for that.",
     ]
+
+
+def test_a_strategy_that_is_to_be_forced_over_this_link_is_named_with_that():
+    found = {"alpha": json.loads(plan(1000, 3e12)), "beta": json.loads(plan(400, 1e12))}
+    found["beta"]["want_force"] = ["fsdp"]  # whose own link is the slow one
+    said = foresee_text("", {}, {host: json.dumps(one) for host, one in found.items()}, FACTS)
+    assert "fits on all of them: fsdp (with force_strategy: true)\n" in said
 
 
 def test_ddp_with_fewer_sequences_fits_where_each_host_says_so():

@@ -207,6 +207,20 @@ def test_offloaded_weights_and_gradients_take_powers_of_two_of_a_host_with_gpus(
     assert "pinned" not in plan.budget("fsdp", asked(), found, place, 0).host
 
 
+def test_gradients_that_come_as_activations_go_count_by_what_they_add():
+    """Of one rank's single micro-batch; with several, or ranks, or hardly any activations, there is room for all."""
+
+    def counted(ranks=1, **keys):
+        config = asked(**{"batch_size": 8, **keys})
+        place = plan.Place(ranks, ranks, 1, torch.device("cpu"), 1, 1, 1e9)
+        found = footprint.measure(config, LONG)
+        return plan.budget("ddp", config, found, place, 0).device["gradients"] / found.gradients
+
+    assert counted() == 0
+    assert counted(micro_batch_size=4) == counted(ranks=2) == 1
+    assert 0.7 < counted(batch_size=1, sequence_length=2) <= 1
+
+
 def test_a_way_is_counted_without_what_diloco_alone_has():
     """A run that leaves diloco may keep its keys: more fragments than parameters are no fault of it."""
     place = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
@@ -308,15 +322,44 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
         "strategies": {"fsdp": {"wire_seconds": 26.0}, "ddp": {"wire_seconds": 1.0}},
     }
     slow, fast = (plan.Place(3, 3, 1, torch.device("cpu"), 1, 1, speed) for speed in (1e9, 10e9))
-    (said,) = plan._forced(asked(**LORA), slow, answer)
+
+    def forced(config, place, **other):
+        wants = [name for name in answer["strategies"] if plan.wants_force(name, config, place)]
+        return plan._forced({**answer, "proposed": None, "want_force": wants, **other})
+
+    (said,) = forced(asked(**LORA), slow)
     assert "26.0 s a step over this link" in said and "force_strategy: true" in said
-    assert plan._forced(asked(**LORA), fast, answer) == []
-    assert plan._forced(asked(**LORA, force_strategy=True), slow, answer) == []
-    assert plan._forced(asked(strategy="fsdp"), slow, answer) == []
-    assert plan._forced(asked(**{**LORA, "strategy": "ddp"}), slow, answer | {"strategy": "ddp"}) == []
-    assert plan._forced(asked(**LORA), dataclasses.replace(slow, row=True), answer) == []
+    assert forced(asked(**LORA), fast) == []
+    assert forced(asked(**LORA, force_strategy=True), slow) == []
+    assert forced(asked(strategy="fsdp"), slow) == []
+    ddp = asked(**{**LORA, "strategy": "ddp"})
+    assert forced(ddp, slow, strategy="ddp") == []
+    assert forced(asked(**LORA), dataclasses.replace(slow, row=True)) == []
+    # One that is proposed wants it no less, and what would help says so.
+    assert forced(ddp, slow, strategy="ddp", proposed="fsdp") == [said]
+    assert plan.switch(ddp, "fsdp", "auto", slow) == ["strategy: fsdp and force_strategy: true"]
+    assert plan.switch(ddp, "fsdp", "auto", fast) == ["strategy: fsdp"]
+    assert plan.switch(asked(**LORA), "fsdp", "auto", slow) == []
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert plan._forced(asked(**LORA), slow, answer) == []
+    assert forced(asked(**LORA), slow) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "said"),
+    [
+        ({}, 3, ""),
+        ({"comm": "exact", "optimizer": "paged_adamw", "dtype": "bfloat16"}, 3, ""),
+        ({"comm": "8bit"}, 3, "another loss curve comes of comm: 8bit (the curve moves a little)"),
+        ({"comm": "diloco"}, 3, "comm: diloco (from random weights a loss far higher"),
+        ({"comm": "diloco"}, 1, ""),
+        ({"optimizer": "paged_adamw_8bit"}, 1, "comes of optimizer: paged_adamw_8bit (moments in 8 bits)"),
+        ({"dtype": "float16"}, 1, "comes of dtype: float16 ("),
+        ({"comm": "16bit", "optimizer": "adamw_8bit"}, 2, "(next to none), and of optimizer: adamw_8bit ("),
+    ],
+)
+def test_a_plan_says_what_makes_another_curve_on_whatever_link(keys, ranks, said):
+    found = plan._curve(asked(**keys), {"ranks": ranks, "from_random": True})
+    assert len(found) == bool(said) and said in "".join(found)
 
 
 LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}

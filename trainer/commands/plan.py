@@ -242,6 +242,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
 
     held = own - gathered + gathered // part if name != "ddp" else own
     gradients = trained // part if name in ("zero2", "fsdp", "offload", "infinity") else trained
+    if name == "ddp" and ranks == 1 and _passes(config, place) == 1:
+        gradients = found.growing - found.working  # they come to be while activations go
     whole = 0  # weights and gradients that are whole for a while
     if name in ("zero1", "zero2"):
         whole = int(trained * narrow)
@@ -685,13 +687,24 @@ def propose_both(
     return found, "exact" if found or less else config.comm
 
 
-def switch(config: Config, strategy: str | None, comm: str) -> list[str]:
-    """What is to be set for both, as one cure; nothing where they are as configured."""
+def switch(config: Config, strategy: str | None, comm: str, place: Place | None = None) -> list[str]:
+    """What is to be set for both, as one cure; nothing where they are as configured. place: to say what this wants."""
+    other = strategy not in (None, known(config.strategy))
     keys = [
         *([f"comm: {comm}"] if comm != config.comm else []),
-        *([f"strategy: {strategy}"] if strategy not in (None, known(config.strategy)) else []),
+        *([f"strategy: {strategy}"] if other else []),
+        *(["force_strategy: true"] if other and place and wants_force(strategy, config, place) else []),
     ]
     return [" and ".join(keys)] if keys else []
+
+
+def wants_force(strategy: str, config: Config, place: Place) -> bool:
+    """Whether it would send an adapter's frozen weights over a slow link: a run wants to be told (trainer/room.py)."""
+    sends = getattr(STRATEGIES.get(strategy), "shares_weights", False)
+    if config.adapter == "none" or config.force_strategy or not sends:
+        return False
+    by_name = os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
+    return _is_slow(place) and not place.row and not by_name
 
 
 def _answer(
@@ -739,6 +752,7 @@ def _answer(
             }
             for name, one in budgets.items()
         },
+        "want_force": [name for name in budgets if wants_force(name, config, place)],
         "ways": {
             name: {
                 "wire_bytes": sent,
@@ -799,9 +813,10 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
     lines += [
         "",
         _proposal(config, found, answer),
-        *_forced(config, place, answer),
+        *_forced(answer),
         *_travel(config, found, place, answer),
         *_shares(config, place, answer),
+        *_curve(config, answer),
         *_time(config, estimate),
         *_less(answer),
         *_patience(config, place, answer),
@@ -845,18 +860,14 @@ def _proposal(config: Config, found: Footprint, answer: dict) -> str:
     return f"proposed: strategy {proposed} with comm: {comm} ({same} with comm: {config.comm})"
 
 
-def _forced(config: Config, place: Place, answer: dict) -> list[str]:
-    """What a run wants to hear before it sends an adapter's frozen weights over a slow link (trainer/room.py)."""
-    sends = getattr(STRATEGIES.get(answer["strategy"]), "shares_weights", False)
-    if config.adapter == "none" or config.force_strategy or not sends:
-        return []
-    by_name = os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
-    if not _is_slow(place) or place.row or by_name:
-        return []
-    seconds = answer["strategies"][answer["strategy"]]["wire_seconds"]
+def _forced(answer: dict) -> list[str]:
+    """What a run wants to hear before it begins as configured, or as is proposed."""
+    named = dict.fromkeys([answer["strategy"], answer["proposed"]])
     return [
-        f"strategy {answer['strategy']} sends the frozen weights, too, {seconds:,.1f} s a step over this link: a run "
-        "begins so with force_strategy: true alone"
+        f"strategy {name} sends the frozen weights, too, {answer['strategies'][name]['wire_seconds']:,.1f} s a step "
+        "over this link: a run begins so with force_strategy: true alone"
+        for name in named
+        if name in answer["want_force"]
     ]
 
 
@@ -917,6 +928,18 @@ def _shares(config: Config, place: Place, answer: dict) -> list[str]:
         "zero2": "the optimizer's and gradients in even parts, whatever the ranks' memory, the weights on each rank",
     }.get(answer["strategy"], "in even parts, whatever the ranks' memory")
     return [line, f"state: {state}"]
+
+
+def _curve(config: Config, answer: dict) -> list[str]:
+    """What breaks the rule that the loss curve is the same on any machines (docs/architecture.md), and how."""
+    found = []
+    if answer["ranks"] > 1 and (price := ways.price(_travels(config.comm), answer["from_random"])):
+        found.append(f"comm: {config.comm} ({price})")
+    if "8bit" in config.optimizer:
+        found.append(f"optimizer: {config.optimizer} (moments in 8 bits)")
+    if config.dtype == "float16":
+        found.append("dtype: float16 (a step whose gradients overflow is tried again with a smaller scale)")
+    return [f"another loss curve comes of {', and of '.join(found)}"] if found else []
 
 
 def cures(config: Config, found: Footprint) -> list[str]:
