@@ -349,12 +349,12 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
     [
         ({}, 3, ""),
         ({"comm": "exact", "optimizer": "paged_adamw", "dtype": "bfloat16"}, 3, ""),
-        ({"comm": "8bit"}, 3, "another loss curve comes of comm: 8bit (the curve moves a little)"),
+        ({"comm": "8bit"}, 3, "at a price for the loss curve: comm: 8bit (the curve moves a little)"),
         ({"comm": "diloco"}, 3, "comm: diloco (from random weights a loss far higher"),
         ({"comm": "diloco"}, 1, ""),
-        ({"optimizer": "paged_adamw_8bit"}, 1, "comes of optimizer: paged_adamw_8bit (moments in 8 bits)"),
-        ({"dtype": "float16"}, 1, "comes of dtype: float16 ("),
-        ({"comm": "16bit", "optimizer": "adamw_8bit"}, 2, "(next to none), and of optimizer: adamw_8bit ("),
+        ({"optimizer": "paged_adamw_8bit"}, 1, "loss curve: optimizer: paged_adamw_8bit (moments in 8 bits)"),
+        ({"dtype": "float16"}, 1, "loss curve: dtype: float16 ("),
+        ({"comm": "16bit", "optimizer": "adamw_8bit"}, 2, "(next to none), optimizer: adamw_8bit ("),
     ],
 )
 def test_a_plan_says_what_makes_another_curve_on_whatever_link(keys, ranks, said):

@@ -939,7 +939,7 @@ def _curve(config: Config, answer: dict) -> list[str]:
         found.append(f"optimizer: {config.optimizer} (moments in 8 bits)")
     if config.dtype == "float16":
         found.append("dtype: float16 (a step whose gradients overflow is tried again with a smaller scale)")
-    return [f"another loss curve comes of {', and of '.join(found)}"] if found else []
+    return [f"at a price for the loss curve: {', '.join(found)}"] if found else []
 
 
 def cures(config: Config, found: Footprint) -> list[str]:

@@ -46,7 +46,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def zero_grad(self) -> None:
-        """Begin a step: all gradients are zero."""
+        """Begin a step: all gradients are zero, or there are none yet."""
 
     @abstractmethod
     def micro_batch(self, last: bool) -> AbstractContextManager:

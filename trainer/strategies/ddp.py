@@ -92,10 +92,9 @@ class DDP(Strategy):
 
     def finish(self) -> None:
         if self.world.size == 1:
+            # The optimizer goes by what this batch did not reach, too.
             for parameter in self.trainable.values():
-                if (
-                    parameter.grad is None
-                ):  # which this batch did not reach; the optimizer goes by it all the same
+                if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
             return
         with translated(self.world):
