@@ -268,7 +268,7 @@ def balance(lab: Lab, quick: bool) -> str:
         own = _around(before, after)
         record(f"{name}, auto", auto_rows[LEARNT:], own, shares, batch_size=SEQUENCES)
         learnt_kept, even_kept = kept(auto_rows[LEARNT:]), kept(even_rows[3:])
-        by_steps = asked(learnt_kept / even_kept, faster) if faster else f"{learnt_kept / even_kept:.2f}"
+        by_steps = asked(learnt_kept / even_kept, faster) if faster else f"{learnt_kept / even_kept:.3f}"
         notes.append(
             f"{name}, auto: {lost(auto_rows[LEARNT:], own)}. Even shares had {even_kept:.3f} of it: auto/even is "
             f"{by_steps} by that, whatever became of the machine between the two runs."

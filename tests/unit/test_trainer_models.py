@@ -795,7 +795,7 @@ def test_what_no_text_reaches_is_counted_where_it_is():
     assert senses.found(make("llama")) == []
     frozen = 4 * sum(one.numel() for one in model.parameters() if not one.requires_grad)
     trained = 4 * sum(one.numel() for one in model.parameters() if one.requires_grad)
-    counted = footprint._sums(from_mapping({}), model, (0, 0), (0, 0), False)
+    counted = footprint._sums(from_mapping({}), model, (0, 0, 0), (0, 0), False)
     buffers = sum(one.numel() * one.element_size() for one in model.buffers())
     assert frozen > 0 and counted.weights == frozen + trained + buffers
     assert (counted.shared, counted.gradients, counted.packs) == (trained, trained, 0)
