@@ -445,7 +445,7 @@ def check_together(config: Config, places: typing.Mapping[str, str] | None = Non
     if config.comm not in EXACT:
         if config.strategy != "ddp":
             problems.append(
-                f"comm: {config.comm} works with strategy ddp alone, found {config.strategy}; "
+                f"comm: {config.comm} works with strategy ddp, found {config.strategy}; "
                 "set strategy to ddp, or comm to exact"
             )
         if config.dtype == "float16":
