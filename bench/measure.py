@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -95,9 +96,10 @@ def prepared(case: Case) -> Iterator[Path]:
         yield folder
 
 
-def contend(name: str, folder: Path) -> Measured:
-    """One run of a contender of bench/contenders.py."""
-    output, peak = process([sys.executable, "-m", "bench.contenders", name, str(folder)], folder)
+def contend(name: str, folder: Path, core: int | None = None) -> Measured:
+    """One run of a contender of bench/contenders.py; core: the one that it gets, None: all."""
+    held = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    output, peak = process([*held, sys.executable, "-m", "bench.contenders", name, str(folder)], folder)
     return Measured(**{"peak": peak, **json.loads(output.splitlines()[-1])})
 
 
@@ -216,6 +218,29 @@ def turns(
         )
         for title, ones in found.items()
     }
+
+
+def beside(case: Case, contenders: dict[str, str], count: int) -> dict[str, list[float]]:
+    """Tokens a CPU second, by title and round, of contenders that run at the same time on one core, a thread each.
+
+    Another core each round: whatever makes one slow makes all of them slow.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    found: dict[str, list[float]] = {title: [] for title in contenders}
+    with prepared(replace(case, threads=1)) as folder, ThreadPoolExecutor(len(contenders)) as pool:
+        for number in range(count):
+            core = cores[number % len(cores)]
+            runs = {title: pool.submit(contend, name, folder, core) for title, name in contenders.items()}
+            for title, run in runs.items():
+                found[title].append(run.result().cpu_speed)
+            tell(f"beside, round {number + 1}: " + ", ".join(f"{k} {v[-1]:,.0f}" for k, v in found.items()))
+    return found
+
+
+def quotients(found: dict[str, list[float]], of: str, by: str) -> str:
+    """The median of the rounds' quotients, and how far they lie apart."""
+    each = [one / other for one, other in zip(found[of], found[by], strict=True)]
+    return f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})"
 
 
 def fault(error: RuntimeError) -> str:

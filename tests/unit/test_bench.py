@@ -30,6 +30,23 @@ def test_medians_of_interleaved_rounds(monkeypatch, capsys):
     assert "round 3: B: 3 tokens/s, 6 a CPU second, 3 MiB" in capsys.readouterr().err
 
 
+def test_contenders_beside_each_other_have_one_core_and_a_thread_each(monkeypatch, capsys):
+    speeds, given = {"a": iter((10.0, 33.0, 20.0)), "b": iter((10.0, 30.0, 16.0))}, []
+
+    def contend(name, folder, core):
+        given.append((name, folder.threads, core))
+        return Measured(1.0, next(speeds[name]), 1, 1.5)
+
+    monkeypatch.setattr(measure, "contend", contend)
+    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda _: {3, 5})
+    monkeypatch.setattr(measure, "prepared", lambda case: measure.contextlib.nullcontext(case))
+    found = measure.beside(measure.replace(CASE, threads=8), {"A": "a", "B": "b"}, 3)
+    assert sorted(given) == sorted((name, 1, core) for core in (3, 5, 3) for name in "ab")
+    assert found == {"A": [10, 33, 20], "B": [10, 30, 16]}
+    assert measure.quotients(found, "A", "B") == "1.100 (1.000 to 1.250)"
+    assert "beside, round 2: A 33, B 30" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_leaves_the_others_their_figures(monkeypatch, capsys):
     def contend(name, folder):
         if name == "hf-compiled":
