@@ -141,6 +141,9 @@ def _room(run: Run, size: int, known: int) -> int:
     while size > known:
         try:
             for one in run.strategy.trainable.values():
+                # One rank's gradients come to be in a step's first micro-batch; the others' memory is tried for.
+                if run.world.size == 1 and one.grad is None and size < run.config.batch_size:
+                    one.grad = torch.zeros_like(one)
                 if one not in state:
                     kept.append(torch.empty(width * one.numel(), dtype=torch.uint8, device=one.device))
             _pass(run, size)

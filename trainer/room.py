@@ -140,11 +140,13 @@ def _size(config: Config, model_config, world: World) -> int:
     strategy = plan.known(config.strategy)
     if strategy not in one:  # split, of a rank with one GPU
         strategy = "ddp"
-    if not one[strategy].fits(place, DOUBT):
+    whole = budgets(wanted)
+    # A step that is one micro-batch has its gradients when activations are gone, and may fit where several do not.
+    if not one[strategy].fits(place, DOUBT) and not whole[strategy].fits(place, DOUBT):
         exact = one if config.comm in EXACT else budgets(1, plan.with_comm(config, "exact"))
         raise BadInput(_refusal(config, model_config, world, one, exact["ddp"], strategy, place))
     least, most = 1, wanted
-    if budgets(most)[strategy].fits(place, DOUBT):
+    if whole[strategy].fits(place, DOUBT):
         # What nobody asked for is not tried where the count may be too low. To an eighth, for each takes seconds.
         too_many = asked + 1
         while too_many - most > max(1, most // 8) or too_many > asked > most:

@@ -131,6 +131,26 @@ def test_what_a_lossy_comm_keeps_is_the_first_to_go_and_no_strategy_goes_with_it
         room.at_once(config, HEAVY, World(other=8))
 
 
+def test_one_rank_whose_single_micro_batch_fits_is_not_refused_for_that_several_would_not(monkeypatch):
+    config = asked(sequence_length=96, batch_size=2, micro_batch_size=2)
+    place = plan.Place(1, 1, 1, torch.device("cpu"), 1, 1, 1e9)
+
+    def takes(rows):
+        one = dataclasses.replace(config, micro_batch_size=rows)
+        return sum(
+            plan.budget("ddp", one, footprint.measure(one, HEAVY), place, plan.KERNELS).device.values()
+        )
+
+    several, single = takes(1), takes(2)
+    assert several > 1.02 * single
+    monkeypatch.setattr(plan, "_host_memory", lambda: int((several + single) / 2 / room.DOUBT))
+    alone = World(other=2, size=1, firsts=[0], hosts=["desktop"], gather=lambda own: [own])
+    assert room.at_once(config, HEAVY, alone) == [2]
+    monkeypatch.setattr(plan, "_host_memory", lambda: int(0.98 * single / room.DOUBT))
+    with pytest.raises(BadInput, match="a step of a single sequence needs about"):
+        room.at_once(config, HEAVY, alone)
+
+
 def budgets(**sizes):
     return {name: plan.Budget(name, {"all": size}, {}, 0, 1.0) for name, size in sizes.items()}
 
@@ -352,14 +372,22 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
         ({"comm": "8bit"}, 3, "at a price for the loss curve: comm: 8bit (the curve moves a little)"),
         ({"comm": "diloco"}, 3, "comm: diloco (from random weights a loss far higher"),
         ({"comm": "diloco"}, 1, ""),
+        ({"comm": "powersgd"}, 1, ""),
         ({"optimizer": "paged_adamw_8bit"}, 1, "loss curve: optimizer: paged_adamw_8bit (moments in 8 bits)"),
         ({"dtype": "float16"}, 1, "loss curve: dtype: float16 ("),
         ({"comm": "16bit", "optimizer": "adamw_8bit"}, 2, "(next to none), optimizer: adamw_8bit ("),
     ],
 )
 def test_a_plan_says_what_makes_another_curve_on_whatever_link(keys, ranks, said):
-    found = plan._curve(asked(**keys), {"ranks": ranks, "from_random": True})
+    found = plan._curve(asked(**keys), {"ranks": ranks, "nodes": ranks, "from_random": True})
     assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_one_host_codes_nothing_and_pays_nothing_but_for_diloco():
+    here = {"ranks": 2, "nodes": 1, "from_random": False}
+    assert plan._curve(asked(comm="8bit"), here) == []
+    (said,) = plan._curve(asked(comm="diloco"), here)
+    assert "comm: diloco (another curve" in said
 
 
 LORA = {"adapter": "lora", "lora_targets": "all-linear", "strategy": "fsdp"}

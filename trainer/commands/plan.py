@@ -243,7 +243,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     held = own - gathered + gathered // part if name != "ddp" else own
     gradients = trained // part if name in ("zero2", "fsdp", "offload", "infinity") else trained
     if name == "ddp" and ranks == 1 and _passes(config, place) == 1:
-        gradients = found.growing - found.working  # they come to be while activations go
+        gradients = max(0, found.growing - found.working)  # they come to be while activations go
     whole = 0  # weights and gradients that are whole for a while
     if name in ("zero1", "zero2"):
         whole = int(trained * narrow)
@@ -933,7 +933,8 @@ def _shares(config: Config, place: Place, answer: dict) -> list[str]:
 def _curve(config: Config, answer: dict) -> list[str]:
     """What breaks the rule that the loss curve is the same on any machines (docs/architecture.md), and how."""
     found = []
-    if answer["ranks"] > 1 and (price := ways.price(_travels(config.comm), answer["from_random"])):
+    coded = answer["nodes"] > 1 or (answer["ranks"] > 1 and config.comm == "diloco")
+    if coded and (price := ways.price(_travels(config.comm), answer["from_random"])):
         found.append(f"comm: {config.comm} ({price})")
     if "8bit" in config.optimizer:
         found.append(f"optimizer: {config.optimizer} (moments in 8 bits)")

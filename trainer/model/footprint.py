@@ -58,7 +58,7 @@ class Footprint:
     trained: tuple[tuple[int, int], ...]
     activations: int  # what the layers keep for the backward pass of a micro-batch
     working: int  # what comes on top at the worst moment: the loss, or a layer's backward pass
-    growing: int  # the same with the gradients, where each comes to be in the backward pass
+    growing: int  # the same and the gradients, where there are none before the backward pass
     given_activations: (
         int  # both, where a sharded strategy gives weights out in the format that is computed in:
     )
@@ -120,9 +120,9 @@ def _model(config: Config, model_config) -> nn.Module:
 
 
 def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[int, int, int]:
-    """(bytes that a micro-batch's forward pass leaves, bytes on top at the peak), beside weights and gradients.
+    """Bytes of a micro-batch: (what its forward pass leaves, what is on top at the peak, the same with gradients).
 
-    And on top at the peak beside the weights, where gradients come to be.
+    Beside the weights, and but for the last beside gradients that are there already.
     """
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         stack.callback(_swap(model, mode))

@@ -5,8 +5,8 @@ an order that depends on a value's place in its bucket: a resumed run would diff
 layout is fixed, gradients are summed instead of averaged (a share may be of any size), and what travels is
 one flat tensor a bucket, inside hosts first (trainer/sums.py).
 
-One rank sends nothing, and has no buckets: a parameter's gradient is the tensor that backward makes, which nothing has
-to be set to zero for and added to.
+One rank sends nothing, and has no buckets: a parameter's gradient is the tensor that the first backward makes, without
+zeros that it would be added to.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Bucket:
 class DDP(Strategy):
     """See the module."""
 
-    by_bucket = False  # whether one rank has them, too
+    by_bucket = False  # whether one rank has them, too, as codes go by them
 
     def __init__(self, module: TokenLoss, world: World, config: Config):
         self.module, self.world = module.to(world.device), world
