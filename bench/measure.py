@@ -98,9 +98,14 @@ def prepared(case: Case) -> Iterator[Path]:
 
 def contend(name: str, folder: Path, core: int | None = None) -> Measured:
     """One run of a contender of bench/contenders.py; core: the one that it gets, None: all."""
-    held = [] if core is None else ["taskset", "--cpu-list", str(core)]
-    output, peak = process([*held, sys.executable, "-m", "bench.contenders", name, str(folder)], folder)
+    command = [sys.executable, "-m", "bench.contenders", name, str(folder)]
+    output, peak = process([*_held(core), *command], folder)
     return Measured(**{"peak": peak, **json.loads(output.splitlines()[-1])})
+
+
+def _held(core: int | None) -> list[str]:
+    """What a command begins with that is to have one core."""
+    return [] if core is None else ["taskset", "--cpu-list", str(core)]
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -129,9 +134,8 @@ def launch(folder: Path, name: str, ranks: int, *words: str, core: int | None = 
         "CLUSTER_ADDRESS": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    held = [] if core is None else ["taskset", "--cpu-list", str(core)]
     command = [sys.executable, "-m", "trainer", "launch", str(folder / "run.yaml"), *words]
-    process([*held, *command], folder, settings)
+    process([*_held(core), *command], folder, settings)
     return [one for one in metrics(run_dir) if one["kind"] == "train"]
 
 

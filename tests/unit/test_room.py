@@ -379,14 +379,15 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
     ],
 )
 def test_a_plan_says_what_makes_another_curve_on_whatever_link(keys, ranks, said):
-    found = plan._curve(asked(**keys), {"ranks": ranks, "nodes": ranks, "from_random": True})
+    place = plan.Place(ranks, ranks, 1, torch.device("cpu"), 1, 1, 1e9)
+    found = plan._curve(asked(**keys), place, {"from_random": True})
     assert len(found) == bool(said) and said in "".join(found)
 
 
 def test_one_host_codes_nothing_and_pays_nothing_but_for_diloco():
-    here = {"ranks": 2, "nodes": 1, "from_random": False}
-    assert plan._curve(asked(comm="8bit"), here) == []
-    (said,) = plan._curve(asked(comm="diloco"), here)
+    here, answer = plan.Place(2, 1, 2, torch.device("cpu"), 1, 1, 1e9), {"from_random": False}
+    assert plan._curve(asked(comm="8bit"), here, answer) == []
+    (said,) = plan._curve(asked(comm="diloco"), here, answer)
     assert "comm: diloco (another curve" in said
 
 

@@ -273,8 +273,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "activations": found.activations if name == "ddp" else found.given_activations,
         "loss and backward": (found.working if name == "ddp" else found.given_working) + 2 * found.largest,
     }
-    coded = place.nodes > 1 or (ranks > 1 and config.comm == "diloco")  # a host alone does not, but for that
-    lossy = name == "ddp" and coded and config.comm not in ways.EXACT
+    lossy = name == "ddp" and _codes(config, place)
     copies = checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
@@ -321,6 +320,13 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         lines["optimizer"] -= gives
         host["optimizer"] = host.get("optimizer", 0) + gives
     return Budget(kind, lines, host, sent, _seconds(sent, place))
+
+
+def _codes(config: Config, place: Place) -> bool:
+    """Whether what travels is coded with loss: on one host nothing is, but by diloco."""
+    return config.comm not in ways.EXACT and (
+        place.nodes > 1 or (place.ranks > 1 and config.comm == "diloco")
+    )
 
 
 def _rounded(tensors: Sequence[tuple[int, int]], part: int) -> int:
@@ -816,7 +822,7 @@ def _text(config: Config, found: Footprint, place: Place, budgets: dict[str, Bud
         *_forced(answer),
         *_travel(config, found, place, answer),
         *_shares(config, place, answer),
-        *_curve(config, answer),
+        *_curve(config, place, answer),
         *_time(config, estimate),
         *_less(answer),
         *_patience(config, place, answer),
@@ -930,12 +936,11 @@ def _shares(config: Config, place: Place, answer: dict) -> list[str]:
     return [line, f"state: {state}"]
 
 
-def _curve(config: Config, answer: dict) -> list[str]:
+def _curve(config: Config, place: Place, answer: dict) -> list[str]:
     """What breaks the rule that the loss curve is the same on any machines (docs/architecture.md), and how."""
     found = []
-    coded = answer["nodes"] > 1 or (answer["ranks"] > 1 and config.comm == "diloco")
-    if coded and (price := ways.price(_travels(config.comm), answer["from_random"])):
-        found.append(f"comm: {config.comm} ({price})")
+    if _codes(config, place):
+        found.append(f"comm: {config.comm} ({ways.price(config.comm, answer['from_random'])})")
     if "8bit" in config.optimizer:
         found.append(f"optimizer: {config.optimizer} (moments in 8 bits)")
     if config.dtype == "float16":
