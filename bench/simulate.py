@@ -6,7 +6,7 @@ the one before it; under the other ways all is coded, and travels, once the last
 in sync_every steps. Bytes are the trainer's own count (trainer/ways.py). They go around a ring at the pace of its
 slowest link, and each hop costs the network's latency. The switch is never the limit.
 
-Speeds of the cards of home-lan are ASSUMED from their makers' figures: none has been measured.
+Speeds of the cards of home-lan come from what others have measured of such cards and published: none was here.
 """
 
 import argparse
@@ -188,19 +188,22 @@ def step(hosts: Sequence[Host], work: Work, network: Network) -> Step:
 
 @dataclass(frozen=True)
 class Card:
-    """What its maker says of it: dense bfloat16 with sums in float32, TFLOP/s; GB; GB/s."""
+    """A large product of 16-bit matrices as PyTorch does it, measured, in TFLOP/s; GB and GB/s by its maker."""
 
     tflops: float
     memory: int
     bandwidth: float
 
 
+# Products: the database of github.com/zzc0721/torch-performance-test-data, which owners of cards fill.
 CARDS = {
-    "5070 Ti": Card(87.9, 16, 896),
-    "4070 laptop": Card(40.1, 8, 256),  # at its highest clock, which a laptop rarely keeps
-    "3070 Ti": Card(43.5, 8, 608),
+    "5070 Ti": Card(92.2, 16, 896),  # two have been entered, with 85.3 and 99.1
+    "4070 laptop": Card(46.3, 8, 256),  # float16's; its 64.4 in bfloat16 is like no other card's of its kind
+    "3070 Ti": Card(45.8, 8, 608),
 }
-MFU = 0.35  # assumed of all of them, by the convention of trainer/model/flops.py
+# What training reaches of that, by the convention of trainer/model/flops.py: a published log of nanochat's on such a
+# laptop has 12,240 tokens/s of 1.359 GFLOP each (16 layers of 1,024, 512 tokens, bfloat16), 16.6 TFLOP/s.
+MFU = 0.36
 A_HOST = 8  # sequences of a step
 SIZES = (3, 8, 64, 1000)
 COMMON = {
@@ -344,7 +347,7 @@ def _workload(title, config, found, assumed: Assumed, network: Network) -> str:
             "% waiting", *(f"of the sum, {count:,} hosts" for count in SIZES))  # fmt: skip
     speeds = ", ".join(f"{host.name} {host.speed:,.0f}" for host in hosts)
     return (
-        f"**{title}**, {A_HOST} x {config.sequence_length:,} tokens a host and step; tokens/s alone, assumed: "
+        f"**{title}**, {A_HOST} x {config.sequence_length:,} tokens a host and step; tokens/s alone: "
         f"{speeds}.\n\n{markdown(head, rows)}"
     )
 
@@ -491,7 +494,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--link", default="1gbit", help="of every host, each way")
     found.add_argument("--latency", type=float, default=1e-4, help="of a hop, in seconds")
     found.add_argument(
-        "--mfu", type=float, default=MFU, help="share of their peaks that the cards are taken to reach"
+        "--mfu", type=float, default=MFU, help="share of a large product's speed that training reaches"
     )
     found.add_argument(
         "--speed",
