@@ -255,7 +255,7 @@ def verdict(views: list[View], now: float, limits: Limits) -> tuple[str, View | 
 
     The launchers of a run end it together, so that once the first has ended, the others get `settle` seconds to do so
     from when they last had something to tell. A host that is silent keeps no run from going on, nor from ending, on
-    those that are left; nor does one that failed alone, and that the others have left behind.
+    those that are left; nor does one that ended alone, and that the others have left behind.
     """
     behind = [] if limits.apart else left_behind(views)
     views = [v for v in views if v not in behind]
@@ -294,9 +294,11 @@ def overdue(view: View, now: float, begun: float, patience: float = PATIENCE) ->
 
 
 def left_behind(views: list[View]) -> list[View]:
-    """The hosts that failed by themselves: others have gone on without them, in a later attempt."""
-    failed = [v for v in views if v.state == "ended" and v.result == "failed"]
-    return [one for one in failed if any(other.has_gone_on(one.attempt) for other in views)]
+    """The hosts that failed by themselves, or stopped in an earlier start: others have gone on without them, in a later
+    attempt.
+    """
+    ended = [v for v in views if v.state == "ended" and v.result in ("failed", "stopped")]
+    return [one for one in ended if any(other.has_gone_on(one.attempt) for other in views)]
 
 
 def under_way(views: list[View]) -> bool:
@@ -661,7 +663,7 @@ class ActionModule(ActionBase):
                 screen.tell(line)
             behind = [] if self.limits.apart else left_behind(views)
             for view in behind:
-                if view.host not in named:
+                if view.host not in named and view.result == "failed":
                     screen.tell(without(self.run_name, view, self.keeper))
                     named.add(view.host)
             rows = [(view.host, host_line(view, now)) for view in views]

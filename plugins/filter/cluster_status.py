@@ -28,7 +28,9 @@ SPAN = re.compile(r"(\d+)([smhd])")
 def run_views(results: dict[str, dict]) -> dict[str, dict]:
     """Every run of the cluster, the newest first: {run: {state, active, hosts, …}} with its newest status.json's keys.
 
-    `results`: what the task host_status registered on each host; it has no `host_status` where there was no answer.
+    Newest is a word from where the run is alive, then one of the latest start: a host that comes back may have learned
+    just now how an earlier one ended. `results`: what the task host_status registered on each host; it has no
+    `host_status` where there was no answer.
     active, hosts: names of hosts, where it is alive and where it is known. state: the status's, `interrupted` if that
     was cut short and it is alive nowhere. age: seconds since the status was written, by the clock of its host.
     """
@@ -42,12 +44,30 @@ def run_views(results: dict[str, dict]) -> dict[str, dict]:
             view["hosts"].append(host)
             if run in answer["active"]:
                 view["active"].append(host)
-            if "state" not in view or age < view["age"]:
-                views[run] = {**status, "active": view["active"], "hosts": view["hosts"], "age": age}
+            one = {
+                **status,
+                "active": view["active"],
+                "hosts": view["hosts"],
+                "age": age,
+                "here": run in answer["active"],
+            }
+            if "state" not in view or _is_newer(one, view):
+                views[run] = one
     for view in views.values():
+        view.pop("here")
         if not view["active"] and view["state"] not in ENDED:
             view["state"] = "interrupted" if view["state"] != "unknown" else "unknown"
     return dict(sorted(views.items(), key=lambda item: (not item[1]["active"], item[1]["age"])))
+
+
+def _is_newer(one: dict, other: dict) -> bool:
+    """Whether a host's word on a run is to be believed before another's."""
+    if one["here"] != other["here"]:
+        return one["here"]
+    launches = one.get("launch"), other.get("launch")  # which an ended one has
+    return (
+        launches[0] > launches[1] if all(launches) and len(set(launches)) > 1 else one["age"] < other["age"]
+    )
 
 
 def run_chosen(results: dict[str, dict], asked: str) -> str:

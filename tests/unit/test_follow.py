@@ -274,6 +274,18 @@ def went(host, status=(), state="active", **facts):
         ([left("a"), went("b", {"state": "stopped"}, state="ended", code=75)], "stopped", None),
         ([left("a"), went("b", {"state": "failed"}, state="ended", code=3)], "failed", "b"),
         ([left("a"), left("b", {"attempt": 3}), went("c", {"attempt": 4})], "running", None),
+        # It was left out of the start that the others have ended, and knows of the one before alone.
+        (
+            [ended("a", 75, status={"attempt": 1}), went("b", {"state": "finished"}, state="ended", code=0)],
+            "finished",
+            None,
+        ),
+        (
+            [ended("a", 75, status={"attempt": 1}), went("b", {"state": "failed"}, state="ended", code=3)],
+            "failed",
+            "b",
+        ),
+        ([ended("a", 75, status={"attempt": 1}, seen=NOW - 99), went("b")], "running", None),
         # The attempt of b is one of before this start of the run: both wait for each other to begin.
         ([left("a"), went("b", {"state": "starting"})], "failed", "a"),
         ([left("a"), went("b", {"state": "queued"})], "failed", "a"),
@@ -346,12 +358,15 @@ def test_the_line_is_of_those_who_go_on_and_the_one_left_behind_is_told_once(mon
     views = {
         "a": left("a", {"attempt": 1, "state": "running", "step": 50, "steps": 100}),
         "b": went("b", {"attempt": 2, "step": 41, "steps": 100}),
+        "c": ended(
+            "c", 75, status={"attempt": 1, "state": "stopped", "step": 60}
+        ),  # in the start before this one
     }
     shown = []
     monkeypatch.setattr(follow, "ON_A_TERMINAL", False)
     monkeypatch.setattr(follow.display, "display", lambda text, **how: shown.append(text))
     task = follow.ActionModule.__new__(follow.ActionModule)
-    task.run_name, task.keeper, task.hosts = "first", "process", ["a", "b"]
+    task.run_name, task.keeper, task.hosts = "first", "process", ["a", "b", "c"]
     task.refresh = task.log_every = 0
     task.detach, task.limits, task.commands = False, follow.Limits(), COMMANDS
     rounds = []
@@ -363,9 +378,9 @@ def test_the_line_is_of_those_who_go_on_and_the_one_left_behind_is_told_once(mon
 
     task.spool = SimpleNamespace(get=get, put=lambda *_: None, end_if_alone=lambda: None)
     assert task._draw() == {"result": "finished", "host": "", "message": ""}
-    warnings = [line for line in shown if "warning: a failed" in line]
-    assert len(warnings) == 1
-    assert "first  step 41/100 (41 %)  a failed" in shown
+    warnings = [line for line in shown if "warning: " in line]
+    assert len(warnings) == 1 and "warning: a failed" in warnings[0]
+    assert "first  step 41/100 (41 %)  a failed  c stopped" in shown
 
 
 def test_of_two_failures_the_earlier_is_to_blame():

@@ -74,6 +74,18 @@ def test_the_newest_word_counts_whatever_the_hosts_clocks_say():
     assert (views["a"]["step"], views["a"]["active"]) == (9, ["node1", "node2"])
 
 
+def test_a_host_that_was_left_out_of_the_last_start_has_no_say_though_its_word_is_the_newest():
+    """node2 was off, and learns now how the start before ended."""
+    old = host(a={"age": 1, "state": "stopped", "step": 7, "launch": "L1"})
+    known = {"age": 90, "step": 9, "steps": 10}
+    for node1 in (host(["a"], a=known), host(a={**known, "state": "finished", "launch": "L2"})):
+        for results in ({"node1": node1, "node2": old}, {"node2": old, "node1": node1}):
+            assert run_views(results)["a"]["step"] == 9
+    # Of a word without its start's name, the newer one counts.
+    view = run_views({"node1": host(a={**known, "launch": None}), "node2": old})["a"]
+    assert (view["state"], view["step"]) == ("stopped", 7)
+
+
 @pytest.mark.parametrize(
     ("state", "active", "shown"),
     [
