@@ -221,6 +221,11 @@ def test_scancel_saves_and_a_unit_takes_the_run_on(plays, results):
     assert list(losses(results / "cancelled/metrics.jsonl")) == list(range(1, step + 3))
     for host in HOSTS:
         assert plays.sh(host, "journalctl --quiet --unit trainyard@cancelled").strip()
+        plays.sh(host, "systemctl enable trainyard@cancelled")  # as it is where nobody saw the end
+    done = plays.book("train.yml", launcher="slurm", **{**go_on, "steps": step + 4})
+    assert done.returncode == 0, done.stdout + done.stderr
+    for host in HOSTS:  # the next boot would start it beside a job
+        assert "disabled" in plays.sh(host, "systemctl is-enabled trainyard@cancelled || true")
 
 
 def test_what_slurm_has_against_a_run_is_said_before_anything_is_changed(plays, results):

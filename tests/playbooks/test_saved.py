@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -71,6 +72,32 @@ def test_the_prompts_of_the_inventory_are_in_the_report_and_one_that_cannot_be_g
     assert "Run texts finished" in words
     for node in ("node1", "node2"):
         shutil.rmtree(yard.node(node) / "var/runs/texts")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("other", "threads"), [(True, "1"), (False, "")])
+def test_a_text_for_the_report_stands_back_where_another_run_has_begun(yard, other, threads):
+    """One that was queued begins as soon as the first has ended, and wants its card."""
+    seen = yard.path / "seen"
+    for node in ("node1", "node2"):
+        program = (yard.node(node) / "opt/releases/test/bin/trainer").read_text()
+        note = f'[ "$1" != generate ] || echo "threads $OMP_NUM_THREADS" > {shlex.quote(str(seen))}\nexec '
+        yard.deploy(node, "noting", program.replace("exec ", note))
+    environment = {**os.environ, "TRAINYARD_RUN_DIR": str(yard.node("node1") / "var/runs/other")}
+    words = ["sleep", "600"]
+    process = subprocess.Popen(words, env=environment) if other else None
+    try:
+        prompts = json.dumps({"trainer_sample_prompts": ["She"]})
+        run = yard.play(run="texts", beside="true", arguments=f"-e {shlex.quote(prompts)}", **SMALL)
+        assert run.rc == 0, said(run)
+        assert seen.read_text() == f"threads {threads}\n"
+    finally:
+        if process:
+            process.kill()
+            process.wait()
+        for node in ("node1", "node2"):
+            yard.deploy(node)
+            shutil.rmtree(yard.node(node) / "var/runs/texts", ignore_errors=True)
 
 
 @pytest.mark.parametrize(
