@@ -2,9 +2,10 @@
 
     tests/run.py [LAYER …]        all layers, or the named ones; `make test` calls this
 
-Two layers, which mostly wait, run beside others: the playbooks' beside those before it, and the lab's tests of a single
-host's network, firewall and sleep (`guards`) beside those of a whole cluster. What they print is shown in their turn.
-A layer that fails does not hide the later ones. One that passes its time limit is stopped and counts as failed.
+Layers run in two chains beside each other, for the playbooks and the lab mostly wait. What those of the second chain
+print is shown once the first has ended: the lab's tests of a single host's network, firewall and sleep (`guards`) run
+beside those of a whole cluster. A layer that fails does not hide the later ones. One that passes its time limit is
+stopped and counts as failed.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only where nothing failed.
 """
 
@@ -29,15 +30,14 @@ BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, no
 # that are emulated.
 LIMITS = {"lint": 4, "unit": 14, "distributed": 30, "playbooks": 44, "lab": 32, "guards": 32}
 WHOLE = {"lint": 1, "unit": 3, "distributed": 5, "playbooks": 3, "lab": 15, "guards": 8}
-STAGES = (
-    ("lint", "unit", "distributed", "playbooks"),
-    ("lab", "guards"),
-)  # the last runs beside those before it
+CHAINS = (("unit", "distributed", "lab"), ("lint", "playbooks", "guards"))  # of about the same length
 GUARDS = [
-    f"tests/lab/test_{name}.py" for name in ("awake", "firewall", "guard", "lab", "molecule", "network")
+    f"tests/lab/test_{name}.py"
+    for name in ("awake", "firewall", "guard", "lab", "molecule", "network", "train", "vms")
 ]
 SLOW, SHOWN = 10, 12  # seconds from which on a test is told, and how many of a layer: what to shorten first
 RUNNING = set()  # processes under way
+BROKEN_OFF = threading.Event()  # no more are started
 
 
 @dataclass
@@ -83,11 +83,14 @@ def lint_checks():
 
 
 def run(command, seconds, output=None):
-    """Runs `command` in a process group of its own; returns its exit status, or None where it took too long.
+    """Runs `command` in a process group of its own; returns its exit status, or None where it took too long, or all is
+    broken off.
 
     output: a file for what it prints. A limit or Ctrl-C reaches it as SIGINT first, so that fixtures take down what
     they built.
     """
+    if BROKEN_OFF.is_set():
+        return None
     # What the user tells Ansible by environment is no part of this checkout.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     environment |= {
@@ -131,12 +134,12 @@ def stop(process):
     process.wait()
 
 
-def lint(limit):
-    """The lint layer: every check counts as one test."""
+def lint(limit, output=None):
+    """The lint layer: every check counts as one test. output: as `run` has it."""
     result = Result()
     for name, command in lint_checks():
-        print(f"-- {name}", flush=True)
-        status = run(command, limit)
+        print(f"-- {name}", file=output, flush=True)
+        status = run(command, limit, output)
         if status == 0:
             result.passed += 1
         else:
@@ -213,26 +216,41 @@ def summary(results):
     return "\n".join(lines)
 
 
-class Beside(threading.Thread):
-    """A layer that runs while others do."""
+def layer_result(layer, limit, reports, output=None):
+    """Runs one layer. output: as `run` has it."""
+    begin = time.monotonic()
+    result = (
+        lint(limit, output) if layer == "lint" else pytest(layer, limit, reports / f"{layer}.xml", output)
+    )
+    result.seconds = time.monotonic() - begin
+    return result
 
-    def __init__(self, layer, limit, reports):
+
+class Beside(threading.Thread):
+    """Layers, one after another, that run while others do."""
+
+    def __init__(self, layers, limits, reports):
         super().__init__(daemon=True)
-        self.layer, self.limit, self.reports = layer, limit, reports
-        self.result = Result(failures=["broken off"])
+        self.layers, self.limits, self.reports = layers, limits, reports
+        self.results = {}
         self.start()
 
     def run(self):
-        begin = time.monotonic()
-        with (self.reports / f"{self.layer}.log").open("w") as output:
-            self.result = pytest(self.layer, self.limit, self.reports / f"{self.layer}.xml", output)
-        self.result.seconds = time.monotonic() - begin
+        for layer in self.layers:
+            if BROKEN_OFF.is_set():
+                return
+            with (self.reports / f"{layer}.log").open("w") as output:
+                result = layer_result(layer, self.limits[layer], self.reports, output)
+            self.results[layer] = Result(failures=["interrupted"]) if BROKEN_OFF.is_set() else result
 
     def ended(self):
-        """Wait for it, show what it printed, and return its result."""
+        """Wait for them, show what they printed, and return their results."""
         self.join()
-        print((self.reports / f"{self.layer}.log").read_text(errors="replace"), flush=True)
-        return self.result
+        for layer in self.layers:
+            print(f"\n==== {layer}", flush=True)
+            log = self.reports / f"{layer}.log"
+            print(log.read_text(errors="replace") if log.exists() else "", flush=True)
+        return {layer: self.results.get(layer, Result(failures=["broken off"])) for layer in self.layers}
 
 
 def main(names):
@@ -243,35 +261,30 @@ def main(names):
     # A killed runner tidies up, too. SIGINT is ignored in what a shell without job control starts in the background.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
-    results = {}
+    BROKEN_OFF.clear()
+    results, beside = {}, None
     reports = Path(tempfile.mkdtemp(prefix="trainyard-tests-"))
     whole = WHOLE if os.environ.get("TRAINYARD_FULL") else {}
     limits = {name: minutes * 60 * whole.get(name, 1) for name, minutes in LIMITS.items()}
     try:
-        for stage in STAGES:
-            layers = [layer for layer in stage if not names or layer in names]
-            last = stage[-1] if stage[-1] in layers[1:] else None
-            beside = Beside(last, limits[last], reports) if last else None
-            for layer in layers:
-                print(f"\n==== {layer}", flush=True)
-                start = time.monotonic()
-                try:
-                    if layer == last:
-                        results[layer] = beside.ended()
-                    elif layer == "lint":
-                        results[layer] = lint(limits[layer])
-                    else:
-                        results[layer] = pytest(layer, limits[layer], reports / f"{layer}.xml")
-                except KeyboardInterrupt:
-                    results[layer] = Result(failures=["interrupted"])
-                    for process in list(RUNNING):
-                        stop(process)
-                    return 130
-                finally:
-                    result = results.setdefault(layer, Result(failures=["broken off"]))
-                    result.seconds = result.seconds or time.monotonic() - start
+        chains = [[layer for layer in chain if not names or layer in names] for chain in CHAINS]
+        first, *others = filter(None, chains)
+        beside = Beside(*others, limits, reports) if others else None
+        for layer in first:
+            print(f"\n==== {layer}", flush=True)
+            results[layer] = Result(failures=["interrupted"])
+            results[layer] = layer_result(layer, limits[layer], reports)
+        if beside:
+            results |= beside.ended()
+    except KeyboardInterrupt:
+        BROKEN_OFF.set()
+        for process in list(RUNNING):
+            stop(process)
+        if beside:
+            results |= beside.ended()
+        return 130
     finally:
-        print(summary(results), flush=True)
+        print(summary({layer: results[layer] for layer in LIMITS if layer in results}), flush=True)
         shutil.rmtree(reports)
     return 1 if any(result.failures for result in results.values()) else 0
 

@@ -123,30 +123,34 @@ def test_a_layer_past_its_limit_is_stopped_and_the_next_one_runs(layers, capsys,
 
 def test_ctrl_c_tears_down_and_still_sums_up(tmp_path):
     """The runner itself, in a checkout of its own: SIGINT lets fixtures clean up, and the exit status is 130."""
-    (tmp_path / "tests/unit").mkdir(parents=True)
+    for layer in ("unit", "playbooks", "distributed", "guards"):
+        (tmp_path / "tests" / layer).mkdir(parents=True)
     (tmp_path / "tests/run.py").write_text((ROOT / "tests/run.py").read_text())
-    (tmp_path / "tests/unit/test_slow.py").write_text(
-        "import pathlib, pytest, time\n"
-        "@pytest.fixture\n"
-        "def host():\n"
-        "    pathlib.Path('up').touch()\n"
-        "    yield\n"
-        "    pathlib.Path('down').touch()\n"
-        "def test_slow(host): time.sleep(60)\n"
-    )
-    command = [sys.executable, "tests/run.py", "unit"]
+    for layer in ("unit", "playbooks"):
+        (tmp_path / "tests" / layer / "test_slow.py").write_text(
+            "import pathlib, pytest, time\n"
+            "@pytest.fixture\n"
+            "def host():\n"
+            f"    pathlib.Path('up-{layer}').touch()\n"
+            "    yield\n"
+            f"    pathlib.Path('down-{layer}').touch()\n"
+            "def test_slow(host): time.sleep(60)\n"
+        )
+    command = [sys.executable, "tests/run.py", "unit", "playbooks", "distributed", "guards"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 30
-    while not (tmp_path / "up").exists():
+    while len(list(tmp_path.glob("up-*"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     shown, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert (tmp_path / "down").exists()
-    assert last_line(shown) == "0 passed, 1 failed, 0 skipped"
+    assert sorted(file.name for file in tmp_path.glob("down-*")) == ["down-playbooks", "down-unit"]
+    # The layers after them have not begun.
+    assert "playbooks: interrupted" in shown and "guards: broken off" in shown and "distributed" not in shown
+    assert last_line(shown) == "0 passed, 3 failed, 0 skipped"
 
 
 def test_an_unknown_layer_is_refused(capsys):
@@ -183,13 +187,14 @@ def test_what_make_hands_on(tmp_path, typed, runs):
 def test_the_limits_leave_ci_room():
     """CI ends a run after 90 minutes; making the environment takes some of them."""
     limits = run_layers.LIMITS
-    first = max(limits["playbooks"], limits["lint"] + limits["unit"] + limits["distributed"])
-    assert first + max(limits["lab"], limits["guards"]) <= 80
+    chains = run_layers.CHAINS
+    assert all(sum(limits[layer] for layer in chain) <= 80 for chain in chains)
+    assert sorted(layer for chain in chains for layer in chain) == sorted(limits)
     assert list(limits) == ["lint", "unit", "distributed", "playbooks", "lab", "guards"]
     assert all((ROOT / file).exists() for file in run_layers.GUARDS)
 
 
-def test_the_playbooks_run_beside_the_layers_before_them(layers, capsys, tmp_path):
+def test_the_playbooks_run_beside_the_fast_layers(layers, capsys, tmp_path):
     """Each waits for the other; what they print is not mixed."""
     wait = (
         "import pathlib, time\n"
