@@ -745,12 +745,9 @@ def _ip(value: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _given(value: Any) -> Iterable[tuple[Mapping, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
     """(entry, address) of network_interfaces, of those that others on the wire see."""
     for item in _list_of(value):
-        options = item.get("options") if isinstance(item, Mapping) else {}
-        within = (
-            isinstance(item, Mapping)
-            and item.get("kind") == "bridges"
-            and not (options or {}).get("interfaces")
-        )
+        options = item.get("options") if isinstance(item, Mapping) else None
+        has_cards = isinstance(options, Mapping) and options.get("interfaces")
+        within = isinstance(item, Mapping) and item.get("kind") == "bridges" and not has_cards
         for text in [] if within or not isinstance(item, Mapping) else _list_of(item.get("addresses")):
             with contextlib.suppress(ValueError):
                 found = ipaddress.ip_interface(str(text))

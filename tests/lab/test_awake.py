@@ -59,6 +59,22 @@ def test_while_much_is_installed_the_host_stays_awake_and_no_longer(plays):
     assert plays.sh("node1", OURS) == ""
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("held", [True, False])
+def test_the_drivers_reboot_leaves_it_as_awake_as_it_was(plays, held):
+    """As in a site.yml that installs the driver before gigabytes of the trainer's packages."""
+    tuned(plays, "hold" if held else "release")
+    plan = {"branch": 580, "modules": "open", "prebuilt": False, "fabric": False}
+    outcome = {"says": [], "load": False, "reboot": True, "pending": "", "running": False}
+    task = {"name": "load", "vars": {"__nvidia_outcome": outcome, "__nvidia_plan": plan}}
+    task["ansible.builtin.include_role"] = {"name": "nvidia", "tasks_from": "load", "apply": {"become": True}}
+    play = plays.run([task], "node1")
+    # There is no card, which is said after all of the reboot's.
+    assert play.rc != 0 and "rebooted, and still" in play.text, play.text
+    assert bool(kept_from(plays)) == held
+    tuned(plays, "release")
+
+
 def test_a_run_keeps_its_host_awake_until_a_while_after_its_end(plays):
     play = plays.run("tuning")
     assert play.rc == 0, play.text

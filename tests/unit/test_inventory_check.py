@@ -557,6 +557,14 @@ def test_no_message_has_a_wireless_key_in_it(interfaces, words):
     assert words in said and "network_interfaces" in said and KEY not in said, said
 
 
+@pytest.mark.parametrize("options", [["interfaces"], "interfaces: [eth0]", 7])
+def test_options_that_are_no_mapping_are_refused_whatever_the_entry_makes(options):
+    for kind in ("bridges", "bonds", "ethernets"):
+        entry = {"name": "br0", "kind": kind, "addresses": ["192.168.1.101/24"], "options": options}
+        said = ic.report(ic.check(inventory(node2={"network_interfaces": [entry]})), contacted=False)
+        assert "in [0].options; expected a mapping" in said, said
+
+
 @pytest.mark.parametrize(
     "interfaces",
     [
