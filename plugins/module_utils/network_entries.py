@@ -13,6 +13,7 @@ ROUTE_KEYS = (
     *("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu"),
     *("congestion-window", "advertised-receive-window", "advmss"),
 )
+DEFAULT_ROUTES = ("default", "0.0.0.0/0", "::/0")
 # No space, bracket or quote, as a structure has them that was written as a text.
 WORD = re.compile(r"[^\s{}\[\]\"']{0,80}")
 
@@ -306,7 +307,7 @@ def check_together(entries, present):
                 )
             addresses[address.ip] = item["where"]
         for route in item["definition"].get("routes", []):
-            if route["to"] in ("default", "0.0.0.0/0", "::/0") and "table" not in route:
+            if route["to"] in DEFAULT_ROUTES and "table" not in route:
                 key = (":" in str(route.get("via", "")), str(route.get("metric")))
                 if key in defaults:
                     raise Refused(
