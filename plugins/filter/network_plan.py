@@ -14,7 +14,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from network_entries import DEFAULT_ROUTES, KINDS, Refused, below, check_together, entry, plain
+from network_entries import DEFAULT_ROUTES, KINDS, Refused, below, check_together, entry, gateway_of, plain
 from network_files import (
     AFTER_NETPLAN,
     ASIDE,
@@ -97,11 +97,43 @@ def check_ipv6(entries, present, before):
                 )
 
 
+def check_default_route(routes, entries, said, gone):
+    """A host does not lose its way out unsaid; what routers advertise comes again.
+
+    said: the entries as the inventory has them; `gateway: none` says that none is meant. gone: devices that the change
+    does without.
+    """
+    if any("gateway" in item and gateway_of(item) is None for item in said):
+        return
+    ours = {item["now"]: item["where"] for item in entries}
+    definitions = [item["definition"] for item in entries]
+    addresses = [str(address) for one in definitions for address in one.get("addresses") or []]
+    defaults = [one for one in routes if one["to"] == "default"]
+    for version in {6 if ":" in address else 4 for address in addresses} or {4}:
+        held = [one for one in defaults if one["version"] == version and not one["told"]]
+        lost = [one for one in held if one["interface"] in ours.keys() | gone]
+        by_others = [one.get("dhcp4") if version == 4 else "accept-ra" in one for one in definitions]
+        if not lost or len(lost) < len(held) or any(by_others):
+            continue
+        if any(version in default_versions(one) for one in definitions):
+            continue
+        via, interface = lost[0]["via"] or "ADDRESS", lost[0]["interface"]
+        write = f"gateway: {via}, or gateway: none where none is meant"
+        if version == 6:  # beside which there may be a gateway for IPv4
+            write = (
+                f"routes: [{{to: '::/0', via: '{via}'}}], or accept-ra under options: true where a router advertises "
+                "it, false where none is meant"
+            )
+        raise Refused(
+            f"{ours.get(interface, 'network_interfaces')}: the default route of this host, via {via} on {interface}, "
+            f"would be lost, since no entry of network_interfaces gives it one: write {write}"
+        )
+
+
 def check_nameservers(survey, entries, said, gone):
     """A host does not lose its name servers unsaid: a lease's go with it, a file's when that gives way.
 
-    said: the entries as the inventory has them; an empty list of servers says that none is meant. gone: devices that
-    the change does without.
+    said: the entries as the inventory has them; an empty list of servers says that none is meant. gone: as above.
     """
     if any("nameservers" in item or "nameservers" in (item.get("options") or {}) for item in said):
         return
@@ -611,6 +643,7 @@ def plan(survey, entries, said, renderer, before):
         {link["name"] for link in links},
     )
     gone = (made_by(before) - made) & present
+    check_default_route(survey["routes"], entries, said, gone)
     check_nameservers(survey, entries, said, gone)
     return {
         "files": wanted + claims,

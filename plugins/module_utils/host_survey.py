@@ -53,16 +53,18 @@ def interfaces(run_command):
 
 
 def routes(run_command):
-    """[{to, via, interface}] of the kernel's main tables; `to` is default or a network, `via` None on the link."""
+    """[{to, via, interface, version, told}] of the kernel's main tables.
+
+    `to` is default or a network, `via` None on the link, version that of IP; told: a router has advertised it.
+    """
     found = []
-    for family in ("-4", "-6"):
-        rc, out, _ = run_command(["ip", family, "-json", "route", "show"])
-        found += json.loads(out or "[]") if rc == 0 else []  # a kernel without IPv6
-    return [
-        {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
-        for one in found
-        if "dev" in one
-    ]
+    for version in (4, 6):
+        rc, out, _ = run_command(["ip", f"-{version}", "-json", "route", "show"])
+        for one in json.loads(out or "[]") if rc == 0 else []:  # a kernel without IPv6
+            if "dev" in one:
+                route = {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
+                found.append({**route, "version": version, "told": one.get("protocol") == "ra"})
+    return found
 
 
 def driver(interface):

@@ -118,8 +118,8 @@ def entry(number, item, present):
         definition.update(addresses=[str(address) for address in addresses], dhcp4=False, dhcp6=False)
     networks = [address.network for address in addresses]
     routes = [checked_route(where, route, networks) for route in as_list(where, "routes", item)]
-    if item.get("gateway") is not None:
-        gateway = ip_address(f"{where}.gateway", item["gateway"])
+    if (router := gateway_of(item)) is not None:
+        gateway = ip_address(f"{where}.gateway", router)
         if gateway in [address.ip for address in addresses]:
             raise Refused(f"{where}.gateway {gateway} is the interface's own address: write the router's")
         on_link(f"{where}.gateway", gateway, networks)
@@ -146,6 +146,11 @@ def entry(number, item, present):
         "addresses": addresses,
         "definition": definition,
     }
+
+
+def gateway_of(item):
+    """The router that an item names; None where it names none, or says `none`."""
+    return None if item.get("gateway") == "none" else item.get("gateway")
 
 
 def there_are(present):

@@ -40,7 +40,8 @@ def prefix(plays):
 def network(*entries):
     """Of HOST alone: another host with its addresses would be refused."""
     mine = "{{ mine[inventory_hostname] | default([]) }}"
-    entries = [{"nameservers": machine.name_servers(), **entry} for entry in entries]
+    lost = {"gateway": "none", "nameservers": machine.name_servers()}  # unless an entry says of them
+    entries = [{**lost, **entry} for entry in entries]
     return "network", {"network_interfaces": mine, "mine": {HOST: entries}}
 
 

@@ -45,7 +45,8 @@ def interfaces(*entries, **more):
 
 
 def static(address, name="eth0", **more):
-    return {"name": name, "addresses": [address], "nameservers": machine.name_servers(), **more}
+    lost = {"gateway": "none", "nameservers": machine.name_servers()}  # unless an entry says of them
+    return {"name": name, "addresses": [address], **lost, **more}
 
 
 def test_check_mode_on_an_untouched_host_changes_nothing(plays, prefix):

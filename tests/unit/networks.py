@@ -28,7 +28,7 @@ ETH1 = {
     "addresses": [],
     "dynamic": [],
 }
-DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0"}
+DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0", "version": 4, "told": False}
 STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
 
 

@@ -423,7 +423,8 @@ def given(*addresses, **more):
         ({"node1": given("192.168.1.200/24", "192.168.1.100/24"),
           "node2": {"ansible_host": "192.168.1.200", "ansible_port": 2222, "cluster_address": None}},
          ["192.168.1.200/24, an address that node2 has"]),
-        ({"node1": {**given("10.0.0.1/24"), "cluster_address": "10.0.0.1", "cluster_network": "10.0.0.0/22"},
+        ({"node1": {**given("10.0.0.1/24", gateway="none"), "cluster_address": "10.0.0.1",
+                    "cluster_network": "10.0.0.0/22"},
           "node2": {"cluster_address": "10.0.1.2", "cluster_network": "10.0.0.0/22"},
           "node3": {"cluster_address": "10.0.0.3", "cluster_network": "10.0.0.0/22"}},
          ["10.0.0.1/24, and 10.0.1.2, node2's address, is not in that network"]),
@@ -561,6 +562,7 @@ def test_no_message_has_a_wireless_key_in_it(interfaces, words):
     "interfaces",
     [
         [LAN],
+        [{**LAN, "gateway": "none"}],
         [BOND, {"name": "eth0"}, {"name": "eth1"}],
         # What a host's interfaces decide: which name a card has, what is there.
         [BOND, {"macaddress": "52:54:00:00:00:01"}, {"macaddress": "52:54:00:00:00:02"}],

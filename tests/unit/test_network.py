@@ -11,7 +11,7 @@ from networks import DEFAULT, ETH0, ETH1, STATIC, card, planned, survey
 
 from plugins.filter import network_plan as planner
 from plugins.filter.network_plan import network_plan
-from plugins.module_utils.host_survey import interfaces
+from plugins.module_utils.host_survey import interfaces, routes
 from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE
 
 GUARD = "/usr/local/lib/trainyard/guard"
@@ -927,7 +927,7 @@ def test_profiles_outside_etc_are_moved_aside_or_hidden():
 )
 def test_a_new_bridge_that_the_spanning_tree_keeps_shut_for_too_long_is_refused(parameters, desktop, refused):
     options = {"interfaces": ["eth0"], **({"parameters": parameters} if parameters else {})}
-    wanted = [BARE, {"name": "br0", "kind": "bridges", "addresses": ["192.168.1.100/24"], "options": options}]
+    wanted = [BARE, {**STATIC, "name": "br0", "kind": "bridges", "options": options}]
     active = DESKTOP if desktop else survey()["active"]
     errors = network_plan(survey(active=active), wanted)["errors"]
     assert bool(errors) is refused
@@ -950,13 +950,12 @@ FIXED = "2001:db8::5/64"
         (["192.168.1.50/24"], {"nameservers": ["192.168.1.1"]}, False),
         (["192.168.1.50/24"], {"nameservers": []}, False),
         ([], {}, False),  # nothing is lost that anybody could tell of
-        (["192.168.1.50/24"], {"gateway": None}, False),  # a net of the cluster's own
+        (["192.168.1.50/24"], {"gateway": "none"}, False),  # a net of the cluster's own
     ],
 )
 def test_name_servers_of_a_lease_do_not_go_unsaid(dynamic, more, refused):
     interfaces = [{**ETH0, "addresses": ["192.168.1.50/24"], "dynamic": dynamic}, copy.deepcopy(ETH1)]
     given = {"name": "eth0", "addresses": ["192.168.1.10/24"], "gateway": "192.168.1.1", **more}
-    given = {key: value for key, value in given.items() if value is not None}
     bridge = {**given, "name": "br0", "kind": "bridges", "options": {"interfaces": ["eth0"]}}
     for wanted in ([given], [{"name": "eth0"}, bridge]):
         found = network_plan(survey(interfaces=interfaces), wanted)
@@ -1076,6 +1075,93 @@ def test_a_lease_that_stays_tells_its_name_servers():
         )
 
 
+OUT = "the default route of this host, via 192.168.1.1 on eth0, would be lost, since no entry of network_interfaces "
+STATIC_ALONE = {"name": "eth0", "addresses": ["192.168.1.100/24"]}
+OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False}
+BOTH_VERSIONS = {**STATIC, "addresses": ["192.168.1.100/24", "2001:db8::5/64"]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (
+            [STATIC_ALONE],
+            f"{OUT}gives it one: write gateway: 192.168.1.1, or gateway: none where none is meant",
+        ),
+        ([BARE], OUT),
+        ([BARE, {**VLAN, "gateway": None}], None),
+        ([BARE, VLAN], OUT),
+        ([BARE, {"name": "eth1"}, {**BOND, "gateway": "none"}], None),
+        ([STATIC], None),
+        ([{**STATIC_ALONE, "routes": [{"to": "0.0.0.0/0", "via": "192.168.1.7"}]}], None),
+        ([{**STATIC_ALONE, "options": {"gateway4": "192.168.1.7"}}], None),
+        ([{**STATIC_ALONE, "options": {"routes": [{"to": "default", "via": "fe80::1"}]}}], OUT),
+        ([{**STATIC_ALONE, "routes": [{"to": "default", "via": "192.168.1.7", "table": 7}]}], OUT),
+        ([{"name": "eth0", "options": {"dhcp4": True}}], None),
+        ([{"name": "eth1", "addresses": ["10.1.0.1/24"]}], None),  # a net of the cluster's own beside it
+        ([{**STATIC_ALONE, "addresses": ["2001:db8::5/64"]}], None),  # IPv4 is given up
+    ],
+)
+def test_the_way_out_does_not_go_unsaid(wanted, said):
+    errors = network_plan(survey(), wanted)["errors"]
+    assert bool(errors) is bool(said) and (
+        not said or errors[0].startswith("network_interfaces[0]: " + said)
+    ), errors
+    assert network_plan(survey(routes=[]), wanted)["errors"] == []
+    elsewhere = {**DEFAULT, "interface": "wlan0"}
+    assert network_plan(survey(routes=[DEFAULT, elsewhere]), wanted)["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, True),
+        ({"routes": [{"to": "::/0", "via": "fe80::1"}]}, False),
+        ({"options": {"accept-ra": True}}, False),
+        ({"options": {"accept-ra": False}}, False),
+    ],
+)
+def test_the_way_out_by_ipv6_does_not_go_unsaid(more, refused):
+    """What a router advertises it advertises again."""
+    wanted = [{**BOTH_VERSIONS, **more}]
+    errors = network_plan(survey(routes=[DEFAULT, OUT_BY_6]), wanted)["errors"]
+    assert ["write routes: [{to: '::/0', via: 'fe80::1'}], or accept-ra" in one for one in errors] == [
+        True
+    ] * refused
+    planned(wanted, routes=[DEFAULT, {**OUT_BY_6, "told": True}])
+    planned(
+        [STATIC], routes=[DEFAULT, OUT_BY_6]
+    )  # nobody has thought of IPv6; check_ipv6 sees to its addresses
+
+
+def test_the_way_out_by_a_device_that_goes_is_lost():
+    made = written(planned([BARE, {"name": "eth1"}, BOND]))["content"]
+    interfaces = [{**ETH0, "addresses": []}, copy.deepcopy(ETH1), card("bond0", kind="bond")]
+    seen = survey(
+        interfaces=interfaces, files={"netplan": {OUR_FILE: made}}, routes=[{**DEFAULT, "interface": "bond0"}]
+    )
+    (refused,) = network_plan(seen, [STATIC_ALONE])["errors"]
+    assert refused.startswith(
+        "network_interfaces: the default route of this host, via 192.168.1.1 on bond0, would be "
+    )
+
+
+def test_what_is_read_of_routes():
+    answers = {
+        "-4": [
+            {"dst": "default", "gateway": "192.168.1.1", "dev": "eth0", "protocol": "dhcp"},
+            {"dst": "10.0.0.0/8"},
+        ],
+        "-6": [
+            {"dst": "default", "gateway": "fe80::1", "dev": "eth0", "protocol": "ra"},
+            {"dst": "::/0", "dev": "wg0"},
+        ],
+    }
+    found = routes(lambda command: (0, json.dumps(answers[command[1]]), ""))
+    assert found[0] == DEFAULT and found[1] == {**OUT_BY_6, "told": True}
+    assert (found[2]["via"], found[2]["told"]) == (None, False) and len(found) == 3
+
+
 @pytest.mark.parametrize(
     ("dynamic", "given", "before", "refused"),
     [
@@ -1165,7 +1251,7 @@ def test_name_servers_reach_a_host_without_a_resolver():
     ],
 )
 def test_where_the_host_answers_afterwards(wanted, session, expected):
-    plan = planned(wanted, session={"client": "192.168.1.9", "address": session, "port": 22})
+    plan = planned(wanted, session={"client": "192.168.1.9", "address": session, "port": 22}, routes=[])
     assert plan["addresses"] == expected
 
 

@@ -308,7 +308,7 @@ def test_a_host_without_ssh_is_looked_for_nowhere_else():
 
 
 def test_a_name_that_only_our_file_gives_stays():
-    wanted = [{"macaddress": ETH0["mac"], "name": "lan0", "addresses": ["192.168.1.100/24"]}]
+    wanted = [{**STATIC, "macaddress": ETH0["mac"], "name": "lan0"}]
     _, _, back = there_and_back(wanted, files={"netplan": {CLOUD: NETPLAN}})
     assert back["fault"].startswith(f"lan0 has its present name from {OUR_FILE}")
     named = NETPLAN + f"      match: {{macaddress: '{ETH0['mac']}'}}\n      set-name: eth0\n"
