@@ -163,6 +163,33 @@ def check_nameservers(survey, entries, said, gone):
         )
 
 
+def check_left_out(survey, entries, before):
+    """A card that our last file sets up does not lose that with its entry, unless a file of another's has it.
+
+    What set it up before lies aside. Devices that we made, and nobody names any more, are removed.
+    """
+    ours = {name for item in entries for name in (item["now"], item["name"])}
+    spoken_for = {name for path, _, names, _ in speaking(survey) if path != OUR_FILE for name in names}
+    for link in survey["interfaces"]:
+        name = link["name"]
+        definitions = [found[name] for kind, found in before.items() if kind not in MADE and name in found]
+        # Nothing is lost with what only took it over, as for a port of a bond.
+        if name in ours | spoken_for or not any(set(one) - {"renderer", "match"} for one in definitions):
+            continue
+        marks = re.compile(rf"\b({re.escape(name)}|{re.escape(link['mac'] or name)})\b", re.IGNORECASE)
+        aside = [path for path, file in survey["files"].get("kept", {}).items() if marks.search(file["text"])]
+        aside += [
+            f"the lines of {path} that begin with '{IFUPDOWN_MARK.strip()}'"
+            for path, file in survey["files"]["ifupdown"].items()
+            if f"{IFUPDOWN_MARK}iface {name} " in file["text"]
+        ]
+        back = f", or put back first what set it up before: {' and '.join(aside)}" if aside else ""
+        raise Refused(
+            f"network_interfaces no longer names {name}, which {OUR_FILE} sets up, and nothing else would: keep its "
+            f"entry ({{name: {name}}} alone gives it no addresses){back}"
+        )
+
+
 def resolved_by_hand(survey):
     """Whether /etc/resolv.conf names servers and is its owner's: no manager writes it, nor a lease's client."""
     text = survey["resolv_conf"] or ""
@@ -228,6 +255,7 @@ def speaking(survey):
                 servers = [str(server) for server in servers] if isinstance(servers, list) else []
                 meant = matches(kind, identifier, one, links)
                 found.append((path, f"10-netplan-{identifier}.network", meant, servers))
+                found.append((path, None, below(kind, one) if kind != "vlans" else [], []))
     for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
         said = settings(file["text"])
         servers = " ".join(value for section, key, value in said if (section, key) == ("Network", "DNS"))
@@ -240,7 +268,7 @@ def speaking(survey):
     for path, file in files["ifupdown"].items():
         for device, option, words, _ in ifupdown_options(file["text"]):
             servers = words if option in ("dns-nameservers", "dns-nameserver") else []
-            found.append((path, None, [device], servers))
+            found.append((path, None, words if option in TAKEN_IN else [device], servers))
     return [
         (path, unit, [name for name in names if name in present], servers)
         for path, unit, names, servers in found
@@ -643,6 +671,7 @@ def plan(survey, entries, said, renderer, before):
         {link["name"] for link in links},
     )
     gone = (made_by(before) - made) & present
+    check_left_out(survey, entries, before)
     check_default_route(survey["routes"], entries, said, gone)
     check_nameservers(survey, entries, said, gone)
     return {

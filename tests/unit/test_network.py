@@ -1075,6 +1075,68 @@ def test_a_lease_that_stays_tells_its_name_servers():
         )
 
 
+ASIDE = "/etc/netplan/50-cloud-init.yaml.before-trainyard"
+CLUSTERS = {"name": "eth1", "addresses": ["10.1.0.1/24"]}
+
+
+def left_out(wanted, files=None, first=(STATIC, CLUSTERS), **more):
+    """What is said where `first` was in network_interfaces, and `wanted` is now."""
+    ours = written(planned(first, **more))["content"]
+    files = {**(files or {}), "netplan": {**(files or {}).get("netplan", {}), OUR_FILE: ours}}
+    return network_plan(survey(files=files, **more), wanted)["errors"]
+
+
+def test_a_card_does_not_lose_what_sets_it_up_with_its_entry():
+    keep = (
+        f"network_interfaces no longer names eth1, which {OUR_FILE} sets up, and nothing else would: keep its entry "
+        "({name: eth1} alone gives it no addresses)"
+    )
+    assert left_out([STATIC]) == [keep]
+    for kept in (
+        BOTH,
+        BOTH.replace("eth1:", f"lan: {{match: {{macaddress: {ETH1['mac'].upper()}}}}}\n    x:"),
+    ):
+        aside = {"kept": {ASIDE: kept, f"{ASIDE}.2": CLOUD}}
+        assert left_out([STATIC], aside) == [f"{keep}, or put back first what set it up before: {ASIDE}"]
+    path = "/etc/network/interfaces"
+    stanzas = written(planned([CLUSTERS], files={"ifupdown": {path: INTERFACES}}), path)["content"]
+    assert left_out([STATIC], {"ifupdown": {path: stanzas}}) == [
+        f"{keep}, or put back first what set it up before: the lines of {path} that begin with '# trainyard:'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files"),
+    [
+        ([STATIC, {"name": "eth1"}], {}),
+        ([STATIC, {"macaddress": ETH1["mac"], "name": "lan0", "addresses": ["10.1.0.1/24"]}], {}),
+        # Another's file has it, or has it again.
+        ([STATIC], {"netplan": {"/etc/netplan/50-cloud-init.yaml": BOTH}}),
+        ([STATIC], {"netplan": {"/etc/netplan/60.yaml": "network: {bonds: {bond0: {interfaces: [eth1]}}}"}}),
+        ([STATIC], {"networkd": {"/etc/systemd/network/99-wired.network": "[Match]\nName=eth1\n"}}),
+        ([STATIC], {"ifupdown": {"/etc/network/interfaces": "iface eth1 inet dhcp\n"}}),
+        ([STATIC], {"ifupdown": {"/etc/network/interfaces": "iface br0 inet dhcp\n  bridge_ports eth1\n"}}),
+    ],
+)
+def test_a_card_that_is_set_up_still_may_go_out_of_network_interfaces(wanted, files):
+    assert left_out(wanted, files) == []
+
+
+def test_a_card_that_is_gone_or_had_nothing_may_go_out_of_network_interfaces():
+    bond = [BARE, {"name": "eth1"}, BOND]
+    assert left_out([STATIC], first=bond) == []  # a port that is one no more
+    assert left_out([STATIC], first=[STATIC, {**CLUSTERS, "mtu": 1400}]) != []
+    ours = written(planned([STATIC, CLUSTERS]))["content"]
+    planned([STATIC], files={"netplan": {OUR_FILE: ours}}, interfaces=[copy.deepcopy(ETH0)])
+    profile_ = {f"{PROFILES}/eth1.nmconnection": profile("interface-name=eth1")}
+    for active, refused in (
+        (DESKTOP, False),
+        (survey()["active"], True),
+    ):  # it sets up nothing if it does not run
+        files = {"netplan": {OUR_FILE: ours}, "networkmanager": profile_}
+        assert bool(network_plan(survey(files=files, active=active), [STATIC])["errors"]) is refused
+
+
 OUT = "the default route of this host, via 192.168.1.1 on eth0, would be lost, since no entry of network_interfaces "
 STATIC_ALONE = {"name": "eth0", "addresses": ["192.168.1.100/24"]}
 OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False}
