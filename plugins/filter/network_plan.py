@@ -530,7 +530,8 @@ def ifupdown_options(text):
 def ifupdown_claims(files, ours):
     """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
 
-    The stanzas taken out are kept together in one file, from which ifdown can take the interfaces down.
+    The stanzas taken out, by earlier runs too, are kept together in one file, from which ifdown can take the interfaces
+    down.
     """
     changes, record, names = [], [], []
     for path, file in files.items():
@@ -540,6 +541,9 @@ def ifupdown_claims(files, ours):
         lines, kept, drop = file["text"].splitlines(), [], False
         for line in lines:
             words = line.split()
+            gone = line.removeprefix(IFUPDOWN_MARK)
+            if gone != line and gone.split()[:1] != ["auto"] and not gone.startswith("allow-"):
+                record.append(gone)
             if STANZA.match(line):
                 keyword, mine = words[0], [word for word in words[1:] if word in ours]
                 drop = keyword == "iface" and len(words) > 1 and words[1] in ours
@@ -557,7 +561,7 @@ def ifupdown_claims(files, ours):
         text = "\n".join(kept) + "\n"
         if kept != lines:
             changes.append({"path": path, "content": text, "mode": file["mode"]})
-    if record:
+    if names:
         changes.append({"path": IFUPDOWN_RECORD, "content": "\n".join(record) + "\n", "mode": "0600"})
     return changes, names
 
