@@ -42,6 +42,11 @@ STANZA = re.compile(
 )
 # ifupdown's words for what a device takes in. What a VLAN lies on (vlan-raw-device) keeps its addresses, and is not.
 TAKEN_IN = {"bridge-ports": "bridges", "bond-slaves": "bonds", "slaves": "bonds"}
+# By which ifupdown runs a command.
+HOOKS = ("pre-up", "up", "post-up", "pre-down", "down", "post-down")
+# What images bring: Vagrant's boxes wait for dhclient (chef/bento, debian/scripts/networking.sh), and cloud-init sets
+# default routes (cloudinit/net/eni.py, _render_route), to which check_default_route sees.
+HARMLESS = re.compile(r"sleep [\d.]+|route (add|del) (-A inet6 )?default gw [\da-fA-F.:]+( \|\| true)?")
 # systemd-networkd's keys for what takes an interface in or lies on it, with our kind of it where there is one.
 NETWORKD_DEVICES = {
     **{"Bond": "bonds", "Bridge": "bridges", "VLAN": "vlans"},
@@ -527,6 +532,18 @@ def ifupdown_options(text):
     return found
 
 
+def check_hook(path, number, device, hook, command):
+    """Refuse a command that ifupdown runs for one of ours; only its program is named, for there may be a key in it."""
+    if HARMLESS.fullmatch(" ".join(command)):
+        return
+    program = command[0] if command and re.fullmatch(r"[\w./-]+", command[0]) else "a command"
+    raise Refused(
+        f"{path}, line {number}: {hook} of {device} runs {program}, which nothing would any more, since "
+        f"network_interfaces has {device}: put it into a systemd unit of its own, or a route under routes: of the "
+        "entry, an open port into firewall_allow; then take the line out there"
+    )
+
+
 def ifupdown_claims(files, ours):
     """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
 
@@ -535,9 +552,11 @@ def ifupdown_claims(files, ours):
     """
     changes, record, names = [], [], []
     for path, file in files.items():
-        for device, option, members, _ in ifupdown_options(file["text"]):
+        for device, option, words, number in ifupdown_options(file["text"]):
             if option in TAKEN_IN and device not in ours:
-                check_taken_in(path, device, TAKEN_IN[option], [name for name in members if name in ours])
+                check_taken_in(path, device, TAKEN_IN[option], [name for name in words if name in ours])
+            if option in HOOKS and device in ours:
+                check_hook(path, number, device, option, words)
         lines, kept, drop = file["text"].splitlines(), [], False
         for line in lines:
             words = line.split()

@@ -780,6 +780,44 @@ def test_what_takes_ours_in_by_ifupdown_is_refused(option, kind):
     assert written(planned(other, interfaces=[ETH0, ETH1, card("eth2")], files=files), path) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "pre-up iptables-restore < /etc/iptables.rules",
+            "pre-up of eth0 runs iptables-restore, which nothing would",
+        ),
+        ("up ip route add 10.8.0.0/16 via 192.168.1.7", "up of eth0 runs ip, which"),
+        ("post-up \\\n  /usr/local/sbin/nat start", "post-up of eth0 runs /usr/local/sbin/nat, which"),
+        ("down KEY=hunter2 /sbin/leave", "down of eth0 runs a command, which"),
+        ("pre-down [ -x /sbin/x ] && x", "pre-down of eth0 runs a command, which"),
+        ("post_down x", "post-down of eth0 runs x, which"),
+        ("up sleep 2; x", "up of eth0 runs sleep, which"),
+        ("post-up route add default gw 192.168.1.1; x", "post-up of eth0 runs route, which"),
+        (
+            "post-up route add -net 10.0.0.0 netmask 255.0.0.0 gw 192.168.1.1 || true",
+            "post-up of eth0 runs route,",
+        ),
+        # Vagrant's boxes and cloud-init write these.
+        ("pre-up sleep 2", None),
+        ("post-up route add default gw 192.168.1.1 || true", None),
+        ("pre-down route del -A inet6 default gw fe80::1 || true", None),
+        ("# up x", None),
+    ],
+)
+def test_commands_that_ifupdown_runs_do_not_go_unsaid(line, said):
+    """Else the owner's packet filter or routes are gone at the next boot."""
+    path = "/etc/network/interfaces"
+    before = "auto eth0\niface eth0 inet static\n  address \\\n 192.168.1.50/24\n\n"
+    content = f"{before}  {line}\niface eth1 inet dhcp\n  up x\n"
+    files = {"ifupdown": {path: content}}
+    errors = network_plan(survey(files=files), [STATIC])["errors"]
+    assert bool(errors) is bool(said)
+    if said:
+        assert errors[0].startswith(f"{path}, line 6: {said}") and "hunter2" not in errors[0]
+        assert "take the line out there" in errors[0]
+
+
 @pytest.mark.parametrize("option", ["vlan-raw-device eth0", "vlan_raw_device eth0", "bridge_ports none"])
 def test_what_lies_on_ours_by_ifupdown_stays(option):
     path = "/etc/network/interfaces"
