@@ -70,12 +70,33 @@ def network_plan(survey, wanted, renderer="auto"):
         entries = [entry(number, item, survey["interfaces"]) for number, item in enumerate(wanted)]
         before = network_of(survey["files"]["netplan"].get(OUR_FILE, {}).get("text", ""))
         check_together(entries, survey["interfaces"])
+        check_mtu(entries, survey["interfaces"])
         check_ipv6(entries, survey["interfaces"], before)
         renderer = choose_renderer(renderer, survey["active"])
         check_bridges(entries, survey["interfaces"], renderer)
         return {"errors": [], **plan(survey, entries, wanted, renderer, before)}
     except Refused as refusal:
         return {"errors": [str(refusal)]}
+
+
+def check_mtu(entries, present):
+    """A size that a card does not take is refused: networkd would set another, and each run would set it again.
+
+    What a bond takes in, or a VLAN lies on, has to take its size, too; the device itself takes any.
+    """
+    links = {link["name"]: link["mtu_range"] for link in present}
+    now = {item["name"]: item["now"] for item in entries}
+    for item in entries:
+        mtu = str(item["definition"].get("mtu"))
+        others = below(item["kind"], item["definition"]) if item["kind"] in ("bonds", "vlans") else []
+        for name in [item["now"], *(now.get(name, name) for name in others)] if mtu.isdecimal() else ():
+            least, most = links.get(name, (0, 0))
+            small = int(mtu) < least and (name == item["now"] or item["kind"] == "bonds")
+            if small or 0 < most < int(mtu):
+                raise Refused(
+                    f"{item['where']}.mtu is {mtu}: {name} takes {least} to {most or 65535} bytes (`ip -details link "
+                    f"show {name}`): write a number of these"
+                )
 
 
 def check_ipv6(entries, present, before):

@@ -13,6 +13,7 @@ ROUTE_KEYS = (
     *("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu"),
     *("congestion-window", "advertised-receive-window", "advmss"),
 )
+IPV6_LEAST = 1280  # of a link's MTU: RFC 8200, section 5
 DEFAULT_ROUTES = ("default", "0.0.0.0/0", "::/0")
 # No space, bracket or quote, as a structure has them that was written as a text.
 WORD = re.compile(r"[^\s{}\[\]\"']{0,80}")
@@ -295,7 +296,7 @@ def checked_options(where, options, networks):
 
 
 def check_together(entries, present):
-    """What no entry alone can show: names and addresses said twice, two default routes, missing members.
+    """What no entry alone can show: names and addresses said twice, two default routes, missing members, small MTUs.
 
     `present`: as of `entry`.
     """
@@ -326,9 +327,22 @@ def check_together(entries, present):
         "macaddress" in item["definition"].get("match", {}) for item in entries
     )
     own = {item["name"]: item for item in entries}
+    ports = {
+        name
+        for item in entries
+        if item["kind"] != "vlans"
+        for name in below(item["kind"], item["definition"])
+    }
     for item in entries:
         if item["kind"] == "vlans" and not {"id", "link"} <= set(item["definition"]):
             raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
+        mtu = str(item["definition"].get("mtu"))
+        alone = not nameless and ports.isdisjoint((item["now"], item["name"]))
+        if mtu.isdecimal() and int(mtu) < IPV6_LEAST and alone and has_ipv6(item["definition"]):
+            raise Refused(
+                f"{item['where']}.mtu is {mtu}: IPv6 needs {IPV6_LEAST} bytes, so it would become that: write a number "
+                "from there on, or have no IPv6 there, by options: {link-local: []}"
+            )
         for member in below(item["kind"], item["definition"]):
             if present is not None and member not in known:
                 raise Refused(
@@ -346,6 +360,12 @@ def check_together(entries, present):
                     f"{own[member]['where']}.addresses: {item['name']} takes {member} in, so nobody would reach the "
                     f"host there: write the addresses (and gateway, routes, nameservers) for {item['name']}"
                 )
+
+
+def has_ipv6(definition):
+    """Whether netplan's definition leaves IPv6 on: by its link-local address, unless that is said otherwise."""
+    addresses = [str(address) for address in definition.get("addresses") or []]
+    return "ipv6" in str(definition.get("link-local", "ipv6")) or any(":" in address for address in addresses)
 
 
 def below(kind, definition):

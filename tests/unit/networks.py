@@ -13,6 +13,7 @@ ETH0 = {
     "enabled": True,
     "up": True,
     "mtu": 1500,
+    "mtu_range": [68, 9194],
     "addresses": ["192.168.1.50/24"],
     "dynamic": [],
 }
@@ -25,6 +26,7 @@ ETH1 = {
     "enabled": True,
     "up": True,
     "mtu": 1500,
+    "mtu_range": [68, 9978],
     "addresses": [],
     "dynamic": [],
 }

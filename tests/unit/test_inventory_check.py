@@ -512,6 +512,7 @@ SET_HERE = ("node2", "network_interfaces")
         ([BOND, {"name": "eth1"}], ["[0].options takes in 'eth0', which has no entry"]),
         ([BOND, LAN, {"name": "eth1"}], ["[1].addresses: bond0 takes eth0 in"]),
         ([{"name": "v7", "kind": "vlans", "options": {"id": 7}}], ["[0].options needs id and link"]),
+        ([{**LAN, "mtu": 1279}], ["[0].mtu is 1279: IPv6 needs 1280 bytes"]),
         # All at once, but for what the entries together show.
         ([{**LAN, "gateway": "router"}, {**LAN, "mtu": 12}], ["[0].gateway is 'router'", "[1].mtu is 12"]),
     ],

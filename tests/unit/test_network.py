@@ -237,6 +237,43 @@ def test_an_mtu_or_a_route_that_somebody_changed_by_hand_is_put_right(mtu, route
     assert plan["stands"] and plan["live"] is live
 
 
+TAKES = "takes 68 to 9194 bytes (`ip -details link show eth0`): write a number of these"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ([{**STATIC, "mtu": 9194}], None),
+        ([{**STATIC, "mtu": 9195}], f"network_interfaces[0].mtu is 9195: eth0 {TAKES}"),
+        ([{**STATIC, "options": {"mtu": 9195}}], f"network_interfaces[0].mtu is 9195: eth0 {TAKES}"),
+        ([{**STATIC, "macaddress": ETH0["mac"], "name": "lan0", "mtu": 9195}], f"eth0 {TAKES}"),
+        ([BARE, {"name": "eth1"}, {**BOND, "mtu": 9500}], f"network_interfaces[2].mtu is 9500: eth0 {TAKES}"),
+        ([BARE, {**VLAN, "gateway": "none", "mtu": 9500}], f"eth0 {TAKES}"),
+        ([BARE, {**VLAN, "gateway": "none", "mtu": 9000}], None),
+        ([{"name": "eth2", "mtu": 12000}], None),  # which does not tell
+        ([{"name": "eth2", "mtu": 1000, "options": {"link-local": []}}], None),
+        ([{"name": "eth2", "mtu": 1000, "options": {"link-local": ["ipv4"]}}], None),
+        ([{"name": "eth2", "mtu": 1000}], "mtu is 1000: IPv6 needs 1280 bytes, so it would become that"),
+        (
+            [{"name": "eth2", "addresses": ["fd00::1/64"], "mtu": 1000, "options": {"link-local": []}}],
+            "IPv6 needs 1280 bytes",
+        ),
+        (
+            [
+                {"name": "eth2", "mtu": 1000},
+                {"name": "br0", "kind": "bridges", "options": {"interfaces": ["eth2"], "dhcp4": True}},
+            ],
+            None,  # a port has no IPv6
+        ),
+    ],
+)
+def test_a_size_that_a_card_does_not_take_is_refused(wanted, said):
+    """networkd would set the nearest one, and each run after it that of the inventory again."""
+    there = [copy.deepcopy(ETH0), copy.deepcopy(ETH1), card("eth2", mtu_range=[0, 0])]
+    errors = network_plan(survey(interfaces=there), wanted)["errors"]
+    assert bool(errors) is bool(said) and (not said or said in errors[0]), errors
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -1403,14 +1440,16 @@ def test_what_is_read_of_an_interface():
     fixed = {"local": "192.168.1.50", "prefixlen": 24, "scope": "global"}
     leased = {"local": "2001:db8::7", "prefixlen": 64, "scope": "global", "dynamic": True}
     common = {"flags": ["UP"], "mtu": 1500, "address": "52:54:00:00:00:01"}
+    sizes = {"min_mtu": 68, "max_mtu": 9194}
     shown = [
         {"ifname": "lo", "flags": ["LOOPBACK"]},
-        {**common, "ifname": "none0", "master": "br0", "addr_info": []},
+        {**common, **sizes, "ifname": "none0", "master": "br0", "addr_info": []},
         {**common, "ifname": "br0", "linkinfo": {"info_kind": "bridge"}, "addr_info": [fixed, leased]},
     ]
     card, bridge = interfaces(lambda command: (0, json.dumps(shown), ""))
     assert (card["kind"], card["master"], card["addresses"]) == (None, "br0", [])
     assert (bridge["kind"], bridge["master"]) == ("bridge", None)
+    assert (card["mtu_range"], bridge["mtu_range"]) == ([68, 9194], [0, 0])
     assert bridge["addresses"] == ["192.168.1.50/24", "2001:db8::7/64"] and bridge["dynamic"] == [
         "2001:db8::7/64"
     ]
