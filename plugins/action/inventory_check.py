@@ -30,7 +30,7 @@ from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from network_entries import refusals, shown
+from network_entries import gateway_of, refusals, shown
 
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -760,7 +760,7 @@ def _leads_on(item: Mapping) -> bool:
     options = item.get("options")
     more = options if isinstance(options, Mapping) else {}
     keys = ("routes", "gateway4", "gateway6", "dhcp4", "dhcp6")
-    return bool(item.get("gateway") or item.get("routes") or any(more.get(key) for key in keys))
+    return bool(gateway_of(item) or item.get("routes") or any(more.get(key) for key in keys))
 
 
 def check_controller_files(inventory: Inventory) -> Iterable[Problem]:

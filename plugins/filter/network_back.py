@@ -88,27 +88,39 @@ class Returning:
         self.texts: list[str] = []  # of ifupdown's, networkd's and NetworkManager's files that come back
 
     def laid_aside(self) -> None:
-        """Files that were moved. Of several that had one name, the last is what the host was set up with."""
-        newest: dict[str, tuple[int, str]] = {}
+        """Files that were moved. Of several that had one name, the last is what the host was set up with.
+
+        Where that is but what was left of the one before, which gave way in steps, the one before counts.
+        """
+        moved: dict[str, list[tuple[int, str]]] = {}
         for path in self.asides:
             place, _, number = path.rpartition(ASIDE)
             known = place == RESOLV_CONF or os.path.dirname(place) in READ_BY
             if path == IFUPDOWN_RECORD or not known or not re.fullmatch(r"(\.\d+)?", number):
                 continue
-            rank = (int(number[1:] or 1), path)
-            if place in newest:
-                self.left.append(min(newest[place], rank)[1])
-            newest[place] = max(newest.get(place, rank), rank)
-        for place, (_, path) in newest.items():
+            moved.setdefault(place, []).append((int(number[1:] or 1), path))
+        for place, ranked in moved.items():
+            paths = [path for _, path in sorted(ranked)]
+            path, parts = paths.pop(), []
+            while paths and narrowed(self._kept(path), self._kept(paths[-1])):
+                parts.append(path)
+                path = paths.pop()
             self._put_back(path, place)
+            if path in self.left:
+                paths += reversed(parts)
+            else:
+                self.changes += [{"path": part, "state": "absent"} for part in parts]
+            self.left += paths
         for path, file in self.files["networkd"].items():
             folder, base = os.path.split(path)
             if base.startswith(AFTER_NETPLAN):
                 self._move(path, os.path.join(folder, base[len(AFTER_NETPLAN) :]), file["text"])
 
+    def _kept(self, path: str) -> str:
+        return self.files["kept"].get(path, {}).get("text", "")
+
     def _put_back(self, path: str, place: str) -> None:
-        there = self.files["kept"].get(path, {})
-        kept = there.get("text", "")
+        there, kept = self.files["kept"].get(path, {}), self._kept(path)
         if place == RESOLV_CONF:
             if path in self.files["kept"] and (self.resolv_conf or "").startswith(HEADER):
                 before = {"link_to": there["link"]} if "link" in there else {"content": kept, "mode": "0644"}
@@ -195,18 +207,15 @@ def with_stanzas(text: str) -> tuple[str, list[str]]:
     names: list[str] = []
     shared: list[str] = []  # the words of an auto line that named others' interfaces, too
     for line in text.splitlines():
+        marked = line.startswith(IFUPDOWN_MARK)
+        line = line.removeprefix(IFUPDOWN_MARK)
         words = line.split()
         rest = shared and words[:1] == shared[:1] and set(words) < set(shared)
-        shared = []
+        shared = words if marked and words and (words[0] == "auto" or words[0].startswith("allow-")) else []
         if rest:
-            continue  # what was left of it
-        if line.startswith(IFUPDOWN_MARK):
-            line = line[len(IFUPDOWN_MARK) :]
-            words = line.split()
-            if words[:1] == ["iface"] and words[1:2] and words[1] not in names:
-                names.append(words[1])
-            if words and (words[0] == "auto" or words[0].startswith("allow-")):
-                shared = words
+            continue  # what was left of it, and perhaps gave way later
+        if marked and words[:1] == ["iface"] and words[1:2] and words[1] not in names:
+            names.append(words[1])
         lines.append(line)
     return "\n".join(lines) + "\n", names
 

@@ -14,7 +14,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from network_entries import KINDS, Refused, below, check_together, entry, plain
+from network_entries import DEFAULT_ROUTES, KINDS, Refused, below, check_together, entry, gateway_of, plain
 from network_files import (
     AFTER_NETPLAN,
     ASIDE,
@@ -42,6 +42,11 @@ STANZA = re.compile(
 )
 # ifupdown's words for what a device takes in. What a VLAN lies on (vlan-raw-device) keeps its addresses, and is not.
 TAKEN_IN = {"bridge-ports": "bridges", "bond-slaves": "bonds", "slaves": "bonds"}
+# By which ifupdown runs a command.
+HOOKS = ("pre-up", "up", "post-up", "pre-down", "down", "post-down")
+# What images bring: Vagrant's boxes wait for dhclient (chef/bento, debian/scripts/networking.sh), and cloud-init sets
+# default routes (cloudinit/net/eni.py, _render_route), to which check_default_route sees.
+HARMLESS = re.compile(r"sleep [\d.]+|route (add|del) (-A inet6 )?default gw [\da-fA-F.:]+( \|\| true)?")
 # systemd-networkd's keys for what takes an interface in or lies on it, with our kind of it where there is one.
 NETWORKD_DEVICES = {
     **{"Bond": "bonds", "Bridge": "bridges", "VLAN": "vlans"},
@@ -65,13 +70,33 @@ def network_plan(survey, wanted, renderer="auto"):
         entries = [entry(number, item, survey["interfaces"]) for number, item in enumerate(wanted)]
         before = network_of(survey["files"]["netplan"].get(OUR_FILE, {}).get("text", ""))
         check_together(entries, survey["interfaces"])
+        check_mtu(entries, survey["interfaces"])
         check_ipv6(entries, survey["interfaces"], before)
-        check_nameservers(entries, wanted, survey["interfaces"])
         renderer = choose_renderer(renderer, survey["active"])
         check_bridges(entries, survey["interfaces"], renderer)
-        return {"errors": [], **plan(survey, entries, renderer, before)}
+        return {"errors": [], **plan(survey, entries, wanted, renderer, before)}
     except Refused as refusal:
         return {"errors": [str(refusal)]}
+
+
+def check_mtu(entries, present):
+    """A size that a card does not take is refused: networkd would set another, and each run would set it again.
+
+    What a bond takes in, or a VLAN lies on, has to take its size, too; the device itself takes any.
+    """
+    links = {link["name"]: link["mtu_range"] for link in present}
+    now = {item["name"]: item["now"] for item in entries}
+    for item in entries:
+        mtu = str(item["definition"].get("mtu"))
+        others = below(item["kind"], item["definition"]) if item["kind"] in ("bonds", "vlans") else []
+        for name in [item["now"], *(now.get(name, name) for name in others)] if mtu.isdecimal() else ():
+            least, most = links.get(name, (0, 0))
+            small = int(mtu) < least and (name == item["now"] or item["kind"] == "bonds")
+            if small or 0 < most < int(mtu):
+                raise Refused(
+                    f"{item['where']}.mtu is {mtu}: {name} takes {least} to {most or 65535} bytes (`ip -details link "
+                    f"show {name}`): write a number of these"
+                )
 
 
 def check_ipv6(entries, present, before):
@@ -98,25 +123,113 @@ def check_ipv6(entries, present, before):
                 )
 
 
-def check_nameservers(entries, wanted, present):
-    """A host does not lose its name servers unsaid: those that a lease names go with it.
+def check_default_route(routes, entries, said, gone):
+    """A host does not lose its way out unsaid; what routers advertise comes again.
 
-    `wanted`: the entries as the inventory has them; an empty list of servers says that none is meant.
+    said: the entries as the inventory has them; `gateway: none` says that none is meant. gone: devices that the change
+    does without.
     """
-    told = any("nameservers" in item or "nameservers" in (item.get("options") or {}) for item in wanted)
+    if any("gateway" in item and gateway_of(item) is None for item in said):
+        return
+    ours = {item["now"]: item["where"] for item in entries}
+    definitions = [item["definition"] for item in entries]
+    addresses = [str(address) for one in definitions for address in one.get("addresses") or []]
+    defaults = [one for one in routes if one["to"] == "default"]
+    for version in {6 if ":" in address else 4 for address in addresses} or {4}:
+        held = [one for one in defaults if one["version"] == version and not one["told"]]
+        lost = [one for one in held if one["interface"] in ours.keys() | gone]
+        by_others = [one.get("dhcp4") if version == 4 else "accept-ra" in one for one in definitions]
+        if not lost or len(lost) < len(held) or any(by_others):
+            continue
+        if any(version in default_versions(one) for one in definitions):
+            continue
+        via, interface = lost[0]["via"] or "ADDRESS", lost[0]["interface"]
+        write = f"gateway: {via}, or gateway: none where none is meant"
+        if version == 6:  # beside which there may be a gateway for IPv4
+            write = (
+                f"routes: [{{to: '::/0', via: '{via}'}}], or accept-ra under options: true where a router advertises "
+                "it, false where none is meant"
+            )
+        raise Refused(
+            f"{ours.get(interface, 'network_interfaces')}: the default route of this host, via {via} on {interface}, "
+            f"would be lost, since no entry of network_interfaces gives it one: write {write}"
+        )
+
+
+def check_nameservers(survey, entries, said, gone):
+    """A host does not lose its name servers unsaid: a lease's go with it, a file's when that gives way.
+
+    said: the entries as the inventory has them; an empty list of servers says that none is meant. gone: as above.
+    """
+    if any("nameservers" in item or "nameservers" in (item.get("options") or {}) for item in said):
+        return
+    ours = {item["now"]: item["where"] for item in entries}
     fixed = [item for item in entries if not item["definition"].get("dhcp4")]
     taken = {name for item in entries for name in item["definition"].get("interfaces") or []}
-    leased = {link["name"] for link in present if any(":" not in one for one in link["dynamic"])}
-    for item in fixed:
-        routes = [route["to"] for route in item["definition"].get("routes", [])]
-        leads_out = {"default", "0.0.0.0/0"} & set(routes) or "gateway4" in item["definition"]
-        if leads_out and not told and leased and leased <= {one["now"] for one in fixed} | taken:
-            raise Refused(
-                f"{item['where']}: {', '.join(sorted(leased))} has its address by a lease (DHCP), which tells "
-                "this host its name servers, too, and network_interfaces names none: write nameservers: [ADDRESS], "
-                "mostly the gateway's (see `resolvectl dns` or /etc/resolv.conf), or nameservers: [] where "
-                "it needs none"
-            )
+    leased = {link["name"] for link in survey["interfaces"] if any(":" not in one for one in link["dynamic"])}
+    told = [one for one in in_charge(speaking(survey)) if one[1] and one[2]]
+    lost = [one for one in told if one[0] == OUR_FILE or set(one[1]) <= ours.keys() | gone]
+    if len(lost) < len(told) or leased - {item["now"] for item in fixed} - taken - gone:
+        return  # others tell them still
+    outward = next((item for item in fixed if default_versions(item["definition"])), None)
+    if outward and leased:
+        raise Refused(
+            f"{outward['where']}: {', '.join(sorted(leased))} has its address by a lease (DHCP), which tells "
+            "this host its name servers, too, and network_interfaces names none: write nameservers: [ADDRESS], "
+            "mostly the gateway's (see `resolvectl dns` or /etc/resolv.conf), or nameservers: [] where "
+            "it needs none"
+        )
+    if lost and len(fixed) == len(entries) and not resolved_by_hand(survey):
+        path, names, servers = lost[0]
+        listed = ", ".join(server.partition("#")[0] for server in servers)
+        raise Refused(
+            f"{ours.get(names[0], 'network_interfaces')}: {path} tells this host its name servers ({listed}), which "
+            "would be lost, since network_interfaces names none: "
+            f"write nameservers: [{listed}], or nameservers: [] where it needs none"
+        )
+
+
+def check_left_out(survey, entries, before):
+    """A card that our last file sets up does not lose that with its entry, unless a file of another's has it.
+
+    What set it up before lies aside. Devices that we made, and nobody names any more, are removed.
+    """
+    ours = {name for item in entries for name in (item["now"], item["name"])}
+    spoken_for = {name for path, _, names, _ in speaking(survey) if path != OUR_FILE for name in names}
+    for link in survey["interfaces"]:
+        name = link["name"]
+        definitions = [found[name] for kind, found in before.items() if kind not in MADE and name in found]
+        # Nothing is lost with what only took it over, as for a port of a bond.
+        if name in ours | spoken_for or not any(set(one) - {"renderer", "match"} for one in definitions):
+            continue
+        marks = re.compile(rf"\b({re.escape(name)}|{re.escape(link['mac'] or name)})\b", re.IGNORECASE)
+        aside = [path for path, file in survey["files"].get("kept", {}).items() if marks.search(file["text"])]
+        aside += [
+            f"the lines of {path} that begin with '{IFUPDOWN_MARK.strip()}'"
+            for path, file in survey["files"]["ifupdown"].items()
+            if f"{IFUPDOWN_MARK}iface {name} " in file["text"]
+        ]
+        back = f", or put back first what set it up before: {' and '.join(aside)}" if aside else ""
+        raise Refused(
+            f"network_interfaces no longer names {name}, which {OUR_FILE} sets up, and nothing else would: keep its "
+            f"entry ({{name: {name}}} alone gives it no addresses){back}"
+        )
+
+
+def resolved_by_hand(survey):
+    """Whether /etc/resolv.conf names servers and is its owner's: no manager writes it, nor a lease's client."""
+    text = survey["resolv_conf"] or ""
+    servers = re.search(r"(?m)^\s*nameserver\s+\S", text)
+    return bool(servers and not survey["resolv_link"] and not re.search("(?i)generated by", text))
+
+
+def default_versions(definition):
+    """The IP versions of the default routes that a netplan definition gives by itself."""
+    routes = [
+        one for one in definition.get("routes", []) if one["to"] in DEFAULT_ROUTES and "table" not in one
+    ]
+    found = {6 if ":" in f"{one['to']} {one.get('via')}" else 4 for one in routes}
+    return found | {version for version in (4, 6) if f"gateway{version}" in definition}
 
 
 def choose_renderer(renderer, active):
@@ -149,6 +262,55 @@ def check_bridges(entries, present, renderer):
 
 
 # What is there now and speaks for the same interfaces.
+
+
+def speaking(survey):
+    """[(path, unit, names, servers)] of each definition in a host's files: whom of the present interfaces it is for,
+    and the name servers that it tells.
+
+    unit: the name of the .network file that systemd-networkd has of it, or None.
+    """
+    files, links, active = survey["files"], survey["interfaces"], survey["active"]
+    present, found = {"lo", *(link["name"] for link in links)}, []
+    visible = {os.path.basename(path): path for path in files["netplan"]}  # as netplan_after
+    for path in visible.values():
+        for kind, definitions in network_of(files["netplan"][path]["text"]).items():
+            for identifier, one in definitions.items():
+                servers = one.get("nameservers")
+                servers = servers.get("addresses") if isinstance(servers, dict) else []
+                servers = [str(server) for server in servers] if isinstance(servers, list) else []
+                meant = matches(kind, identifier, one, links)
+                found.append((path, f"10-netplan-{identifier}.network", meant, servers))
+                found.append((path, None, below(kind, one) if kind != "vlans" else [], []))
+    for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
+        said = settings(file["text"])
+        servers = " ".join(value for section, key, value in said if (section, key) == ("Network", "DNS"))
+        found.append((path, os.path.basename(path), networkd_matches(said, links), servers.split()))
+    for path, file in files["networkmanager"].items() if active["NetworkManager"] else ():
+        said = keyed(file["text"])
+        if is_read(path, said, survey["hidden_profiles"]):
+            servers = " ".join(said.get((kind, "dns"), "") for kind in ("ipv4", "ipv6"))
+            found.append((path, None, profile_for(said, links), servers.replace(";", " ").split()))
+    for path, file in files["ifupdown"].items():
+        for device, option, words, _ in ifupdown_options(file["text"]):
+            servers = words if option in ("dns-nameservers", "dns-nameserver") else []
+            found.append((path, None, words if option in TAKEN_IN else [device], servers))
+    return [
+        (path, unit, [name for name in names if name in present], servers)
+        for path, unit, names, servers in found
+    ]
+
+
+def in_charge(found):
+    """[(path, names, servers)] of what `speaking` has found: networkd goes by the first file for an interface."""
+    first = {}
+    for _, unit, names, _ in found:
+        for name in names if unit else ():
+            first[name] = min(unit, first.get(name, unit))
+    return [
+        (path, [name for name in names if unit is None or unit == first[name]], servers)
+        for path, unit, names, servers in found
+    ]
 
 
 def aside(path, taken):
@@ -375,31 +537,53 @@ def networkd_claims(files, ours, links, taken):
     return changes
 
 
-def ifupdown_members(text):
-    """[(device, netplan's kind of it, members)] of the bonds and bridges among ifupdown's stanzas."""
-    found, device = [], None
-    for line in text.replace("\\\n", " ").splitlines():
-        words = line.split()
+def ifupdown_options(text):
+    """[(device, option, words, line)] of ifupdown's stanzas; the first of each is `iface`.
+
+    line: its number. One that ends in a backslash goes on in the next; options may have _ for -.
+    """
+    found, device, number = [], None, 1
+    for line in re.split(r"(?<!\\)\n", text):
+        words = line.replace("\\\n", " ").split()
         if STANZA.match(line):
             device = words[1] if words[0] == "iface" and len(words) > 1 else None
-        elif device and words and (kind := TAKEN_IN.get(words[0].replace("_", "-"))):  # in either spelling
-            found.append((device, kind, words[1:]))
+        if device and words and not words[0].startswith("#"):
+            found.append((device, words[0].replace("_", "-"), words[1:], number))
+        number += line.count("\n") + 1
     return found
+
+
+def check_hook(path, number, device, hook, command):
+    """Refuse a command that ifupdown runs for one of ours; only its program is named, for there may be a key in it."""
+    if HARMLESS.fullmatch(" ".join(command)):
+        return
+    program = command[0] if command and re.fullmatch(r"[\w./-]+", command[0]) else "a command"
+    raise Refused(
+        f"{path}, line {number}: {hook} of {device} runs {program}, which nothing would any more, since "
+        f"network_interfaces has {device}: put it into a systemd unit of its own, or a route under routes: of the "
+        "entry, an open port into firewall_allow; then take the line out there"
+    )
 
 
 def ifupdown_claims(files, ours):
     """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
 
-    The stanzas taken out are kept together in one file, from which ifdown can take the interfaces down.
+    The stanzas taken out, by earlier runs too, are kept together in one file, from which ifdown can take the interfaces
+    down.
     """
     changes, record, names = [], [], []
     for path, file in files.items():
-        for device, kind, members in ifupdown_members(file["text"]):
-            if device not in ours:
-                check_taken_in(path, device, kind, [name for name in members if name in ours])
+        for device, option, words, number in ifupdown_options(file["text"]):
+            if option in TAKEN_IN and device not in ours:
+                check_taken_in(path, device, TAKEN_IN[option], [name for name in words if name in ours])
+            if option in HOOKS and device in ours:
+                check_hook(path, number, device, option, words)
         lines, kept, drop = file["text"].splitlines(), [], False
         for line in lines:
             words = line.split()
+            gone = line.removeprefix(IFUPDOWN_MARK)
+            if gone != line and gone.split()[:1] != ["auto"] and not gone.startswith("allow-"):
+                record.append(gone)
             if STANZA.match(line):
                 keyword, mine = words[0], [word for word in words[1:] if word in ours]
                 drop = keyword == "iface" and len(words) > 1 and words[1] in ours
@@ -417,7 +601,7 @@ def ifupdown_claims(files, ours):
         text = "\n".join(kept) + "\n"
         if kept != lines:
             changes.append({"path": path, "content": text, "mode": file["mode"]})
-    if record:
+    if names:
         changes.append({"path": IFUPDOWN_RECORD, "content": "\n".join(record) + "\n", "mode": "0600"})
     return changes, names
 
@@ -435,6 +619,15 @@ def port_of(said, profiles):
     return (next(filter(None, named), device), PORT_TYPES.get(kind)) if device else (None, None)
 
 
+def is_read(path, said, hidden):
+    """Whether a profile is somebody's own that NetworkManager reads.
+
+    Not netplan's; not NetworkManager's picture of what others set up; not what is out of sight already.
+    """
+    generated = os.path.basename(path).startswith("netplan-") or (".nmmeta", "nm-generated") in said
+    return not generated and said.get(UUID, "") not in hidden
+
+
 def networkmanager_claims(files, ours, links, taken, hidden, made):
     """Changes after which NetworkManager reads no profile for a name in `ours`.
 
@@ -446,12 +639,8 @@ def networkmanager_claims(files, ours, links, taken, hidden, made):
     for path, file in files.items():
         said = keyed(file["text"])
         uuid = said.get(UUID, "")
-        if (
-            os.path.basename(path).startswith("netplan-")
-            or (".nmmeta", "nm-generated") in said
-            or uuid in hidden
-        ):
-            continue  # netplan's own; NetworkManager's picture of what others set up; out of sight already
+        if not is_read(path, said, hidden):
+            continue
         meant = profile_for(said, links)
         hit = [name for name in meant if name in ours or name in ours.values()]
         if not hit:
@@ -483,7 +672,8 @@ def networkmanager_claims(files, ours, links, taken, hidden, made):
 # The change.
 
 
-def plan(survey, entries, renderer, before):
+def plan(survey, entries, said, renderer, before):
+    """The change, unless something is lost by it unsaid. said: the entries as the inventory has them."""
     ours = {item["now"]: item["name"] for item in entries}
     links, files, active = survey["interfaces"], survey["files"], survey["active"]
     taken = survey["asides"]
@@ -524,6 +714,10 @@ def plan(survey, entries, renderer, before):
         set().union(*map(made_by, map(network_of, after.values()))),
         {link["name"] for link in links},
     )
+    gone = (made_by(before) - made) & present
+    check_left_out(survey, entries, before)
+    check_default_route(survey["routes"], entries, said, gone)
+    check_nameservers(survey, entries, said, gone)
     return {
         "files": wanted + claims,
         "netplan": after,
@@ -537,7 +731,7 @@ def plan(survey, entries, renderer, before):
             active,
             reload_profiles=bool(profiles) and active["NetworkManager"],
             new=[item["name"] for item in entries if item["kind"] in MADE and item["name"] not in present],
-            gone=sorted((made_by(before) - made) & present),
+            gone=sorted(gone),
             servers=servers,
         ),
     }
@@ -571,7 +765,7 @@ def routed(item, routes):
 def destination(target):
     """A route's target as `ip route` writes it."""
     text = str(target)
-    if text in ("default", "0.0.0.0/0", "::/0"):
+    if text in DEFAULT_ROUTES:
         return "default"
     network = ipaddress.ip_network(text)
     return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
@@ -684,7 +878,7 @@ def commands(entries, ifupdown, active, reload_profiles, new, gone, servers=None
         if not by_hand(item):
             verify += [[GUARD, "holds", str(address), item["name"]] for address in item["addresses"]]
         for route in item["definition"].get("routes", []):
-            if route["to"] in ("default", "0.0.0.0/0", "::/0") and "via" in route and "table" not in route:
+            if route["to"] in DEFAULT_ROUTES and "via" in route and "table" not in route:
                 verify.append([GUARD, "reachable", str(route["via"]), item["name"]])
     return {"apply": apply, "verify": verify, "undo": undo}
 

@@ -16,11 +16,13 @@ SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, master, driver, enabled, up, mtu, addresses: [CIDR], dynamic: [CIDR]}] without loopback.
+    """[{name, mac, kind, master, driver, enabled, up, mtu, mtu_range, addresses: [CIDR], dynamic: [CIDR]}] without
+    loopback.
 
     kind is None for a wired card, wlan for a wireless one, else the virtual device's; master: the bond or bridge that
     has it in, or None; driver None where none says its name; enabled: somebody set it up; up: there is a carrier, too;
-    dynamic: those of the addresses that a router or a lease gave for a while.
+    mtu_range: [least, most] that it takes, 0 where that is not known; dynamic: those of the addresses that a router or
+    a lease gave for a while.
     """
     rc, out, err = run_command(["ip", "-json", "-details", "address", "show"])
     if rc:
@@ -45,6 +47,7 @@ def interfaces(run_command):
                 "enabled": "UP" in link["flags"],
                 "up": "LOWER_UP" in link["flags"],
                 "mtu": link["mtu"],
+                "mtu_range": [link.get("min_mtu", 0), link.get("max_mtu", 0)],
                 "addresses": list(addresses),
                 "dynamic": [address for address, dynamic in addresses.items() if dynamic],
             }
@@ -53,16 +56,18 @@ def interfaces(run_command):
 
 
 def routes(run_command):
-    """[{to, via, interface}] of the kernel's main tables; `to` is default or a network, `via` None on the link."""
+    """[{to, via, interface, version, told}] of the kernel's main tables.
+
+    `to` is default or a network, `via` None on the link, version that of IP; told: a router has advertised it.
+    """
     found = []
-    for family in ("-4", "-6"):
-        rc, out, _ = run_command(["ip", family, "-json", "route", "show"])
-        found += json.loads(out or "[]") if rc == 0 else []  # a kernel without IPv6
-    return [
-        {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
-        for one in found
-        if "dev" in one
-    ]
+    for version in (4, 6):
+        rc, out, _ = run_command(["ip", f"-{version}", "-json", "route", "show"])
+        for one in json.loads(out or "[]") if rc == 0 else []:  # a kernel without IPv6
+            if "dev" in one:
+                route = {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
+                found.append({**route, "version": version, "told": one.get("protocol") == "ra"})
+    return found
 
 
 def driver(interface):

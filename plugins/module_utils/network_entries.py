@@ -13,6 +13,8 @@ ROUTE_KEYS = (
     *("to", "via", "metric", "on-link", "table", "type", "scope", "from", "mtu"),
     *("congestion-window", "advertised-receive-window", "advmss"),
 )
+IPV6_LEAST = 1280  # of a link's MTU: RFC 8200, section 5
+DEFAULT_ROUTES = ("default", "0.0.0.0/0", "::/0")
 # No space, bracket or quote, as a structure has them that was written as a text.
 WORD = re.compile(r"[^\s{}\[\]\"']{0,80}")
 
@@ -117,8 +119,8 @@ def entry(number, item, present):
         definition.update(addresses=[str(address) for address in addresses], dhcp4=False, dhcp6=False)
     networks = [address.network for address in addresses]
     routes = [checked_route(where, route, networks) for route in as_list(where, "routes", item)]
-    if item.get("gateway") is not None:
-        gateway = ip_address(f"{where}.gateway", item["gateway"])
+    if (router := gateway_of(item)) is not None:
+        gateway = ip_address(f"{where}.gateway", router)
         if gateway in [address.ip for address in addresses]:
             raise Refused(f"{where}.gateway {gateway} is the interface's own address: write the router's")
         on_link(f"{where}.gateway", gateway, networks)
@@ -145,6 +147,11 @@ def entry(number, item, present):
         "addresses": addresses,
         "definition": definition,
     }
+
+
+def gateway_of(item):
+    """The router that an item names; None where it names none, or says `none`."""
+    return None if item.get("gateway") == "none" else item.get("gateway")
 
 
 def there_are(present):
@@ -289,7 +296,7 @@ def checked_options(where, options, networks):
 
 
 def check_together(entries, present):
-    """What no entry alone can show: names and addresses said twice, two default routes, missing members.
+    """What no entry alone can show: names and addresses said twice, two default routes, missing members, small MTUs.
 
     `present`: as of `entry`.
     """
@@ -306,7 +313,7 @@ def check_together(entries, present):
                 )
             addresses[address.ip] = item["where"]
         for route in item["definition"].get("routes", []):
-            if route["to"] in ("default", "0.0.0.0/0", "::/0") and "table" not in route:
+            if route["to"] in DEFAULT_ROUTES and "table" not in route:
                 key = (":" in str(route.get("via", "")), str(route.get("metric")))
                 if key in defaults:
                     raise Refused(
@@ -320,9 +327,22 @@ def check_together(entries, present):
         "macaddress" in item["definition"].get("match", {}) for item in entries
     )
     own = {item["name"]: item for item in entries}
+    ports = {
+        name
+        for item in entries
+        if item["kind"] != "vlans"
+        for name in below(item["kind"], item["definition"])
+    }
     for item in entries:
         if item["kind"] == "vlans" and not {"id", "link"} <= set(item["definition"]):
             raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
+        mtu = str(item["definition"].get("mtu"))
+        alone = not nameless and ports.isdisjoint((item["now"], item["name"]))
+        if mtu.isdecimal() and int(mtu) < IPV6_LEAST and alone and has_ipv6(item["definition"]):
+            raise Refused(
+                f"{item['where']}.mtu is {mtu}: IPv6 needs {IPV6_LEAST} bytes, so it would become that: write a number "
+                "from there on, or have no IPv6 there, by options: {link-local: []}"
+            )
         for member in below(item["kind"], item["definition"]):
             if present is not None and member not in known:
                 raise Refused(
@@ -340,6 +360,12 @@ def check_together(entries, present):
                     f"{own[member]['where']}.addresses: {item['name']} takes {member} in, so nobody would reach the "
                     f"host there: write the addresses (and gateway, routes, nameservers) for {item['name']}"
                 )
+
+
+def has_ipv6(definition):
+    """Whether netplan's definition leaves IPv6 on: by its link-local address, unless that is said otherwise."""
+    addresses = [str(address) for address in definition.get("addresses") or []]
+    return "ipv6" in str(definition.get("link-local", "ipv6")) or any(":" in address for address in addresses)
 
 
 def below(kind, definition):

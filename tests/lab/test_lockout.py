@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from plays import NFTABLES, playground, wait_for
 
+from lab import machine
+
 pytestmark = pytest.mark.full
 HOST = "node2"
 TABLE = []
@@ -38,7 +40,9 @@ def prefix(plays):
 def network(*entries):
     """Of HOST alone: another host with its addresses would be refused."""
     mine = "{{ mine[inventory_hostname] | default([]) }}"
-    return "network", {"network_interfaces": mine, "mine": {HOST: list(entries)}}
+    lost = {"gateway": "none", "nameservers": machine.name_servers()}  # unless an entry says of them
+    entries = [{**lost, **entry} for entry in entries]
+    return "network", {"network_interfaces": mine, "mine": {HOST: entries}}
 
 
 def right(prefix):

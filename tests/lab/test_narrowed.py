@@ -5,6 +5,8 @@ import json
 import pytest
 from plays import Plays
 
+from lab import machine
+
 pytestmark = pytest.mark.full
 TAGS = "identity,network,ssh_mesh,firewall"
 
@@ -45,6 +47,7 @@ def test_hosts_that_come_later_and_that_move_get_in(plays):
     # Reached at an address that it gives up in the same run.
     new = at["node3"].rsplit(".", 1)[0] + ".111"
     entry = {"name": "eth0", "addresses": [f"{new}/24"], "gateway": plays.lab.network.gateway}
+    entry["nameservers"] = machine.name_servers()
     moved = {"cluster_address": new, "network_interfaces": [entry]}
     inventory(plays, lambda workers: workers["node3"].update(moved))
     play = plays.run(TAGS, "cluster", narrowed)

@@ -45,7 +45,8 @@ def interfaces(*entries, **more):
 
 
 def static(address, name="eth0", **more):
-    return {"name": name, "addresses": [address], **more}
+    lost = {"gateway": "none", "nameservers": machine.name_servers()}  # unless an entry says of them
+    return {"name": name, "addresses": [address], **lost, **more}
 
 
 def test_check_mode_on_an_untouched_host_changes_nothing(plays, prefix):
@@ -175,8 +176,8 @@ def test_killed_before_it_was_confirmed_the_next_run_leaves_one_manager(plays, p
 def test_what_somebody_changed_by_hand_is_put_right(plays, prefix):
     """An address, the MTU, a route."""
     route = {"to": "198.51.100.0/24", "via": f"{prefix}.11"}
-    entry = {"name": "eth0", "addresses": [f"{prefix}.12/24", "192.0.2.7/24"], "gateway": f"{prefix}.1"}
-    wanted = interfaces({**entry, "mtu": 1400, "routes": [route]})
+    entry = static(f"{prefix}.12/24", gateway=f"{prefix}.1", mtu=1400, routes=[route])
+    wanted = interfaces({**entry, "addresses": [f"{prefix}.12/24", "192.0.2.7/24"]})
     assert plays.role("network", "node2", wanted).rc == 0
     assert plays.role("network", "node2", wanted).changed["node2"] == 0
     before = plays.sh(
@@ -200,7 +201,7 @@ def test_what_somebody_changed_by_hand_is_put_right(plays, prefix):
 def test_a_new_name_with_which_the_host_cannot_be_reached_is_taken_back(plays, prefix):
     """networkd knows a renamed interface by its permanent address alone, and these have none: so it drops lan0."""
     mac = plays.sh("node2", "cat /sys/class/net/eth0/address").strip()
-    entry = {"macaddress": mac, "name": "lan0", "addresses": [f"{prefix}.12/24"]}
+    entry = static(f"{prefix}.12/24", "lan0", macaddress=mac)
     play = plays.role("network", "node2", interfaces(entry, guard_timeout=60))
     assert play.rc != 0
     assert "lan0 is down" in play.words, play.text
@@ -214,11 +215,9 @@ def bridged(address, **more):
     return [
         {"name": "eth0"},
         {
-            "name": "br0",
+            **static(address, "br0", **more),
             "kind": "bridges",
-            "addresses": [address],
             "options": {"interfaces": ["eth0"]},
-            **more,
         },
     ]
 

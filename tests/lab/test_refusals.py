@@ -97,7 +97,11 @@ REFUSED = {
         "mkdir -p /etc/netplan; echo 'network: [' > /etc/netplan/01-broken.yaml",
         "rm /etc/netplan/01-broken.yaml",
         (),
-        {"network_interfaces": [{"name": "eth0", "addresses": ["{{ cluster_address }}/24"]}]},
+        {
+            "network_interfaces": [
+                {"name": "eth0", "addresses": ["{{ cluster_address }}/24"], "gateway": "none"}
+            ]
+        },
         "/etc/netplan/01-broken.yaml is no valid YAML",
     ),
     "an exporter of its own": (

@@ -95,7 +95,8 @@ def wanted(plays, host, **more):
 @pytest.mark.parametrize("host", KINDS)
 def test_a_setting_that_cuts_it_off_is_undone(plays, stock, host):
     before = plays.sh(host, STATE)
-    wrong = {"network_interfaces": [{"name": "eth0", "addresses": ["192.0.2.7/24"]}], "guard_timeout": 30}
+    wrong = {"name": "eth0", "addresses": ["192.0.2.7/24"], "gateway": "none"}
+    wrong = {"network_interfaces": [wrong], "guard_timeout": 30}
     play = plays.role("network", host, wrong)
     assert play.rc != 0
     assert "no new connection from the controller" in play.words, play.text

@@ -513,7 +513,7 @@ def test_the_interface_in_use_goes_into_a_bond_and_onto_a_vlan(pair, tmp_path):
 
     def move(device, address):
         """The host's address goes from eth0 to `device`."""
-        wanted = [{"name": "eth0"}, {**device, "addresses": [f"{address}/24"]}]
+        wanted = [{"name": "eth0"}, {**device, "addresses": [f"{address}/24"], "gateway": "none"}]
         return plays.run([include("network")], "node2", {"network_interfaces": wanted, "guard_timeout": 120})
 
     bond = {"interfaces": ["eth0"], "parameters": {"mode": "active-backup"}}

@@ -13,6 +13,7 @@ ETH0 = {
     "enabled": True,
     "up": True,
     "mtu": 1500,
+    "mtu_range": [68, 9194],
     "addresses": ["192.168.1.50/24"],
     "dynamic": [],
 }
@@ -25,10 +26,11 @@ ETH1 = {
     "enabled": True,
     "up": True,
     "mtu": 1500,
+    "mtu_range": [68, 9978],
     "addresses": [],
     "dynamic": [],
 }
-DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0"}
+DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0", "version": 4, "told": False}
 STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
 
 

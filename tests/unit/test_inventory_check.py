@@ -423,7 +423,8 @@ def given(*addresses, **more):
         ({"node1": given("192.168.1.200/24", "192.168.1.100/24"),
           "node2": {"ansible_host": "192.168.1.200", "ansible_port": 2222, "cluster_address": None}},
          ["192.168.1.200/24, an address that node2 has"]),
-        ({"node1": {**given("10.0.0.1/24"), "cluster_address": "10.0.0.1", "cluster_network": "10.0.0.0/22"},
+        ({"node1": {**given("10.0.0.1/24", gateway="none"), "cluster_address": "10.0.0.1",
+                    "cluster_network": "10.0.0.0/22"},
           "node2": {"cluster_address": "10.0.1.2", "cluster_network": "10.0.0.0/22"},
           "node3": {"cluster_address": "10.0.0.3", "cluster_network": "10.0.0.0/22"}},
          ["10.0.0.1/24, and 10.0.1.2, node2's address, is not in that network"]),
@@ -511,6 +512,7 @@ SET_HERE = ("node2", "network_interfaces")
         ([BOND, {"name": "eth1"}], ["[0].options takes in 'eth0', which has no entry"]),
         ([BOND, LAN, {"name": "eth1"}], ["[1].addresses: bond0 takes eth0 in"]),
         ([{"name": "v7", "kind": "vlans", "options": {"id": 7}}], ["[0].options needs id and link"]),
+        ([{**LAN, "mtu": 1279}], ["[0].mtu is 1279: IPv6 needs 1280 bytes"]),
         # All at once, but for what the entries together show.
         ([{**LAN, "gateway": "router"}, {**LAN, "mtu": 12}], ["[0].gateway is 'router'", "[1].mtu is 12"]),
     ],
@@ -569,6 +571,7 @@ def test_options_that_are_no_mapping_are_refused_whatever_the_entry_makes(option
     "interfaces",
     [
         [LAN],
+        [{**LAN, "gateway": "none"}],
         [BOND, {"name": "eth0"}, {"name": "eth1"}],
         # What a host's interfaces decide: which name a card has, what is there.
         [BOND, {"macaddress": "52:54:00:00:00:01"}, {"macaddress": "52:54:00:00:00:02"}],

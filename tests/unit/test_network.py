@@ -11,7 +11,7 @@ from networks import DEFAULT, ETH0, ETH1, STATIC, card, planned, survey
 
 from plugins.filter import network_plan as planner
 from plugins.filter.network_plan import network_plan
-from plugins.module_utils.host_survey import interfaces
+from plugins.module_utils.host_survey import interfaces, routes
 from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE
 
 GUARD = "/usr/local/lib/trainyard/guard"
@@ -235,6 +235,43 @@ def test_an_mtu_or_a_route_that_somebody_changed_by_hand_is_put_right(mtu, route
     interfaces = [{**ETH0, "addresses": ["192.168.1.100/24"], "mtu": mtu}, copy.deepcopy(ETH1)]
     plan = planned(wanted, interfaces=interfaces, routes=routes, files=files)
     assert plan["stands"] and plan["live"] is live
+
+
+TAKES = "takes 68 to 9194 bytes (`ip -details link show eth0`): write a number of these"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ([{**STATIC, "mtu": 9194}], None),
+        ([{**STATIC, "mtu": 9195}], f"network_interfaces[0].mtu is 9195: eth0 {TAKES}"),
+        ([{**STATIC, "options": {"mtu": 9195}}], f"network_interfaces[0].mtu is 9195: eth0 {TAKES}"),
+        ([{**STATIC, "macaddress": ETH0["mac"], "name": "lan0", "mtu": 9195}], f"eth0 {TAKES}"),
+        ([BARE, {"name": "eth1"}, {**BOND, "mtu": 9500}], f"network_interfaces[2].mtu is 9500: eth0 {TAKES}"),
+        ([BARE, {**VLAN, "gateway": "none", "mtu": 9500}], f"eth0 {TAKES}"),
+        ([BARE, {**VLAN, "gateway": "none", "mtu": 9000}], None),
+        ([{"name": "eth2", "mtu": 12000}], None),  # which does not tell
+        ([{"name": "eth2", "mtu": 1000, "options": {"link-local": []}}], None),
+        ([{"name": "eth2", "mtu": 1000, "options": {"link-local": ["ipv4"]}}], None),
+        ([{"name": "eth2", "mtu": 1000}], "mtu is 1000: IPv6 needs 1280 bytes, so it would become that"),
+        (
+            [{"name": "eth2", "addresses": ["fd00::1/64"], "mtu": 1000, "options": {"link-local": []}}],
+            "IPv6 needs 1280 bytes",
+        ),
+        (
+            [
+                {"name": "eth2", "mtu": 1000},
+                {"name": "br0", "kind": "bridges", "options": {"interfaces": ["eth2"], "dhcp4": True}},
+            ],
+            None,  # a port has no IPv6
+        ),
+    ],
+)
+def test_a_size_that_a_card_does_not_take_is_refused(wanted, said):
+    """networkd would set the nearest one, and each run after it that of the inventory again."""
+    there = [copy.deepcopy(ETH0), copy.deepcopy(ETH1), card("eth2", mtu_range=[0, 0])]
+    errors = network_plan(survey(interfaces=there), wanted)["errors"]
+    assert bool(errors) is bool(said) and (not said or said in errors[0]), errors
 
 
 @pytest.mark.parametrize(
@@ -780,6 +817,44 @@ def test_what_takes_ours_in_by_ifupdown_is_refused(option, kind):
     assert written(planned(other, interfaces=[ETH0, ETH1, card("eth2")], files=files), path) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "pre-up iptables-restore < /etc/iptables.rules",
+            "pre-up of eth0 runs iptables-restore, which nothing would",
+        ),
+        ("up ip route add 10.8.0.0/16 via 192.168.1.7", "up of eth0 runs ip, which"),
+        ("post-up \\\n  /usr/local/sbin/nat start", "post-up of eth0 runs /usr/local/sbin/nat, which"),
+        ("down KEY=hunter2 /sbin/leave", "down of eth0 runs a command, which"),
+        ("pre-down [ -x /sbin/x ] && x", "pre-down of eth0 runs a command, which"),
+        ("post_down x", "post-down of eth0 runs x, which"),
+        ("up sleep 2; x", "up of eth0 runs sleep, which"),
+        ("post-up route add default gw 192.168.1.1; x", "post-up of eth0 runs route, which"),
+        (
+            "post-up route add -net 10.0.0.0 netmask 255.0.0.0 gw 192.168.1.1 || true",
+            "post-up of eth0 runs route,",
+        ),
+        # Vagrant's boxes and cloud-init write these.
+        ("pre-up sleep 2", None),
+        ("post-up route add default gw 192.168.1.1 || true", None),
+        ("pre-down route del -A inet6 default gw fe80::1 || true", None),
+        ("# up x", None),
+    ],
+)
+def test_commands_that_ifupdown_runs_do_not_go_unsaid(line, said):
+    """Else the owner's packet filter or routes are gone at the next boot."""
+    path = "/etc/network/interfaces"
+    before = "auto eth0\niface eth0 inet static\n  address \\\n 192.168.1.50/24\n\n"
+    content = f"{before}  {line}\niface eth1 inet dhcp\n  up x\n"
+    files = {"ifupdown": {path: content}}
+    errors = network_plan(survey(files=files), [STATIC])["errors"]
+    assert bool(errors) is bool(said)
+    if said:
+        assert errors[0].startswith(f"{path}, line 6: {said}") and "hunter2" not in errors[0]
+        assert "take the line out there" in errors[0]
+
+
 @pytest.mark.parametrize("option", ["vlan-raw-device eth0", "vlan_raw_device eth0", "bridge_ports none"])
 def test_what_lies_on_ours_by_ifupdown_stays(option):
     path = "/etc/network/interfaces"
@@ -927,7 +1002,7 @@ def test_profiles_outside_etc_are_moved_aside_or_hidden():
 )
 def test_a_new_bridge_that_the_spanning_tree_keeps_shut_for_too_long_is_refused(parameters, desktop, refused):
     options = {"interfaces": ["eth0"], **({"parameters": parameters} if parameters else {})}
-    wanted = [BARE, {"name": "br0", "kind": "bridges", "addresses": ["192.168.1.100/24"], "options": options}]
+    wanted = [BARE, {**STATIC, "name": "br0", "kind": "bridges", "options": options}]
     active = DESKTOP if desktop else survey()["active"]
     errors = network_plan(survey(active=active), wanted)["errors"]
     assert bool(errors) is refused
@@ -949,18 +1024,120 @@ FIXED = "2001:db8::5/64"
         (["192.168.1.50/24"], {}, True),
         (["192.168.1.50/24"], {"nameservers": ["192.168.1.1"]}, False),
         (["192.168.1.50/24"], {"nameservers": []}, False),
-        ([], {}, False),  # nothing is lost
-        (["192.168.1.50/24"], {"gateway": None}, False),  # a net of the cluster's own
+        ([], {}, False),  # nothing is lost that anybody could tell of
+        (["192.168.1.50/24"], {"gateway": "none"}, False),  # a net of the cluster's own
     ],
 )
 def test_name_servers_of_a_lease_do_not_go_unsaid(dynamic, more, refused):
     interfaces = [{**ETH0, "addresses": ["192.168.1.50/24"], "dynamic": dynamic}, copy.deepcopy(ETH1)]
     given = {"name": "eth0", "addresses": ["192.168.1.10/24"], "gateway": "192.168.1.1", **more}
-    given = {key: value for key, value in given.items() if value is not None}
     bridge = {**given, "name": "br0", "kind": "bridges", "options": {"interfaces": ["eth0"]}}
     for wanted in ([given], [{"name": "eth0"}, bridge]):
         found = network_plan(survey(interfaces=interfaces), wanted)
         assert ["name servers" in one for one in found["errors"]] == [True] * refused, found["errors"]
+
+
+STANZA = (
+    "auto eth0\niface eth0 inet static\n  address 192.168.1.50/24\n  dns-nameservers 10.0.0.53 10.0.0.54\n"
+)
+TWO_SERVERS = "nameservers: {addresses: [10.0.0.53, 10.0.0.54]}"
+# Each tells eth0's host its name servers, and gives way.
+TOLD = {
+    "/etc/netplan/50-cloud-init.yaml": f"network: {{ethernets: {{eth0: {{{TWO_SERVERS}}}}}}}",
+    OUR_FILE: f"network: {{ethernets: {{eth0: {{{TWO_SERVERS}}}}}}}",
+    "/etc/systemd/network/05-lan.network": "[Match]\nName=eth0\n[Network]\nDNS=10.0.0.53\nDNS=10.0.0.54#home\n",
+    "/etc/systemd/network/50-lan.network": "[Match]\nName=eth0\n[Network]\nDNS=10.0.0.53 10.0.0.54\n",  # hidden
+    "/etc/NetworkManager/system-connections/lan.nmconnection": (
+        "[connection]\ninterface-name=eth0\n[ipv4]\ndns=10.0.0.53;10.0.0.54;\n"
+    ),
+    "/etc/network/interfaces": STANZA,
+}
+
+
+def read_from(*paths, told=None):
+    """The survey's files, and what is active on such a host."""
+    kinds = {
+        "netplan": "netplan",
+        "network": "ifupdown",
+        "NetworkManager": "networkmanager",
+        "systemd": "networkd",
+    }
+    files = {}
+    for path in paths:
+        files.setdefault(kinds[path.split("/")[2]], {})[path] = (told or TOLD)[path]
+    return {"files": files, "active": {**survey()["active"], "NetworkManager": True}}
+
+
+@pytest.mark.parametrize("path", TOLD)
+def test_name_servers_that_a_file_tells_do_not_go_with_it_unsaid(path):
+    told = read_from(path)
+    (refused,) = network_plan(survey(**told), [STATIC])["errors"]
+    assert refused == (
+        f"network_interfaces[0]: {path} tells this host its name servers (10.0.0.53, 10.0.0.54), which would be lost, "
+        "since network_interfaces names none: write nameservers: [10.0.0.53, 10.0.0.54], or nameservers: [] where it "
+        "needs none"
+    )
+    for said in ({"nameservers": ["10.0.0.53"]}, {"nameservers": []}):
+        planned([{**STATIC, **said}], **told)
+    planned([BARE, {"name": "eth1"}, {**BOND, "nameservers": []}], **told)
+    planned([{"name": "eth0", "options": {"dhcp4": True}}], **told)  # the lease names some
+    if path != OUR_FILE:  # theirs stay beside a net of the cluster's own
+        planned([{"name": "eth1", "addresses": ["10.1.0.1/24"]}], **told)
+    # Other managers' resolv.conf is rewritten, or has an end with them.
+    for text, link, refused in (
+        ("nameserver 10.0.0.53\n", None, False),
+        ("search lan\n", None, True),
+        ("# Generated by NetworkManager\nnameserver 10.0.0.53\n", None, True),
+        ("nameserver 10.0.0.53\n", "../run/resolvconf/resolv.conf", True),
+    ):
+        found = network_plan(survey(**told, resolv_conf=text, resolv_link=link), [STATIC])
+        assert bool(found["errors"]) is refused, text
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/etc/netplan/60-more.yaml", f"network: {{ethernets: {{eth1: {{{TWO_SERVERS}}}}}}}"),
+        ("/etc/systemd/network/50-eth1.network", "[Match]\nName=eth1\n[Network]\nDNS=10.0.0.53\n"),
+        (
+            "/etc/NetworkManager/system-connections/eth1",
+            "[connection]\ninterface-name=eth1\n[ipv6]\ndns=fd00::53;\n",
+        ),
+        # As cloud-init writes those that are no interface's.
+        (
+            "/etc/network/interfaces.d/50-cloud-init",
+            "iface lo inet loopback\n    dns-nameservers 10.0.0.53\n",
+        ),
+    ],
+)
+def test_what_stays_tells_its_name_servers(path, content):
+    cloud = "/etc/netplan/50-cloud-init.yaml"
+    for stays in (True, False):
+        told = {
+            **TOLD,
+            path: content.replace("eth1", "eth9").replace("lo ", "eth9 ") if not stays else content,
+        }
+        errors = network_plan(survey(**read_from(cloud, path, told=told)), [STATIC])["errors"]
+        assert ["name servers" in one for one in errors] == [True] * (
+            not stays
+        )  # of a card that is not there
+
+
+def test_what_has_been_hidden_since_an_earlier_run_tells_no_name_servers():
+    first = written(planned([STATIC]))["content"]
+    planned(
+        [STATIC],
+        files={**read_from("/etc/systemd/network/50-lan.network")["files"], "netplan": {OUR_FILE: first}},
+    )
+
+
+def test_name_servers_of_a_device_that_goes_are_lost():
+    made = written(planned([BARE, {"name": "eth1"}, {**BOND, "nameservers": ["10.0.0.53"]}]))["content"]
+    interfaces = [{**ETH0, "addresses": []}, copy.deepcopy(ETH1), card("bond0", kind="bond")]
+    (refused,) = network_plan(survey(interfaces=interfaces, files={"netplan": {OUR_FILE: made}}), [STATIC])[
+        "errors"
+    ]
+    assert refused.startswith(f"network_interfaces: {OUR_FILE} tells this host its name servers (10.0.0.53)")
 
 
 def test_a_lease_that_stays_tells_its_name_servers():
@@ -971,6 +1148,155 @@ def test_a_lease_that_stays_tells_its_name_servers():
         assert not any(
             "name servers" in one for one in network_plan(survey(interfaces=interfaces), wanted)["errors"]
         )
+
+
+ASIDE = "/etc/netplan/50-cloud-init.yaml.before-trainyard"
+CLUSTERS = {"name": "eth1", "addresses": ["10.1.0.1/24"]}
+
+
+def left_out(wanted, files=None, first=(STATIC, CLUSTERS), **more):
+    """What is said where `first` was in network_interfaces, and `wanted` is now."""
+    ours = written(planned(first, **more))["content"]
+    files = {**(files or {}), "netplan": {**(files or {}).get("netplan", {}), OUR_FILE: ours}}
+    return network_plan(survey(files=files, **more), wanted)["errors"]
+
+
+def test_a_card_does_not_lose_what_sets_it_up_with_its_entry():
+    keep = (
+        f"network_interfaces no longer names eth1, which {OUR_FILE} sets up, and nothing else would: keep its entry "
+        "({name: eth1} alone gives it no addresses)"
+    )
+    assert left_out([STATIC]) == [keep]
+    for kept in (
+        BOTH,
+        BOTH.replace("eth1:", f"lan: {{match: {{macaddress: {ETH1['mac'].upper()}}}}}\n    x:"),
+    ):
+        aside = {"kept": {ASIDE: kept, f"{ASIDE}.2": CLOUD}}
+        assert left_out([STATIC], aside) == [f"{keep}, or put back first what set it up before: {ASIDE}"]
+    path = "/etc/network/interfaces"
+    stanzas = written(planned([CLUSTERS], files={"ifupdown": {path: INTERFACES}}), path)["content"]
+    assert left_out([STATIC], {"ifupdown": {path: stanzas}}) == [
+        f"{keep}, or put back first what set it up before: the lines of {path} that begin with '# trainyard:'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files"),
+    [
+        ([STATIC, {"name": "eth1"}], {}),
+        ([STATIC, {"macaddress": ETH1["mac"], "name": "lan0", "addresses": ["10.1.0.1/24"]}], {}),
+        # Another's file has it, or has it again.
+        ([STATIC], {"netplan": {"/etc/netplan/50-cloud-init.yaml": BOTH}}),
+        ([STATIC], {"netplan": {"/etc/netplan/60.yaml": "network: {bonds: {bond0: {interfaces: [eth1]}}}"}}),
+        ([STATIC], {"networkd": {"/etc/systemd/network/99-wired.network": "[Match]\nName=eth1\n"}}),
+        ([STATIC], {"ifupdown": {"/etc/network/interfaces": "iface eth1 inet dhcp\n"}}),
+        ([STATIC], {"ifupdown": {"/etc/network/interfaces": "iface br0 inet dhcp\n  bridge_ports eth1\n"}}),
+    ],
+)
+def test_a_card_that_is_set_up_still_may_go_out_of_network_interfaces(wanted, files):
+    assert left_out(wanted, files) == []
+
+
+def test_a_card_that_is_gone_or_had_nothing_may_go_out_of_network_interfaces():
+    bond = [BARE, {"name": "eth1"}, BOND]
+    assert left_out([STATIC], first=bond) == []  # a port that is one no more
+    assert left_out([STATIC], first=[STATIC, {**CLUSTERS, "mtu": 1400}]) != []
+    ours = written(planned([STATIC, CLUSTERS]))["content"]
+    planned([STATIC], files={"netplan": {OUR_FILE: ours}}, interfaces=[copy.deepcopy(ETH0)])
+    profile_ = {f"{PROFILES}/eth1.nmconnection": profile("interface-name=eth1")}
+    for active, refused in (
+        (DESKTOP, False),
+        (survey()["active"], True),
+    ):  # it sets up nothing if it does not run
+        files = {"netplan": {OUR_FILE: ours}, "networkmanager": profile_}
+        assert bool(network_plan(survey(files=files, active=active), [STATIC])["errors"]) is refused
+
+
+OUT = "the default route of this host, via 192.168.1.1 on eth0, would be lost, since no entry of network_interfaces "
+STATIC_ALONE = {"name": "eth0", "addresses": ["192.168.1.100/24"]}
+OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False}
+BOTH_VERSIONS = {**STATIC, "addresses": ["192.168.1.100/24", "2001:db8::5/64"]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (
+            [STATIC_ALONE],
+            f"{OUT}gives it one: write gateway: 192.168.1.1, or gateway: none where none is meant",
+        ),
+        ([BARE], OUT),
+        ([BARE, {**VLAN, "gateway": None}], None),
+        ([BARE, VLAN], OUT),
+        ([BARE, {"name": "eth1"}, {**BOND, "gateway": "none"}], None),
+        ([STATIC], None),
+        ([{**STATIC_ALONE, "routes": [{"to": "0.0.0.0/0", "via": "192.168.1.7"}]}], None),
+        ([{**STATIC_ALONE, "options": {"gateway4": "192.168.1.7"}}], None),
+        ([{**STATIC_ALONE, "options": {"routes": [{"to": "default", "via": "fe80::1"}]}}], OUT),
+        ([{**STATIC_ALONE, "routes": [{"to": "default", "via": "192.168.1.7", "table": 7}]}], OUT),
+        ([{"name": "eth0", "options": {"dhcp4": True}}], None),
+        ([{"name": "eth1", "addresses": ["10.1.0.1/24"]}], None),  # a net of the cluster's own beside it
+        ([{**STATIC_ALONE, "addresses": ["2001:db8::5/64"]}], None),  # IPv4 is given up
+    ],
+)
+def test_the_way_out_does_not_go_unsaid(wanted, said):
+    errors = network_plan(survey(), wanted)["errors"]
+    assert bool(errors) is bool(said) and (
+        not said or errors[0].startswith("network_interfaces[0]: " + said)
+    ), errors
+    assert network_plan(survey(routes=[]), wanted)["errors"] == []
+    elsewhere = {**DEFAULT, "interface": "wlan0"}
+    assert network_plan(survey(routes=[DEFAULT, elsewhere]), wanted)["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, True),
+        ({"routes": [{"to": "::/0", "via": "fe80::1"}]}, False),
+        ({"options": {"accept-ra": True}}, False),
+        ({"options": {"accept-ra": False}}, False),
+    ],
+)
+def test_the_way_out_by_ipv6_does_not_go_unsaid(more, refused):
+    """What a router advertises it advertises again."""
+    wanted = [{**BOTH_VERSIONS, **more}]
+    errors = network_plan(survey(routes=[DEFAULT, OUT_BY_6]), wanted)["errors"]
+    assert ["write routes: [{to: '::/0', via: 'fe80::1'}], or accept-ra" in one for one in errors] == [
+        True
+    ] * refused
+    planned(wanted, routes=[DEFAULT, {**OUT_BY_6, "told": True}])
+    planned(
+        [STATIC], routes=[DEFAULT, OUT_BY_6]
+    )  # nobody has thought of IPv6; check_ipv6 sees to its addresses
+
+
+def test_the_way_out_by_a_device_that_goes_is_lost():
+    made = written(planned([BARE, {"name": "eth1"}, BOND]))["content"]
+    interfaces = [{**ETH0, "addresses": []}, copy.deepcopy(ETH1), card("bond0", kind="bond")]
+    seen = survey(
+        interfaces=interfaces, files={"netplan": {OUR_FILE: made}}, routes=[{**DEFAULT, "interface": "bond0"}]
+    )
+    (refused,) = network_plan(seen, [STATIC_ALONE])["errors"]
+    assert refused.startswith(
+        "network_interfaces: the default route of this host, via 192.168.1.1 on bond0, would be "
+    )
+
+
+def test_what_is_read_of_routes():
+    answers = {
+        "-4": [
+            {"dst": "default", "gateway": "192.168.1.1", "dev": "eth0", "protocol": "dhcp"},
+            {"dst": "10.0.0.0/8"},
+        ],
+        "-6": [
+            {"dst": "default", "gateway": "fe80::1", "dev": "eth0", "protocol": "ra"},
+            {"dst": "::/0", "dev": "wg0"},
+        ],
+    }
+    found = routes(lambda command: (0, json.dumps(answers[command[1]]), ""))
+    assert found[0] == DEFAULT and found[1] == {**OUT_BY_6, "told": True}
+    assert (found[2]["via"], found[2]["told"]) == (None, False) and len(found) == 3
 
 
 @pytest.mark.parametrize(
@@ -1062,7 +1388,7 @@ def test_name_servers_reach_a_host_without_a_resolver():
     ],
 )
 def test_where_the_host_answers_afterwards(wanted, session, expected):
-    plan = planned(wanted, session={"client": "192.168.1.9", "address": session, "port": 22})
+    plan = planned(wanted, session={"client": "192.168.1.9", "address": session, "port": 22}, routes=[])
     assert plan["addresses"] == expected
 
 
@@ -1114,14 +1440,16 @@ def test_what_is_read_of_an_interface():
     fixed = {"local": "192.168.1.50", "prefixlen": 24, "scope": "global"}
     leased = {"local": "2001:db8::7", "prefixlen": 64, "scope": "global", "dynamic": True}
     common = {"flags": ["UP"], "mtu": 1500, "address": "52:54:00:00:00:01"}
+    sizes = {"min_mtu": 68, "max_mtu": 9194}
     shown = [
         {"ifname": "lo", "flags": ["LOOPBACK"]},
-        {**common, "ifname": "none0", "master": "br0", "addr_info": []},
+        {**common, **sizes, "ifname": "none0", "master": "br0", "addr_info": []},
         {**common, "ifname": "br0", "linkinfo": {"info_kind": "bridge"}, "addr_info": [fixed, leased]},
     ]
     card, bridge = interfaces(lambda command: (0, json.dumps(shown), ""))
     assert (card["kind"], card["master"], card["addresses"]) == (None, "br0", [])
     assert (bridge["kind"], bridge["master"]) == ("bridge", None)
+    assert (card["mtu_range"], bridge["mtu_range"]) == ([68, 9194], [0, 0])
     assert bridge["addresses"] == ["192.168.1.50/24", "2001:db8::7/64"] and bridge["dynamic"] == [
         "2001:db8::7/64"
     ]

@@ -8,9 +8,10 @@ import copy
 
 import pytest
 import yaml
-from networks import ETH0, STATIC, planned, survey, text
+from networks import ETH0, ETH1, STATIC, card, planned, survey, text
 
 from plugins.filter.network_back import GUARD, narrowed, network_back, with_stanzas
+from plugins.filter.network_plan import network_plan
 from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE
 
 CLOUD = "/etc/netplan/50-cloud-init.yaml"
@@ -112,6 +113,63 @@ def test_all_files_are_as_before(files):
     assert back["fault"] == "" and back["left"] == []
     assert OUR_FILE in files_of(ours)
     assert files_of(after(ours, back["files"])) == files_of(before)
+
+
+LAN1, LAN2 = ({"name": f"eth{number}", "addresses": [f"10.{number}.0.1/24"]} for number in (1, 2))
+THREE = TWO + "    eth2: {dhcp4: true}\n  renderer: networkd\n"
+
+
+def in_steps(steps, **more):
+    """(the survey from before, that of the host as it is ours) where network_interfaces grew by `steps`."""
+    before = ours = survey(
+        interfaces=[copy.deepcopy(ETH0), copy.deepcopy(ETH1), card("eth2")], **copy.deepcopy(more)
+    )
+    for count in range(len(steps)):
+        plan = network_plan(copy.deepcopy(ours), steps[: count + 1])
+        assert plan["errors"] == []
+        ours = after(ours, plan["files"])
+    return before, ours
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"netplan": {CLOUD: TWO}},
+        {"netplan": {CLOUD: THREE}},
+        {"netplan": {CLOUD: THREE, "/etc/netplan/60-more.yaml": TWO}},
+        {"ifupdown": {"/etc/network/interfaces": STANZAS}},
+        {"ifupdown": {"/etc/network/interfaces": STANZAS.replace("auto eth0 eth1", "auto eth0 eth1 eth2")}},
+    ],
+)
+@pytest.mark.parametrize("steps", [[STATIC, LAN1], [LAN1, STATIC], [STATIC, LAN2, LAN1]])
+def test_what_gave_way_in_several_steps_comes_back_whole(steps, files):
+    before, ours = in_steps(steps, files=files)
+    back = network_back(ours)
+    assert back["fault"] == "" and back["left"] == []
+    assert files_of(after(ours, back["files"])) == files_of(before)
+    if "ifupdown" in files:  # by which the undoing takes them down
+        record = files_of(ours)[IFUPDOWN_RECORD].split("\n")
+        assert sorted(line for line in record if "iface" in line) == [
+            "iface eth0 inet static",
+            "iface eth1 inet dhcp",
+        ]
+        assert "  gateway 192.168.1.1" in record and not any("auto" in line for line in record)
+
+
+def test_of_a_file_that_gave_way_in_steps_nothing_is_lost_where_another_stands():
+    _, ours = in_steps([STATIC, LAN1], files={"netplan": {CLOUD: TWO}})
+    ours["files"]["netplan"][CLOUD] = text(NETPLAN)
+    back = network_back(ours)
+    assert back["left"] == [f"{CLOUD}.before-trainyard", f"{CLOUD}.before-trainyard.2"]
+    assert set(back["left"]) <= set(files_of(after(ours, back["files"])))
+
+    # What its owner has changed between the steps is what the host was set up with.
+    _, ours = in_steps([STATIC, LAN1], files={"netplan": {CLOUD: TWO}})
+    mine = ours["files"]["kept"][f"{CLOUD}.before-trainyard.2"]["text"].replace("10.0.0.1", "10.0.0.2")
+    ours["files"]["kept"][f"{CLOUD}.before-trainyard.2"] = text(mine)
+    back = network_back(ours)
+    assert back["left"] == [f"{CLOUD}.before-trainyard"]
+    assert files_of(after(ours, back["files"]))[CLOUD] == mine
 
 
 ACTIVE = {"systemd-networkd": False, "NetworkManager": True, "systemd-resolved": False, "networking": False}
@@ -308,7 +366,7 @@ def test_a_host_without_ssh_is_looked_for_nowhere_else():
 
 
 def test_a_name_that_only_our_file_gives_stays():
-    wanted = [{"macaddress": ETH0["mac"], "name": "lan0", "addresses": ["192.168.1.100/24"]}]
+    wanted = [{**STATIC, "macaddress": ETH0["mac"], "name": "lan0"}]
     _, _, back = there_and_back(wanted, files={"netplan": {CLOUD: NETPLAN}})
     assert back["fault"].startswith(f"lan0 has its present name from {OUR_FILE}")
     named = NETPLAN + f"      match: {{macaddress: '{ETH0['mac']}'}}\n      set-name: eth0\n"
