@@ -35,6 +35,7 @@ sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
 from same_files import content_hash, mark, names_below
 from telling import forks_fault, limit_fault, same_hosts
+from trainer_wheel import content_version
 
 from plugins.action.inventory_check import read_specs
 from trainer import config as trainer_config
@@ -299,6 +300,7 @@ def commands(run: str, launcher: str, code: bool, results: str, also: str = "") 
         "limit": context.CLIARGS.get("subset") or "",  # and the command that can have another one
         "resume_on": f"{anywhere} {shlex.quote(train)} {resume}",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}{also}",
+        "site": f"{anywhere} {shlex.quote(os.path.relpath(os.path.join(CHECKOUT, 'site.yml')))}",
         "generate": f"{ansible} {generate} -e run={run} -e prompt=She{trusted}{also}",
         "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}{trusted}{also}",
         "results": results,
@@ -319,7 +321,8 @@ def build(
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
 
     variables: those of the roles. told: the ones of them that commands may repeat, as they hold no secret.
-    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them.
+    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them. version: of
+    the checkout's trainer, by which all was checked.
     """
     words, keys, problems = sort_words(extra, variables)
     flags = dict.fromkeys(FLAGS, False)
@@ -428,6 +431,7 @@ def build(
             ),
         ),
         "launcher": launcher,
+        "version": content_version(Path(CHECKOUT)),
         **flags,
     }
 

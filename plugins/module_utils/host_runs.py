@@ -67,6 +67,13 @@ def release(opt_dir: str) -> str | None:
     return os.path.basename(os.path.realpath(current))
 
 
+def of_version(release: str, version: str) -> bool:
+    """Whether a release, by its name, is the trainer of this version; "" is any."""
+    return (
+        not version or release.rpartition("-")[0] == version
+    )  # VERSION-ENVIRONMENT: the module trainer_release
+
+
 def environment_dir(opt_dir: str) -> str:
     """Where the release's Python environment lies; "" if that is not known."""
     try:

@@ -55,7 +55,7 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert re.search(r"ansible-playbook .*export\.yml -e run=first", text)
     assert not yard.processes()
     told = (yard.node("node2") / "etc/runs/first.env").read_text()
-    assert re.search(r"^TRAINYARD_RELEASE=.*/node2/opt/releases/test'?$", told, re.MULTILINE), told
+    assert re.search(r"^TRAINYARD_RELEASE=.*/node2/opt/releases/[^/]+-test'?$", told, re.MULTILINE), told
     # Two ranks took part, and saw the same losses.
     other = (yard.node("node2") / "var/runs/first/metrics.jsonl").read_text().splitlines()
     assert {r["step"]: r["loss"] for r in map(json.loads, other) if r["kind"] == "train"} == losses
@@ -574,14 +574,24 @@ def no_trainer(yard):
 
 def another_release(yard):
     yard.deploy("node2", release="newer")
-    return {}, None, ["node1 has test, node2 has newer"]
+    return {}, None, ["-test, node2 has newer"]
+
+
+def another_checkouts(yard):
+    """As after a `git pull`, before site.yml: the release may not know a key that RUN.yaml has."""
+    for node in ("node1", "node2"):
+        yard.deploy(node, release="0.1.0+g01234567-abc")
+    found = "node1, node2: found the release 0.1.0+g01234567-abc of the trainer"
+    return {}, None, [found, "this checkout's", "have this one there: ansible-playbook -i ", "site.yml\n"]
 
 
 def unknown_run(yard):
     return {"run": "nobody", "resume": "true"}, None, ["run nobody", "nothing to resume"]
 
 
-@pytest.mark.parametrize("make", [occupied, full, no_trainer, another_release, unknown_run])
+@pytest.mark.parametrize(
+    "make", [occupied, full, no_trainer, another_release, another_checkouts, unknown_run]
+)
 def test_refused_before_anything_is_changed(yard, make):
     extra, held, words = make(yard)
     run = yard.play(**{"run": "first", **extra})

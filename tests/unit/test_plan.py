@@ -16,6 +16,7 @@ COMMANDS = {
     "follow": "ansible-playbook train.yml -e run=first -e follow=true",
     "resume": "ansible-playbook train.yml -e run=first -e resume=true",
     "stop": "ansible-playbook playbooks/stop.yml -e run=first",
+    "site": "ansible-playbook site.yml",
     "limit": "",
     "resume_on": "ansible-playbook train.yml -e run=first -e resume=true",
 }
@@ -182,6 +183,31 @@ TABLE = {
         [{}, {"release": "0.2.0-def"}],
         {},
         ["node1 has 0.1.0-abc, node2 has 0.2.0-def", "site.yml"],
+    ),
+    "a release of another checkout": (  # of which RUN.yaml may have a key that it does not know
+        [{}, {}],
+        {"version": "0.1.0+g5e2ab9f1"},
+        [
+            "node1, node2: found the release 0.1.0-abc of the trainer; expected 0.1.0+g5e2ab9f1, this checkout's",
+            "have this one there: " + COMMANDS["site"],
+            "git pull",
+        ],
+    ),
+    "and a run that is resumed": (
+        [{"run_state": "failed"}, {"run_state": "failed"}],
+        {"version": "0.1.0+g5e2ab9f1", "resume": True},
+        ["found the release 0.1.0-abc"],
+    ),
+    "that of this checkout": ([{"release": "0.1.0+g5e2ab9f1-3c4d"}], {"version": "0.1.0+g5e2ab9f1"}, []),
+    "another checkout's, and followed": (
+        [{"active": ["first"], "run_state": "running"}],
+        {"version": "0.1.0+g5e2ab9f1", "follow": True},
+        [],
+    ),
+    "another checkout's, and active": (
+        [{"active": ["first"], "run_state": "running"}],
+        {"version": "0.1.0+g5e2ab9f1"},
+        ["already active on node1"],
     ),
     "two builds of torch": (  # site.yml -l node2 compares node2 with nobody
         [{}, {"environment": {"torch": "2.9.9+cu999", "digest": "abcdef0123"}}],
