@@ -341,6 +341,9 @@ def run_problems(
             )
         )
         return problems
+    # One that waits for a run starts once that has ended: what works there now is no company of its.
+    if not beside and not (queue and others) and (found := _at_work(facts, commands)):
+        return [found]
     if resume:
         if not known:
             lacking = list(facts)
@@ -402,6 +405,28 @@ def run_problems(
         if all(one["name"] in fact["missing_paths"] for fact in facts.values())
     ]
     return problems + _shares(facts, config or {}) + _least(facts, config or {})
+
+
+def _at_work(facts: dict[str, dict], commands: dict[str, str]) -> str:
+    """What of ours, that is no run, has hosts' cards, cores or wire, and the cures; "" where nothing has."""
+    there = {host: fact["at_work"] for host, fact in facts.items() if fact["at_work"]}
+    if not there:
+        return ""
+    # On each host its unit has a name of its own, of which the end is by chance.
+    kinds = dict.fromkeys(
+        re.sub(r"-[0-9a-f]{8}\.service$", "-*", unit) for units in there.values() for unit in units
+    )
+    first = next(iter(there.values()))[0]
+    return (
+        f"{_hosts(list(there))}: found {first} at work, which has the cards, the cores or the wire that the run wants; "
+        "expected nothing of ours there. Wait for its end, and type the command again:"
+        + _ways(
+            {
+                "or stop it": f"{commands['ansible']} {','.join(there)} -b -a 'systemctl stop {' '.join(kinds)}'",
+                "or share the hosts with it": "-e beside=true",
+            }
+        )
+    )
 
 
 def _other_version(facts: dict[str, dict], version: str, commands: dict[str, str]) -> list[str]:
