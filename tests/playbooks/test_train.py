@@ -99,6 +99,21 @@ def test_detached_it_comes_back_when_the_run_trains_and_the_run_goes_on(yard):
     wait_for(lambda: yard.status("first", "node1")["step"] > status["step"])
 
 
+def test_two_that_follow_a_run_both_bring_its_results(yard):
+    run = yard.play(run="first", detach="true", **SMALL)
+    assert run.rc == 0, said(run)
+    asked = {"cwd": ROOT, "env": yard.environment(), "stdin": subprocess.DEVNULL, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    words = yard.command(run="first", follow="true")
+    both = [subprocess.Popen(words, **asked, **pipes) for _ in range(2)]
+    texts = [one.communicate()[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], texts
+    results = yard.results / "first"
+    assert len((results / "metrics.jsonl").read_text().splitlines()) > 4
+    assert (results / "logs/node2/rank-1.log").exists() and (results / "model/model.safetensors").exists()
+    assert list(results.rglob("*.part")) == [] and "no report of the run" not in "".join(texts)
+
+
 def test_check_mode_changes_nothing_and_starts_nothing(yard):
     run = yard.play(run="first", arguments="--check", **SMALL)
     assert run.rc == 0, said(run)
