@@ -1,10 +1,12 @@
 """Ansible's own fetch, which tells how far it is, a model being gigabytes on whatever network there is.
 
-A file takes the place of an older one once it is whole.
+A file takes the place of an older one once it is whole. Two may bring the same files at once, as where two terminals
+follow a run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from ansible.plugins.action.fetch import ActionModule as Fetch
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from meanwhile import Coming, told
+from part_files import beside, sweep
 
 
 class ActionModule(Fetch):
@@ -24,8 +27,14 @@ class ActionModule(Fetch):
         fetch = self._connection.fetch_file
 
         def whole(source: str, dest: str) -> None:
-            fetch(source, part := beside(dest))
-            os.replace(part, dest)
+            sweep(dest)
+            part = beside(dest)
+            try:
+                fetch(source, part)
+                os.replace(part, dest)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part)
 
         self._connection.fetch_file = whole
         try:
@@ -40,9 +49,3 @@ class ActionModule(Fetch):
         self.coming.total = found.get("size") or 0
         self.coming.growing = Path(beside(self._loader.path_dwim(self._task.args["dest"])))
         return found
-
-
-def beside(path: str) -> str:
-    """Where a file grows until it is whole."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.part")

@@ -32,6 +32,7 @@ from preflight_report import (
 )
 from preflight_room import CHECKOUT, run_room
 from telling import same_hosts
+from trainer_wheel import content_version
 
 # What preflight.yml takes of a run to come.
 RUN = ("run", "model", "dataset", "validation", "adapter", "device")
@@ -156,7 +157,15 @@ class ActionModule(ActionBase):
             for name, size in ((fact["survey"] or {}).get("held") or {}).get("paths", {}).items():
                 there[name] = max(size, there.get(name, 0))
         needed, unknown = run_room(args["words"], int(args["copies"]), there, str(args.get("shared") or ""))
-        limits = Limits.of({**args["limits"], **commands(), "run_gb": needed, "run_unknown": unknown})
+        limits = Limits.of(
+            {
+                **args["limits"],
+                **commands(),
+                "run_gb": needed,
+                "run_unknown": unknown,
+                "version": content_version(CHECKOUT),
+            }
+        )
         steps = args.get("steps") or {"result": SKIP, "message": "they were not asked for"}
         members = {host["address"]: host["name"] for host in args["members"]}
         cluster = Cluster(facts, limits, steps, bool(args.get("local")), members)

@@ -35,6 +35,7 @@ sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
 from same_files import content_hash, mark, names_below
 from telling import forks_fault, limit_fault, same_hosts
+from trainer_wheel import content_version
 
 from plugins.action.inventory_check import read_specs
 from trainer import config as trainer_config
@@ -46,7 +47,7 @@ from trainer.model import files as trainer_model
 # What train.yml itself understands after -e, and what each is for. `run` and `resume` are keys of the
 # trainer, too.
 SWITCHES = {
-    "beside": "start although other runs are active on these hosts",
+    "beside": "start although other runs, a burn, a bench or a generate are at work on these hosts",
     "config": "a YAML file of trainer keys",
     "detach": "come back once the run trains, or waits in the queue; it goes on",
     "follow": "only follow a run that is active",
@@ -288,9 +289,8 @@ def commands(run: str, launcher: str, code: bool, results: str, also: str = "") 
     results = os.path.relpath(os.path.join(results, run))
     ansible = shlex.join(["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST)])
     generate = shlex.quote(os.path.join(playbooks, "generate.yml"))
-    anywhere = shlex.join(
-        ["ansible-playbook", *same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)]
-    )
+    all_hosts = same_hosts(context.CLIARGS, C.DEFAULT_HOST_LIST, subset=False)
+    anywhere = shlex.join(["ansible-playbook", *all_hosts])
     slurm = f" -e launcher={launcher}" if launcher != LAUNCHERS[0] else ""
     resume = f"-e run={run} -e resume=true{slurm}{also}"
     return {
@@ -299,6 +299,8 @@ def commands(run: str, launcher: str, code: bool, results: str, also: str = "") 
         "limit": context.CLIARGS.get("subset") or "",  # and the command that can have another one
         "resume_on": f"{anywhere} {shlex.quote(train)} {resume}",
         "stop": f"{ansible} {shlex.quote(os.path.join(playbooks, 'stop.yml'))} -e run={run}{also}",
+        "ansible": shlex.join(["ansible", *all_hosts]),
+        "site": f"{anywhere} {shlex.quote(os.path.relpath(os.path.join(CHECKOUT, 'site.yml')))}",
         "generate": f"{ansible} {generate} -e run={run} -e prompt=She{trusted}{also}",
         "export": f"{ansible} {shlex.quote(os.path.join(playbooks, 'export.yml'))} -e run={run}{trusted}{also}",
         "results": results,
@@ -319,7 +321,8 @@ def build(
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
 
     variables: those of the roles. told: the ones of them that commands may repeat, as they hold no secret.
-    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them.
+    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them. version: of
+    the checkout's trainer, by which all was checked.
     """
     words, keys, problems = sort_words(extra, variables)
     flags = dict.fromkeys(FLAGS, False)
@@ -428,6 +431,7 @@ def build(
             ),
         ),
         "launcher": launcher,
+        "version": content_version(Path(CHECKOUT)),
         **flags,
     }
 

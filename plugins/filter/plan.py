@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
+from host_runs import of_version
 from telling import silence, without
 
 from trainer import link
@@ -253,6 +254,7 @@ def run_problems(
     config: dict | None = None,
     elsewhere: list[dict] = (),
     unstored: str = "",
+    version: str = "",
 ) -> list[str]:
     """What stands against a run of `config`, each with its host and its cure; an empty list if it can start.
 
@@ -261,7 +263,8 @@ def run_problems(
     `beside` others may be active, but with `queue` none that Slurm keeps; where the `launcher` is slurm, those that
     Slurm keeps may, for it has a queue.
     `elsewhere`: paths of which one host must have each, with the `key` that names it. `unstored`: where each host was
-    asked for the configuration of the run that is resumed, and has none.
+    asked for the configuration of the run that is resumed, and has none. `version`: of the checkout's trainer; "" where
+    it does not count.
     """
     problems = []
     brought = {one["name"] for one in elsewhere}
@@ -338,6 +341,9 @@ def run_problems(
             )
         )
         return problems
+    # One that waits for a run starts once that has ended: what works there now is no company of its.
+    if not beside and not (queue and others) and (found := _at_work(facts, commands)):
+        return [found]
     if resume:
         if not known:
             lacking = list(facts)
@@ -363,6 +369,7 @@ def run_problems(
                 }
             )
         )
+    problems += _other_version(facts, version, commands)
     head = next(iter(facts))
     # What an interrupted start left is ended first; beside another run, the launcher looks for a port that is free.
     left = active or others or queued or trial in facts[head]["active"]
@@ -398,6 +405,48 @@ def run_problems(
         if all(one["name"] in fact["missing_paths"] for fact in facts.values())
     ]
     return problems + _shares(facts, config or {}) + _least(facts, config or {})
+
+
+def _at_work(facts: dict[str, dict], commands: dict[str, str]) -> str:
+    """What of ours, that is no run, has hosts' cards, cores or wire, and the cures; "" where nothing has."""
+    there = {host: fact["at_work"] for host, fact in facts.items() if fact["at_work"]}
+    if not there:
+        return ""
+    # On each host its unit has a name of its own, of which the end is by chance.
+    kinds = dict.fromkeys(
+        re.sub(r"-[0-9a-f]{8}\.service$", "-*", unit) for units in there.values() for unit in units
+    )
+    first = next(iter(there.values()))[0]
+    return (
+        f"{_hosts(list(there))}: found {first} at work, which has the cards, the cores or the wire that the run wants; "
+        "expected nothing of ours there. Wait for its end, and type the command again:"
+        + _ways(
+            {
+                "or stop it": f"{commands['ansible']} {','.join(there)} -b -a 'systemctl stop {' '.join(kinds)}'",
+                "or share the hosts with it": "-e beside=true",
+            }
+        )
+    )
+
+
+def _other_version(facts: dict[str, dict], version: str, commands: dict[str, str]) -> list[str]:
+    """Where the hosts' release, the same on all, is not of the `version` by which the run was checked here.
+
+    It may not know a key that RUN.yaml has, or mean another thing by it: hosts would say so once all data has come.
+    """
+    release = next(iter(facts.values()))["release"]
+    if of_version(release, version):
+        return []
+    return [
+        f"{_hosts(list(facts))}: found the release {release} of the trainer; expected {version}, this checkout's, by "
+        "which the run was checked. Runs that are active keep theirs:"
+        + _ways(
+            {
+                "have this one there": commands["site"],
+                "or, where site.yml was last run from a newer checkout, bring this one up to it": "git pull",
+            }
+        )
+    ]
 
 
 def _shares(facts: dict[str, dict], config: dict) -> list[str]:

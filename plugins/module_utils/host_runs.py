@@ -14,6 +14,10 @@ import subprocess
 import time
 
 UNIT = "trainyard@"
+# Units besides runs that take a host's cards, cores or wire: the modules trainer_command and bench_pair name them.
+WORK = "trainyard-work-"
+WORKING = (WORK + "*", "trainyard-bench.service")
+ALIVE = "--state=active,activating,deactivating,reloading"
 # Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
 # the whole run. What all of them inherit is this variable of their environment, which serves as a control group would.
 VARIABLE = "TRAINYARD_RUN_DIR"
@@ -65,6 +69,13 @@ def release(opt_dir: str) -> str | None:
     if not os.access(os.path.join(current, "bin", "trainer"), os.X_OK):
         return None
     return os.path.basename(os.path.realpath(current))
+
+
+def of_version(release: str, version: str) -> bool:
+    """Whether a release, by its name, is the trainer of this version; "" is any."""
+    return (
+        not version or release.rpartition("-")[0] == version
+    )  # VERSION-ENVIRONMENT: the module trainer_release
 
 
 def environment_dir(opt_dir: str) -> str:
@@ -190,16 +201,24 @@ def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = No
         return sorted(
             {os.path.basename(d) for d in run_processes().values() if os.path.dirname(d) == runs_dir}
         )
-    states = "active,activating,deactivating,reloading"
-    command = ["systemctl", "list-units", UNIT + "*", f"--state={states}", "--plain", "--no-legend", "--full"]
-    # Without an answer none would seem to be active.
-    _, out, _ = run_command(command, check_rc=True)
-    units = [line.split()[0] for line in out.splitlines() if line.split()]
+    units = _units(run_command, UNIT + "*")
     # A host that boots may be reached before its network is as whole as a unit waits for.
     _, out, _ = run_command(["systemctl", "list-jobs", "--plain", "--no-legend", "--full"], check_rc=True)
     units += [words[1] for words in map(str.split, out.splitlines()) if words[2:3] == ["start"]]
     by_unit = {unit.removeprefix(UNIT).removesuffix(".service") for unit in units if unit.startswith(UNIT)}
     return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})
+
+
+def work_units(run_command, keeper: str) -> list[str]:
+    """Names of the units of ours that would be in a run's way here. Without systemd there are none."""
+    return sorted(_units(run_command, *WORKING)) if keeper == "systemd" else []
+
+
+def _units(run_command, *patterns: str) -> list[str]:
+    """The units of these names that are alive; ends the module where systemd does not say: none would seem to be."""
+    command = ["systemctl", "list-units", *patterns, ALIVE, "--plain", "--no-legend", "--full"]
+    _, out, _ = run_command(command, check_rc=True)
+    return [line.split()[0] for line in out.splitlines() if line.split()]
 
 
 def runs_at_boot(keeper: str) -> set[str]:

@@ -42,6 +42,7 @@ class Limits:
     train: str = "ansible-playbook train.yml"
     train_all: str = "ansible-playbook train.yml"  # without -l
     subset: str = ""  # what -l says
+    version: str = ""  # of the checkout's trainer
 
     @classmethod
     def of(cls, given: dict[str, object]) -> Limits:

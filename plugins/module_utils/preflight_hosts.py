@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable
 
+from host_runs import of_version
 from preflight_base import FAIL, GB, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
 
 # ---- who is there ----
@@ -225,9 +226,9 @@ def subnets(cluster: Cluster) -> Iterable[Said]:
 
 
 @check(
-    "All hosts have the same release of the trainer",
+    "All hosts have the same release of the trainer, that of this checkout",
     "one release",
-    "ranks of two releases may not understand each other",
+    "ranks of two releases may not understand each other, nor one what another has checked",
 )
 def release(cluster: Cluster) -> Iterable[Said]:
     releases = {host: cluster.facts[host]["run"]["release"] or "" for host in cluster.alive}
@@ -235,6 +236,10 @@ def release(cluster: Cluster) -> Iterable[Said]:
     lacking = [host for host, name in releases.items() if not name]
     if lacking:
         yield Said(FAIL, lacking, "no trainer is deployed", cluster.limits.site)
+    elif len(names := set(releases.values())) == 1 and not of_version(*names, cluster.limits.version):
+        found = f"release {next(iter(names))}; expected {cluster.limits.version}, this checkout's"
+        newer = "   or, where it was last run from a newer checkout, git pull here"
+        yield Said(FAIL, list(releases), found, cluster.limits.site + newer)
     else:
         yield from equal(cluster, releases, "release", FAIL, yield_to)
 

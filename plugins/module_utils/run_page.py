@@ -16,6 +16,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from part_files import beside, sweep
 from telling import names as several
 
 from trainer import metrics
@@ -56,7 +57,8 @@ def page(directories: list[Path]) -> str:
 def write(directory: Path) -> Path:
     """Write a run's report.html beside its metrics; returns its path."""
     path = directory / "report.html"
-    temporary = path.with_suffix(".tmp")
+    sweep(str(path))
+    temporary = Path(beside(str(path)))
     temporary.write_text(page([directory]), encoding="utf-8")
     temporary.replace(path)
     return path

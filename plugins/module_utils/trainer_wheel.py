@@ -23,9 +23,15 @@ class Failure(Exception):
 
 
 def package_files(root: Path) -> list[Path]:
-    """The files of the trainer's package, compiled ones left out."""
-    found = sorted(path for path in (root / "trainer").rglob("*") if path.is_file())
-    return [path for path in found if "__pycache__" not in path.parts]
+    """The files that the wheel is made of: modules, and the data that pyproject.toml names.
+
+    What an editor or a tool leaves beside them is none: a run is refused where the hosts have another version.
+    """
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    found = set((root / "trainer").rglob("*.py"))
+    for package, patterns in project["tool"]["setuptools"].get("package-data", {}).items():
+        found |= {path for pattern in patterns for path in root.joinpath(*package.split(".")).glob(pattern)}
+    return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
 
 
 def content_version(root: Path) -> str:

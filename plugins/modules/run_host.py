@@ -7,8 +7,9 @@ DOCUMENTATION = r"""
 module: run_host
 short_description: Gather what a run's plan needs to know of a host
 description:
-  - Reads, in one trip, the deployed release, the runs that are active, the state of the named run, the GPUs,
-    the interface that holds the cluster address, the holder of the master port and the free disk space.
+  - Reads, in one trip, the deployed release, the runs that are active, what else of ours is at work, the state of the
+    named run, the GPUs, the interface that holds the cluster address, the holder of the master port and the free disk
+    space.
   - Changes nothing.
 options:
   run: {type: str, required: true, description: The run's name.}
@@ -67,6 +68,7 @@ from ansible.module_utils.host_runs import (
     release,
     run_status,
     slurm_jobs,
+    work_units,
 )
 from ansible.module_utils.installed_packages import installed_torch, installed_versions, versions_digest
 from ansible.module_utils.same_files import shared_marks
@@ -193,6 +195,7 @@ def main() -> None:
             "environment": environment(p["opt_dir"]),
             "active": active_runs(module.run_command, p["keeper"], p["state_dir"], jobs),
             "jobs": jobs,
+            "at_work": work_units(module.run_command, p["keeper"]),
             "slurm": slurm(module.run_command, p["user"]) if p["slurm"] else None,
             "run_dir": run_dir,
             "run_status": status,

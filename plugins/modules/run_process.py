@@ -11,6 +11,7 @@ description:
     controller and does not hear its Ctrl-C.
   - Stops it by a TERM to the launcher, which lets the ranks save; after O(patience) seconds by a KILL to every
     process of the run.
+  - Where the launcher was killed, C(status.json) has the last word of who kept it, once no process of the run is left.
 options:
   state: {type: str, choices: [started, stopped], default: started, description: Whether the run shall live.}
   run_dir: {type: path, required: true, description: The run's directory.}
@@ -37,6 +38,7 @@ pids: {description: The run's processes after the module, type: list, elements: 
 import os
 import signal
 import subprocess
+import sys
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -51,14 +53,46 @@ class Unkillable(Exception):
 
 
 # The shell outlives a TERM (its child hears it, too) to leave the exit code beside the run, as systemd would
-# keep it.
+# keep it. A launcher that is killed comes back under systemd; here it does not, and the run has ended once the ranks,
+# which save meanwhile, have. The processes are listed before grep is one of them.
 KEEPER = r"""
 trap : TERM
+python=$1 last_word=$2; shift 2
 "$@" & child=$!
 echo $child > "$0/launch.pid"
 wait $child; code=$?
 while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+set -- /proc/[0-9]*/environ
+while env -u VARIABLE grep -lszxF "VARIABLE=$0" "$@" | env -u VARIABLE grep -qvxF "/proc/$$/environ"; do
+    sleep 0.2
+    set -- /proc/[0-9]*/environ
+done
+case $code in
+    0) ;;
+    75 | 143) "$python" -c "$last_word" "$0" stopped "stopped on request";;
+    137) "$python" -c "$last_word" "$0" failed "its launcher was killed; its last checkpoint counts";;
+    *) "$python" -c "$last_word" "$0" failed "its launcher ended with $code; logs/launch.log says more";;
+esac
 echo $code > "$0/.exit" && mv "$0/.exit" "$0/exit"
+""".replace("VARIABLE", VARIABLE)
+# Has status.json say how a run has ended whose launcher could not, for who looks at it, and for the run behind it in
+# the queue, which would wait for ever.
+LAST_WORD = """
+import json, os, sys, time
+
+run_dir, state, reason = sys.argv[1:]
+path, new = (os.path.join(run_dir, name) for name in ("status.json", ".status.json"))
+try:
+    with open(path, encoding="utf-8") as file:
+        status = dict(json.load(file))
+except (OSError, ValueError, TypeError):
+    status = {}
+if status.get("state") not in ("finished", "stopped", "failed"):
+    # The launch: another launcher of this very start may yet come to be.
+    status.update(state=state, reason=reason, launch=None, updated=time.time())
+    with open(new, "w", encoding="utf-8") as file:
+        file.write(json.dumps(status) + "\\n")
+    os.replace(new, path)
 """
 
 
@@ -69,7 +103,7 @@ def start(run_dir: str, env_file: str, command: list[str]) -> None:
     environment = {**os.environ, **run_variables(env_file), VARIABLE: run_dir}
     with open(os.path.join(run_dir, "logs", "launch.log"), "ab") as log:
         subprocess.Popen(
-            ["/bin/sh", "-c", KEEPER, run_dir, *command],
+            ["/bin/sh", "-c", KEEPER, run_dir, sys.executable, LAST_WORD, *command],
             env=environment,
             cwd=run_dir,
             stdin=subprocess.DEVNULL,
@@ -107,6 +141,8 @@ def stop(run_dir: str, patience: float) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.1)
+    why = f"stopped on request; it had not ended after {patience:g} s and was killed: its last checkpoint counts"
+    subprocess.run([sys.executable, "-c", LAST_WORD, run_dir, "stopped", why], check=False)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: trainer_command
 short_description: Run a command of the trainer to its end, without disturbing a run
 description:
-  - On a host with systemd it runs as a unit of its own, which may write below O(state_dir) alone.
+  - On a host with systemd it runs as a unit of its own, which may write below O(state_dir) alone. By its name a start
+    of a run knows it where it would be in the way.
   - Without systemd it runs as the user that Ansible logs in as.
   - What it fetches comes by the proxy that the host's own environment names (C(/etc/environment)).
   - The kernel, if memory runs out, ends it before any rank.
@@ -17,6 +18,7 @@ options:
   user: {type: str, description: The service user; not given where there is no systemd.}
   state_dir: {type: path, required: true, description: The only place where it may write.}
   behind: {type: bool, default: false, description: "Whether it stands back: one thread, lowest priority, no GPU."}
+  most: {type: int, default: 0, description: "Seconds after which its unit is ended; 0: never."}
   creates: {type: path, description: Where this is, nothing is done.}
   variables: {type: dict, default: {}, description: What its environment has besides.}
   credentials:
@@ -49,8 +51,11 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
+import uuid
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import WORK
 from ansible.module_utils.way_out import way_out
 
 PR_SET_PDEATHSIG = 1
@@ -74,6 +79,7 @@ UNIT = {
 }
 
 
+LIGHT = ("fetch", "export")  # commands that no card is for, and that no run need wait for
 OUT = "way-out"  # the file that a unit has it from: it may hold a proxy's password
 # Below the state directory, the service user's home, of which a command may not touch the rest.
 WRITTEN = ("runs", "cache")
@@ -91,6 +97,12 @@ def environment_file(told: dict[str, str]) -> str:
     return "".join(f'{name}="{value}"\n' for name, value in quoted.items())
 
 
+def unit_name(verb: str, behind: bool) -> str:
+    """Of a command of the trainer, another one each time."""
+    kind = "trainyard-behind-" if behind or verb in LIGHT else WORK
+    return f"{kind}{verb}-{uuid.uuid4().hex[:8]}"
+
+
 def as_unit(
     command: list[str],
     user: str,
@@ -99,10 +111,11 @@ def as_unit(
     more: dict[str, str],
     secrets: dict[str, str],
     environment: str = "",
+    most: int = 0,
 ) -> list[str]:
     """The command line that runs `command` as a unit of its own, and waits for it.
 
-    secrets: the files of its credentials, by their names. environment: a file of variables.
+    secrets: the files of its credentials, by their names. environment: a file of variables. most: seconds, or 0.
     """
     # What is fetched is linked from the cache to incoming/, which systemd's mounts of each alone would not let through.
     written = [state_dir] if command[1:2] == ["fetch"] else [f"-{state_dir}/{name}" for name in WRITTEN]
@@ -110,8 +123,11 @@ def as_unit(
     properties["InaccessiblePaths"] = f"-{state_dir}/.ssh"
     if environment:
         properties["EnvironmentFile"] = environment
+    if most:
+        properties["RuntimeMaxSec"] = most
     return [
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--uid={user}", f"--gid={user}"),
+        f"--unit={unit_name(command[1], behind)}",
         f"--working-directory={state_dir}",
         *(f"--property={name}={value}" for name, value in properties.items()),
         *(f"--property=LoadCredential={name}:{path}" for name, path in secrets.items()),
@@ -164,6 +180,7 @@ def main() -> None:
             "user": {"type": "str"},
             "state_dir": {"type": "path", "required": True},
             "behind": {"type": "bool", "default": False},
+            "most": {"type": "int", "default": 0},
             "creates": {"type": "path"},
             "variables": {"type": "dict", "default": {}},
             "credentials": {"type": "dict", "default": {}, "no_log": True},
@@ -187,10 +204,16 @@ def main() -> None:
             files = {**p["credentials"], **({OUT: told} if told else {})}
             secrets = kept.enter_context(secret_files(files)) if files else {}
             out = secrets.pop(OUT, "")
-            command = as_unit(command, p["user"], p["state_dir"], p["behind"], more, secrets, out)
+            command = as_unit(command, p["user"], p["state_dir"], p["behind"], more, secrets, out, p["most"])
             options = {}
+        begin = time.monotonic()
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd="/", **options)
     said = done.stderr.decode(errors="replace")
+    if done.returncode and p["user"] and 0 < p["most"] <= time.monotonic() - begin:
+        module.fail_json(
+            msg=f"it had not ended after {p['most']} s, and was ended: a disk or a driver may hang there (`dmesg`)",
+            rc=done.returncode,
+        )
     if done.returncode:
         module.fail_json(msg=reason(done.returncode, said), rc=done.returncode)
     module.exit_json(changed=bool(p["creates"]), text=done.stdout.decode(errors="replace"))

@@ -1,7 +1,11 @@
-"""Several runs on the same hosts: one beside another, and one that waits for its turn."""
+"""Several runs on the same hosts: one beside another, one that waits for its turn, and what is in the way of all."""
+
+import re
+import subprocess
 
 import pytest
-from plays import wait_for
+from plays import ROOT, wait_for
+from processes import kill_all
 from test_train import LONG, SETTINGS, active, book, losses, plays, results, status, stop, wait_for_step
 
 pytestmark = pytest.mark.full
@@ -59,3 +63,39 @@ def test_one_that_waits_is_stopped(plays, results):
         assert active(plays, "first-long") == list(HOSTS)
     finally:
         stop(plays, "first-long")
+
+
+BURN = {
+    "program": "/opt/trainyard/current/bin/trainer",
+    "arguments": ["burn", "--minutes=60", "--device=cpu", "--dtype=auto"],
+    "user": "trainyard",
+    "state_dir": "/var/lib/trainyard",
+    "most": 4200,
+}
+
+
+def test_a_burn_that_a_lost_controller_left_is_in_the_way_until_it_is_stopped(plays, results):
+    units = "systemctl list-units --plain --no-legend 'trainyard-work-*'"
+    burn = subprocess.Popen(
+        plays.command([{"trainer_command": BURN, "become": True}], "node2"),
+        cwd=ROOT,
+        env=plays.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: "running" in plays.sh("node2", units), 120)
+        kill_all(burn)
+        refused = book(plays, "train.yml", run="hot", trainer_results_dir=results, **SETTINGS)
+        assert refused.returncode != 0
+        found = r"node2: found (trainyard-work-burn-[0-9a-f]{8}\.service) at work"
+        assert re.search(found, refused.stdout)[1] in plays.sh("node2", units), refused.stdout
+        (stop_it,) = re.findall(r"-b -a '(systemctl stop [^']*)'", refused.stdout)
+        limit = plays.sh("node2", "systemctl show 'trainyard-work-*' --property=RuntimeMaxUSec --value")
+        assert limit.strip() == "1h 10min"
+        plays.sh("node2", stop_it)
+        done = book(plays, "train.yml", run="hot", trainer_results_dir=results, **SETTINGS)
+        assert done.returncode == 0, done.stdout
+    finally:
+        kill_all(burn)
+        plays.sh("node2", "systemctl stop 'trainyard-work-*' || true")

@@ -31,7 +31,7 @@ def yard(tmp_path):
     spy.write_text(SPY)
     spy.chmod(0o755)
     for host, node in enumerate(("node1", "node2")):
-        release = yard.node(node) / "opt/releases/test"
+        release = yard.node(node) / "opt/current"
         (release / "environment").write_text(str(tmp_path / "env"))
         run_dir = yard.node(node) / "var/runs/first"
         run_dir.mkdir(parents=True)

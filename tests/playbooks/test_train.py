@@ -55,7 +55,7 @@ def test_a_run_from_its_start_to_its_results(yard):
     assert re.search(r"ansible-playbook .*export\.yml -e run=first", text)
     assert not yard.processes()
     told = (yard.node("node2") / "etc/runs/first.env").read_text()
-    assert re.search(r"^TRAINYARD_RELEASE=.*/node2/opt/releases/test'?$", told, re.MULTILINE), told
+    assert re.search(r"^TRAINYARD_RELEASE=.*/node2/opt/releases/[^/]+-test'?$", told, re.MULTILINE), told
     # Two ranks took part, and saw the same losses.
     other = (yard.node("node2") / "var/runs/first/metrics.jsonl").read_text().splitlines()
     assert {r["step"]: r["loss"] for r in map(json.loads, other) if r["kind"] == "train"} == losses
@@ -97,6 +97,21 @@ def test_detached_it_comes_back_when_the_run_trains_and_the_run_goes_on(yard):
     assert "Run first goes on. Watch it: " in text and "train.yml -e run=first -e follow=true" in text
     assert "stop.yml -e run=first" in text
     wait_for(lambda: yard.status("first", "node1")["step"] > status["step"])
+
+
+def test_two_that_follow_a_run_both_bring_its_results(yard):
+    run = yard.play(run="first", detach="true", **SMALL)
+    assert run.rc == 0, said(run)
+    asked = {"cwd": ROOT, "env": yard.environment(), "stdin": subprocess.DEVNULL, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    words = yard.command(run="first", follow="true")
+    both = [subprocess.Popen(words, **asked, **pipes) for _ in range(2)]
+    texts = [one.communicate()[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], texts
+    results = yard.results / "first"
+    assert len((results / "metrics.jsonl").read_text().splitlines()) > 4
+    assert (results / "logs/node2/rank-1.log").exists() and (results / "model/model.safetensors").exists()
+    assert list(results.rglob("*.part")) == [] and "no report of the run" not in "".join(texts)
 
 
 def test_check_mode_changes_nothing_and_starts_nothing(yard):
@@ -574,14 +589,24 @@ def no_trainer(yard):
 
 def another_release(yard):
     yard.deploy("node2", release="newer")
-    return {}, None, ["node1 has test, node2 has newer"]
+    return {}, None, ["-test, node2 has newer"]
+
+
+def another_checkouts(yard):
+    """As after a `git pull`, before site.yml: the release may not know a key that RUN.yaml has."""
+    for node in ("node1", "node2"):
+        yard.deploy(node, release="0.1.0+g01234567-abc")
+    found = "node1, node2: found the release 0.1.0+g01234567-abc of the trainer"
+    return {}, None, [found, "this checkout's", "have this one there: ansible-playbook -i ", "site.yml\n"]
 
 
 def unknown_run(yard):
     return {"run": "nobody", "resume": "true"}, None, ["run nobody", "nothing to resume"]
 
 
-@pytest.mark.parametrize("make", [occupied, full, no_trainer, another_release, unknown_run])
+@pytest.mark.parametrize(
+    "make", [occupied, full, no_trainer, another_release, another_checkouts, unknown_run]
+)
 def test_refused_before_anything_is_changed(yard, make):
     extra, held, words = make(yard)
     run = yard.play(**{"run": "first", **extra})

@@ -14,6 +14,8 @@ from pathlib import Path
 import ansible_runner
 import yaml
 
+from plugins.module_utils.trainer_wheel import content_version
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"steps": 4, "sequence_length": 32, "batch_size": 4, "vocab_size": 300, "max_samples": 40}
 LONG = {**SMALL, "steps": 100_000}
@@ -43,8 +45,9 @@ class Yard:
     def node(self, name):
         return self.path / "nodes" / name
 
-    def deploy(self, node, release="test", script=None):
-        """Give a node a release whose `trainer` is the checkout's, or `script`."""
+    def deploy(self, node, release=None, script=None):
+        """Give a node a release, named as site.yml would, whose `trainer` is the checkout's, or `script`."""
+        release = release or f"{content_version(ROOT)}-test"
         opt = self.node(node) / "opt"
         program = opt / "releases" / release / "bin/trainer"
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
@@ -19,6 +20,7 @@ sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
 import how_far  # noqa: E402
 import live_frame  # noqa: E402
 import meanwhile  # noqa: E402
+import part_files  # noqa: E402
 
 from plugins.action import fetch_told, run_aside  # noqa: E402
 
@@ -299,6 +301,66 @@ def test_a_fetch_says_how_much_of_its_file_is_here(tmp_path, monkeypatch):
     cut = False
     assert action.run(task_vars={"inventory_hostname": "node1"}) == "100 of 400 MB have come"
     assert (tmp_path / "model").stat().st_size == 100_000_000 and os.listdir(tmp_path) == ["model"]
+
+
+def test_two_that_bring_the_same_file_at_once_do_not_spoil_it_for_each_other(tmp_path, monkeypatch):
+    """As two terminals that follow a run do at its end."""
+    dest, pid = tmp_path / "rank-0.log", os.getpid()
+    monkeypatch.setattr(
+        fetch_told.Fetch, "run", lambda action, *_: action._connection.fetch_file("/x", str(dest))
+    )
+
+    def bring(fetch):
+        action = object.__new__(fetch_told.ActionModule)
+        action._connection = SimpleNamespace(fetch_file=fetch)
+        action.run(task_vars={"inventory_hostname": "node1"})
+
+    def other(source, part):
+        Path(part).write_text("whole")
+
+    def slow(source, part):
+        Path(part).write_text("wh")
+        monkeypatch.setattr(os, "getpid", os.getppid)  # another process, which lives
+        bring(other)
+        assert dest.read_text() == "whole" and Path(part).read_text() == "wh"
+        monkeypatch.setattr(os, "getpid", lambda: pid)
+        Path(part).write_text("whole")
+
+    bring(slow)
+    assert dest.read_text() == "whole" and os.listdir(tmp_path) == ["rank-0.log"]
+
+
+def test_what_was_killed_leaves_no_part_for_ever(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    here, old = os.uname().nodename, time.time() - 100_000
+    kept = {
+        f".model.{here}-{os.getppid()}.part": None,  # its process lives
+        ".model.elsewhere-7.part": None,  # another machine's, on a disk of the network, that grows
+        f".model.bin.{here}-{dead.pid}.part": None,  # another file's
+        "model": None,
+    }
+    gone = {
+        f".model.{here}-{dead.pid}.part": None,
+        ".model.elsewhere-8.part": old,
+        ".model.part": old,  # of a release before
+    }
+    for name, changed in {**kept, **gone}.items():
+        (tmp_path / name).touch()
+        if changed:
+            os.utime(tmp_path / name, (changed, changed))
+    part_files.sweep(str(tmp_path / "model"))
+    assert set(os.listdir(tmp_path)) == set(kept)
+    part_files.sweep(str(tmp_path / "none/model"))
+
+
+def test_all_that_a_run_left_is_brought_so():
+    tasks = yaml.safe_load((ROOT / "roles/trainer/tasks/collect.yml").read_text())
+    names = {task["name"] for task in tasks if "fetch_told" in task}
+    assert names == {"Bring the logs", "Bring the metrics and the model"}
+    assert not any("ansible.builtin.fetch" in task for task in tasks)
+    # With the file itself for `dest`, of which it tells how much is here.
+    assert not any(task["fetch_told"]["dest"].endswith("/") for task in tasks if "fetch_told" in task)
 
 
 @pytest.fixture

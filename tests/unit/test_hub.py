@@ -177,7 +177,9 @@ def test_a_secret_is_in_a_file_of_its_users_alone_and_in_no_command_line(load_mo
         assert Path(paths["hub_token"]).read_text() == "hf_secret"
         assert stat.S_IMODE(os.stat(paths["hub_token"]).st_mode) == 0o600
         assert stat.S_IMODE(os.stat(os.path.dirname(paths["hub_token"])).st_mode) == 0o700
-        words = module.as_unit(["trainer"], "trainyard", "/var/lib/trainyard", False, {"A": "b"}, paths)
+        words = module.as_unit(
+            ["trainer", "fetch"], "trainyard", "/var/lib/trainyard", False, {"A": "b"}, paths
+        )
         assert (
             f"--property=LoadCredential=hub_token:{paths['hub_token']}" in words and "--setenv=A=b" in words
         )

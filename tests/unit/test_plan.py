@@ -16,6 +16,8 @@ COMMANDS = {
     "follow": "ansible-playbook train.yml -e run=first -e follow=true",
     "resume": "ansible-playbook train.yml -e run=first -e resume=true",
     "stop": "ansible-playbook playbooks/stop.yml -e run=first",
+    "ansible": "ansible -i home",
+    "site": "ansible-playbook site.yml",
     "limit": "",
     "resume_on": "ansible-playbook train.yml -e run=first -e resume=true",
 }
@@ -28,6 +30,7 @@ def fact(number=1, **changes):
         "environment": {"torch": "2.9.9+cpu", "digest": "0123456789"},
         "active": [],
         "jobs": {},
+        "at_work": [],
         "run_dir": "/var/lib/trainyard/runs/first",
         "run_state": None,
         "run_config": None,
@@ -183,6 +186,31 @@ TABLE = {
         {},
         ["node1 has 0.1.0-abc, node2 has 0.2.0-def", "site.yml"],
     ),
+    "a release of another checkout": (  # of which RUN.yaml may have a key that it does not know
+        [{}, {}],
+        {"version": "0.1.0+g5e2ab9f1"},
+        [
+            "node1, node2: found the release 0.1.0-abc of the trainer; expected 0.1.0+g5e2ab9f1, this checkout's",
+            "have this one there: " + COMMANDS["site"],
+            "git pull",
+        ],
+    ),
+    "and a run that is resumed": (
+        [{"run_state": "failed"}, {"run_state": "failed"}],
+        {"version": "0.1.0+g5e2ab9f1", "resume": True},
+        ["found the release 0.1.0-abc"],
+    ),
+    "that of this checkout": ([{"release": "0.1.0+g5e2ab9f1-3c4d"}], {"version": "0.1.0+g5e2ab9f1"}, []),
+    "another checkout's, and followed": (
+        [{"active": ["first"], "run_state": "running"}],
+        {"version": "0.1.0+g5e2ab9f1", "follow": True},
+        [],
+    ),
+    "another checkout's, and active": (
+        [{"active": ["first"], "run_state": "running"}],
+        {"version": "0.1.0+g5e2ab9f1"},
+        ["already active on node1"],
+    ),
     "two builds of torch": (  # site.yml -l node2 compares node2 with nobody
         [{}, {"environment": {"torch": "2.9.9+cu999", "digest": "abcdef0123"}}],
         {},
@@ -239,6 +267,46 @@ TABLE = {
             "-e queue=true",
             "-e beside=true",
         ],
+    ),
+    "preflight's burn": (
+        [
+            {"at_work": ["trainyard-work-burn-0a1b2c3d.service"]},
+            {"at_work": ["trainyard-work-burn-4e5f6a7b.service"]},
+        ],
+        {},
+        [
+            "node1, node2: found trainyard-work-burn-0a1b2c3d.service at work",
+            "or stop it: ansible -i home node1,node2 -b -a 'systemctl stop trainyard-work-burn-*'\n",
+            "-e beside=true",
+        ],
+    ),
+    "a bench, and a resume": (
+        [
+            {"run_state": "failed"},
+            {"at_work": ["trainyard-bench.service", "trainyard-work-bench-0a1b2c3d.service"]},
+        ],
+        {"resume": True},
+        ["node2: found trainyard-bench", "systemctl stop trainyard-bench.service trainyard-work-bench-*'"],
+    ),
+    "a text that is written, beside": (
+        [{"at_work": ["trainyard-work-generate-0a1b2c3d.service"]}],
+        {"beside": True},
+        [],
+    ),
+    "a text that is written, and a run that has nothing to wait for": (
+        [{"at_work": ["trainyard-work-generate-0a1b2c3d.service"]}],
+        {"queue": True},
+        ["found trainyard-work-generate-0a1b2c3d.service at work"],
+    ),
+    "and one that waits for another run": (
+        [{"at_work": ["trainyard-work-generate-0a1b2c3d.service"], "active": ["other"]}],
+        {"queue": True},
+        [],
+    ),
+    "a burn, and a run that is followed": (
+        [{"at_work": ["trainyard-work-burn-0a1b2c3d.service"], "active": ["first"]}],
+        {"follow": True},
+        [],
     ),
     "its own trial, left by a kill": (
         [{"active": ["smoke-first"], "port_holder": "process 77"}, {"active": ["smoke-first"]}],

@@ -524,6 +524,18 @@ def test_packages_that_differ_by_python_have_its_cure():
     assert all("python_env_python: bring" in cure for cure in said.values())
 
 
+def test_a_release_that_is_not_the_checkouts_fails_as_train_would():
+    assert complaints(healthy(), version="0.1") == []
+    (one,) = complaints(healthy(), version="0.2")
+    assert (one.check, one.result, one.hosts) == ("release", FAIL, list(NODES))
+    assert "release 0.1-aa; expected 0.2, this checkout's" in one.found
+    assert one.cure.startswith("ansible-playbook -i inv site.yml ") and "git pull" in one.cure
+    facts = healthy()
+    facts["node2"]["run"]["release"] = "0.2-bb"
+    (one,) = complaints(facts, version="0.2")  # the odd one is named, whichever it is
+    assert (one.check, one.hosts) == ("release", ["node2"])
+
+
 def test_of_a_host_without_a_release_only_that_is_said():
     facts = healthy()
     facts["node2"]["run"].update(release=None, environment=None)

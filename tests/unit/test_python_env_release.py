@@ -61,6 +61,28 @@ def test_the_version_follows_what_the_wheel_is_made_of_and_nothing_else(tmp_path
     assert trainer_wheel.content_version(root) not in (version, changed)
 
 
+def test_what_editors_leave_beside_the_modules_makes_no_other_version(tmp_path):
+    """A run is refused where the hosts have another one."""
+    root = checkout(tmp_path)
+    data = root / "trainer/texts"
+    data.mkdir()
+    (data / "austen.txt").write_text("Emma")
+    named = PROJECT + '[tool.setuptools.package-data]\n"trainer" = ["texts/*"]\n'
+    (root / "pyproject.toml").write_text(named)
+    version = trainer_wheel.content_version(root)
+    for left in (
+        "__main__.py~",
+        ".__main__.py.swp",
+        "__main__.py.orig",
+        ".#other.py",
+        "texts/.austen.txt.swp",
+    ):
+        (root / "trainer" / left).write_text("left")
+    assert trainer_wheel.content_version(root) == version
+    (data / "austen.txt").write_text("Emma Woodhouse")
+    assert trainer_wheel.content_version(root) != version
+
+
 def test_the_wheel_is_built_once_for_the_same_content(tmp_path):
     root = checkout(tmp_path / "source dir")
     version, wheel, built = trainer_wheel.trainer_wheel(root, tmp_path / "dist")

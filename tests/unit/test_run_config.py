@@ -107,6 +107,8 @@ def test_the_commands_can_be_pasted_into_the_same_shell():
     assert commands["follow"].startswith("ansible-playbook -i 'inventory/my lab' -l node1,node2 -K ")
     assert commands["follow"].endswith("train.yml -e run=first -e follow=true")
     assert commands["stop"].endswith("playbooks/stop.yml -e run=first")
+    assert commands["site"].endswith("/site.yml") or commands["site"].endswith(" site.yml")
+    assert "'inventory/my lab'" in commands["site"] and "node1" not in commands["site"]
     assert commands["resume"].endswith("train.yml -e run=first -e resume=true")
     of_slurm = build({"run": "first", "launcher": "slurm"})["commands"]
     assert of_slurm["resume"].endswith("train.yml -e run=first -e resume=true -e launcher=slurm")

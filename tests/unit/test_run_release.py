@@ -175,6 +175,25 @@ def test_a_run_whose_unit_waits_for_the_network_at_boot_is_active():
     ]
 
 
+def test_what_is_at_work_besides_runs_is_known_where_there_are_units():
+    asked = []
+
+    def run(words, check_rc):
+        asked.append(words)
+        return (
+            0,
+            "trainyard-work-burn-0a1b2c3d.service loaded active running /opt\ntrainyard-bench.service x\n\n",
+            "",
+        )
+
+    assert host_runs.work_units(run, "systemd") == [
+        "trainyard-bench.service",
+        "trainyard-work-burn-0a1b2c3d.service",
+    ]
+    assert {"trainyard-work-*", "trainyard-bench.service"} <= set(asked[0])
+    assert host_runs.work_units(run, "process") == [] and len(asked) == 1
+
+
 # ---- what ranks tell each other ----
 
 

@@ -1,5 +1,6 @@
 """What generate.yml and export.yml do before and after the trainer: words, hosts, files."""
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from plugins.filter.run_saved import (
     saved_choice,
     saved_fault,
 )
+from plugins.module_utils import host_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKES = {
@@ -329,8 +331,8 @@ def test_a_command_runs_and_fails_with_the_trainers_own_words(run_module, tmp_pa
 
 def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_module):
     module = load_module("trainer_command")
-    words = module.as_unit(["/t", "--prompt=$HOME 5$"], "u", "/v", True, {}, {})
-    assert words[words.index("--") + 1 :] == ["/t", "--prompt=$$HOME 5$$"]
+    words = module.as_unit(["/t", "generate", "--prompt=$HOME 5$"], "u", "/v", True, {}, {})
+    assert words[words.index("--") + 1 :] == ["/t", "generate", "--prompt=$$HOME 5$$"]
     assert "--property=CPUWeight=1" in words and "--setenv=CUDA_VISIBLE_DEVICES=" in words
     assert (
         "--property=LimitMEMLOCK=infinity" in words
@@ -341,7 +343,52 @@ def test_as_a_unit_no_variable_is_put_into_a_word_and_a_run_comes_first(load_mod
     assert "--property=ReadWritePaths=/v" in module.as_unit(
         ["/t", "fetch", "model"], "u", "/v", False, {}, {}
     )
-    assert "--property=CPUWeight=1" not in module.as_unit(["/t"], "u", "/v", False, {}, {})
+    assert "--property=CPUWeight=1" not in module.as_unit(["/t", "generate"], "u", "/v", False, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("verb", "behind", "seen"),
+    [
+        *[("burn", False, True), ("bench", False, True), ("generate", False, True), ("plan", False, True)],
+        # One that stands back takes no card and one core; the others never take a card.
+        *[
+            ("generate", True, False),
+            ("export", True, False),
+            ("export", False, False),
+            ("fetch", False, False),
+        ],
+    ],
+)
+def test_by_its_units_name_a_start_of_a_run_knows_what_would_be_in_its_way(load_module, verb, behind, seen):
+    module = load_module("trainer_command")
+    names = {
+        word.removeprefix("--unit=")
+        for _ in range(2)
+        for word in module.as_unit(["/t", verb], "u", "/v", behind, {}, {})
+        if word.startswith("--unit=")
+    }
+    assert len(names) == 2  # two may be at work at once
+    for name in names:
+        assert fnmatch.fnmatch(name, f"trainyard-*-{verb}-????????")
+        assert any(fnmatch.fnmatch(f"{name}.service", one) for one in host_runs.WORKING) == seen
+        assert not name.startswith(host_runs.UNIT)
+
+
+def test_a_unit_that_is_to_end_is_ended_and_that_is_said(load_module, monkeypatch, call_main):
+    module = load_module("trainer_command")
+    words = module.as_unit(["/t", "burn"], "u", "/v", False, {}, {}, most=4200)
+    assert "--property=RuntimeMaxSec=4200" in words
+    assert not any(
+        "RuntimeMaxSec" in word for word in module.as_unit(["/t", "burn"], "u", "/v", False, {}, {})
+    )
+    now = iter([100.0, 4301.0, 100.0, 200.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(
+        module.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, b"", b"")
+    )
+    asked = {"program": "/bin/true", "arguments": ["burn"], "user": "u", "state_dir": "/v", "most": 4200}
+    assert "had not ended after 4200 s" in call_main(module, **asked)["msg"]
+    assert "had not ended" not in call_main(module, **asked)["msg"]
 
 
 def test_what_is_fetched_comes_by_the_hosts_proxy(load_module, monkeypatch, tmp_path):
@@ -388,7 +435,7 @@ def test_the_way_out_is_a_file_of_roots_and_gone_afterwards(load_module, monkeyp
         raise Ended(told)
 
     params = {"program": "/bin/true", "arguments": [verb], "user": "u", "state_dir": "/v", "behind": False}
-    params |= {"creates": None, "variables": {}, "credentials": {}}
+    params |= {"most": 0, "creates": None, "variables": {}, "credentials": {}}
     fake = SimpleNamespace(params=params, check_mode=False, exit_json=end, fail_json=end)
     monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
     monkeypatch.setattr(module.subprocess, "run", run)

@@ -229,6 +229,7 @@ def test_slurms_own_queue_lets_runs_wait_but_not_for_those_of_systemd():
         "environment": None,
         "active": ["other"],
         "jobs": {"other": {"id": "3", "state": "RUNNING", "reason": ""}},
+        "at_work": [],
         "run_dir": "/var/lib/trainyard/runs/first",
         "run_state": None,
         "address": "10.77.0.11",
