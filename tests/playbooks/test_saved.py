@@ -80,9 +80,9 @@ def test_a_text_for_the_report_stands_back_where_another_run_has_begun(yard, oth
     """One that was queued begins as soon as the first has ended, and wants its card."""
     seen = yard.path / "seen"
     for node in ("node1", "node2"):
-        program = (yard.node(node) / "opt/releases/test/bin/trainer").read_text()
+        program = (yard.node(node) / "opt/current/bin/trainer").read_text()
         note = f'[ "$1" != generate ] || echo "threads $OMP_NUM_THREADS" > {shlex.quote(str(seen))}\nexec '
-        yard.deploy(node, "noting", program.replace("exec ", note))
+        yard.deploy(node, script=program.replace("exec ", note))
     environment = {**os.environ, "TRAINYARD_RUN_DIR": str(yard.node("node1") / "var/runs/other")}
     words = ["sleep", "600"]
     process = subprocess.Popen(words, env=environment) if other else None

@@ -759,7 +759,7 @@ def test_what_ends_at_a_dead_host_ends_nothing_else_of_a_run(repository):
                 if one.get("ignore_unreachable"):
                     found += 1
                     assert one.get("any_errors_fatal") is False and not one.get("run_once"), task["name"]
-    assert found == 7
+    assert found == 8
     for name, file in (("collect", "rest.yml"), ("follow", "stop.yml")):
         tasks = yaml.safe_load((repository / f"roles/trainer/tasks/{name}.yml").read_text())
         includes = [
