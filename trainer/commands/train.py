@@ -129,7 +129,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     found = _previous(config, world, status, stop_signal)
     if found:
         checkpoint.check_device(found.manifest, config.device, any(world.gather(torch.cuda.is_available())))
-    digests = _data_digests(config, world)
+    with world.unhurried():
+        digests = _data_digests(config, world)
     source = model_load.source(config, world)
 
     def go_on() -> None:
@@ -147,7 +148,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             time.sleep(HEAD_START)
         return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell)
 
-    packed, held_out = world.together(prepared)
+    with world.unhurried():
+        packed, held_out = world.together(prepared)
     world.together(lambda: tell("loading the model", at_once=True))
     both = [packed, held_out] if held_out else [packed]
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))
