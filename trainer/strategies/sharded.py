@@ -7,7 +7,8 @@
     fsdp    weights and moments         one block's weights and gradients         2m + m
 
 (each unit times (n-1)/n, with n ranks, or on CPUs n hosts that have as many each and exchange inside first; ddp sends
-2).
+2). For a checkpoint each rank sends its part of weights and moments to every host that writes a copy, and for an
+evaluation weights are gathered as for a forward pass: both count with the next step.
 fsdp is also called zero3. `offload` is fsdp with the parts and the optimizer in the CPU's memory, `infinity` is offload
 with the optimizer's moments in memory-mapped files.
 
@@ -59,6 +60,9 @@ class Sharded(Strategy):
         self.module, self.world, self.config = module, world, config
         self.mesh = world.mesh()
         self.wire = Wire()
+        self._between = False  # whether a step is over, and the next one has not begun
+        self._sent = 0  # bytes, in the last step and for what came before it
+        self._saved = 0  # of a checkpoint or an evaluation, and not counted by a step yet
         self._stored: Stored | None = getattr(self.model, "stored", None)
         self._shard()
         if self._stored:
@@ -163,6 +167,9 @@ class Sharded(Strategy):
             part.grad = self._sharded[name].grad = None
         for part in self._parts():
             part.reshard()  # what an evaluation has left gathered may be older than the weights
+        if self._between:  # and not a pass that comes to nothing, nor a step that is tried again
+            self._saved += self.wire.bytes
+            self._between = False
         self.wire.reset()
 
     @contextlib.contextmanager
@@ -230,9 +237,18 @@ class Sharded(Strategy):
             torch._foreach_mul_(gradients, factor)
         return norm
 
+    def stepped(self, tokens: int, last: bool) -> None:
+        self._sent, self._saved = self.wire.bytes + self._saved, 0
+        self.wire.reset()
+        self._between = True
+
     @property
     def wire_bytes(self) -> int:
-        return self.wire.bytes
+        return self._sent if self._between else self.wire.bytes
+
+    @property
+    def uncounted_bytes(self) -> int:
+        return self._saved + (self.wire.bytes if self._between else 0)
 
     @property
     def waited_seconds(self) -> float:
@@ -274,6 +290,17 @@ class Sharded(Strategy):
                 if whole is not None:
                     wholes.append(whole[: len(like)])
         return wholes or None
+
+    def will_send(self, name: str, count: int, ranks: list[int]) -> None:
+        like, world = self._parameters[name], self.world
+        if world.size == 1 or not isinstance(like, DTensor):
+            return
+        part = -(-len(like) // world.size) * math.prod(like.shape[1:]) * self.trainable[name].element_size()
+        node = world.nodes[world.rank]
+        senders, others = 1, [rank for rank in ranks if rank != world.rank]
+        if len(world.firsts) > 1:  # of all this host's ranks, to other hosts
+            senders, others = world.nodes.count(node), [rank for rank in ranks if world.nodes[rank] != node]
+        self._saved += count * part * senders * len(others)
 
     def parameters(self, frozen: bool = True) -> dict[str, torch.Tensor]:
         return {name: one for name, one in self._parameters.items() if frozen or one.requires_grad}
