@@ -72,6 +72,19 @@ def test_the_loss_of_answers_equals_a_plain_model_s(chats, material, tmp_path):
         assert record["tokens"] == count
 
 
+def test_the_speed_that_is_shown_is_that_of_the_last_steps_together(chats, material, tmp_path):
+    """Some batches have more tokens of answers than others, in steps that take as long."""
+    ranks.run(tmp_path, 1, material / "run.yaml", *chats, "steps=14", "batch_size=1", "micro_batch_size=1")
+    rows = ranks.records(tmp_path / "node0")[-10:]
+    tokens, seconds = (sum(row[name] for row in rows) for name in ("tokens", "step_seconds"))
+    assert abs(rows[-1]["tokens"] - tokens / 10) > 0.02 * tokens / 10
+    assert ranks.status(tmp_path / "node0")["tokens_per_second"] == pytest.approx(tokens / seconds)
+    line = next(
+        one for one in (tmp_path / "node0/logs/rank-0.log").read_text().splitlines() if "step 14/14" in one
+    )
+    assert f"{tokens / seconds:,.0f} tokens/s" in line
+
+
 def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, material, tmp_path):
     mix = [
         *(one for one in chats if not one.startswith("dataset")),
