@@ -29,7 +29,7 @@ from trainer.model import card, flops, loss, packing, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.snapshot import buffers
-from trainer.strategies import split
+from trainer.strategies import sharded, split
 from trainer.strategies.base import Strategy
 from trainer.tensor_file import TensorFile
 from trainer.words import count
@@ -124,6 +124,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     shares = _shares(config, world)  # refuse early what the ranks cannot share
     split.check(config, world)
     world.together(lambda: loss.check(config, world.device))
+    world.together(lambda: sharded.offload_folder(config))
     # Later the first rank may be another host's, and a run is not given up for what only watches it.
     world.together(lambda: sinks.check(config) if world.first and environment.attempt == 1 else None)
     found = _previous(config, world, status, stop_signal)

@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer import buffers, waiting
 from trainer.config import Config
+from trainer.data.files import expanded
 from trainer.errors import BadInput, TrainerError
 from trainer.model import quantize
 from trainer.model.load import frozen_dtype
@@ -354,9 +355,10 @@ class Infinity(Offload):
                 f"found {self.config.optimizer}"
             )
         default = self.world.environment.run_dir / "offload"
-        folder = Path(self.config.offload_dir).expanduser() if self.config.offload_dir else default
         count = sum(part.numel() for part in self.trainable.values())
-        moments = self.world.together(lambda: _mapped(folder, f"rank-{self.world.rank}-", 2 * count))
+        moments = self.world.together(
+            lambda: _mapped(offload_folder(self.config) or default, f"rank-{self.world.rank}-", 2 * count)
+        )
         pieces = iter(moments.split([p.numel() for p in self.trainable.values() for _ in range(2)]))
         for part in self.trainable.values():
             optimizer.state[part] = {
@@ -364,6 +366,13 @@ class Infinity(Offload):
                 "exp_avg": next(pieces).view_as(part),
                 "exp_avg_sq": next(pieces).view_as(part),
             }
+
+
+def offload_folder(config: Config) -> Path | None:
+    """The directory that offload_dir names, where the strategy asks for it; raises BadInput where it cannot be one."""
+    if config.strategy != "infinity" or not config.offload_dir:
+        return None
+    return expanded(config.offload_dir, "offload_dir: ")
 
 
 def _mapped(folder: Path, prefix: str, count: int) -> torch.Tensor:
