@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer import disk
+from trainer.data.files import expanded
 from trainer.errors import BadInput, Stopped
 
 LOG_BYTES = 64 << 20  # of a rank's log, beyond which it goes aside
@@ -26,6 +27,7 @@ LOOK = 1.0  # seconds between two of them
 AT_ONCE = 3.0  # seconds that an ending may take after a second Ctrl-C before the first step
 
 
+CACHE = "the cache of tokenised data, unless TRAINYARD_CACHE_DIR names another: "
 BEGUN = "TRAINYARD_BEGUN"  # when the launcher was started, in seconds since 1970
 
 
@@ -120,7 +122,8 @@ def read(run: str) -> Environment:
     elif managed:
         cache_dir = run_dir.parent.parent / "cache"  # a host's layout: docs/architecture.md
     else:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainyard"
+        caches = os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache", CACHE)
+        cache_dir = Path(caches) / "trainyard"
     launched = "RANK" in os.environ  # by torchrun; RUN.env's own WORLD_SIZE says nothing of this process
     return Environment(
         run_dir=run_dir,

@@ -17,8 +17,8 @@ metrics.jsonl, one object a line, by `kind`:
          start of the run by train.yml that it is of), begun (its first, or the moment of it), its ranks' hosts,
          machines: what these are (machine.py), those that are alike as one, and watched: whether a rank's seconds of
          computing are its own, or hold its waiting for others (balance.py). checkpoint has hosts: those with a copy;
-         wire_bytes: sent for it and an evaluation before it, which the next step's count, if there is one in the
-         attempt. calibration has micro_batch_seconds: of each rank, by the size of the micro-batch
+         wire_bytes: what it and an evaluation before it have the host send, which the next step's count, if there is
+         one in the attempt. calibration has micro_batch_seconds: of each rank, by the size of the micro-batch
 After a resume the lines beyond the checkpoint's step are cut: a step stands once. Lines that a full disk does not take
 are kept in memory, and written when there is room.
 

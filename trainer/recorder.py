@@ -97,7 +97,9 @@ class Recorder:
         self._returns = 0  # how often to that one
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
-        self._lasted: deque[float] = deque(maxlen=_recent_steps(run, RATE_STEPS))  # steps' seconds
+        self._lasted: deque[tuple[int, float]] = deque(
+            maxlen=_recent_steps(run, RATE_STEPS)
+        )  # (tokens, seconds)
         self._evaluation_seconds = 0.0  # the last one's
         self._signed = time.monotonic()  # when the last sign of life in a step was given
         self._steps = 0  # of this attempt
@@ -299,11 +301,11 @@ class Recorder:
         run, progress = self.run, self.run.progress
         self._tell_saved()
         self._tell_full(report)
-        self._lasted.append(report.step_seconds)
+        self._lasted.append((report.tokens, report.step_seconds))
         self._steps += 1
         if self._steps == SETTLED_STEPS:
             self._warn("far apart", self._far_apart())
-        speed = report.tokens / self._seconds()
+        speed = self._speed()
         eta = self._left()
         slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
         progress.epoch_loss += report.loss * report.tokens
@@ -373,7 +375,12 @@ class Recorder:
 
     def _seconds(self) -> float:
         """What a step takes, of late."""
-        return sum(self._lasted) / len(self._lasted) if self._lasted else 0.0
+        return sum(seconds for _, seconds in self._lasted) / len(self._lasted) if self._lasted else 0.0
+
+    def _speed(self) -> float:
+        """Tokens a second, of late: of all these steps, for one may have far more with a loss than the next."""
+        tokens, seconds = map(sum, zip(*self._lasted, strict=True))
+        return tokens / seconds
 
     def _left(self) -> float:
         """Seconds to the end of the run, by what steps and evaluations have taken."""

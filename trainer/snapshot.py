@@ -34,6 +34,7 @@ class Snapshot:
             step, own = self._own(name)
             if strategy.in_parts:
                 self._parts[name] = [_kept(one, copy=True) for one in own] if apart else []
+                strategy.will_send(name, len(own), writers)
                 later = torch.empty(strategy.shape(name), dtype=part.dtype, device="meta")
                 wholes = [later] * len(self._places[name]) if writes else []
             else:

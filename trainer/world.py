@@ -14,6 +14,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -30,6 +31,9 @@ FEWER_CARDS = (
 )
 MARK = "host-"  # in a run directory: of `find_sharers`
 PATIENCE = datetime.timedelta(hours=2)
+# For data, which one host may read and tokenise for hours after the others. Launchers see who dies or hangs meanwhile;
+# under plain torchrun a rank that ends is noticed, too, and only a host without power or wire is waited for in vain.
+LONG_PATIENCE = datetime.timedelta(days=7), datetime.timedelta(days=1)  # with launchers, and without
 # What may differ by host: paths (their content is compared) and how a host computes.
 OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_dir")
 
@@ -165,6 +169,20 @@ class World:
         if self.keeps:  # all have looked; of starts that were cut short, too
             for old in run_dir.glob(f".{MARK}*"):
                 old.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Within it ranks wait for each other as LONG_PATIENCE says, and not as PATIENCE does; all ranks must call."""
+        if self.size == 1:
+            yield
+            return
+        # torch's own, for a group of its own would be as many connections again.
+        set_timeout = dist.distributed_c10d._set_pg_timeout
+        set_timeout(LONG_PATIENCE["TRAINYARD_LAUNCHER" not in os.environ], self.control)
+        try:
+            yield
+        finally:
+            set_timeout(PATIENCE, self.control)
 
     def new_control_group(self):
         """A group like `control`, for another thread; all ranks must call."""

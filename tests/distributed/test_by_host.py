@@ -122,6 +122,84 @@ def test_each_host_sends_what_one_rank_of_it_would(tmp_path, nodes):
     assert (torch.cat(parts) - exact[:400_000]).abs().max() < 1e-6
 
 
+def _saved(world, config):
+    """What this rank counts of a checkpoint and of an evaluation, and what of it went over its sockets."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from trainer import optim, strategies
+    from trainer.model.loss import TokenLoss
+    from trainer.snapshot import Snapshot
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 1021, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=2))
+    strategy = strategies.make(config, TokenLoss(model.train(), chunk=16), world)
+    optimizer = optim.adamw(strategy.trainable, config)
+    tokens = torch.randint(0, 97, (1, 17))
+    given = tokens[:, :-1], tokens[:, 1:], torch.arange(16).expand(1, -1)
+
+    def step():
+        strategy.zero_grad()
+        with strategy.micro_batch(last=True):
+            strategy.module(*given).backward()
+        strategy.finish()
+        optimizer.step()
+        strategy.stepped(16, last=False)
+        return strategy.wire_bytes
+
+    def save():
+        for _ in Snapshot(strategy, optimizer, writers, True, world.control):
+            pass
+
+    def evaluate():
+        with torch.no_grad():
+            strategy.module(*given)
+
+    writers, found = sorted(world.firsts)[:2], {}
+    plain = step()
+    for what in (save, evaluate):
+        dist.barrier(group=world.control)
+        before = acknowledged()
+        what()
+        dist.barrier(group=world.control)
+        after = acknowledged()
+        counted = strategy.uncounted_bytes
+        found[what.__name__] = (
+            counted,
+            {ports: count - before.get(ports, 0) for ports, count in after.items()},
+        )
+        # The next step has it, and the one after that has not.
+        assert (step(), strategy.uncounted_bytes, step()) == (plain + counted, 0, plain)
+    strategy.zero_grad()
+    evaluate()
+    strategy.zero_grad()  # a pass that comes to nothing
+    assert strategy.uncounted_bytes == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "strategy"),
+    [
+        ([0, 1, 2], "fsdp"),
+        *(
+            pytest.param(nodes, strategy, marks=pytest.mark.full)
+            for nodes, strategy in (([0, 0, 1, 1], "fsdp"), ([0, 0, 1], "zero1"), ([0, 0], "zero2"))
+        ),
+    ],
+)
+def test_what_sharded_strategies_send_for_a_checkpoint_and_an_evaluation_is_counted(
+    tmp_path, nodes, strategy
+):
+    found = ranks.together(tmp_path, _saved, nodes, strategy=strategy)
+    for what in ("save", "evaluate"):
+        counted, sent = zip(*(one[what] for one in found), strict=True)
+        if len(set(nodes)) == 1:
+            assert list(counted) == pytest.approx([sum(one.values()) for one in sent], rel=0.02, abs=4000)
+            continue
+        left = between_hosts(sent, nodes)
+        assert list(counted) == pytest.approx([left[node] for node in nodes], rel=0.02, abs=4000)
+
+
 @pytest.fixture(scope="module")
 def reference(material):
     return plain_loop(material)

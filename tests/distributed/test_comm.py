@@ -330,6 +330,19 @@ def test_what_a_checkpoint_makes_all_send_is_counted_with_the_step_after_it(mate
     assert [one["wire_bytes"] for one in events] == [once[11] + each, once[11] + each, each]
 
 
+def test_so_is_what_a_sharded_strategy_sends_for_one_and_for_an_evaluation(material, tmp_path):
+    words = ("steps=9", "batch_size=4", "micro_batch_size=2", "strategy=zero1", "checkpoint_every=4")
+    ranks.run(tmp_path, 2, material / "run.yaml", *words, "validation_split=0.2", "eval_every=7")
+    for node in ("node0", "node1"):
+        sent = [row["wire_bytes"] for row in ranks.records(tmp_path / node)]
+        events = [one for one in ranks.records(tmp_path / node, "event") if one["event"] == "checkpoint"]
+        # Its half of weights and moments, to the other host; all weights' other half is gathered for the evaluation.
+        half = 4 * 37120 // 2
+        saved = {one["step"]: one["wire_bytes"] // half for one in events}
+        assert saved == {4: 3, 7: 4, 8: 3, 9: 4}  # the evaluations of steps 7 and 9 come before theirs
+        assert sent == [sent[0] + more * half for more in (0, 0, 0, 0, 3, 0, 0, 4, 3)]
+
+
 @pytest.mark.full
 def test_what_8bit_sends_for_a_checkpoint_is_counted(material, tmp_path):
     words = ("steps=6", "batch_size=4", "micro_batch_size=2", "comm=8bit", "checkpoint_every=3")

@@ -1,11 +1,17 @@
 """Chats, answers, mixes and held-out data, on any number of ranks."""
 
+import contextlib
+import datetime
 import json
+import os
 import shutil
+import time
 
 import pytest
 import ranks
 import torch
+
+from trainer.errors import BadInput
 
 pytestmark = pytest.mark.distributed
 
@@ -66,6 +72,19 @@ def test_the_loss_of_answers_equals_a_plain_model_s(chats, material, tmp_path):
         assert record["tokens"] == count
 
 
+def test_the_speed_that_is_shown_is_that_of_the_last_steps_together(chats, material, tmp_path):
+    """Some batches have more tokens of answers than others, in steps that take as long."""
+    ranks.run(tmp_path, 1, material / "run.yaml", *chats, "steps=14", "batch_size=1", "micro_batch_size=1")
+    rows = ranks.records(tmp_path / "node0")[-10:]
+    tokens, seconds = (sum(row[name] for row in rows) for name in ("tokens", "step_seconds"))
+    assert abs(rows[-1]["tokens"] - tokens / 10) > 0.02 * tokens / 10
+    assert ranks.status(tmp_path / "node0")["tokens_per_second"] == pytest.approx(tokens / seconds)
+    line = next(
+        one for one in (tmp_path / "node0/logs/rank-0.log").read_text().splitlines() if "step 14/14" in one
+    )
+    assert f"{tokens / seconds:,.0f} tokens/s" in line
+
+
 def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, material, tmp_path):
     mix = [
         *(one for one in chats if not one.startswith("dataset")),
@@ -86,6 +105,56 @@ def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, materi
     ]
     assert evaluations[0] and evaluations[0] == pytest.approx(evaluations[1], rel=1e-5)
     assert evaluations[0] == evaluations[2]
+
+
+def slow_on_the_second_host(*words):
+    from trainer.data.pack import prepare_really
+
+    if os.environ["TRAINYARD_HOST"] == "node1":
+        time.sleep(8)
+        if os.environ.get("TRAINYARD_LAUNCH") == "refuses":
+            raise BadInput("data.jsonl:3: no field 'text'")
+    return prepare_really(*words)
+
+
+@pytest.mark.parametrize("launch", ["", "refuses"])
+def test_a_host_that_tokenises_far_longer_than_the_others_is_waited_for(material, tmp_path, launch):
+    """It would be lost each time, and all that it had done. What it refuses at last all say."""
+    pair = ranks.Ranks(
+        tmp_path,
+        2,
+        material / "run.yaml",
+        "steps=1",
+        patch={
+            ("trainer.world", "PATIENCE"): datetime.timedelta(seconds=4),
+            ("trainer.data.pack", "prepare"): slow_on_the_second_host,
+        },
+        launch=launch,
+    )
+    assert pair.codes() == ([2, 2] if launch else [0, 0]), pair.log()
+    if launch:
+        assert "error: node1: data.jsonl:3: no field 'text'" in pair.log()
+
+
+def patience(world, config):
+    """In days: of each wait, of those for data under plain torchrun and under a launcher, and afterwards."""
+
+    def days():
+        options = world.control._get_backend(torch.device("cpu")).options
+        return options._timeout / datetime.timedelta(days=1)
+
+    found = [days()]
+    for launcher in ({}, {"TRAINYARD_LAUNCHER": "1"}):
+        os.environ.update(launcher)
+        with world.unhurried():
+            found.append(days())
+    with contextlib.suppress(BadInput), world.unhurried():
+        raise BadInput("")
+    return [*found, days()]
+
+
+def test_hosts_are_waited_for_so_long_for_their_data_alone(tmp_path):
+    assert ranks.together(tmp_path, patience, [0, 1]) == [[1 / 12, 1, 7, 1 / 12]] * 2
 
 
 def test_the_model_card_says_what_was_cut(material, tmp_path):

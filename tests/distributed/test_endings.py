@@ -315,6 +315,24 @@ def test_hosts_with_other_settings_are_named(material, tmp_path):
     assert "setting lr" in reason and "0.01 on node0" in reason and "0.5 on node1" in reason
 
 
+def test_a_directory_for_moments_that_cannot_be_one_is_refused_before_anything_is_loaded(material, tmp_path):
+    """By the one host that has no such home, for all."""
+    pair = ranks.Ranks(
+        tmp_path,
+        2,
+        material / "run.yaml",
+        "strategy=infinity",
+        "model=/nowhere",
+        per_rank=[[], ["offload_dir=~nobody-at-all/x"]],
+    )
+    assert pair.codes() == [2, 2]
+    for node in ("node0", "node1"):
+        reason = ranks.status(tmp_path / node)["reason"]
+        assert reason.startswith(
+            "node1: offload_dir: '~nobody-at-all/x': cannot be a path: that user's home"
+        ), reason
+
+
 def test_a_silent_peer_is_a_lost_peer(material, tmp_path):
     """A rank that hangs (a frozen host) is noticed after timeout_seconds."""
     import os

@@ -1,5 +1,6 @@
 """Which ranks sum with which, inside hosts and between them."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from trainer import config
 from trainer.commands import plan
 from trainer.environment import rdma
+from trainer.model.footprint import Footprint
 from trainer.strategies import sharded
 from trainer.sums import Sum
 from trainer.world import World
@@ -124,3 +126,30 @@ def test_an_rdma_port_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypa
 def test_a_rank_that_keeps_off_the_wire_has_sent_nothing(monkeypatch, rank, nodes, bytes_sent):
     made = world(monkeypatch, rank, nodes)
     assert Sum(made, made.layers()).sent(1000) == bytes_sent
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "parts"),
+    [
+        (2, 2, 1),  # each host writes one of two copies
+        (4, 4, 2),
+        (6, 6, 3),  # of three
+        (4, 2, 2),  # both ranks' parts go to the other host
+        (4, 1, 1),  # to the first rank
+    ],
+)
+def test_plan_counts_what_checkpoints_of_a_sharded_strategy_send(ranks, nodes, parts):
+    place = plan.Place(ranks, nodes, ranks // nodes, torch.device("cpu"), 0, 0, 1e9)
+    found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)} | {"trainable": 4800})
+    found = dataclasses.replace(found, gradients=4 * 4800, tensors=(), trained=())
+
+    def sends(name, **keys):
+        asked = config.from_mapping({"batch_size": ranks, "steps": 1000, **keys})
+        return plan.budget(name, asked, found, place, 0).wire_bytes
+
+    for name in ("zero1", "zero2", "fsdp", "offload", "infinity"):
+        never = sends(name, checkpoint_every=0)
+        each = 12 * 4800 * parts // ranks
+        assert sends(name, checkpoint_every=10) - never == each // 10
+        assert sends(name, checkpoint_every=0, eval_every=5, validation="x") - never == each // 5
+    assert sends("ddp", checkpoint_every=0) == sends("ddp", checkpoint_every=10)

@@ -264,6 +264,19 @@ def test_a_tools_answer_that_reads_like_python_changes_no_call(tmp_path, make_to
             [TALK[0], {"role": "tool", "content": 'a "mat"'}, TALK[1]],
             r"messages\[1\]: .*what the role tool says",
         ),
+        # So does what it answers: in an answer, or in what the template itself writes.
+        *(
+            (
+                [
+                    {"role": "user", "content": "What is 7+5?"},
+                    {"role": "assistant", "content": "calc(7+5)"},
+                    {"role": "tool", "content": result},
+                    {"role": "assistant", "content": "It is 12."},
+                ],
+                r"messages\[2\]: .*what the role tool says",
+            )
+            for result in ("12", "user")
+        ),
         ([{"role": "system", "content": 'Be "short".'}, *TALK[:2]], None),
         ([TALK[0], {"role": "assistant", "content": "a"}, {"role": "tool", "content": ""}, *TALK[:2]], None),
     ],
@@ -279,6 +292,17 @@ def test_what_a_template_leaves_out_is_refused(tmp_path, make_tokenizer, talk, w
         return
     with pytest.raises(BadInput, match=f"(?s)a.jsonl:1: {what}.*chat_template.jinja"):
         prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on)
+
+
+@pytest.mark.parametrize("turns", [1, 50])
+def test_what_a_template_writes_out_is_seen_at_once(tmp_path, make_tokenizer, monkeypatch, turns):
+    """A long chat takes no more renderings than a short one."""
+    tokens, renderings = make_tokenizer(ENDED), []
+    render = chat.Renderer._rendered
+    monkeypatch.setattr(chat.Renderer, "_rendered", lambda *a, **k: renderings.append(a) or render(*a, **k))
+    talk = [*TALK[:2], {"role": "tool", "content": "mat"}, *TALK[2:]] * turns
+    prepared(tmp_path, tokens, [{"messages": talk}], loss_on="all", overlong="split")
+    assert len(renderings) == 2
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking"])

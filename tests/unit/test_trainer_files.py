@@ -10,10 +10,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trainer import cli
+from trainer import cli, environment
 from trainer.config import from_mapping
 from trainer.data import files, read
 from trainer.errors import BadInput
+from trainer.model import saved
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -154,6 +155,73 @@ def test_names_that_can_be_none(tmp_path, name, message, monkeypatch):
     (tmp_path / "set.txt").mkdir() if "/data" in name else None
     with pytest.raises(BadInput, match=message):
         read.check(from_mapping({"dataset": name}))
+
+
+NOBODY = "'~nobody-at-all/x': cannot be a path: that user's home directory is not known here; write it out, from / on"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["generate", "~nobody-at-all/x"], ["export", "~nobody-at-all/x", "out"]],
+    ids=["generate", "export"],
+)
+def test_a_home_that_is_not_there_is_refused_wherever_a_model_is_asked_for(words, capsys):
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"error: {NOBODY}\n"
+
+
+def test_so_is_an_adapter_s_base_and_a_run_s_model(tmp_path, capsys):
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(BadInput) as refused:
+        saved._base(saved.find(tmp_path), "~nobody-at-all/x", "auto", False, None)
+    assert (
+        str(refused.value)
+        == f"{tmp_path}: the adapter's base: model: {NOBODY}; say where it lies by --base DIR"
+    )
+    (tmp_path / "run.yaml").write_text("model: ~nobody-at-all/x\n")
+    assert cli.main(["check", str(tmp_path / "run.yaml")]) == 2
+    assert capsys.readouterr().err == f"error: model: {NOBODY}\n"
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("~nobody-at-all/x", NOBODY),
+        ('"fast\\0"', "'fast\\x00': cannot be a path: found a null character in it; leave"),
+    ],
+    ids=["nobody", "null"],
+)
+def test_where_moments_are_to_lie_is_looked_at_before(
+    tmp_path, capsys, monkeypatch, command, folder, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"strategy: infinity\ndevice: cpu\nsteps: 1\noffload_dir: {folder}\n")
+    assert cli.main([command, str(tmp_path / "run.yaml")]) == 2
+    assert f"error: offload_dir: {message}" in "".join(capsys.readouterr())
+    (tmp_path / "run.yaml").write_text(f"offload_dir: {folder}\n")  # which nobody asks for
+    assert cli.main(["check", str(tmp_path / "run.yaml"), "--config-only"]) == 0
+
+
+def test_a_home_is_asked_for_only_where_nothing_else_says_where_the_cache_is(monkeypatch):
+    """A process may have none: no HOME, and a number for a user."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("TRAINYARD_CACHE_DIR", "TRAINYARD_RUN_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        BadInput, match=r"unless TRAINYARD_CACHE_DIR names another: '~/\.cache': cannot be a path: "
+    ):
+        environment.read("run")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
+    assert environment.read("run").cache_dir == Path("/var/cache/trainyard")
+    monkeypatch.setenv("TRAINYARD_CACHE_DIR", "/data/cache")
+    assert environment.read("run").cache_dir == Path("/data/cache")
 
 
 def test_the_command_says_so(tmp_path, capsys):

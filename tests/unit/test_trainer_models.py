@@ -52,6 +52,11 @@ ARCHITECTURES = {
     "mpt": {"max_seq_len": 64},
     "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96},
 }
+CORRECTED = {  # for their routers alone
+    "afmoe": EXPERTS | {"num_dense_layers": 1},
+    "lfm2_moe": EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    "zaya": EXPERTS | {"num_experts_per_tok": 1, "router_hidden_size": 8},
+}
 # These do not take a packed sequence's borders from its positions: masks tell them.
 MASKED = ("gpt_oss", "opt", "mpt", "falcon")
 CHANGES_LOGITS = {"gemma2", "gemma3_text", "granite", "cohere"}
@@ -60,7 +65,7 @@ CHANGES_LOGITS = {"gemma2", "gemma3_text", "granite", "cohere"}
 def make(kind, **changes):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    chosen = ARCHITECTURES[kind]
+    chosen = (ARCHITECTURES | CORRECTED)[kind]
     settings = chosen if "vocab_size" in chosen else {**SMALL, **chosen}
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**settings, **changes})
@@ -764,7 +769,14 @@ def test_a_layer_that_shares_a_weight_with_the_head_is_no_block():
     assert len(blocks(make("llama"))) == 2
 
 
-@pytest.mark.parametrize(("kind", "refused"), [("glm4_moe", True), ("qwen3_moe", False), ("mixtral", False)])
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        *((one, True) for one in ("glm4_moe", *CORRECTED)),
+        ("qwen3_moe", False),
+        ("mixtral", False),
+    ],
+)
 def test_routers_that_choose_by_a_correction_of_their_own_are_not_balanced(kind, refused):
     asked = from_mapping({"router_aux_loss_coef": 0.01, "model": kind})
     if refused:
@@ -775,6 +787,11 @@ def test_routers_that_choose_by_a_correction_of_their_own_are_not_balanced(kind,
     assert router.coefficient(from_mapping({}), make(kind, output_router_logits=True)) == (
         0.0 if refused else 0.001
     )
+
+
+def test_a_router_that_could_be_corrected_and_is_not_is_balanced():
+    asked = from_mapping({"router_aux_loss_coef": 0.01, "model": "lfm2_moe"})
+    assert router.coefficient(asked, make("lfm2_moe", use_expert_bias=False)) == 0.01
 
 
 def seeing():

@@ -59,6 +59,7 @@ def refused(config: Config, found, cache_dir: Path, device: str, good_data: bool
     import torch
 
     from trainer.model import load, loss, packing, router
+    from trainer.strategies import sharded
 
     problems = []
 
@@ -69,6 +70,7 @@ def refused(config: Config, found, cache_dir: Path, device: str, good_data: bool
     for look in (
         build,
         lambda: loss.check(config, torch.device(device)),
+        lambda: sharded.offload_folder(config),
         lambda: packing.foresee(config, found.config),
         lambda: good_data and _check_samples(config, found, cache_dir),
     ):

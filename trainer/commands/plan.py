@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from trainer import checkpoint, ways
 from trainer import config as configuration
 from trainer import link as network
-from trainer import ways
 from trainer.balance import Balance, given, miscounted, shares
 from trainer.config import Config
 from trainer.environment import Environment, number, rdma, resident_bytes
@@ -305,6 +305,8 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     sent = wire(
         name, config, place, trained, in_blocks - slimmer[0], max(0, gathered - in_blocks - slimmer[1])
     )
+    if name != "ddp":
+        sent += saved(config, found, place)
     if lossy:
         sent = by_way(config, found, place)[config.comm]
         lines["left over"], codes = _lossy_bytes(config, found)
@@ -439,6 +441,18 @@ def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
     sent = ways.sent(found.gradients, found.factors, place.ranks, meets, place.nodes, place.row)
     saved = ways.saved(found.gradients, place.ranks, saves, place.nodes, place.row)
     return {way: sent[way] + saved[way] for way in sent}
+
+
+def saved(config: Config, found: Footprint, place: Place) -> int:
+    """Bytes that leave a host in a step of a sharded strategy, on average, for checkpoints: the host that sends most.
+
+    Each rank's part of weights and moments goes to every other host that writes a copy; on one host to its first rank.
+    """
+    saves = _rhythm(config, place)[1]
+    if not saves:
+        return 0
+    parts = min(checkpoint.copies(place.nodes), place.nodes - 1) * place.here if place.nodes > 1 else 1
+    return int(parts * 12 * found.trainable / place.ranks / saves)
 
 
 def _rhythm(config: Config, place: Place) -> tuple[float, float]:

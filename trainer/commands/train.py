@@ -29,7 +29,7 @@ from trainer.model import card, flops, loss, packing, router, saved
 from trainer.model import load as model_load
 from trainer.model.loss import TokenLoss
 from trainer.snapshot import buffers
-from trainer.strategies import split
+from trainer.strategies import sharded, split
 from trainer.strategies.base import Strategy
 from trainer.tensor_file import TensorFile
 from trainer.words import count
@@ -124,12 +124,14 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
     shares = _shares(config, world)  # refuse early what the ranks cannot share
     split.check(config, world)
     world.together(lambda: loss.check(config, world.device))
+    world.together(lambda: sharded.offload_folder(config))
     # Later the first rank may be another host's, and a run is not given up for what only watches it.
     world.together(lambda: sinks.check(config) if world.first and environment.attempt == 1 else None)
     found = _previous(config, world, status, stop_signal)
     if found:
         checkpoint.check_device(found.manifest, config.device, any(world.gather(torch.cuda.is_available())))
-    digests = _data_digests(config, world)
+    with world.unhurried():
+        digests = _data_digests(config, world)
     source = model_load.source(config, world)
 
     def go_on() -> None:
@@ -147,7 +149,8 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
             time.sleep(HEAD_START)
         return pack.prepare(config, digests, source.tokenizer, environment.cache_dir, tell)
 
-    packed, held_out = world.together(prepared)
+    with world.unhurried():
+        packed, held_out = world.together(prepared)
     world.together(lambda: tell("loading the model", at_once=True))
     both = [packed, held_out] if held_out else [packed]
     found_tokens = world.gather(" and ".join(one.digest[:12] for one in both))

@@ -27,6 +27,7 @@ THOUGHTS = (
     "thinking",
 )  # an answer's thoughts; transformers takes one for another
 MORE = "\ue000"  # a private character, put behind an answer to see where it ends
+MARK = re.compile(f"{MORE}([0-9]+){MORE}")
 # Some templates print today's date; the data must be the same on all hosts and days.
 TODAY = datetime.date(2024, 7, 26)
 FIXED = {"date_string": "26 Jul 2024"}
@@ -120,6 +121,7 @@ class Renderer:
         messages = sample.messages
         try:
             text = self._rendered(sample, messages)
+            there = self._there(sample)
 
             def stands(n: int, changed: dict) -> bool:
                 """Whether another message in the place of the `n`th makes another text."""
@@ -131,10 +133,8 @@ class Renderer:
                         return text, _left_out(sample, n, f"the call of {call['name']}")
                     if call["arguments"] and not stands(n, _with_more(one, call, "arguments")):
                         return text, _left_out(sample, n, f"the arguments of the call of {call['name']}")
-                said, called = one["content"].strip(), bool(_calls(one))
-                sure = said in text and not called  # else it may be there in another form, as JSON say
-                looks = said and not sure and (called or one["role"] != "assistant")
-                if looks and not stands(n, {**one, "content": said + MORE}):
+                looks = n not in there and _is_looked_for(one)
+                if looks and not stands(n, {**one, "content": one["content"].strip() + MORE}):
                     return text, _left_out(sample, n, f"what the role {one['role']} says")
                 # Those of earlier answers templates leave out on purpose, as they do when the model is asked.
                 thoughts = {name: one[name] + MORE for name in THOUGHTS if isinstance(one.get(name), str)}
@@ -144,6 +144,18 @@ class Renderer:
         except BadInput as fault:
             return "", fault
         return text, None
+
+    def _there(self, sample: Sample) -> set[int]:
+        """Which messages say something that the template plainly writes out; others' it may have in another form.
+
+        By a mark of its own in each, of which one rendering tells: the words themselves may stand in another message,
+        or in what the template adds.
+        """
+        marked = [
+            {**one, "content": f"{one['content'].strip()}{MORE}{n}{MORE}"} if _is_looked_for(one) else one
+            for n, one in enumerate(sample.messages)
+        ]
+        return {int(n) for n in MARK.findall(self._rendered(sample, marked))}
 
     def _answer(self, sample: Sample, text: str, n: int) -> Span:
         """Where message `n`, an answer, stands in `text`, the whole exchange."""
@@ -188,6 +200,11 @@ class Renderer:
     def _rendered(self, sample: Sample, messages: list[dict], **options) -> str:
         options = {"tools": sample.tools, "tokenize": False, **FIXED, **options}
         return _explained(sample, lambda: self.tokenizer.apply_chat_template(messages, **options))
+
+
+def _is_looked_for(message: dict) -> bool:
+    """Whether what the message says is looked for; of a plain answer that is gone, `_answer` finds no place."""
+    return bool(message["content"].strip()) and (message["role"] != "assistant" or bool(_calls(message)))
 
 
 def _calls(message: dict) -> list[dict]:

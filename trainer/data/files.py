@@ -180,12 +180,33 @@ def opened(path: Path):
     return os.fdopen(handle, "rb")
 
 
+def expanded(name: Path | str, of: str = "") -> Path:
+    """The path that a user means by `name`, where ~ is a home; raises BadInput where it cannot be one.
+
+    of: what an error begins with, such as a key's name.
+    """
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:
+        raise BadInput(
+            f"{of}{str(name)!r}: cannot be a path: that user's home directory is not known here; "
+            "write it out, from / on"
+        ) from None
+    try:
+        if b"\0" not in os.fsencode(path):
+            return path
+        fault = "a null character"
+    except UnicodeEncodeError:
+        fault = "half a character (a lone surrogate)"
+    raise BadInput(f"{of}{str(name)!r}: cannot be a path: found {fault} in it; leave that away")
+
+
 def found(name: str) -> Path | None:
     """The file or directory that a user calls `name`, or None; raises BadInput where that cannot be told."""
     if not name:  # which Path takes for the current directory
         return None
+    path = expanded(name)
     try:
-        path = Path(name).expanduser()
         path.stat()
         return path
     except (FileNotFoundError, NotADirectoryError):
@@ -194,8 +215,6 @@ def found(name: str) -> Path | None:
         if error.errno == errno.ENAMETOOLONG:
             return None
         raise unreadable(name, error) from None
-    except (RuntimeError, ValueError) as error:  # ~nobody, a null character
-        raise BadInput(f"{name!r}: cannot be a path: {error}") from None
 
 
 def below(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trainer.data.files import expanded
 from trainer.errors import BadInput
 
 SHIPPED = ("tiny",)  # names of ours, before the hub's
@@ -10,9 +11,9 @@ SHIPPED = ("tiny",)  # names of ours, before the hub's
 def weights_of(name: str) -> tuple[str | None, str]:
     """(where the weights of model `name` come from, or None for random ones; the path or hub name of the rest).
 
-    Raises BadInput for a directory that is no model, or whose weights are pickled.
+    Raises BadInput for what cannot be a path, for a directory that is no model, or whose weights are pickled.
     """
-    path = Path(name).expanduser()
+    path = expanded(name, "model: ")
     if path.is_dir():
         check_directory(path, name)
         return (str(path) if _has(path, "*.safetensors", "model.safetensors.index.json") else None), str(path)

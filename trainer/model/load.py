@@ -201,7 +201,7 @@ def _pretrained(config: Config) -> Source:
     name, trust = config.model, config.trust_remote_code
     try:
         weights, name = weights_of(name)
-    except (OSError, RuntimeError) as error:  # ~nobody, a name too long, a directory that may not be entered
+    except OSError as error:  # a name too long, a directory that may not be entered
         raise BadInput(f"model: {name}: {error}; give a directory that the run's user can read") from None
 
     from transformers import AutoConfig, AutoTokenizer

@@ -18,6 +18,9 @@ from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
 from trainer.model.lora import without_adapter
 
+# What transformers' models call what corrects the choice: most of them, AFMoE and LFM2, ZAYA.
+CORRECTIONS = ("e_score_correction_bias", "expert_bias", "balancing_biases")
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -99,7 +102,7 @@ def coefficient(config: Config, model: torch.nn.Module) -> float:
 def _choose_otherwise(base: torch.nn.Module) -> bool:
     """Whether a token's experts are others than those of the largest logits, as DeepSeek-V3's and GLM-4's."""
     tensors = itertools.chain(base.named_parameters(), base.named_buffers())
-    corrected = any(name.endswith("e_score_correction_bias") for name, _ in tensors)
+    corrected = any(name.endswith(CORRECTIONS) for name, _ in tensors)
     return corrected or (getattr(base.config.get_text_config(), "n_group", None) or 1) > 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer import checkpoint, metrics
 from trainer import config as configuration
 from trainer.data import chat
+from trainer.data.files import expanded
 from trainer.errors import BadInput
 from trainer.model import load as model_load
 
@@ -36,9 +37,9 @@ def find(directory: Path) -> Saved:
     """What `directory` is: a model, an adapter, a checkpoint, or a run: its model/, or the newest checkpoint where that
     is later, as of a run that goes on beyond its end, or where there is no model yet.
 
-    Raises BadInput where it is none of them, or a damaged checkpoint.
+    Raises BadInput where it is none of them, cannot be a path, or is a damaged checkpoint.
     """
-    directory = directory.expanduser()
+    directory = expanded(directory)
     if (directory / "manifest.json").exists():
         return _checkpoint(directory, checkpoint.validate(directory))
     if _holds_model(directory):

@@ -106,7 +106,7 @@ class Strategy(ABC):
         Of a rank that keeps off the wire, because another one sends for its host, none; where a host's ranks send a
         slice each, all of them. On one host alone, what this rank sent to the others there.
 
-        What a lossy way sends for a checkpoint counts with the step after it.
+        What a checkpoint or an evaluation has it send counts with the step after it.
         """
 
     @property
@@ -143,6 +143,12 @@ class Strategy(ABC):
         are; unless given they travel as gradients do.
         """
         return parts if self.world.rank in ranks else None
+
+    def will_send(self, name: str, count: int, ranks: list[int]) -> None:  # noqa: B027
+        """`count` parts of parameter `name` will be asked of `whole` on `ranks`, for a checkpoint.
+
+        What that sends counts from now on, for it goes while the next steps are computed, and nobody knows in which.
+        """
 
     def parameters(self, frozen: bool = True) -> dict[str, torch.Tensor]:
         """Every parameter by name, of the whole's shape; frozen: those that are not trained, too."""

@@ -7,7 +7,8 @@
     fsdp    weights and moments         one block's weights and gradients         2m + m
 
 (each unit times (n-1)/n, with n ranks, or on CPUs n hosts that have as many each and exchange inside first; ddp sends
-2).
+2). For a checkpoint each rank sends its part of weights and moments to every host that writes a copy, and for an
+evaluation weights are gathered as for a forward pass: both count with the next step.
 fsdp is also called zero3. `offload` is fsdp with the parts and the optimizer in the CPU's memory, `infinity` is offload
 with the optimizer's moments in memory-mapped files.
 
@@ -37,6 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer import buffers, waiting
 from trainer.config import Config
+from trainer.data.files import expanded
 from trainer.errors import BadInput, TrainerError
 from trainer.model import quantize
 from trainer.model.load import frozen_dtype
@@ -59,6 +61,9 @@ class Sharded(Strategy):
         self.module, self.world, self.config = module, world, config
         self.mesh = world.mesh()
         self.wire = Wire()
+        self._between = False  # whether a step is over, and the next one has not begun
+        self._sent = 0  # bytes, in the last step and for what came before it
+        self._saved = 0  # of a checkpoint or an evaluation, and not counted by a step yet
         self._stored: Stored | None = getattr(self.model, "stored", None)
         self._shard()
         if self._stored:
@@ -163,6 +168,9 @@ class Sharded(Strategy):
             part.grad = self._sharded[name].grad = None
         for part in self._parts():
             part.reshard()  # what an evaluation has left gathered may be older than the weights
+        if self._between:  # and not a pass that comes to nothing, nor a step that is tried again
+            self._saved += self.wire.bytes
+            self._between = False
         self.wire.reset()
 
     @contextlib.contextmanager
@@ -230,9 +238,18 @@ class Sharded(Strategy):
             torch._foreach_mul_(gradients, factor)
         return norm
 
+    def stepped(self, tokens: int, last: bool) -> None:
+        self._sent, self._saved = self.wire.bytes + self._saved, 0
+        self.wire.reset()
+        self._between = True
+
     @property
     def wire_bytes(self) -> int:
-        return self.wire.bytes
+        return self._sent if self._between else self.wire.bytes
+
+    @property
+    def uncounted_bytes(self) -> int:
+        return self._saved + (self.wire.bytes if self._between else 0)
 
     @property
     def waited_seconds(self) -> float:
@@ -274,6 +291,17 @@ class Sharded(Strategy):
                 if whole is not None:
                     wholes.append(whole[: len(like)])
         return wholes or None
+
+    def will_send(self, name: str, count: int, ranks: list[int]) -> None:
+        like, world = self._parameters[name], self.world
+        if world.size == 1 or not isinstance(like, DTensor):
+            return
+        part = -(-len(like) // world.size) * math.prod(like.shape[1:]) * self.trainable[name].element_size()
+        node = world.nodes[world.rank]
+        senders, others = 1, [rank for rank in ranks if rank != world.rank]
+        if len(world.firsts) > 1:  # of all this host's ranks, to other hosts
+            senders, others = world.nodes.count(node), [rank for rank in ranks if world.nodes[rank] != node]
+        self._saved += count * part * senders * len(others)
 
     def parameters(self, frozen: bool = True) -> dict[str, torch.Tensor]:
         return {name: one for name, one in self._parameters.items() if frozen or one.requires_grad}
@@ -327,9 +355,10 @@ class Infinity(Offload):
                 f"found {self.config.optimizer}"
             )
         default = self.world.environment.run_dir / "offload"
-        folder = Path(self.config.offload_dir).expanduser() if self.config.offload_dir else default
         count = sum(part.numel() for part in self.trainable.values())
-        moments = self.world.together(lambda: _mapped(folder, f"rank-{self.world.rank}-", 2 * count))
+        moments = self.world.together(
+            lambda: _mapped(offload_folder(self.config) or default, f"rank-{self.world.rank}-", 2 * count)
+        )
         pieces = iter(moments.split([p.numel() for p in self.trainable.values() for _ in range(2)]))
         for part in self.trainable.values():
             optimizer.state[part] = {
@@ -337,6 +366,13 @@ class Infinity(Offload):
                 "exp_avg": next(pieces).view_as(part),
                 "exp_avg_sq": next(pieces).view_as(part),
             }
+
+
+def offload_folder(config: Config) -> Path | None:
+    """The directory that offload_dir names, where the strategy asks for it; raises BadInput where it cannot be one."""
+    if config.strategy != "infinity" or not config.offload_dir:
+        return None
+    return expanded(config.offload_dir, "offload_dir: ")
 
 
 def _mapped(folder: Path, prefix: str, count: int) -> torch.Tensor:
