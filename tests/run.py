@@ -31,9 +31,10 @@ BIN = Path(sys.executable).parent  # not resolved: the virtual environment's, no
 LIMITS = {"lint": 4, "unit": 14, "distributed": 30, "playbooks": 44, "lab": 32, "guards": 32}
 WHOLE = {"lint": 1, "unit": 3, "distributed": 5, "playbooks": 3, "lab": 15, "guards": 8}
 CHAINS = (("unit", "distributed", "lab"), ("lint", "playbooks", "guards"))  # of about the same length
+# What has the lab `job` in common (tests/lab/conftest.py) must be in one chain.
 GUARDS = [
     f"tests/lab/test_{name}.py"
-    for name in ("awake", "firewall", "guard", "lab", "molecule", "network", "train", "vms")
+    for name in ("awake", "firewall", "guard", "lab", "molecule", "network", "vms")
 ]
 SLOW, SHOWN = 10, 12  # seconds from which on a test is told, and how many of a layer: what to shorten first
 RUNNING = set()  # processes under way

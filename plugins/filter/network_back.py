@@ -27,21 +27,17 @@ from network_files import (
     MADE,
     OUR_FILE,
     PROFILES,
+    READ_BY,
     RESOLV_CONF,
     keyed,
     made_by,
     netplan_after,
     network_of,
     profile_for,
+    read_at,
     read_netplan,
 )
 
-READ_BY = {  # where a manager reads a file that gave way, by the directory in which it was laid aside
-    "/etc/netplan": "/etc/netplan",
-    "/etc/systemd/network": "/etc/systemd/network",
-    "/etc/NetworkManager": PROFILES,
-    "/run/NetworkManager": "/run/NetworkManager/system-connections",
-}
 # ifupdown: address 192.168.1.5/24 · networkd: Address= · NetworkManager: address1= or addresses1=
 ADDRESS_LINE = re.compile(r"(?mi)^\s*(?:address\s+|address(?:es)?\d*\s*=\s*)([0-9a-f.:]+)")
 
@@ -128,7 +124,7 @@ class Returning:
             else:
                 self.left.append(path)
             return
-        target = os.path.join(READ_BY[os.path.dirname(place)], os.path.basename(place))
+        target = read_at(place)
         standing = self.files["netplan"].get(target)
         if standing is not None and narrowed(standing["text"], kept):
             self.changes += [

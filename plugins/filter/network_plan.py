@@ -26,12 +26,14 @@ from network_files import (
     MADE,
     OUR_FILE,
     PROFILES,
+    READ_BY,
     RESOLV_CONF,
     keyed,
     made_by,
     netplan_after,
     network_of,
     profile_for,
+    read_at,
     read_netplan,
     settings,
     yaml_fault,
@@ -203,9 +205,13 @@ def check_left_out(survey, entries, before):
         if name in ours | spoken_for or not any(set(one) - {"renderer", "match"} for one in definitions):
             continue
         marks = re.compile(rf"\b({re.escape(name)}|{re.escape(link['mac'] or name)})\b", re.IGNORECASE)
-        aside = [path for path, file in survey["files"].get("kept", {}).items() if marks.search(file["text"])]
+        aside = [
+            f"{path}, as {read_at(path)}"
+            for path, file in survey["files"].get("kept", {}).items()
+            if os.path.dirname(path) in READ_BY and marks.search(file["text"])
+        ]
         aside += [
-            f"the lines of {path} that begin with '{IFUPDOWN_MARK.strip()}'"
+            f"the lines of {path} that begin with '{IFUPDOWN_MARK.strip()}', without that"
             for path, file in survey["files"]["ifupdown"].items()
             if f"{IFUPDOWN_MARK}iface {name} " in file["text"]
         ]

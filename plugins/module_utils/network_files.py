@@ -21,12 +21,24 @@ ASIDE = ".before-trainyard"  # behind the name of a file that gave way
 RESOLV_CONF = "/etc/resolv.conf"
 MADE = ("bonds", "bridges", "vlans")  # devices that are not there before somebody configures them
 PROFILES = "/etc/NetworkManager/system-connections"
+READ_BY = {  # where a manager reads a file that gave way, by the directory in which it was laid aside
+    "/etc/netplan": "/etc/netplan",
+    "/etc/systemd/network": "/etc/systemd/network",
+    "/etc/NetworkManager": PROFILES,
+    "/run/NetworkManager": "/run/NetworkManager/system-connections",
+}
 PROFILE_KINDS = {
     "ethernet": "ethernets",
     "802-3-ethernet": "ethernets",
     "wifi": "wifis",
     "802-11-wireless": "wifis",
 }
+
+
+def read_at(place):
+    """Where a manager reads what was laid aside as `place`, with ASIDE and a number behind it or without."""
+    place = place.rpartition(ASIDE)[0] or place
+    return os.path.join(READ_BY[os.path.dirname(place)], os.path.basename(place))
 
 
 class NetplanLoader(yaml.SafeLoader):

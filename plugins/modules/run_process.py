@@ -120,6 +120,7 @@ def stop(run_dir: str, patience: float) -> None:
             launcher = int(file.read())
     except (OSError, ValueError):
         launcher = -1
+    alone = launcher not in run_processes(run_dir)
     # Asked twice, it ends its ranks and says so: what SIGKILL ends has no last word.
     for seconds in (patience, LAST_CALL):
         if launcher not in run_processes(run_dir):
@@ -141,7 +142,8 @@ def stop(run_dir: str, patience: float) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.1)
-    why = f"stopped on request; it had not ended after {patience:g} s and was killed: its last checkpoint counts"
+    ended = "its launcher was gone" if alone else f"it had not ended after {patience:g} s and was killed"
+    why = f"stopped on request; {ended}: its last checkpoint counts"
     subprocess.run([sys.executable, "-c", LAST_WORD, run_dir, "stopped", why], check=False)
 
 

@@ -136,6 +136,7 @@ def test_a_rank_that_keeps_off_the_wire_has_sent_nothing(monkeypatch, rank, node
         (6, 6, 3),  # of three
         (4, 2, 2),  # both ranks' parts go to the other host
         (4, 1, 1),  # to the first rank
+        (1, 1, 0),
     ],
 )
 def test_plan_counts_what_checkpoints_of_a_sharded_strategy_send(ranks, nodes, parts):

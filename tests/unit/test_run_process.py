@@ -87,6 +87,19 @@ def test_of_a_launcher_that_was_killed_the_keeper_has_the_last_word_once_no_rank
     assert (tmp_path / "exit").read_text() == "137\n"
 
 
+def test_a_stop_tells_of_no_patience_where_the_launcher_was_gone(load_module, tmp_path):
+    module = load_module("run_process")
+    start(module, tmp_path, KILLED)
+    wait_for((tmp_path / "up").exists)
+    (tmp_path / "status.json").write_text('{"state": "running", "step": 5, "launch": "now"}')
+    os.kill(int((tmp_path / "launch.pid").read_text()), signal.SIGKILL)
+    wait_for(lambda: int((tmp_path / "launch.pid").read_text()) not in module.run_processes(str(tmp_path)))
+    module.stop(str(tmp_path), 60)
+    told = json.loads((tmp_path / "status.json").read_text())
+    assert told["state"] == "stopped"
+    assert told["reason"] == "stopped on request; its launcher was gone: its last checkpoint counts"
+
+
 @pytest.mark.parametrize(
     ("before", "code", "after"),
     [

@@ -449,7 +449,7 @@ def saved(config: Config, found: Footprint, place: Place) -> int:
     Each rank's part of weights and moments goes to every other host that writes a copy; on one host to its first rank.
     """
     saves = _rhythm(config, place)[1]
-    if not saves:
+    if not saves or place.ranks == 1:
         return 0
     parts = min(checkpoint.copies(place.nodes), place.nodes - 1) * place.here if place.nodes > 1 else 1
     return int(parts * 12 * found.trainable / place.ranks / saves)
