@@ -34,7 +34,7 @@ CHAINS = (("unit", "distributed", "lab"), ("lint", "playbooks", "guards"))  # of
 # What has the lab `job` in common (tests/lab/conftest.py) must be in one chain.
 GUARDS = [
     f"tests/lab/test_{name}.py"
-    for name in ("awake", "firewall", "guard", "lab", "molecule", "network", "vms")
+    for name in ("awake", "firewall", "guard", "lab", "molecule", "network", "site_system", "vms")
 ]
 SLOW, SHOWN = 10, 12  # seconds from which on a test is told, and how many of a layer: what to shorten first
 RUNNING = set()  # processes under way

@@ -194,6 +194,29 @@ def test_the_limits_leave_ci_room():
     assert all((ROOT / file).exists() for file in run_layers.GUARDS)
 
 
+def test_no_lab_has_tests_in_both_chains():
+    """Names of labs are the machine's: one session would take down the other's hosts."""
+    guards = [ROOT / file for file in run_layers.GUARDS]
+    others = set((ROOT / "tests/lab").glob("test_*.py")) - set(guards)
+    shared = {"cluster", "deployed", "lab3"}  # fixtures of tests/lab/conftest.py
+
+    def labs(files):
+        found = set()
+        for file in files:
+            text = file.read_text()
+            own = set(re.findall(r"^def (\w+)", text, re.M))
+            found |= set(re.findall(r'(?:make_lab|playground|Lab)\(\s*"([\w-]+)"', text))
+            wanted = {
+                name for names in re.findall(r"^def \w+\(([^)]*)\)", text, re.M) for name in names.split(", ")
+            }
+            found |= wanted & shared - own
+        return found
+
+    assert (
+        not labs(guards) & labs(others) and {"t-guard", "lab3"} <= labs(guards) and "cluster" in labs(others)
+    )
+
+
 def test_the_playbooks_run_beside_the_fast_layers(layers, capsys, tmp_path):
     """Each waits for the other; what they print is not mixed."""
     wait = (
