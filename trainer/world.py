@@ -33,7 +33,8 @@ MARK = "host-"  # in a run directory: of `find_sharers`
 PATIENCE = datetime.timedelta(hours=2)
 # For data, which one host may read and tokenise for hours after the others. Launchers see who dies or hangs meanwhile;
 # under plain torchrun a rank that ends is noticed, too, and only a host without power or wire is waited for in vain.
-LONG_PATIENCE = datetime.timedelta(days=7), datetime.timedelta(days=1)  # with launchers, and without
+LONG_PATIENCE = datetime.timedelta(days=7)
+ALONE_PATIENCE = datetime.timedelta(days=1)
 # What may differ by host: paths (their content is compared) and how a host computes.
 OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_dir")
 
@@ -172,13 +173,16 @@ class World:
 
     @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Within it ranks wait for each other as LONG_PATIENCE says, and not as PATIENCE does; all ranks must call."""
+        """Within it ranks wait for each other for LONG_PATIENCE, or without launchers for ALONE_PATIENCE, and not for
+        PATIENCE; all ranks must call.
+        """
         if self.size == 1:
             yield
             return
         # torch's own, for a group of its own would be as many connections again.
         set_timeout = dist.distributed_c10d._set_pg_timeout
-        set_timeout(LONG_PATIENCE["TRAINYARD_LAUNCHER" not in os.environ], self.control)
+        watched = "TRAINYARD_LAUNCHER" in os.environ
+        set_timeout(LONG_PATIENCE if watched else ALONE_PATIENCE, self.control)
         try:
             yield
         finally:

@@ -745,20 +745,25 @@ def _ip(value: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _given(value: Any) -> Iterable[tuple[Mapping, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
     """(entry, address) of network_interfaces, of those that others on the wire see."""
     for item in _list_of(value):
-        options = item.get("options") if isinstance(item, Mapping) else None
-        has_cards = isinstance(options, Mapping) and options.get("interfaces")
-        within = isinstance(item, Mapping) and item.get("kind") == "bridges" and not has_cards
-        for text in [] if within or not isinstance(item, Mapping) else _list_of(item.get("addresses")):
+        if not isinstance(item, Mapping):
+            continue
+        within = item.get("kind") == "bridges" and not _options(item).get("interfaces")
+        for text in [] if within else _list_of(item.get("addresses")):
             with contextlib.suppress(ValueError):
                 found = ipaddress.ip_interface(str(text))
                 if not (found.is_link_local or found.is_loopback):
                     yield item, found
 
 
+def _options(item: Mapping) -> Mapping:
+    """The further keys of an entry of network_interfaces; none where they are no mapping, which is told elsewhere."""
+    options = item.get("options")
+    return options if isinstance(options, Mapping) else {}
+
+
 def _leads_on(item: Mapping) -> bool:
     """Whether an entry of network_interfaces makes more reachable than the networks of its addresses."""
-    options = item.get("options")
-    more = options if isinstance(options, Mapping) else {}
+    more = _options(item)
     keys = ("routes", "gateway4", "gateway6", "dhcp4", "dhcp6")
     return bool(gateway_of(item) or item.get("routes") or any(more.get(key) for key in keys))
 
@@ -1140,7 +1145,7 @@ def _given_up(address: str, variables: Mapping[str, Any]) -> tuple[str, str]:
     """
     facts = variables.get("ansible_facts") or {}
     for item in _list_of(variables.get("network_interfaces")):
-        if not isinstance(item, Mapping) or (item.get("options") or {}).get("dhcp4"):
+        if not isinstance(item, Mapping) or _options(item).get("dhcp4"):
             continue
         static = [str(text).partition("/")[0] for text in _list_of(item.get("addresses"))]
         static = [text for text in static if ":" not in text]

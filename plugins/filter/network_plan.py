@@ -158,10 +158,11 @@ def check_default_route(routes, entries, said, gone):
         )
 
 
-def check_nameservers(survey, entries, said, gone):
+def check_nameservers(survey, spoken, entries, said, gone):
     """A host does not lose its name servers unsaid: a lease's go with it, a file's when that gives way.
 
-    said: the entries as the inventory has them; an empty list of servers says that none is meant. gone: as above.
+    spoken: as `speaking` has it. said: the entries as the inventory has them; an empty list of servers says that none
+    is meant. gone: as above.
     """
     if any("nameservers" in item or "nameservers" in (item.get("options") or {}) for item in said):
         return
@@ -169,7 +170,7 @@ def check_nameservers(survey, entries, said, gone):
     fixed = [item for item in entries if not item["definition"].get("dhcp4")]
     taken = {name for item in entries for name in item["definition"].get("interfaces") or []}
     leased = {link["name"] for link in survey["interfaces"] if any(":" not in one for one in link["dynamic"])}
-    told = [one for one in in_charge(speaking(survey)) if one[1] and one[2]]
+    told = [one for one in in_charge(spoken) if one[1] and one[2]]
     lost = [one for one in told if one[0] == OUR_FILE or set(one[1]) <= ours.keys() | gone]
     if len(lost) < len(told) or leased - {item["now"] for item in fixed} - taken - gone:
         return  # others tell them still
@@ -191,13 +192,14 @@ def check_nameservers(survey, entries, said, gone):
         )
 
 
-def check_left_out(survey, entries, before):
+def check_left_out(survey, spoken, entries, before):
     """A card that our last file sets up does not lose that with its entry, unless a file of another's has it.
 
-    What set it up before lies aside. Devices that we made, and nobody names any more, are removed.
+    What set it up before lies aside. Devices that we made, and nobody names any more, are removed. spoken: as
+    `speaking` has it.
     """
     ours = {name for item in entries for name in (item["now"], item["name"])}
-    spoken_for = {name for path, _, names, _ in speaking(survey) if path != OUR_FILE for name in names}
+    spoken_for = {name for path, _, names, _ in spoken if path != OUR_FILE for name in names}
     for link in survey["interfaces"]:
         name = link["name"]
         definitions = [found[name] for kind, found in before.items() if kind not in MADE and name in found]
@@ -205,17 +207,17 @@ def check_left_out(survey, entries, before):
         if name in ours | spoken_for or not any(set(one) - {"renderer", "match"} for one in definitions):
             continue
         marks = re.compile(rf"\b({re.escape(name)}|{re.escape(link['mac'] or name)})\b", re.IGNORECASE)
-        aside = [
+        kept = [
             f"{path}, as {read_at(path)}"
             for path, file in survey["files"].get("kept", {}).items()
             if os.path.dirname(path) in READ_BY and marks.search(file["text"])
         ]
-        aside += [
+        kept += [
             f"the lines of {path} that begin with '{IFUPDOWN_MARK.strip()}', without that"
             for path, file in survey["files"]["ifupdown"].items()
             if f"{IFUPDOWN_MARK}iface {name} " in file["text"]
         ]
-        back = f", or put back first what set it up before: {' and '.join(aside)}" if aside else ""
+        back = f", or put back first what set it up before: {' and '.join(kept)}" if kept else ""
         raise Refused(
             f"network_interfaces no longer names {name}, which {OUR_FILE} sets up, and nothing else would: keep its "
             f"entry ({{name: {name}}} alone gives it no addresses){back}"
@@ -721,9 +723,10 @@ def plan(survey, entries, said, renderer, before):
         {link["name"] for link in links},
     )
     gone = (made_by(before) - made) & present
-    check_left_out(survey, entries, before)
+    spoken = speaking(survey)
+    check_left_out(survey, spoken, entries, before)
     check_default_route(survey["routes"], entries, said, gone)
-    check_nameservers(survey, entries, said, gone)
+    check_nameservers(survey, spoken, entries, said, gone)
     return {
         "files": wanted + claims,
         "netplan": after,

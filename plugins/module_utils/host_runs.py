@@ -16,7 +16,8 @@ import time
 UNIT = "trainyard@"
 # Units besides runs that take a host's cards, cores or wire: the modules trainer_command and bench_pair name them.
 WORK = "trainyard-work-"
-WORKING = (WORK + "*", "trainyard-bench.service")
+BENCH = "trainyard-bench"
+WORKING = (WORK + "*", BENCH + ".service")
 ALIVE = "--state=active,activating,deactivating,reloading"
 # Without systemd: torchrun starts every rank in a session of its own, so neither a pid file nor a process group holds
 # the whole run. What all of them inherit is this variable of their environment, which serves as a control group would.

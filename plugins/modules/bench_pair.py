@@ -57,9 +57,9 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.echo import ECHO_INTERVAL, echoes, jitter, median
+from ansible.module_utils.host_runs import BENCH as UNIT
 from ansible.module_utils.perftest import latency_command, rdma_command, rdma_gbit, rdma_latency
 
-UNIT = "trainyard-bench"
 PING_BYTES = 84
 START = 0.5  # seconds that a stream takes to fill the link
 LISTEN_SECONDS = 10.0

@@ -565,6 +565,7 @@ def test_options_that_are_no_mapping_are_refused_whatever_the_entry_makes(option
         entry = {"name": "br0", "kind": kind, "addresses": ["192.168.1.101/24"], "options": options}
         said = ic.report(ic.check(inventory(node2={"network_interfaces": [entry]})), contacted=False)
         assert "in [0].options; expected a mapping" in said, said
+        assert ic._given_up("192.168.1.101", {"network_interfaces": [entry]}) == ("", "")
 
 
 @pytest.mark.parametrize(

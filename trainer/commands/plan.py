@@ -306,7 +306,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         name, config, place, trained, in_blocks - slimmer[0], max(0, gathered - in_blocks - slimmer[1])
     )
     if name != "ddp":
-        sent += saved(config, found, place)
+        sent += sent_for_checkpoints(config, found, place)
     if lossy:
         sent = by_way(config, found, place)[config.comm]
         lines["left over"], codes = _lossy_bytes(config, found)
@@ -443,7 +443,7 @@ def by_way(config: Config, found: Footprint, place: Place) -> dict[str, int]:
     return {way: sent[way] + saved[way] for way in sent}
 
 
-def saved(config: Config, found: Footprint, place: Place) -> int:
+def sent_for_checkpoints(config: Config, found: Footprint, place: Place) -> int:
     """Bytes that leave a host in a step of a sharded strategy, on average, for checkpoints: the host that sends most.
 
     Each rank's part of weights and moments goes to every other host that writes a copy; on one host to its first rank.
