@@ -311,7 +311,8 @@ def test_cards_whose_driver_gives_no_answer_are_not_called_none():
 def test_connections_of_their_own_keep_what_the_user_says_of_ssh(name, tmp_path):
     """By what Ansible calls: an ssh that writes down how."""
     program, called = tmp_path / "ssh", tmp_path / "called"
-    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {called}\necho >> {called}\n')
+    # both hosts are called at once, and one write is one line
+    program.write_text(f'#!/bin/sh\nline=$(printf "%s|" "$@")\necho "$line" >> {called}\n')
     program.chmod(0o755)
     own = "-F 'my lab.conf' -o ConnectTimeout=60"
     hosts = {"node1": {"lab": own, "ansible_ssh_args": "{{ lab }}"}, "node2": {}}
