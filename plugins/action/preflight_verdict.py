@@ -18,6 +18,7 @@ from ansible.utils.vars import load_extra_vars
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
+from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Limits, findings
 from preflight_report import (
     MARKS,
@@ -133,7 +134,7 @@ class ActionModule(ActionBase):
     (checkpoints that it has at a time), shared (the directory that all hosts share, or ""), results (directory), began
     (s since the epoch), quiet.
 
-    quiet: nothing is told or written; returns failed_checks (names) and active (names of runs) alone.
+    quiet: nothing is told or written; returns failed_checks (names) and active (as `busy` has it) alone.
 
     Returns the report's counts and exit_status (0, 1 or 2; the callback exit_status heeds 1).
     """
@@ -171,8 +172,8 @@ class ActionModule(ActionBase):
         cluster = Cluster(facts, limits, steps, bool(args.get("local")), members)
         if args.get("quiet"):
             failed = dict.fromkeys(one.check for one in findings(cluster) if one.result == FAIL)
-            active = sorted({run for host in cluster.alive for run in facts[host]["run"]["active"]})
-            return {**result, "changed": False, "failed_checks": list(failed), "active": active}
+            found = busy([facts[host]["run"] for host in cluster.alive])
+            return {**result, "changed": False, "failed_checks": list(failed), "active": found}
         path = os.path.join(args["results"], baseline_name(facts))
         before = read_result(path)
         found = report(cluster, before, time.time() - float(args["began"]), os.path.relpath(path))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
+from host_runs import WORK
 from rdma_ports import fastest
 
 ALL_PAIRS = (
@@ -39,6 +40,13 @@ def bench_refusal(hosts: list[str], seen: dict[str, dict], asked: dict[str, dict
         return (
             f"run {active[0]} is active, and each would spoil the other. Wait for its end, or stop it, resumable: "
             f"ansible-playbook playbooks/stop.yml -e run={active[0]}"
+        )
+    # What listens for a bench that was interrupted is not told: the next one ends it.
+    work = {host: [u for u in asked[host]["host_facts"]["at_work"] if u.startswith(WORK)] for host in hosts}
+    if there := [host for host in hosts if work[host]]:
+        return (
+            f"{', '.join(there)}: {work[there[0]][0]} is at work, and each would spoil the other. Wait for its end, or "
+            f"stop it: ansible {','.join(there)} -b -a 'systemctl stop {WORK}*'"
         )
     return ""
 

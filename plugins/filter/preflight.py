@@ -12,6 +12,7 @@ from ansible.errors import AnsibleFilterError
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 sys.path.append(str(Path(__file__).parents[2]))
 
+from host_runs import busy
 from perftest import RDMA_SECONDS
 from preflight_room import run_material
 from rdma_ports import fastest
@@ -56,10 +57,10 @@ def preflight_takers(
 ) -> list[dict]:
     """Who measures the network: {name, address, port, rdma (a device)} of those that can; none without peers.
 
-    `seen`, `asked`: what the tasks preflight_survey and run_host registered on each. An active run is not disturbed.
+    `seen`, `asked`: what the tasks preflight_survey and run_host registered on each. What is active is not disturbed.
     """
     surveys = {name: result["survey"] for name, result in seen.items() if result and "survey" in result}
-    active = any((result or {}).get("host_facts", {}).get("active") for result in asked.values())
+    active = busy([(result or {}).get("host_facts", {}) for result in asked.values()])
     takers = [
         {
             **{"name": host["name"], "address": host["address"]},
@@ -128,7 +129,7 @@ def preflight_steps_said(
     if int(steps) == 0 or check_mode:
         return {"result": "skip", "message": "they were not asked for"}
     if hindrance.get("active"):
-        return {"result": "skip", "message": f"run {hindrance['active'][0]} is active, and is not disturbed"}
+        return {"result": "skip", "message": f"{hindrance['active'][0]} is active, and is not disturbed"}
     if hindrance.get("failed_checks"):
         return {
             "result": "skip",

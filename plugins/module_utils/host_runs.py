@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Mapping
 
 UNIT = "trainyard@"
 # Units besides runs that take a host's cards, cores or wire: the modules trainer_command and bench_pair name them.
@@ -208,6 +209,13 @@ def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = No
     units += [words[1] for words in map(str.split, out.splitlines()) if words[2:3] == ["start"]]
     by_unit = {unit.removeprefix(UNIT).removesuffix(".service") for unit in units if unit.startswith(UNIT)}
     return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})
+
+
+def busy(said: Iterable[Mapping]) -> list[str]:
+    """What has hosts' cards, cores or wire, in words: runs, then units of ours that are none. said: `host_facts`."""
+    said = list(said)
+    runs = {f"run {name}" for one in said for name in one.get("active", ())}
+    return sorted(runs) + sorted({unit for one in said for unit in one.get("at_work", ())})
 
 
 def work_units(run_command, keeper: str) -> list[str]:

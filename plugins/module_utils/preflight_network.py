@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
 
 SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
@@ -135,9 +136,8 @@ def ways(cluster: Cluster) -> Iterable[Said]:
 def not_measured(cluster: Cluster) -> str:
     if len(cluster.alive) < 2:
         return "a host alone has no peer"
-    active = sorted({run for host in cluster.alive for run in cluster.facts[host]["run"]["active"]})
-    if active:
-        return f"run {active[0]} is active, and is not disturbed"
+    if found := busy([cluster.facts[host]["run"] for host in cluster.alive]):
+        return f"{found[0]} is active, and is not disturbed"
     return "no way was measured"
 
 

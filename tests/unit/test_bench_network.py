@@ -28,8 +28,11 @@ def test_of_a_thousand_hosts_each_measures_ten():
     assert rounds.bench_offsets(1000) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
+BURN = "trainyard-work-0123abcd.service"
+
+
 def asked(**more):
-    return {"host_facts": {"release": "1", "active": [], **more}}
+    return {"host_facts": {"release": "1", "active": [], "at_work": [], **more}}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,14 @@ def asked(**more):
             False,
             "run first is active",
         ),
+        (
+            ["a", "b", "c"],
+            {key: {"survey": 1} for key in "abc"},
+            {"a": asked(), "b": asked(at_work=[BURN]), "c": asked(at_work=["trainyard-bench.service", BURN])},
+            False,
+            f"b, c: {BURN} is at work, and each would spoil the other. Wait for its end, or stop it: "
+            "ansible b,c -b -a 'systemctl stop trainyard-work-*'",
+        ),
     ],
 )
 def test_what_would_say_nothing_is_refused(hosts, seen, found, local, word):
@@ -60,7 +71,8 @@ def test_what_would_say_nothing_is_refused(hosts, seen, found, local, word):
 
 def test_two_hosts_with_the_trainer_are_measured():
     seen = {"a": {"survey": 1}, "b": {"survey": 1}}
-    assert rounds.bench_refusal(["a", "b"], seen, {"a": asked(), "b": asked()}, False) == ""
+    left = asked(at_work=["trainyard-bench.service"])  # of a bench that was interrupted: the next one ends it
+    assert rounds.bench_refusal(["a", "b"], seen, {"a": asked(), "b": left}, False) == ""
 
 
 # ---- what programs answer ----

@@ -150,6 +150,7 @@ def healthy(*nodes):
                 "release": "0.1-aa",
                 "environment": {"torch": "2.13.0", "digest": "d" * 64},
                 "active": [],
+                "at_work": [],
                 "run_dir": "/var/lib/trainyard/runs/smoke-preflight",
                 "processes": 1,
                 "port_holder": None,
@@ -511,6 +512,10 @@ def test_an_active_run_is_not_disturbed():
     assert complaints(facts) == []
     skipped = {one.check: one.found for one in findings(cluster(facts)) if one.result == SKIP}
     assert skipped["bandwidth"] == "run first is active, and is not disturbed"
+    for fact in facts.values():
+        fact["run"].update(active=[], at_work=["trainyard-work-0123abcd.service"], port_holder=None)
+    skipped = {one.check: one.found for one in findings(cluster(facts)) if one.result == SKIP}
+    assert skipped["bandwidth"] == "trainyard-work-0123abcd.service is active, and is not disturbed"
 
 
 def test_packages_that_differ_by_python_have_its_cure():
@@ -850,8 +855,9 @@ def test_who_takes_part_in_the_measurement():
     assert (
         filters.preflight_takers(hosts, seen, asked, False)[1]["rdma"] == "mlx5_1:2"
     )  # the fastest that is up
-    asked["node2"]["host_facts"]["active"] = ["first"]
-    assert filters.preflight_takers(hosts, seen, asked, False) == []
+    for key, name in (("active", "first"), ("at_work", "trainyard-work-0123abcd.service")):
+        asked["node2"]["host_facts"] = {"active": [], "at_work": [], key: [name]}
+        assert filters.preflight_takers(hosts, seen, asked, False) == []
 
 
 def test_the_steps_take_what_the_inventory_says_of_machines_alone():
