@@ -55,7 +55,9 @@ def _summed(world, config):
     from trainer.strategies import sharded
 
     sums.BUCKET_BYTES = 600_000  # so that a sum has several pieces, the last a smaller one
-    layers, found = world.layers(), {}
+    layers, found, wire = world.layers(), {}, sharded.Wire()
+    even = layers if layers.even else None  # as sharded._layers has it
+    here = world.nodes.count(world.nodes[world.rank])
 
     def plain(flat):
         dist.all_reduce(flat, group=world.training)
@@ -69,32 +71,33 @@ def _summed(world, config):
 
     def gathered(flat):
         part, every = flat[:100_000], torch.empty(100_000 * world.size)
-        sharded.Gather(sharded.Wire(), layers)(every, part, world.training)
+        sharded.Gather(wire, even, here)(every, part, world.training)
         return every
 
     def scattered(flat):
         part = torch.empty(100_000)
-        sharded.Scatter(sharded.Wire(), layers)(
+        sharded.Scatter(wire, even, here)(
             part, flat[: 100_000 * world.size], world.training, dist.ReduceOp.SUM
         )
         return part
 
-    for way in (plain, by_host, *((gathered, scattered) if layers.even else ())):
+    for way in (plain, by_host, gathered, scattered):
         chance = torch.Generator().manual_seed(world.rank)
         way(torch.zeros(COUNT))  # all have met
         flat = torch.rand(COUNT, generator=chance) - 0.5
         dist.barrier(group=world.control)
         before = acknowledged()
+        wire.reset()
         result = way(flat.clone())
         dist.barrier(group=world.control)
         after = acknowledged()
         sent = {ports: count - before.get(ports, 0) for ports, count in after.items()}
-        found[way.__name__] = flat, result, sent
+        found[way.__name__] = flat, result, sent, wire.bytes
     return found
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 0, 1]])
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 0, 1], [0, 0, 0, 1, 1]])
 def test_each_host_sends_what_one_rank_of_it_would(tmp_path, nodes):
     found = ranks.together(tmp_path, _summed, nodes)
 
@@ -102,24 +105,28 @@ def test_each_host_sends_what_one_rank_of_it_would(tmp_path, nodes):
         return [list(one) for one in zip(*(rank[way] for rank in found), strict=True)]
 
     size, nbytes = len(nodes), 4 * COUNT
-    own, plain, sent = of("plain")
+    own, plain, sent, _ = of("plain")
     exact = sum(one.double() for one in own)
     # A ring goes on from each host by one wire; what of it is counted, is counted right.
     assert between_hosts(sent, nodes) == pytest.approx([2 * (size - 1) / size * nbytes] * 2, rel=0.02)
-    own, mine, sent = of("by_host")
+    own, mine, sent, _ = of("by_host")
     assert between_hosts(sent, nodes) == pytest.approx([nbytes] * 2, rel=0.02)
     for one in mine:
         assert torch.equal(one, mine[0])  # to the bit
         assert (one - exact).abs().max() < 1e-6
     assert (mine[0] - plain[0]).abs().max() < 1e-6
-    if "gathered" not in found[0]:
-        return
-    own, every, sent = of("gathered")
-    assert between_hosts(sent, nodes) == pytest.approx([4 * 200_000] * 2, rel=0.02)
+    whole, first = 4 * 100_000 * size, nodes.count(0)
+    ring, direct = (size - 1) / size, first * (size - first) / size
+    if 2 * first == size:
+        ring = direct = 1 / 2  # inside hosts first
+    own, every, sent, counted = of("gathered")
+    assert between_hosts(sent, nodes) == pytest.approx([ring * whole] * 2, rel=0.02)
+    assert counted == pytest.approx([ring * whole] * size, abs=1)
     assert all(torch.equal(one, torch.cat([part[:100_000] for part in own])) for one in every)
-    own, parts, sent = of("scattered")
-    assert between_hosts(sent, nodes) == pytest.approx([4 * 200_000] * 2, rel=0.02)
-    assert (torch.cat(parts) - exact[:400_000]).abs().max() < 1e-6
+    own, parts, sent, counted = of("scattered")
+    assert between_hosts(sent, nodes) == pytest.approx([direct * whole] * 2, rel=0.02)
+    assert counted == pytest.approx([direct * whole] * size, abs=1)
+    assert (torch.cat(parts) - exact[: 100_000 * size]).abs().max() < 1e-6
 
 
 def _saved(world, config):

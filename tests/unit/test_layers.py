@@ -85,7 +85,6 @@ def test_shards_go_inside_hosts_first_on_cpus_alone(monkeypatch, device, nodes, 
         ("cuda", 16, "fsdp", 16),
         ("cuda", 16, "zero1", 16),
         ("cuda", 16, "ddp", 2),
-        ("cpu", 15, "fsdp", 15),
         ("cpu", 15, "ddp", 2),
         ("cpu", 2, "zero2", 2),
     ],
@@ -98,6 +97,25 @@ def test_plan_counts_those_who_exchange(device, ranks, name, among):
         whole * (among - 1) / among, abs=1
     )
     assert plan._inside_first(name, place) is (among < ranks)
+
+
+@pytest.mark.parametrize(("here", "more"), [(8, 8 * 7 / 15), (7, 7 * 8 / 15)])
+@pytest.mark.parametrize(
+    ("name", "summed", "gathered"),
+    [("zero1", 1000, 3000), ("zero2", 1000, 3000), ("fsdp", 1000, 5000), ("offload", 1000, 5000)],
+)
+def test_plan_counts_what_unlike_hosts_send_each_other(here, more, name, summed, gathered):
+    """On CPUs each rank has its part of gradients from each other one itself, and weights by a ring."""
+    place = plan.Place(15, 2, here, torch.device("cpu"), 0, 0, 1e9)
+    asked = config.from_mapping({"batch_size": 16, "micro_batch_size": 16})
+    assert plan.wire(name, asked, place, 1000, 2000, 1000) == pytest.approx(
+        summed * more + gathered * 14 / 15, abs=2
+    )
+    on_cards = dataclasses.replace(place, device=torch.device("cuda"))
+    assert plan.wire(name, asked, on_cards, 1000, 2000, 1000) == pytest.approx(
+        (summed + gathered) * 14 / 15, abs=2
+    )
+    assert not plan._inside_first(name, place)
 
 
 def test_an_rdma_port_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch):

@@ -419,14 +419,19 @@ def checkpoint_bytes(config: Config, found: Footprint) -> int:
 
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
     """Bytes that leave a host in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
-    among = place.nodes if place.nodes > 1 and _inside_first(name, place) else place.ranks
+    inside = _inside_first(name, place)
+    among = place.nodes if place.nodes > 1 and inside else place.ranks
     passes = _passes(config, place)
-    whole = {
-        "ddp": 2 * trained,
-        "zero1": in_blocks + rest + trained,
-        "zero2": in_blocks + rest + passes * trained,
-    }.get(name, passes * (2 * in_blocks + rest + trained))
-    return whole * (among - 1) // among
+    summed, gathered = {
+        "ddp": (2 * trained, 0),
+        "zero1": (trained, in_blocks + rest),
+        "zero2": (passes * trained, in_blocks + rest),
+    }.get(name, (passes * trained, passes * (2 * in_blocks + rest)))
+    if name != "ddp" and place.device.type == "cpu" and place.nodes > 1 and not inside:
+        # Each rank has its part from each other one itself (strategies/sharded.py, Scatter).
+        summed = summed * place.here * (place.ranks - place.here) // place.ranks
+        return summed + gathered * (among - 1) // among
+    return (summed + gathered) * (among - 1) // among
 
 
 def _passes(config: Config, place: Place) -> int:

@@ -7,8 +7,9 @@
     fsdp    weights and moments         one block's weights and gradients         2m + m
 
 (each unit times (n-1)/n, with n ranks, or on CPUs n hosts that have as many each and exchange inside first; ddp sends
-2). For a checkpoint each rank sends its part of weights and moments to every host that writes a copy, and for an
-evaluation weights are gathered as for a forward pass: both count with the next step.
+2. Where hosts have not, a host on whose CPUs a of the n ranks are sends a(n-a)/n of each unit of gradients). For a
+checkpoint each rank sends its part of weights and moments to every host that writes a copy, and for an evaluation
+weights are gathered as for a forward pass: both count with the next step.
 fsdp is also called zero3. `offload` is fsdp with the parts and the optimizer in the CPU's memory, `infinity` is offload
 with the optimizer's moments in memory-mapped files.
 
@@ -23,6 +24,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -108,7 +110,8 @@ class Sharded(Strategy):
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-        self._comms = Gather(self.wire, layers), Scatter(self.wire, layers)
+        here = self.world.nodes.count(self.world.nodes[self.world.rank])
+        self._comms = Gather(self.wire, layers, here), Scatter(self.wire, layers, here)
         self._talk(*self._comms)
         self.module.set_reduce_scatter_unused_params(True)  # an expert that one rank's tokens did not reach
 
@@ -431,11 +434,11 @@ class Wire:
         self.bytes, self.seconds = 0, 0.0
 
     @contextlib.contextmanager
-    def __call__(self, whole: torch.Tensor, size: int):
-        """Around a collective over `whole`, of which each of `size` ranks, or hosts, sends all but its own part."""
+    def __call__(self, whole: torch.Tensor, part: Fraction):
+        """Around a collective over `whole`, of which `part` leaves a host, or of one host alone a rank."""
         begin = time.perf_counter()
         yield
-        self.bytes += whole.nbytes * (size - 1) // size
+        self.bytes += int(whole.nbytes * part)
         if whole.device.type == "cpu":
             self.seconds += time.perf_counter() - begin
 
@@ -452,20 +455,24 @@ class Comm:
 class Counted(Comm):
     """A collective of which it is counted what it sends."""
 
-    def __init__(self, wire: Wire, layers: Layers | None):
-        """layers: of hosts that have as many ranks each, in the ranks' order; None: all ranks by one collective."""
-        self.wire, self.layers = wire, layers
+    def __init__(self, wire: Wire, layers: Layers | None, here: int):
+        """layers: of hosts that have as many ranks each, in the ranks' order; None: all ranks by one collective.
 
-    def among(self, group) -> int:
-        """How many send all but their own part over the wire: ranks, or hosts."""
-        return self.layers.between.size if self.layers else group.size()
+        here: ranks of this host.
+        """
+        self.wire, self.layers, self.here = wire, layers, here
+
+    def ring(self, group) -> Fraction:
+        """What leaves a host where each of all ranks, or hosts, sends all but its own part to the next one."""
+        among = self.layers.between.size if self.layers else group.size()
+        return Fraction(among - 1, among)
 
 
 class Gather(Counted):
     """FSDP's all-gather, counted: a rank's part crosses the wire once for each host, to the one that hands it on."""
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
-        with self.wire(output_tensor, self.among(group)):
+        with self.wire(output_tensor, self.ring(group)):
             if self.layers is None:
                 return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
             within, between = self.layers.within, self.layers.between
@@ -479,8 +486,14 @@ class Gather(Counted):
 class Scatter(Counted):
     """FSDP's reduce-scatter, counted: inside each host first, as the sums of ddp (trainer/sums.py)."""
 
+    def part(self, group, device: str) -> Fraction:
+        """What leaves a host: on CPUs, and in one row, each rank sends its part to each rank of other hosts itself."""
+        if self.layers or device != "cpu" or self.here == group.size():
+            return self.ring(group)
+        return Fraction(self.here * (group.size() - self.here), group.size())
+
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-        with self.wire(input_tensor, self.among(group)):
+        with self.wire(input_tensor, self.part(group, input_tensor.device.type)):
             if self.layers is None:
                 return reduce_scatter(output_tensor, input_tensor, group, async_op)
             within, between = self.layers.within, self.layers.between
