@@ -494,7 +494,8 @@ class Recorder:
         """As ways.proposal, of steps whose time went as `parts` tells."""
         run = self.run
         trained = list(run.strategy.trainable.values())
-        gradients = 4 * sum(one.numel() for one in trained)
+        sizes = [4 * one.numel() for one in trained]
+        gradients = sum(sizes)
         factors = factor_bytes(trained, run.config.powersgd_rank)
         size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
         row = run.world.layers() is None
@@ -513,6 +514,7 @@ class Recorder:
             ways.advised(run.config.dtype, bool(run.router_coef), run.from_random),
             ways.behind_backward(parts["compute"][slowest] / passes, len(run.strategy.buckets)),
             run.world.device.type,
+            sizes,
         )
 
     def _end_epoch(self, epoch: int) -> None:

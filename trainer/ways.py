@@ -11,9 +11,12 @@ from trainer.errors import BadInput
 
 USED = 0.94  # of a link's bits: what is left beside the headers of Ethernet and TCP
 BUCKET_MB = 25  # of gradients that travel together at most, and where nothing is known of the link
-BUCKET_BYTES = BUCKET_MB << 20
+MIB = 1 << 20
+BUCKET_BYTES = BUCKET_MB * MIB
 SLOW = 0.5  # of the time to compute, which sending may take before another way is worth its price
-FRAGMENTS = 4  # of diloco, in a proposal
+FRAGMENTS = 4  # of diloco, in a proposal, where as many tensors are trained
+# How often a rank holds the gradients' bytes from step to step, beside them, for what is left over and averages.
+HELD = {"exact": 0, "16bit": 1, "8bit": 1, "powersgd": 1, "diloco": 3}
 BACKWARD = 2 / 3  # of a micro-batch's time
 # How often each byte of the gradients is read or written to code and decode it, counted in compress.py and local.py.
 PASSES = {"exact": 0, "16bit": 16, "8bit": 24, "powersgd": 14, "diloco": 40}
@@ -84,15 +87,18 @@ def rhythm(sync_every: int, *early: int, fragments: int = 1, last: int | None = 
     latter 0 where nothing does.
 
     early: every how many steps a checkpoint or an evaluation has all meet, after which a round begins anew; 0: never.
-    last: the run's last step, if that is known: what comes later is left out.
+    last: the run's last step, if that is known: what comes later is left out, and all meet after it.
     """
     early = sorted(one for one in early if one and (last is None or one < last))
-    if not early:
+    if not early and last is None:
         return sync_every, 0
-    longest = 1000 * early[0]  # what is rarer counts for nothing beside that
+    longest = 1000 * early[0] if early else math.inf  # what is rarer counts for nothing beside that
     early = [one for one in early if one <= longest]
-    period = min(math.lcm(*early), longest)
+    # All of the run where that is known and not too long, which ends with a meeting; else until all begins anew.
+    period = last if last is not None and last <= longest else min(math.lcm(*early), longest)
     ends = sorted({step for one in early for step in range(one, period + 1, one)})
+    apart = period / len(ends) if ends else 0
+    ends = [*ends, period] if ends[-1:] != [period] else ends
     phases = [number * sync_every // fragments for number in range(1, fragments + 1)]
     # A fragment meets each sync_every steps from its phase on, and at the end unless it has just done so.
     meetings = sum(
@@ -100,7 +106,7 @@ def rhythm(sync_every: int, *early: int, fragments: int = 1, last: int | None = 
         for gap in (end - begin for begin, end in itertools.pairwise((0, *ends)))
         for phase in phases
     )
-    return ends[-1] * fragments / meetings, ends[-1] / len(ends)
+    return period * fragments / meetings, apart
 
 
 def saved(
@@ -153,10 +159,16 @@ def waiting(seconds: float, compute: float, fragments: int, overlap: int, sync_e
     return fragments * max(0.0, seconds / fragments - overlap * compute) / sync_every
 
 
-def hidden(seconds: float, compute: float, sync_every: float) -> tuple[int, int] | None:
-    """diloco_fragments and diloco_overlap with which no step waits, as for `waiting`; None where that cannot be."""
-    overlap = math.ceil(seconds / FRAGMENTS / compute) if compute else sync_every
-    return (FRAGMENTS, overlap) if FRAGMENTS * overlap < sync_every else None
+def hidden(
+    seconds: float, compute: float, sync_every: float, tensors: int = FRAGMENTS
+) -> tuple[int, int] | None:
+    """diloco_fragments and diloco_overlap with which no step waits, as for `waiting`; None where that cannot be.
+
+    tensors: that are trained, each of which goes whole.
+    """
+    count = min(FRAGMENTS, tensors)
+    overlap = math.ceil(seconds / count / compute) if compute else sync_every
+    return (count, overlap) if count * overlap < sync_every else None
 
 
 def open_to(dtype: str, routers: bool) -> tuple[str, ...]:
@@ -227,13 +239,14 @@ def proposal(
     allowed: Sequence[str] = tuple(PRICE),
     behind: float = 0.0,
     device: str = "cpu",
+    trained: Sequence[int] = (1,) * FRAGMENTS,
 ) -> str | None:
     """What to say of exact steps whose time went as `parts` tells (trainer/metrics.py); None where they are as they
     should be.
 
     by_way: as `sent` gives it. sync_every: steps between two meetings, on average. saves: as `saved` does. allowed: as
     `advised` does. behind: as `behind_backward` does: the ways that wait for the end of backward hide nothing. device:
-    the kind that codes.
+    the kind that codes. trained: bytes of each tensor's gradient.
     """
     if not (found := _network(parts)):
         return None
@@ -255,13 +268,14 @@ def proposal(
     found = None
     if way == "diloco":
         meeting = sync_every * (full * by_way[way] / by_way["exact"] + coding[way])
-        found = hidden(meeting, compute, sync_every)
+        found = hidden(meeting, compute, sync_every, len(trained))
     hides = found and (
         f". Each of its meetings takes {meeting:.2g} s; with -e diloco_fragments={found[0]} "
         f"-e diloco_overlap={found[1]}, too, a part at a time travels while the next steps are computed"
     )
     return (
         f"{larger}. comm: {way} sends {share[way]:.1%} of the bytes, for steps "
-        f"{step / (compute + takes[way]):.1f} times as fast. Its price: {PRICE[way]}. "
+        f"{step / (compute + takes[way]):.1f} times as fast. Its price: {PRICE[way]}; "
+        f"{HELD[way] * sum(trained) / MIB:,.0f} MiB more on each rank. "
         f"A run goes on with it after stop.yml, by -e resume=true -e comm={way} (docs/slow-networks.md){hides or ''}"
     )

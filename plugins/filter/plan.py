@@ -534,7 +534,7 @@ def run_by_link(config: dict, hosts: list[str], results: str, rdma: list[str]) -
     """
     strategy, measured = config.get("strategy", "ddp"), link.between(Path(results), hosts, rdma)
     if strategy in FROZEN_TRAVEL and config.get("adapter", "none") != "none" and measured:
-        return {"link_gbit": round(measured[0].bits / 1e9, 3), **config}
+        return {"link_gbit": max(0.001, round(measured[0].bits / 1e9, 3)), **config}  # 0 would be refused
     wanted = config.get("comm", "auto") in EXACT and strategy in ("ddp", "split")
     if "bucket_mb" in config or not wanted:
         return config

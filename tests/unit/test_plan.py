@@ -483,6 +483,8 @@ def test_a_run_whose_frozen_weights_would_travel_is_told_what_was_measured(tmp_p
     assert told(hosts="abc") is told(rdma="a") is None
     assert told({**lora, "adapter": "none"}) is told({**lora, "strategy": "zero2"}) is None
     assert told({**lora, "link_gbit": 7.0}) == 7.0
+    baseline(tmp_path, ["a", "b"], day=9, mbit={"a>b": 0.2, "b>a": 0.2}, rtt_ms={})
+    assert told() == 0.001  # 0 would be no speed, which the trainer refuses
     stored = facts({"active": ["first"], "run_config": "strategy: fsdp\nlink_gbit: 1.001\n"})
     assert plan.run_is_same(stored, "first", {"strategy": "fsdp"})
 

@@ -44,6 +44,8 @@ def test_the_cheapest_way_that_is_enough_is_proposed(wire, way, faster):
     text = ways.proposal(parts(wire), SENT, 50)
     assert f"comm: {way} sends" in text and f"{faster} times as fast" in text and ways.PRICE[way] in text
     assert f"-e resume=true -e comm={way}" in text
+    held = ways.proposal(parts(wire), SENT, 50, trained=[1 << 30, 3 << 20])
+    assert f"; {3 * 1027 if way == 'diloco' else 1027:,} MiB more on each rank. " in held
 
 
 def test_where_the_network_takes_little_nothing_is_said():
@@ -187,6 +189,41 @@ def test_how_often_all_meet(sync_every, early, fragments, meetings, early_ones, 
     assert apart == (pytest.approx(steps / settled) if settled else 0)
 
 
+@pytest.mark.parametrize(
+    ("last", "sync_every", "early", "fragments", "meetings", "early_ones"),
+    [
+        (60, 50, (), 1, 2, 0),  # after 50, and after the last
+        (50, 50, (), 1, 1, 0),
+        (501, 500, (0,), 1, 2, 0),
+        (30, 50, (500,), 1, 1, 0),
+        (1_000_000, 50, (), 1, 20_000, 0),
+        (700, 50, (500,), 1, 10 + 4, 1),
+        (1500, 50, (500, 130), 1, None, 14),  # of which one is after the last step
+        (1501, 50, (500, 130), 1, None, 14),
+        (60, 50, (), 4, 2, 0),
+        (60, 50, (25,), 4, None, 2),
+    ],
+)
+def test_how_often_all_meet_in_a_run_of_known_length(
+    last, sync_every, early, fragments, meetings, early_ones
+):
+    phases = [number * sync_every // fragments for number in range(1, fragments + 1)]
+    met, settled, step, since = 0, 0, 0, [0] * fragments
+    for now in range(1, last + 1):
+        step, since = step + 1, [one + 1 for one in since]
+        for number, phase in enumerate(phases):
+            if (step - phase) % sync_every == 0:
+                met, since[number] = met + 1, 0
+        if now == last or any(one and now % one == 0 for one in early):
+            met, since, step = met + sum(map(bool, since)), [0] * fragments, 0
+        settled += any(one and now % one == 0 for one in early)
+    assert meetings is None or met == pytest.approx(fragments * meetings)
+    assert settled == early_ones
+    between, apart = ways.rhythm(sync_every, *early, fragments=fragments, last=last)
+    assert between == pytest.approx(last * fragments / met)
+    assert apart == (pytest.approx(last / settled) if settled else 0)
+
+
 def test_more_fragments_than_parameters():
     with pytest.raises(BadInput, match="diloco_fragments: found 3; expected no more than the 2 parameters"):
         ways.fragments([1, 1], 3)
@@ -204,6 +241,9 @@ def test_the_advice_hides_meetings_where_that_can_be():
     assert ways.hidden(10.0, 1.0, 50) == (4, 3)
     text = ways.proposal(parts(40.0), SENT, 50)
     assert "takes 10 s" in text and "-e diloco_fragments=4 -e diloco_overlap=3" in text
+    assert ways.hidden(10.0, 1.0, 50, tensors=2) == (2, 5)  # each goes whole
+    text = ways.proposal(parts(40.0), SENT, 50, trained=[1, 1])
+    assert "-e diloco_fragments=2 -e diloco_overlap=6" in text
     assert ways.hidden(60.0, 1.0, 50) is None  # more than the steps between two meetings
     assert "diloco_fragments" not in ways.proposal(parts(240.0), SENT, 50)
     assert "diloco_fragments" not in ways.proposal(parts(5.0), SENT, 50)  # powersgd is enough

@@ -350,11 +350,12 @@ def _lossy_bytes(config: Config, found: Footprint) -> tuple[int, int]:
     """
     trained, factors = found.gradients, 4 * found.factors
     bucket = min(trained, ways.BUCKET_BYTES + max(0, trained - found.blocks))  # an embedding goes whole
+    held = ways.HELD[config.comm] * trained
     if config.comm == "powersgd":
-        return trained + 5 * factors // 2, trained + 4 * factors
+        return held + 5 * factors // 2, trained + 4 * factors
     if config.comm == "diloco":
-        return 3 * trained, 5 * bucket
-    return trained, trained + 3 * bucket
+        return held, 5 * bucket
+    return held, trained + 3 * bucket
 
 
 def split_budget(config: Config, found: Footprint, place: Place, overhead: int) -> Budget:
