@@ -122,12 +122,19 @@ pictures: $(VENV)/.dev ## take the demo's and the report's pictures anew, from a
 
 # ---- the benchmarks ----
 
-.PHONY: bench bench-cluster bench-site bench-slow bench-simulate
-bench: $(BENCH_VENV)/.complete ## the trainer beside its peers, and its strategies: a quarter of an hour, or TABLES="equal"; QUICK=1: does it run?
-	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
+# The tables of the trainer alone unless TABLES names others: those of a lab, and site, slow and simulate.
+LAB_TABLES := $(filter balance slowed wire,$(TABLES))
+OTHERS := $(filter site slow simulate,$(TABLES))
+OWN_TABLES := $(filter-out $(LAB_TABLES) $(OTHERS),$(TABLES))
+
+.PHONY: bench bench-trainer bench-cluster bench-site bench-slow bench-simulate
+bench: $(if $(OWN_TABLES)$(if $(TABLES),,all),bench-trainer) $(if $(LAB_TABLES),bench-cluster) $(OTHERS:%=bench-%) ## the trainer beside its peers, and its strategies: a quarter of an hour, or TABLES="equal"; QUICK=1: does it run? TABLES="wire site", too: those of the next four
+
+bench-trainer: $(BENCH_VENV)/.complete
+	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(OWN_TABLES)
 
 bench-cluster: $(VENV)/.dev ## mismatched hosts and slow links, on three hosts of a lab: TABLES="balance slowed wire"; QUICK=1; needs root
-	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(TABLES)
+	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(LAB_TABLES)
 
 bench-site: $(VENV)/.dev ## site.yml's seconds, first and second run, beside a bare shell script: on 3 and 16 lab hosts, or HOSTS=3; needs root
 	@$(BIN)/python -m bench.site $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
