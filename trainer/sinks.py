@@ -144,6 +144,7 @@ class _Files:
 def tensorboard(run_dir: Path) -> tuple[Sink, Closer]:
     """Event files in the run directory's tensorboard/. What steps past a resume's were, the new file replaces."""
     from tensorboardX import SummaryWriter
+    from tensorboardX.proto.summary_pb2 import Summary
     from tensorboardX.record_writer import register_writer_factory
 
     register_writer_factory(_Files.SCHEME, _Files)
@@ -167,8 +168,10 @@ def tensorboard(run_dir: Path) -> tuple[Sink, Closer]:
             )
             begun += 1
         step = record["step"] if trained else step
-        for name, value in numbers(record).items():
-            writer.add_scalar(name, value, record["step"], walltime=record["time"])
+        # One event for all of them: add_scalar makes one each, which took seven times as long, a millisecond a step.
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers(record).items()]
+        if values:
+            writer.file_writer.add_summary(Summary(value=values), record["step"], record["time"])
 
     return write, lambda _: writer and writer.close()
 
