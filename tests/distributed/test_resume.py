@@ -106,6 +106,16 @@ def test_resume_on_other_numbers_of_ranks(material, whole, tmp_path, strategies)
     assert ranks.run(tmp_path, 1, material / "run.yaml", third) == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
+def test_resume_with_other_shares(material, whole, tmp_path, strategy):
+    """Of the same ranks; the steps before and after have shares that differ, as what they say of themselves tells."""
+    run = material / "run.yaml", f"strategy={strategy}"
+    ranks.run(tmp_path, 2, *run, "balance=6,1", codes=[75] * 2, stop_in=5)
+    assert ranks.run(tmp_path, 2, *run, "balance=1,6") == pytest.approx(whole, rel=1e-5)
+    told = [one["shares"] for one in ranks.records(tmp_path / "node0", "train")]
+    assert told == [[6, 1]] * 5 + [[1, 6]] * 7
+
+
 def test_of_two_starts_that_went_on_apart_the_later_one_counts(material, whole, tmp_path):
     """The head came back while the run had been resumed without it, and could be told by nobody: it was further."""
     run = material / "run.yaml"
