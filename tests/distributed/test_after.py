@@ -436,8 +436,12 @@ def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch)
     tokenizer.save_pretrained(model)
     said = refused(capsys, "generate", model, "--prompt", "so <unheard>")
     assert "token '<unheard>' has the number 300, and the model has 300 tokens" in said
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8"))
-    assert "no UTF-8: byte 0xe9" in refused(capsys, "generate", model, "--chat")
+    for errors in ("strict", "surrogateescape"):  # as in the locale C
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+        assert "the input is no UTF-8: byte 0xe9" in refused(capsys, "generate", model, "--chat")
+    for words in ([], ["--chat"]):
+        said = refused(capsys, "generate", model, *words, "--prompt", os.fsdecode(b"caf\xe9"))
+        assert "--prompt is no UTF-8: byte 0xe9; convert it by iconv" in said
     config = json.loads((model / "tokenizer_config.json").read_text())
     ends = {name: None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     (model / "tokenizer_config.json").write_text(json.dumps(config | ends))

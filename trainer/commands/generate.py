@@ -34,6 +34,10 @@ def main(
 
     from trainer.world import lacks_memory
 
+    try:
+        (prompt or "").encode()
+    except UnicodeEncodeError as error:
+        raise _no_utf8("--prompt", error) from None
     model, tokenizer = saved.open_model(saved.find(directory), base, trust=trust)
     if torch.cuda.is_available():
         model = _on_the_gpu(model)
@@ -99,13 +103,12 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
     while True:
         try:
             line = input("> " if at_terminal else "").strip()
+            line.encode()
         except (EOFError, KeyboardInterrupt):
             print()
             return
-        except UnicodeDecodeError as error:
-            raise BadInput(
-                f"the input is no UTF-8: byte 0x{error.object[error.start]:02x}; convert it by iconv"
-            ) from None
+        except UnicodeError as error:
+            raise _no_utf8("the input", error) from None
         if not line:
             continue
         messages.append({"role": "user", "content": line})
@@ -119,6 +122,13 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
+
+
+def _no_utf8(what: str, error: UnicodeDecodeError | UnicodeEncodeError) -> BadInput:
+    """error: of reading it, or where Python let it in, as it does with arguments, of writing it (surrogateescape)."""
+    found = error.object[error.start]
+    byte = found if isinstance(found, int) else ord(found) & 0xFF
+    return BadInput(f"{what} is no UTF-8: byte 0x{byte:02x}; convert it by iconv")
 
 
 def _answer(model, tokenizer, messages: list[dict], sampling: Sampling) -> str:
