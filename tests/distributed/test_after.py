@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 from ranks import run, status
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from trainer import cli
 from trainer.config import from_mapping
@@ -427,7 +427,7 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
 
 
 def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch):
-    """A word that the model has no number for, input in another encoding, and nothing to begin with."""
+    """A word that the model has no number for, input in another encoding, no likeliest word, nothing to begin with."""
     from transformers import AutoTokenizer
 
     model = shutil.copytree(runs["full"] / "model", tmp_path / "model")
@@ -442,6 +442,16 @@ def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch)
     for words in ([], ["--chat"]):
         said = refused(capsys, "generate", model, *words, "--prompt", os.fsdecode(b"caf\xe9"))
         assert "--prompt is no UTF-8: byte 0xe9; convert it by iconv" in said
+    for little in ("1e-40", "1e-50"):  # the second is none in float32
+        said = refused(capsys, "generate", model, "--prompt", "so", "--temperature", little)
+        assert f"--temperature {little}: found so little" in said and "expected 0, which takes" in said
+    weights = {name: one * float("nan") for name, one in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    for temperature in ("0", "0.8"):
+        said = refused(capsys, "generate", model, "--prompt", "so", "--temperature", temperature)
+        assert (
+            "the model's logits: found nan; expected finite numbers" in said and "earlier checkpoint" in said
+        )
     config = json.loads((model / "tokenizer_config.json").read_text())
     ends = {name: None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     (model / "tokenizer_config.json").write_text(json.dumps(config | ends))

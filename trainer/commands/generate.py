@@ -210,6 +210,22 @@ def _continue(
     how = {"do_sample": False}
     if sampling.temperature:
         how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
+
+    def checked(_, logits):
+        """The logits (1, V) of the next token, where one can be chosen by them: a softmax has a finite largest one."""
+        largest = logits.max()
+        if not largest.isfinite():
+            raise BadInput(
+                f"the model's logits: found {largest.item()}; expected finite numbers: its weights are damaged, or its "
+                "training has diverged. Take an earlier checkpoint of its run, or another copy of it"
+            )
+        if sampling.temperature and not (largest / sampling.temperature).isfinite():
+            raise BadInput(
+                f"--temperature {sampling.temperature}: found so little that logits divided by it are infinite; "
+                "expected 0, which takes the likeliest token, or more, such as 0.1"
+            )
+        return logits
+
     ids = ids.to(model.device)
     # What the model's maker recommends beside these would be no setting of ours, and may not go with them.
     model.generation_config = GenerationConfig(
@@ -221,6 +237,7 @@ def _continue(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=min(sampling.max_new_tokens, room),
+            logits_processor=[checked],
             streamer=_Printed(tokenizer, skip=0 if with_prompt else ids.shape[1]),
             **how,
         )
