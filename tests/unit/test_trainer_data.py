@@ -1038,6 +1038,16 @@ def test_last_step(settings, done, last):
     assert index.last_step(from_mapping({"batch_size": 4, **settings}), 100, *done) == last
 
 
+def test_the_number_of_steps_is_that_of_the_decimal_fraction():
+    """Not of the nearest binary one, whose product may be more than a whole number, by its rounding."""
+    for hundredths, sequences in itertools.product(range(1, 301), (1, 7, 50, 100, 300, 12_345, 10**9 + 100)):
+        config = from_mapping({"batch_size": 1, "epochs": f"{hundredths / 100:.2f}"})
+        assert index.last_step(config, sequences) == -(-hundredths * sequences // 100)
+    for epochs, sequences, last in ((5 / 3, 3, 5), (1 + 1e-9, 100, 101), (1e-9, 100, 1), (1e6, 1, 10**6)):
+        config = from_mapping({"batch_size": 1, "epochs": epochs})
+        assert index.last_step(config, sequences) == last
+
+
 @pytest.mark.parametrize("overlong", ["split", "refuse"])
 def test_how_much_is_done_at_once_changes_nothing(tmp_path, monkeypatch, overlong):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "word " * (n % 3 + 1)} for n in range(90)])
