@@ -372,6 +372,8 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
         log(f"{packed.longer:,} documents are longer than a sequence and go on in the next one")
     if found:
         log(f"resuming after step {run.progress.step}, from {world.hosts[found.source]}")
+        if run.progress.step >= run.steps:
+            log(f"no step is left: steps and epochs ask for {run.steps} of them; raise these to train on")
 
 
 def _parameters(run: Run) -> int:
