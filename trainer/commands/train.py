@@ -364,12 +364,12 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     )
     if run.held_out:
         log(f"held out: {run.held_out.token_count:,} tokens in {count(run.held_out.documents, 'document')}")
-    if packed.shortened:
-        log(
-            f"{packed.shortened:,} documents were cut to {config.sequence_length} tokens; {packed.dropped:,} are lost"
-        )
-    elif packed.longer:
-        log(f"{packed.longer:,} documents are longer than a sequence and go on in the next one")
+    for what, one in (("", packed), ("held-out ", run.held_out)):
+        if one and one.shortened:
+            cut = f"{one.shortened:,} {what}documents were cut to {config.sequence_length} tokens"
+            log(f"{cut}; {one.dropped:,} are lost")
+        elif one and one.longer:
+            log(f"{one.longer:,} {what}documents are longer than a sequence and go on in the next one")
     if found:
         log(f"resuming after step {run.progress.step}, from {world.hosts[found.source]}")
         if run.progress.step >= run.steps:
@@ -422,6 +422,8 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
         sequences=len(run.packed),
         documents_cut=run.packed.shortened,
         tokens_cut=run.packed.dropped,
+        held_out_documents_cut=run.held_out.shortened if run.held_out else 0,
+        held_out_tokens_cut=run.held_out.dropped if run.held_out else 0,
         model_step=model_step,
         unigram_entropy=run.packed.unigram_entropy,
         world=recorder.hosts(run.world),
