@@ -462,6 +462,37 @@ def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch)
     assert "no token that begins or ends a text; give a --prompt" in refused(capsys, "generate", model)
 
 
+def test_an_adapter_names_its_base_as_the_hub_does_and_here_finds_its_copy(base, tmp_path, capsys):
+    """As on a cluster, where the base lies at a place that is named by its content."""
+    config = tmp_path / "run.yaml"
+    config.write_text("sequence_length: 32\nbatch_size: 2\nmax_samples: 40\nthreads: 1\ncheckpoint_keep: 1\n")
+    asked = [f"model={base}", *LORA, "origins=" + json.dumps({str(base): "org/name"})]
+    run(tmp_path, 1, config, *asked[:-1], "steps=1")  # as by an earlier release
+    node, out = tmp_path / "node0", tmp_path / "out"
+
+    def called(directory):
+        return json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+    assert called(node / "model") == str(base)
+    run(tmp_path, 1, config, *asked, "steps=2")
+    assert "resuming after step 1" in (node / "logs/rank-0.log").read_text()
+    assert called(node / "model") == "org/name"
+    saved = node / "checkpoints/step-00000002"
+    for directory in (node / "model", saved):
+        assert cli.main(["generate", str(directory), "--prompt", "so", "--max-new-tokens", "1"]) == 0
+    for directory, options, name in (
+        (node, [], "org/name"),
+        (saved, [], "org/name"),
+        (saved, ["--base", "/mine"], "/mine"),
+        (node, ["--merge"], None),
+    ):
+        assert cli.main(["export", str(directory), str(out), *options]) == 0
+        card = (out / "README.md").read_text()
+        assert str(base) not in card and ("base_model: org/name\n" in card) is (name != "/mine")
+        assert not name or called(out) == name
+        shutil.rmtree(out)
+
+
 def _no_room(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

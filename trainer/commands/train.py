@@ -525,8 +525,9 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
         saved.name_end_of_turn(temporary, model, tokenizer)
         model_load.restore_dropout(temporary, model.original_dropout)
         tokenizer.save_pretrained(temporary)
-        found = saved.find(temporary)
-        card.write(temporary, metrics.read_summary(directory.parent), found.adapter)
+        facts = metrics.read_summary(directory.parent)
+        saved.name_base(temporary, facts.get("settings", {}))
+        card.write(temporary, facts, saved.find(temporary).adapter)
         for file in temporary.rglob("*.safetensors"):
             # safetensors writes for its owner alone, but the operator's user fetches by group.
             file.chmod(0o640)

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from trainer import config as configuration
+from trainer.data.read import named
 from trainer.words import count
 
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
@@ -42,7 +43,7 @@ def write(directory: Path, facts: dict, adapter: dict | None = None, merged: str
 
 def text(facts: dict, name: str, adapter: dict | None = None, merged: str = "", chats: bool = False) -> str:
     """The card; `name`: the directory's. chats: its tokenizer has a chat template."""
-    settings = facts.get("settings", {})
+    settings = named(facts.get("settings", {}))
     base = settings.get("model") or (adapter or {}).get("base_model_name_or_path") or "unknown"
     title = facts.get("run") or settings.get("run") or name
     parts = [
