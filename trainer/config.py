@@ -325,6 +325,12 @@ class Config:
         least=0,
     )
 
+    origins: str | None = key(
+        None,
+        "names of the model and data that train.yml has brought, by their places on the hosts (a JSON object), for "
+        "model cards and reports; train.yml writes it",
+    )
+
 
 FEW = 20  # steps of a run by epochs, which hardly move the weights
 # What PyYAML raises for values that look like something they are not, besides its own errors.

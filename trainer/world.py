@@ -36,7 +36,7 @@ PATIENCE = datetime.timedelta(hours=2)
 LONG_PATIENCE = datetime.timedelta(days=7)
 ALONE_PATIENCE = datetime.timedelta(days=1)
 # What may differ by host: paths (their content is compared) and how a host computes.
-OWN_SETTINGS = ("model", "dataset", "validation", "device", "threads", "offload_dir")
+OWN_SETTINGS = ("model", "dataset", "validation", "origins", "device", "threads", "offload_dir")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from telling import silence, without
 
 from trainer import link
 from trainer.balance import given
-from trainer.data.read import names, placed
+from trainer.data.read import names, origins, placed
 from trainer.ways import EXACT
 
 BROUGHT = re.compile(r"/(models|data)/[0-9a-f]{64}/([^/]*)$")  # a place by content
@@ -179,6 +180,20 @@ def run_env(variables: dict[str, str]) -> str:
 def run_brought(config: dict, uploads: list[dict[str, str]], state_dir: str) -> dict:
     """`config` with the places on the hosts, below `state_dir`, of what was brought there for it."""
     return placed(config, [{**one, "place": f"{state_dir}/{one['path']}"} for one in uploads])
+
+
+def run_origins(config: dict, uploads: list[dict[str, str]], state_dir: str) -> dict:
+    """`config`, as run_brought has made it, with its key `origins`: what the places are called where it comes from.
+
+    A path of the controller's that looks like a name of the hub gets ./ before it. What comes anew from another host of
+    a resumed run has a place for a name.
+    """
+    known = origins(config)
+    for one in uploads:
+        name = one["name"]
+        path = "source" not in one or name.startswith(("/", "./", "../", "~"))
+        known[f"{state_dir}/{one['path']}"] = known.get(name, name if path else f"./{name}")
+    return {**config, "origins": json.dumps(known)} if known else config
 
 
 def run_shared_names(facts: dict[str, dict], asked: dict) -> list[str]:
@@ -501,8 +516,8 @@ def run_is_same(facts: dict[str, dict], run: str, config: dict, launcher: str = 
         stored = yaml.safe_load(next(iter(facts.values()))["run_config"] or "")
         if not isinstance(stored, dict):
             return False
-        for key in {"bucket_mb", "link_gbit"} - set(config):
-            stored.pop(key, None)  # run_by_link chose it
+        for key in {"bucket_mb", "link_gbit", "origins"} - set(config):
+            stored.pop(key, None)  # run_by_link and run_origins wrote it
         return stored == _as_stored(config, stored)
     except yaml.YAMLError:
         return False
@@ -630,6 +645,7 @@ class FilterModule:
             "run_alone": run_alone,
             "run_env": run_env,
             "run_brought": run_brought,
+            "run_origins": run_origins,
             "run_kept_paths": run_kept_paths,
             "run_regained": run_regained,
             "run_offerer": run_offerer,

@@ -20,6 +20,7 @@ from part_files import beside, sweep
 from telling import names as several
 
 from trainer import metrics
+from trainer.data.read import named
 
 POINTS = 1500  # of a curve; more could not be told apart
 SHOWN_EVENTS = 300
@@ -81,7 +82,8 @@ def found(directory: Path) -> dict:
     names = rank_names(begun, train)
     shown, left = _events(events)
     known = machines(events)
-    settings = summary.get("settings") or _yaml(directory / "config.yaml")
+    summary |= {"settings": named(summary["settings"])} if summary.get("settings") else {}
+    settings = summary.get("settings") or named(_yaml(directory / "config.yaml"))
     return {
         "name": directory.name,
         "state": state,

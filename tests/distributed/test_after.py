@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 from ranks import run, status
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from trainer import cli
 from trainer.config import from_mapping
@@ -427,7 +427,7 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
 
 
 def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch):
-    """A word that the model has no number for, input in another encoding, and nothing to begin with."""
+    """A word that the model has no number for, input in another encoding, no likeliest word, nothing to begin with."""
     from transformers import AutoTokenizer
 
     model = shutil.copytree(runs["full"] / "model", tmp_path / "model")
@@ -436,8 +436,22 @@ def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch)
     tokenizer.save_pretrained(model)
     said = refused(capsys, "generate", model, "--prompt", "so <unheard>")
     assert "token '<unheard>' has the number 300, and the model has 300 tokens" in said
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8"))
-    assert "no UTF-8: byte 0xe9" in refused(capsys, "generate", model, "--chat")
+    for errors in ("strict", "surrogateescape"):  # as in the locale C
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+        assert "the input is no UTF-8: byte 0xe9" in refused(capsys, "generate", model, "--chat")
+    for words in ([], ["--chat"]):
+        said = refused(capsys, "generate", model, *words, "--prompt", os.fsdecode(b"caf\xe9"))
+        assert "--prompt is no UTF-8: byte 0xe9; convert it by iconv" in said
+    for little in ("1e-40", "1e-50"):  # the second is none in float32
+        said = refused(capsys, "generate", model, "--prompt", "so", "--temperature", little)
+        assert f"--temperature {little}: found so little" in said and "expected 0, which takes" in said
+    weights = {name: one * float("nan") for name, one in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    for temperature in ("0", "0.8"):
+        said = refused(capsys, "generate", model, "--prompt", "so", "--temperature", temperature)
+        assert (
+            "the model's logits: found nan; expected finite numbers" in said and "earlier checkpoint" in said
+        )
     config = json.loads((model / "tokenizer_config.json").read_text())
     ends = {name: None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     (model / "tokenizer_config.json").write_text(json.dumps(config | ends))
@@ -446,6 +460,37 @@ def test_what_cannot_be_said_is_one_message(runs, tmp_path, capsys, monkeypatch)
         content = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps(content | {"eos_token_id": None}))
     assert "no token that begins or ends a text; give a --prompt" in refused(capsys, "generate", model)
+
+
+def test_an_adapter_names_its_base_as_the_hub_does_and_here_finds_its_copy(base, tmp_path, capsys):
+    """As on a cluster, where the base lies at a place that is named by its content."""
+    config = tmp_path / "run.yaml"
+    config.write_text("sequence_length: 32\nbatch_size: 2\nmax_samples: 40\nthreads: 1\ncheckpoint_keep: 1\n")
+    asked = [f"model={base}", *LORA, "origins=" + json.dumps({str(base): "org/name"})]
+    run(tmp_path, 1, config, *asked[:-1], "steps=1")  # as by an earlier release
+    node, out = tmp_path / "node0", tmp_path / "out"
+
+    def called(directory):
+        return json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+    assert called(node / "model") == str(base)
+    run(tmp_path, 1, config, *asked, "steps=2")
+    assert "resuming after step 1" in (node / "logs/rank-0.log").read_text()
+    assert called(node / "model") == "org/name"
+    saved = node / "checkpoints/step-00000002"
+    for directory in (node / "model", saved):
+        assert cli.main(["generate", str(directory), "--prompt", "so", "--max-new-tokens", "1"]) == 0
+    for directory, options, name in (
+        (node, [], "org/name"),
+        (saved, [], "org/name"),
+        (saved, ["--base", "/mine"], "/mine"),
+        (node, ["--merge"], None),
+    ):
+        assert cli.main(["export", str(directory), str(out), *options]) == 0
+        card = (out / "README.md").read_text()
+        assert str(base) not in card and ("base_model: org/name\n" in card) is (name != "/mine")
+        assert not name or called(out) == name
+        shutil.rmtree(out)
 
 
 def _no_room(*_):

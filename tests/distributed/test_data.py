@@ -165,3 +165,14 @@ def test_the_model_card_says_what_was_cut(material, tmp_path):
     documents, tokens = facts["documents_cut"], facts["tokens_cut"]
     assert f"- cut to 32 tokens: {documents} documents; {tokens:,} tokens left out\n" in cut.read_text()
     assert documents > 9 and tokens > 999 and "- cut to" not in split.read_text()
+    assert "held-out" not in cut.read_text()
+
+    ranks.run(tmp_path / "held", 1, material / "run.yaml", "steps=1", "overlong=cut", "validation_split=0.3")
+    held = tmp_path / "held" / "node0"
+    facts = json.loads((held / "summary.json").read_text())
+    others, lost = facts["held_out_documents_cut"], facts["held_out_tokens_cut"]
+    assert (facts["documents_cut"] + others, facts["tokens_cut"] + lost) == (documents, tokens) and others > 3
+    said = f"- of the held-out data, cut to 32 tokens: {others} documents; {lost:,} tokens left out\n"
+    assert said in (held / "model" / "README.md").read_text()
+    said = f"{others} held-out documents were cut to 32 tokens; {lost:,} are lost"
+    assert said in (held / "logs" / "rank-0.log").read_text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -26,7 +27,12 @@ def test_a_signal_saves_and_resume_is_exact_to_the_last_bit(material, whole, tmp
 
     assert ranks.run(tmp_path, 1, material / "run.yaml") == whole
     assert ranks.status(directory)["state"] == "finished"
-    assert "resuming after step 5" in (directory / "logs" / "rank-0.log").read_text()
+    log = directory / "logs" / "rank-0.log"
+    assert "resuming after step 5" in log.read_text() and "no step is left" not in log.read_text()
+
+    assert ranks.run(tmp_path, 1, material / "run.yaml", "steps=3") == whole
+    said = "resuming after step 12, from node0\\n.*no step is left: steps and epochs ask for 3 of them; raise these"
+    assert re.search(said, log.read_text())
 
 
 def _asked_in_evaluation(run, packed, sequences, routed=None):

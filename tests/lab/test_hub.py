@@ -98,6 +98,8 @@ def test_one_host_fetches_and_the_others_have_it_from_there(plays, hub, tmp_path
         )
     config = plays.sh("node2", "cat /etc/trainyard/runs/fetched.yaml")
     assert f"model: {(place := places.pop())}" in config
+    card = (tmp_path / "results/fetched/model/README.md").read_text()
+    assert "base_model: org/model\n" in card and "/var/lib/trainyard" not in card
     # The internet is gone: a new run has what node1 fetched, and nobody brings it anew.
     plays.sh("node1", "systemctl stop hub")
     done = plays.book("train.yml", run="later", **keys)

@@ -1,5 +1,7 @@
 """The model card: what the hub reads, and whether its way to load the model is one."""
 
+import json
+
 import pytest
 import yaml
 
@@ -27,6 +29,21 @@ def test_a_directory_is_no_name_on_the_hub(tmp_path, monkeypatch):
     assert written(tmp_path, {"model": "models/llama"})[0]["base_model"] == "models/llama"
     (tmp_path / "models/llama").mkdir(parents=True)
     assert "base_model" not in written(tmp_path, {"model": "models/llama"})[0]
+
+
+def test_what_was_brought_has_the_name_that_it_has_elsewhere(tmp_path):
+    """On the hosts a run's model and data lie at places that are named by their content."""
+    place = "/var/lib/trainyard/{}/0a/{}"
+    model, data = place.format("models", "org--name"), place.format("data", "a.jsonl")
+    held_out = place.format("data", "b.jsonl")
+    settings = {"model": model, "dataset": f"{data},austen", "validation": held_out, "validation_split": None}
+    settings["origins"] = json.dumps({model: "org/name", data: "org/set@main:a.jsonl", held_out: "~/b.jsonl"})
+    head, text = written(tmp_path, settings, ADAPTER)
+    assert head["base_model"] == "org/name" and 'from_pretrained("org/name")' in text
+    assert "training: `org/set@main:a.jsonl,austen`" in text and "held out: `~/b.jsonl`" in text
+    assert "/var/lib/trainyard" not in text and "origins" not in text
+    for damaged in ("{", "[1]", 7, None):
+        assert f"`{model}`" in written(tmp_path, {**settings, "origins": damaged})[1]
 
 
 def test_beside_random_weights_nobody_is_told_to_load_them(tmp_path):

@@ -200,6 +200,7 @@ def test_a_new_run_has_yesterdays_model_where_no_host_reaches_the_hub(gone, tmp_
     variables = {"ansible_connection": "local", "ansible_become": False, "local_mode": True}
     variables |= {"ansible_python_interpreter": sys.executable, "trainer_opt_dir": str(tmp_path / "opt")}
     variables["trainer_hub_endpoint"] = "http://127.0.0.1:9"
+    variables["trainer_results_dir"] = str(tmp_path / "results")
     variables["__trainer_asked"] = {"config": {"model": "org/model"}, "uploads": [], "elsewhere": []}
     (tmp_path / "hosts.yml").write_text(
         json.dumps({"all": {"children": {"cluster": {"hosts": hosts}}, "vars": variables}})
@@ -207,6 +208,7 @@ def test_a_new_run_has_yesterdays_model_where_no_host_reaches_the_hub(gone, tmp_
     role = {"name": str(ROOT / "roles/trainer"), "tasks_from": "fetch", "rolespec_validate": False}
     tasks = [{"ansible.builtin.import_role": role}]
     tasks += [{"ansible.builtin.debug": {"msg": "Fetched {{ __trainer_fetched[0].path }}"}}]
+    tasks += [{"ansible.builtin.debug": {"msg": "Called {{ _trainer_run_config.origins | from_json }}"}}]
     (tmp_path / "play.yml").write_text(
         json.dumps([{"hosts": "cluster", "gather_facts": False, "tasks": tasks}])
     )
@@ -221,6 +223,7 @@ def test_a_new_run_has_yesterdays_model_where_no_host_reaches_the_hub(gone, tmp_
     said = " ".join(done.stdout.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Fetched {gone.fetched['model']['path']}" in said, said
+    assert f"Called {{'{tmp_path}/{gone.fetched['model']['path']}': 'org/model'}}" in said, said
     assert (
         f"model: org/model: no host reaches http://127.0.0.1:9; its revision {gone.commit} is taken" in said
     ), said

@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from plugins.filter import plan
 from trainer import link
+from trainer.data import read
 
 COMMANDS = {
     "follow": "ansible-playbook train.yml -e run=first -e follow=true",
@@ -433,7 +434,9 @@ def test_what_the_hosts_have_by_content_is_known_by_its_name():
         ("/mine/glm", "/mine/a.jsonl,austen", False),
     ):
         assert plan.run_is_same(stored, "first", {"model": model, "dataset": dataset}) is same
-    hub = facts({"active": ["first"], "run_config": f"model: {place.format('models', 'org--name')}\n"})
+    org = place.format("models", "org--name")
+    called = json.dumps({org: "org/name"})
+    hub = facts({"active": ["first"], "run_config": f"model: {org}\norigins: '{called}'\n"})
     assert plan.run_is_same(hub, "first", {"model": "org/name"})
     assert not plan.run_is_same(hub, "first", {"model": "org/other"})
 
@@ -618,6 +621,40 @@ def test_names_become_the_places_where_they_were_brought():
         "seed": 1,
     }
     assert plan.run_brought(config, [], "/x") == config
+
+
+def test_what_was_brought_keeps_the_names_that_it_has_elsewhere():
+    """A run's configuration has places; its model card is read where these are none."""
+    state = "/var/lib/trainyard"
+    uploads = [
+        {"key": "model", "name": "org/name", "path": "models/1/org--name"},  # of the hub
+        {
+            "key": "dataset",
+            "name": "texts/a.jsonl",
+            "path": "data/2/a.jsonl",
+            "source": "/home/me/texts/a.jsonl",
+        },
+        {"key": "validation", "name": "/srv/b.jsonl", "path": "data/3/b.jsonl", "source": "/srv/b.jsonl"},
+    ]
+    asked = {"model": "org/name", "dataset": "texts/a.jsonl,austen", "validation": "/srv/b.jsonl", "seed": 1}
+    config = plan.run_brought(asked, uploads, state)
+    told = plan.run_origins(config, uploads, state)
+    assert {**told, "origins": None} == {**config, "origins": None}
+    assert json.loads(told["origins"]) == {
+        f"{state}/models/1/org--name": "org/name",
+        f"{state}/data/2/a.jsonl": "./texts/a.jsonl",  # no name on the hub
+        f"{state}/data/3/b.jsonl": "/srv/b.jsonl",
+    }
+    assert read.named(told) == {**asked, "dataset": "./texts/a.jsonl,austen"}
+    # Resumed, with something new, and what another host had to give.
+    again = [
+        {"key": "dataset", "name": "c.txt", "path": "data/4/c.txt", "source": "/home/me/c.txt"},
+        {"key": "model", "name": config["model"], "path": "models/1/org--name", "source": config["model"]},
+    ]
+    resumed = plan.run_brought({**told, "dataset": "c.txt"}, again, state)
+    resumed = plan.run_origins(resumed, again, state)
+    assert read.named(resumed) == {**asked, "dataset": "./c.txt"}
+    assert plan.run_origins(asked, [], state) == asked
 
 
 def test_a_resumed_runs_paths_must_lie_on_the_hosts():

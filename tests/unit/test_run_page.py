@@ -48,6 +48,14 @@ def test_a_run_that_failed_has_a_report_of_what_there_is(tmp_path):
     assert "NaN" not in run_page.page([tmp_path])
 
 
+def test_what_was_brought_to_the_hosts_is_called_as_elsewhere(tmp_path):
+    settings = {"model": "/var/lib/trainyard/models/0a/org--name", "dataset": "austen"}
+    settings["origins"] = json.dumps({settings["model"]: "org/name"})
+    found = run_page.found(write(tmp_path, step(1), summary={"settings": settings}))
+    assert "model org/name · data austen" in found["about"]
+    assert found["settings"] == {"model": "org/name", "dataset": "austen"}
+
+
 @pytest.mark.parametrize("content", ["", '{"kind": "event", "step": 0, "event": "start"}\n', "\0\xff{"])
 def test_without_a_step_there_is_none(tmp_path, content):
     (tmp_path / "metrics.jsonl").write_text(content)

@@ -250,6 +250,13 @@ def test_a_tools_answer_that_reads_like_python_changes_no_call(tmp_path, make_to
             [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]],
             r"messages\[1\]: .*leaves out the call of find",
         ),
+        *(
+            (
+                [TALK[0], {"role": "assistant", "content": None, "tool_calls": calls}, TALK[1]],
+                r"messages\[1\]: .*leaves out the call of now",
+            )
+            for calls in ([{"function": {"name": "now"}}], '[{"name": "now", "arguments": null}]')
+        ),
         # What is called stands elsewhere, too.
         (
             [

@@ -83,6 +83,7 @@ CHAT = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "c
 CALL = (
     '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "%s"}}]}]}\n'
 )
+CALLS = '{"messages": [{"role": "assistant", "tool_calls": %s}]}\n'
 
 REFUSED = {
     "not JSON": ("a.jsonl", '{"text": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
@@ -131,6 +132,37 @@ REFUSED = {
         "a.jsonl",
         CALL % "7",
         "a.jsonl:1: messages[0]: tool_calls[0]: arguments: expected a JSON object, found 7",
+    ),
+    "calls that are no list": (
+        "a.jsonl",
+        CHAT + CALLS % '{"name": "f"}',
+        'a.jsonl:2: messages[0]: tool_calls: expected a list such as [{"function": {"name": "…", "arguments": {…}}}], '
+        'found {"name": "f"}',
+    ),
+    "calls in bad JSON": (
+        "a.jsonl",
+        CALLS % '"[{"',
+        "a.jsonl:1: messages[0]: tool_calls: not JSON: [{; expected a list of calls",
+    ),
+    "calls that are none": (
+        "a.jsonl",
+        CALLS % '[{"name": "f"}, 1]',
+        'messages[0]: tool_calls[1]: expected a call with its name, such as {"function": {"name": "…"',
+    ),
+    "a call without a name": (
+        "a.jsonl",
+        CALLS % '[{"function": {"arguments": "{}"}}]',
+        'tool_calls[0]: expected a call with its name, such as {"function": {"name": "…", "arguments": {…}}}, found {',
+    ),
+    "arguments by another name": (
+        "a.jsonl",
+        CALLS % '[{"id": "1", "name": "f", "args": {"a": 1}}]',
+        "tool_calls[0]: no field 'arguments'; its fields are: id, name, args. A call is such as",
+    ),
+    "a call as OpenAI's API once had it": (
+        "a.jsonl",
+        '{"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}]}\n',
+        'messages[0]: function_call: found {"name": "f", "arguments": "{}"}; expected tool_calls, a list such as [{"f',
     ),
     "tools that are none": ("a.jsonl", CHAT[:-2] + ', "tools": [1]}\n', "field 'tools': expected a list of JSON"),
     "tools in bad JSON": ("a.jsonl", CHAT[:-2] + ', "tools": "[{"}\n', "field 'tools': not JSON: [{"),
@@ -325,7 +357,7 @@ def test_messages_are_as_templates_want_them(tmp_path):
     (sample,) = sampled(from_mapping({"dataset": path}))
     assert sample.messages == [
         {"role": "user", "content": "two parts"},
-        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
     ]
 
 
@@ -360,6 +392,31 @@ def test_arguments_of_calls_are_objects_as_templates_want_them(tmp_path):
         assert [one.tools for one in found] == [one["tools"] for one in as_objects], name
     (sample,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "flat.jsonl", flat)}))
     assert sample.messages[0]["tool_calls"] == [{"name": "f", "arguments": {"a": None}}]
+
+
+def test_calls_that_are_a_text_of_json_are_read(tmp_path):
+    """As columns of parquet have them, whose calls have arguments of all kinds."""
+    for text, calls in (
+        ('[{"name": "f"}]', [{"name": "f", "arguments": {}}]),
+        ('[{"name": "f", "arguments": {"a": 1}}]', [{"name": "f", "arguments": {"a": 1}}]),
+        ("[]", []),
+        ("", []),
+    ):
+        record = {"messages": [{"role": "assistant", "content": "a", "tool_calls": text}]}
+        (sample,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))
+        assert sample.messages == [{"role": "assistant", "content": "a", "tool_calls": calls}]
+
+
+def test_parquets_calls_without_arguments_are_calls(tmp_path):
+    """It has nothing where one's arguments are null, or are none while others' are an object."""
+    calls = [
+        {"function": {"name": name, "arguments": given}} for name, given in (("f", None), ("g", {"a": 1}))
+    ]
+    said = [{"role": "assistant", "content": "", "tool_calls": calls, "function_call": {"name": None}}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": said}]), tmp_path / "a.parquet")
+    (sample,) = sampled(from_mapping({"dataset": str(tmp_path / "a.parquet")}))
+    found = [one["function"]["arguments"] for one in sample.messages[0]["tool_calls"]]
+    assert found == [{}, {"a": 1}]
 
 
 # ---- packing ----
@@ -979,6 +1036,16 @@ def test_every_order_is_as_likely():
 )
 def test_last_step(settings, done, last):
     assert index.last_step(from_mapping({"batch_size": 4, **settings}), 100, *done) == last
+
+
+def test_the_number_of_steps_is_that_of_the_decimal_fraction():
+    """Not of the nearest binary one, whose product may be more than a whole number, by its rounding."""
+    for hundredths, sequences in itertools.product(range(1, 301), (1, 7, 50, 100, 300, 12_345, 10**9 + 100)):
+        config = from_mapping({"batch_size": 1, "epochs": f"{hundredths / 100:.2f}"})
+        assert index.last_step(config, sequences) == -(-hundredths * sequences // 100)
+    for epochs, sequences, last in ((5 / 3, 3, 5), (1 + 1e-9, 100, 101), (1e-9, 100, 1), (1e6, 1, 10**6)):
+        config = from_mapping({"batch_size": 1, "epochs": epochs})
+        assert index.last_step(config, sequences) == last
 
 
 @pytest.mark.parametrize("overlong", ["split", "refuse"])

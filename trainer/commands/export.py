@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def _write(
     """All of an export."""
     merged = ""
     if found.adapter and not merge:
-        found = _beside(found, base or found.base)
+        found = _beside(found, base or found.base_elsewhere)
         _copy_adapter(found, temporary)
     else:
         written = _write_model(found, base, dtype, trust, temporary)
@@ -103,7 +102,7 @@ def _copy_adapter(found: saved.Saved, directory: Path) -> None:
             shutil.copyfile(file, directory / file.name)
         elif file.name == "additional_chat_templates":
             shutil.copytree(file, directory / file.name, copy_function=shutil.copyfile)
-    (directory / "adapter_config.json").write_text(json.dumps(found.adapter, indent=2, sort_keys=True) + "\n")
+    saved.write_adapter(directory, found.adapter)
     if found.base == "tiny":
         print("note: its base has random weights, which no other tool can make: --merge writes a whole model")
 

@@ -34,6 +34,10 @@ def main(
 
     from trainer.world import lacks_memory
 
+    try:
+        (prompt or "").encode()
+    except UnicodeEncodeError as error:
+        raise _no_utf8("--prompt", error) from None
     model, tokenizer = saved.open_model(saved.find(directory), base, trust=trust)
     if torch.cuda.is_available():
         model = _on_the_gpu(model)
@@ -99,13 +103,12 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
     while True:
         try:
             line = input("> " if at_terminal else "").strip()
+            line.encode()
         except (EOFError, KeyboardInterrupt):
             print()
             return
-        except UnicodeDecodeError as error:
-            raise BadInput(
-                f"the input is no UTF-8: byte 0x{error.object[error.start]:02x}; convert it by iconv"
-            ) from None
+        except UnicodeError as error:
+            raise _no_utf8("the input", error) from None
         if not line:
             continue
         messages.append({"role": "user", "content": line})
@@ -119,6 +122,13 @@ def _converse(model, tokenizer, sampling: Sampling) -> None:
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
+
+
+def _no_utf8(what: str, error: UnicodeDecodeError | UnicodeEncodeError) -> BadInput:
+    """error: of reading it, or where Python let it in, as it does with arguments, of writing it (surrogateescape)."""
+    found = error.object[error.start]
+    byte = found if isinstance(found, int) else ord(found) & 0xFF
+    return BadInput(f"{what} is no UTF-8: byte 0x{byte:02x}; convert it by iconv")
 
 
 def _answer(model, tokenizer, messages: list[dict], sampling: Sampling) -> str:
@@ -200,6 +210,22 @@ def _continue(
     how = {"do_sample": False}
     if sampling.temperature:
         how = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k}
+
+    def checked(_, logits):
+        """The logits (1, V) of the next token, where one can be chosen by them: a softmax has a finite largest one."""
+        largest = logits.max()
+        if not largest.isfinite():
+            raise BadInput(
+                f"the model's logits: found {largest.item()}; expected finite numbers: its weights are damaged, or its "
+                "training has diverged. Take an earlier checkpoint of its run, or another copy of it"
+            )
+        if sampling.temperature and not (largest / sampling.temperature).isfinite():
+            raise BadInput(
+                f"--temperature {sampling.temperature}: found so little that logits divided by it are infinite; "
+                "expected 0, which takes the likeliest token, or more, such as 0.1"
+            )
+        return logits
+
     ids = ids.to(model.device)
     # What the model's maker recommends beside these would be no setting of ours, and may not go with them.
     model.generation_config = GenerationConfig(
@@ -211,6 +237,7 @@ def _continue(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=min(sampling.max_new_tokens, room),
+            logits_processor=[checked],
             streamer=_Printed(tokenizer, skip=0 if with_prompt else ids.shape[1]),
             **how,
         )

@@ -364,14 +364,16 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     )
     if run.held_out:
         log(f"held out: {run.held_out.token_count:,} tokens in {count(run.held_out.documents, 'document')}")
-    if packed.shortened:
-        log(
-            f"{packed.shortened:,} documents were cut to {config.sequence_length} tokens; {packed.dropped:,} are lost"
-        )
-    elif packed.longer:
-        log(f"{packed.longer:,} documents are longer than a sequence and go on in the next one")
+    for what, one in (("", packed), ("held-out ", run.held_out)):
+        if one and one.shortened:
+            cut = f"{one.shortened:,} {what}documents were cut to {config.sequence_length} tokens"
+            log(f"{cut}; {one.dropped:,} are lost")
+        elif one and one.longer:
+            log(f"{one.longer:,} {what}documents are longer than a sequence and go on in the next one")
     if found:
         log(f"resuming after step {run.progress.step}, from {world.hosts[found.source]}")
+        if run.progress.step >= run.steps:
+            log(f"no step is left: steps and epochs ask for {run.steps} of them; raise these to train on")
 
 
 def _parameters(run: Run) -> int:
@@ -420,6 +422,8 @@ def _summarise(run: Run, begin: float, model_step: int) -> None:
         sequences=len(run.packed),
         documents_cut=run.packed.shortened,
         tokens_cut=run.packed.dropped,
+        held_out_documents_cut=run.held_out.shortened if run.held_out else 0,
+        held_out_tokens_cut=run.held_out.dropped if run.held_out else 0,
         model_step=model_step,
         unigram_entropy=run.packed.unigram_entropy,
         world=recorder.hosts(run.world),
@@ -521,8 +525,9 @@ def _write(model: torch.nn.Module, weights: dict, tokenizer, directory: Path) ->
         saved.name_end_of_turn(temporary, model, tokenizer)
         model_load.restore_dropout(temporary, model.original_dropout)
         tokenizer.save_pretrained(temporary)
-        found = saved.find(temporary)
-        card.write(temporary, metrics.read_summary(directory.parent), found.adapter)
+        facts = metrics.read_summary(directory.parent)
+        saved.name_base(temporary, facts.get("settings", {}))
+        card.write(temporary, facts, saved.find(temporary).adapter)
         for file in temporary.rglob("*.safetensors"):
             # safetensors writes for its owner alone, but the operator's user fetches by group.
             file.chmod(0o640)

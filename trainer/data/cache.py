@@ -58,7 +58,7 @@ def directory(
     }
     # What came to change only some data's tokens is named only there: all other data keeps its place.
     if read.kind(dataset, config) == "chat":
-        settings["calls"] = "as the template takes them"
+        settings["calls"] = "whole, as the template takes them"
     if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
         settings["paragraphs"] = "as in the whole text"
     placed = config.loss_on == "answers" and read.kind(dataset, config) != "text"

@@ -208,18 +208,12 @@ def _is_looked_for(message: dict) -> bool:
 
 
 def _calls(message: dict) -> list[dict]:
-    """A message's calls of tools that are whole: each with its name and its arguments."""
-    found = message.get("tool_calls")
-    calls = (
-        [one.get("function", one) for one in found if isinstance(one, dict)]
-        if isinstance(found, list)
-        else []
-    )
-    return [
-        one
-        for one in calls
-        if isinstance(one, dict) and isinstance(one.get("name"), str) and "arguments" in one
-    ]
+    """A message's calls of tools, each with its name and its arguments (records.py)."""
+    return [_inner(one) for one in message.get("tool_calls") or []]
+
+
+def _inner(call: dict) -> dict:
+    return call["function"] if isinstance(call.get("function"), dict) else call
 
 
 def _json(arguments) -> str:
@@ -230,11 +224,8 @@ def _changed(message: dict, change) -> dict:
     """The message with `change(call)`, a dictionary of other values, in each of its calls."""
 
     def changed(call):
-        if not isinstance(call, dict):
-            return call
-        if isinstance(call.get("function"), dict):
-            return {**call, "function": changed(call["function"])}
-        return {**call, **change(call)}
+        other = {**_inner(call), **change(_inner(call))}
+        return other if _inner(call) is call else {**call, "function": other}
 
     return {**message, "tool_calls": [changed(one) for one in message["tool_calls"]]}
 
@@ -250,7 +241,7 @@ def _as_openai(message: dict) -> dict:
     """The message as OpenAI's API has it, with its calls' arguments as a text of JSON."""
     if not _calls(message):
         return message
-    return _changed(message, lambda one: {"arguments": _json(one["arguments"])} if "arguments" in one else {})
+    return _changed(message, lambda one: {"arguments": _json(one["arguments"])})
 
 
 def _left_out(sample: Sample, n: int, what: str) -> BadInput:

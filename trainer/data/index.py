@@ -63,8 +63,9 @@ def last_step(config: Config, sequences: int, step: int = 0, cursor: int = 0) ->
     epochs = config.epochs if config.epochs or config.steps else 1.0
     if not epochs:
         return config.steps
-    remaining = math.ceil(epochs * sequences) - cursor
-    by_epochs = step + max(0, math.ceil(remaining / config.batch_size))
+    samples = math.ceil(epochs * sequences)
+    samples -= (samples - 1) / sequences >= epochs  # 0.07 * 100 is more than 7, by the last of its bits
+    by_epochs = step + max(0, math.ceil((samples - cursor) / config.batch_size))
     return min(by_epochs, config.steps or by_epochs)
 
 

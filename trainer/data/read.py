@@ -174,6 +174,26 @@ def placed(config: dict, places: list[dict]) -> dict:
     return placed
 
 
+def origins(settings: dict) -> dict[str, str]:
+    """By places on the hosts the names of what train.yml has brought there from the hub or elsewhere."""
+    try:
+        found = json.loads(settings.get("origins") or "{}")
+    except (TypeError, ValueError):
+        found = {}
+    return {place: str(name) for place, name in found.items()} if isinstance(found, dict) else {}
+
+
+def named(settings: dict) -> dict:
+    """`settings` with these names instead of the places."""
+    back = [
+        {"key": key, "name": place, "place": name}
+        for place, name in origins(settings).items()
+        for key in ("model", "dataset", "validation")
+        if settings.get(key)
+    ]
+    return {key: value for key, value in placed(settings, back).items() if key != "origins"}
+
+
 def check(
     config: Config,
     keys: Collection[str] = ("dataset", "validation"),

@@ -44,6 +44,8 @@ def kind(record: dict, config: Config) -> str:
     return "instruction" if {"instruction", "output"} <= set(record) else "text"
 
 
+CALL = '{"function": {"name": "…", "arguments": {…}}}'
+BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
 TELLING = ("messages", "instruction", "output")  # the fields by which `kind` tells
 
 
@@ -118,6 +120,13 @@ def _message(where: str, message) -> dict:
             f'{where}: expected an object like {{"role": "user", "content": "…"}}, found {_short(message)}'
         )
     message = {name: value for name, value in message.items() if value is not None}  # as parquet fills gaps
+    if message.get("function_call"):
+        raise BadInput(
+            f"{where}: function_call: found {_short(message['function_call'])}; expected tool_calls, a list such as "
+            f"[{CALL}], which is what templates read"
+        )
+    if "tool_calls" in message:
+        message["tool_calls"] = _tool_calls(f"{where}: tool_calls", message["tool_calls"])
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
@@ -128,27 +137,34 @@ def _message(where: str, message) -> dict:
         content = "".join(parts)
     if not isinstance(content, str):
         raise BadInput(f"{where}: content: expected a text, found {_short(content)}")
-    message = {**message, "content": content}
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        message["tool_calls"] = [_call(f"{where}: tool_calls[{n}]", one) for n, one in enumerate(calls)]
-    return message
+    return {**message, "content": content}
 
 
-def _call(where: str, call):
-    """A tool's call with its arguments as an object, which templates write out; OpenAI's are a text of JSON."""
+def _tool_calls(where: str, calls) -> list[dict]:
+    calls = _from_json(where, calls, "a list of calls") or []
+    if not isinstance(calls, list):
+        raise BadInput(f"{where}: expected a list such as [{CALL}], found {_short(calls)}")
+    return [_call(f"{where}[{n}]", one) for n, one in enumerate(calls)]
+
+
+def _call(where: str, call) -> dict:
+    """A tool's call with its arguments as an object, which templates write out; OpenAI's are a text of JSON.
+
+    None are an empty object: parquet has nothing there then.
+    """
     wrapped = isinstance(call, dict) and isinstance(call.get("function"), dict)
     function = call["function"] if wrapped else call
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if arguments is None:
-        return call
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise BadInput(
-                f"{where}: arguments: not JSON: {_piece(arguments)}; expected a JSON object"
-            ) from None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadInput(f"{where}: expected a call with its name, such as {CALL}, found {_short(call)}")
+    arguments = function.get("arguments")
+    others = [name for name in function if name not in BESIDE and function[name] is not None]
+    if arguments is None and others:  # they may well be the arguments, and no template would write them out
+        raise BadInput(
+            f"{where}: no field 'arguments'; {_there(function)}. A call is such as {CALL}; name so what it is given"
+        )
+    arguments = _from_json(
+        f"{where}: arguments", "{}" if arguments in (None, "") else arguments, "a JSON object"
+    )
     if not isinstance(arguments, dict):
         raise BadInput(f"{where}: arguments: expected a JSON object, found {_short(arguments)}")
     _is_json(f"{where}: arguments", arguments)
@@ -157,19 +173,25 @@ def _call(where: str, call):
 
 
 def _tools(where: str, tools) -> list[dict] | None:
-    """The tools that a chat may call, as JSON schemas; a text is read as JSON, for parquet has no free form."""
-    found = tools
-    if isinstance(tools, str) and tools:
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError):
-            raise BadInput(f"{where}: field 'tools': not JSON: {_piece(found)}") from None
-    if not tools:
+    """The tools that a chat may call, as JSON schemas."""
+    where = f"{where}: field 'tools'"
+    found = _from_json(where, tools, "a list of JSON schemas")
+    if not found:
         return None
-    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
-        raise BadInput(f"{where}: field 'tools': expected a list of JSON schemas, found {_short(found)}")
-    _is_json(f"{where}: field 'tools'", tools)
-    return tools
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise BadInput(f"{where}: expected a list of JSON schemas, found {_short(tools)}")
+    _is_json(where, found)
+    return found
+
+
+def _from_json(where: str, value, expected: str):
+    """The value; a text is read as JSON, for parquet has no free form."""
+    if not isinstance(value, str) or not value:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise BadInput(f"{where}: not JSON: {_piece(value)}; expected {expected}") from None
 
 
 def _is_json(where: str, value) -> None:

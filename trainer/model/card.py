@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from trainer import config as configuration
+from trainer.data.read import named
 from trainer.words import count
 
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
@@ -42,7 +43,7 @@ def write(directory: Path, facts: dict, adapter: dict | None = None, merged: str
 
 def text(facts: dict, name: str, adapter: dict | None = None, merged: str = "", chats: bool = False) -> str:
     """The card; `name`: the directory's. chats: its tokenizer has a chat template."""
-    settings = facts.get("settings", {})
+    settings = named(facts.get("settings", {}))
     base = settings.get("model") or (adapter or {}).get("base_model_name_or_path") or "unknown"
     title = facts.get("run") or settings.get("run") or name
     parts = [
@@ -97,9 +98,7 @@ def _data(facts: dict, settings: dict) -> str:
         lines[0] += f", {facts['dataset_tokens']:,} tokens"
         if facts.get("sequences"):
             lines[0] += f" in {facts['sequences']:,} sequences of {settings.get('sequence_length'):,}"
-    if facts.get("documents_cut"):
-        cut, lost = count(facts["documents_cut"], "document"), count(facts["tokens_cut"], "token")
-        lines.append(f"- cut to {settings.get('sequence_length'):,} tokens: {cut}; {lost} left out")
+    lines += _cut(facts, settings)
     if settings.get("dataset_weights"):
         lines.append(f"- shares of a batch: {settings['dataset_weights']}")
     if settings.get("loss_on") == "answers":
@@ -108,7 +107,17 @@ def _data(facts: dict, settings: dict) -> str:
         lines.append(f"- held out: `{settings['validation']}`")
     elif settings.get("validation_split"):
         lines.append(f"- held out: {settings['validation_split']:.1%} of the documents")
+    lines += _cut(facts, settings, "held_out_")
     return "## Data\n\n" + "\n".join(lines)
+
+
+def _cut(facts: dict, settings: dict, part: str = "") -> list[str]:
+    """What was left out of the training data's documents, or of those of another part; a line or none."""
+    if not facts.get(f"{part}documents_cut"):
+        return []
+    cut, lost = count(facts[f"{part}documents_cut"], "document"), count(facts[f"{part}tokens_cut"], "token")
+    whose = "of the held-out data, " if part else ""
+    return [f"- {whose}cut to {settings.get('sequence_length'):,} tokens: {cut}; {lost} left out"]
 
 
 def _losses(facts: dict) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer import checkpoint, metrics
 from trainer import config as configuration
-from trainer.data import chat
+from trainer.data import chat, read
 from trainer.data.files import expanded
 from trainer.errors import BadInput
 from trainer.model import load as model_load
@@ -31,6 +31,11 @@ class Saved:
     def base(self) -> str | None:
         """The model that an adapter was trained beside: a directory, a hub name, or `tiny`."""
         return self.settings.get("model") or (self.adapter or {}).get("base_model_name_or_path")
+
+    @property
+    def base_elsewhere(self) -> str | None:
+        """The same for others' tools: its name on the hub, if that is where it came from."""
+        return name_on_hub(self.settings) or self.base
 
 
 def find(directory: Path) -> Saved:
@@ -111,6 +116,27 @@ def name_end_of_turn(directory: Path, model, tokenizer) -> None:
         return
     told = json.loads(file.read_text()) | {"eos_token_id": sorted({*ends(model, tokenizer), token})}
     file.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
+
+
+def name_on_hub(settings: dict) -> str | None:
+    """What the hub calls the model that train.yml has brought from there to a place on the hosts; else None."""
+    name = read.origins(settings).get(settings.get("model"))
+    return name if name and not name.startswith(("/", ".", "~")) else None
+
+
+def name_base(directory: Path, settings: dict) -> None:
+    """Have an adapter's files, just written, name its base as the hub does; here it is found by the run's settings.
+
+    Afterwards, for peft would ask the hub for that name as it writes.
+    """
+    adapter, name = _adapter(directory), name_on_hub(settings)
+    if adapter and name:
+        write_adapter(directory, {**adapter, "base_model_name_or_path": name})
+
+
+def write_adapter(directory: Path, adapter: dict) -> None:
+    """Write adapter_config.json, as peft does."""
+    (directory / "adapter_config.json").write_text(json.dumps(adapter, indent=2, sort_keys=True) + "\n")
 
 
 def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
