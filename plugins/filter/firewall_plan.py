@@ -152,8 +152,9 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
     peers: addresses; allow: [{port, proto, from}]; ssh_from: networks, empty for everyone; expected_peers: how many
     other hosts the cluster has; reached: the name or address by which the controller reaches the host; names: those of
     the inventory's hosts. Returns
-    {errors: [str]} alone, or {errors, rules (nftables text), ssh_ports, closes, live}: `closes` names each listening
-    socket that others reach now and only peers will, `live` is whether rules of ours are loaded.
+    {errors: [str]} alone, or {errors, doubt, rules (nftables text), ssh_ports, closes, live}: `doubt` says what of
+    others' rules could not be read, "" where nothing; `closes` names each listening socket that others reach now and
+    only peers will, `live` is whether rules of ours are loaded.
     """
     try:
         if survey["ufw"] or survey["firewalld"]:
@@ -225,6 +226,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
     ]
     return {
         "errors": [],
+        "doubt": doubt(survey["may_shut"]),
         "rules": RULES.format(
             sets=sets,
             rules="\n".join(rules),
@@ -236,6 +238,17 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         "closes": list(dict.fromkeys(closes)),
         "live": live,
     }
+
+
+def doubt(may_shut):
+    """What is warned of where a packet filter of somebody's own lets peers in by what is not read."""
+    if not may_shut:
+        return ""
+    return (
+        f"{' and '.join(may_shut)}: what could let that in there goes by something that is not read here (a set of "
+        "ipset's, an address of this host's own, a mark). If the hosts do not reach each other, let in there all that "
+        "comes from the peers' addresses, by these alone"
+    )
 
 
 def network(where, text):

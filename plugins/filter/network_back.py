@@ -188,10 +188,12 @@ def narrowed(text: str, original: str) -> bool:
     ):
         return False
     rest, whole = now.pop("network", None) or {}, before.pop("network", None) or {}
-    if now != before or rest == whole:
+    if now != before or rest == whole or not isinstance(rest, dict) or not isinstance(whole, dict):
         return False
     for kind in KINDS:
         fewer, all_ = rest.pop(kind, None) or {}, whole.pop(kind, None) or {}
+        if not isinstance(fewer, dict) or not isinstance(all_, dict):
+            return False
         if any(name not in all_ or all_[name] != one for name, one in fewer.items()):
             return False
     return rest == whole
@@ -219,11 +221,11 @@ def with_stanzas(text: str) -> tuple[str, list[str]]:
 def names_set(*networks: dict) -> set[str]:
     """The names that netplan's definitions give to cards."""
     return {
-        one["set-name"]
+        str(one["set-name"])
         for network in networks
         for kind, definitions in network.items()
         for one in definitions.values()
-        if kind not in MADE and "set-name" in one
+        if kind not in MADE and one.get("set-name")
     }
 
 

@@ -28,6 +28,7 @@ from network_files import (
     PROFILES,
     READ_BY,
     RESOLV_CONF,
+    form_fault,
     keyed,
     made_by,
     netplan_after,
@@ -406,9 +407,9 @@ def check_taken_in(path, name, kind, ours):
         raise Refused(f"{path}: '{name}' takes in {', '.join(ours)}: {wish}take {', '.join(ours)} out there")
 
 
-def netplan_claims(files, ours, links, taken):
-    """Changes to other netplan files so that none of them speaks for a name in `ours`."""
-    changes = []
+def netplan_documents(files):
+    """{path: what it holds} of the other netplan files; refused where netplan itself could not read it."""
+    documents = {}
     for path, file in files.items():
         if path == OUR_FILE:
             continue
@@ -424,6 +425,25 @@ def netplan_claims(files, ours, links, taken):
             raise Refused(
                 f"{path}: network, or a kind in it, is no mapping, so netplan cannot work on this host: correct it"
             )
+        for kind in KINDS:
+            for identifier, definition in (network.get(kind) or {}).items():
+                if fault := form_fault(definition or {}):
+                    place = ".".join(filter(None, ("network", kind, str(identifier), fault[0])))
+                    raise Refused(
+                        f"{path}: {place} is no {fault[1]}, so netplan cannot work on this host: correct it"
+                    )
+        documents[path] = document
+    return documents
+
+
+def netplan_claims(files, documents, ours, links, taken):
+    """Changes to other netplan files so that none of them speaks for a name in `ours`.
+
+    documents: as `netplan_documents` has them; what gives way is taken out of them.
+    """
+    changes = []
+    for path, document in documents.items():
+        file, network = files[path], document.get("network") or {}
         claimed = False
         for kind in KINDS:
             definitions = network.get(kind) or {}
@@ -686,6 +706,7 @@ def plan(survey, entries, said, renderer, before):
     links, files, active = survey["interfaces"], survey["files"], survey["active"]
     taken = survey["asides"]
     network = {"version": 2}
+    documents = netplan_documents(files["netplan"])
     given = names_given(files["netplan"], links)
     for item in entries:
         definition = {"renderer": renderer, **keeping_name(item, given)}
@@ -701,7 +722,7 @@ def plan(survey, entries, said, renderer, before):
             files["networkmanager"], ours, links, taken, survey["hidden_profiles"], devices
         )
     claims = [
-        *netplan_claims(files["netplan"], ours, links, taken),
+        *netplan_claims(files["netplan"], documents, ours, links, taken),
         *networkd_claims(files["networkd"], ours, links, taken),
         *stanzas,
         *profiles,

@@ -863,8 +863,8 @@ def nvidia_outcome(
         )
     elif why and not reboot:
         told.append(
-            f"{why}: reboot this host when it suits (sudo systemctl reboot), or run again with -e "
-            f"'{{\"nvidia_reboot\": true}}'"
+            f"{why}: reboot this host when it suits (sudo systemctl reboot), and then run site.yml again, which "
+            "does what wants the driver running; or run it now with -e '{\"nvidia_reboot\": true}'"
         )
     if plan["fabric"] and "nvidia-fabricmanager.service" not in survey["units"]:
         problems.append(

@@ -38,6 +38,22 @@ def roce_switch(hosts: list[str], hostvars: Mapping[str, Any], system: str, want
     return write(ports, wanted["dscp"], wanted["priority"], wanted["pfc"])
 
 
+def roce_switch_first(system: str, wanted: Mapping[str, Any]) -> str:
+    """What must be done on the switch before it is told the text of roce_switch; "" where nothing.
+
+    sonic-swss' buffermgr makes a port's lossless priority group of its cable length, the pool and the vendor's table:
+    all of the switch's model, so that only SONiC's own templates know them.
+    """
+    if system != "sonic" or not wanted["pfc"]:
+        return ""
+    return (
+        "Before it, unless that was done there once: `sudo config qos reload`, which writes SONiC's default buffers, "
+        "cable lengths and classes, for all ports; without CABLE_LENGTH and BUFFER_POOL SONiC makes no lossless "
+        "priority group, and nothing is paused. In the end `show buffer information` must name a pg_lossless profile "
+        "for each of these ports; tried on no switch. "
+    )
+
+
 def _nxos(ports: Mapping[str, str], dscp: int, priority: int, pfc: bool) -> str:
     pause = [f"    pause pfc-cos {priority}"] if pfc else []
     lines = [
@@ -140,4 +156,4 @@ def _sonic(ports: Mapping[str, str], dscp: int, priority: int, pfc: bool) -> str
 class FilterModule:
     def filters(self) -> dict:
         """The filters, by name."""
-        return {"roce_switch": roce_switch}
+        return {"roce_switch": roce_switch, "roce_switch_first": roce_switch_first}

@@ -42,12 +42,12 @@ def read_at(place):
 
 
 class NetplanLoader(yaml.SafeLoader):
-    """Reads YAML as netplan does: 52:54:00:12:34:56 without quotes is no number of base 60."""
+    """Reads YAML as netplan does: 52:54:00:12:34:56 without quotes is no number of base 60, 2024-13-45 no date."""
 
 
-INT = "tag:yaml.org,2002:int"
+INT, DATE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"
 NetplanLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag != INT]
+    first: [(tag, pattern) for tag, pattern in known if tag not in (INT, DATE)]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 NetplanLoader.add_implicit_resolver(INT, re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
@@ -57,6 +57,8 @@ def read_netplan(text):
     loader = NetplanLoader(text)
     try:
         return loader.get_single_data()
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):  # as of `!!int word`
+        raise yaml.MarkedYAMLError(problem="a value that cannot be read") from None
     finally:
         loader.dispose()
 
@@ -73,16 +75,41 @@ def yaml_fault(error):
     return re.sub(r"(['\"])(.+?)\1", quoted, said) + place
 
 
+WORDS = (str, int, float)  # which bool is, too
+FORMS = {
+    "match": (dict, "mapping"),
+    "addresses": (list, "list"),
+    "interfaces": (list, "list"),
+    "link": (WORDS, "word"),
+    "set-name": (WORDS, "word"),
+}
+
+
+def form_fault(definition):
+    """(key, form): what netplan wants of a definition in vain, of the parts that are read here; None where nothing.
+
+    key: "" for the definition itself. What is left empty counts as not there.
+    """
+    if not isinstance(definition, dict):
+        return "", "mapping"
+    for key, (kind, form) in FORMS.items():
+        value = definition.get(key)
+        if value is not None and not isinstance(value, kind):
+            return key, form
+    members = definition.get("interfaces") or []
+    return None if all(isinstance(one, WORDS) for one in members) else ("interfaces", "list of words")
+
+
 def network_of(text):
-    """{kind: {name: definition}} of a netplan file; {} where it is none."""
+    """{kind: {name: definition}} of a netplan file, of those that are some; {} where it is none."""
     try:
         network = read_netplan(text)["network"]
         return {
-            kind: {name: one for name, one in network[kind].items() if isinstance(one, dict)}
+            kind: {name: one for name, one in network[kind].items() if not form_fault(one)}
             for kind in KINDS
             if network.get(kind)
         }
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError):
         return {}
 
 

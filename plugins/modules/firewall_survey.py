@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import functools
 import glob
 import ipaddress
 import json
@@ -48,14 +49,18 @@ PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
     r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
 )
-# iptables-save: -A INPUT -s 10.0.0.0/24 ! -i lo -p tcp -m comment --comment "some words" -j ACCEPT
-IPTABLES = re.compile(
-    r"-A (?P<chain>\S+)(?: (?P<but_of>! )?-s (?P<of>\S+))?(?: (?P<but_by>! )?-i (?P<by>\S+))?(?: -p tcp)?"
-    r"(?: -m (?:conntrack --ctstate|state --state) (?:\S+,)?NEW(?:,\S+)?)?"
-    r"(?: -m comment --comment (?:\"[^\"]*\"|\S+))?"
-    r" -(?P<how>[jg]) (?P<target>\S+).*"
-)
+# The words of iptables-save: -A INPUT -s 10.0.0.0/24 ! -i lo -p tcp -m comment --comment "some words" -j ACCEPT
+IPTABLES = re.compile(r'"(?:\\.|[^"\\])*"|\S+')
+# Of its matches, those whose options tell all that they look at.
+READ_MATCHES = ("addrtype", "comment", "conntrack", "iprange", "pkttype", "state", "tcp", "udp")
 VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")  # nft's
+# What is let in, or not, by these is but a part of what a peer says: some ports, kinds of packets, or so many of them.
+IN_PART = re.compile(
+    r"-f$|--(?:[ds]?ports?|ct\w+port|tcp-|syn|icmp|limit|hashlimit|connlimit|quota|rcheck|update)"
+)
+NFT_IN_PART = {"limit", "quota", "ct count", "xt"}  # the last is iptables', which says better what it is
+# The headers before those of ports; ip6 is none of a peer's, whose address is IPv4's.
+BEFORE_PORTS = {"ip", "ether", "vlan", "nh", "ll"}
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
     r"^\s*(?:ip6? saddr (?:\{[^}]*\}|\S+) )?(tcp|udp) dport (\d+)(?:-(\d+))? accept$", re.MULTILINE
@@ -284,8 +289,8 @@ def members(right, sets):
     """
     if isinstance(right, dict) and "elem" in right:
         return members(right["elem"]["val"], sets)
-    if isinstance(right, dict) and "set" in right:
-        return members(right["set"], sets)
+    if isinstance(right, dict) and ("set" in right or "|" in right):
+        return members(right["set" if "set" in right else "|"], sets)
     if isinstance(right, str) and right.startswith("@"):
         return members(sets.get(right[1:], []), sets)
     if isinstance(right, list):
@@ -307,97 +312,258 @@ def among(address, value):
         return False
 
 
-def concerns(words, peer, links, sets):
-    """Whether a rule's matches are met by all that a peer, which comes by one of `links`, begins to say."""
-    for word in words:
-        match = word.get("match", {})
-        left, named = match.get("left", {}), members(match.get("right"), sets)
-        if left.get("ct", {}).get("key") == "state":
-            met = "new" in named
-        elif (
-            left.get("meta", {}).get("key") == "l4proto" or left.get("payload", {}).get("field") == "protocol"
-        ):
-            met = "tcp" in named  # by which the ranks speak
-        elif left.get("meta", {}).get("key") in ("iif", "iifname"):
-            met = any(fnmatch.fnmatchcase(link, str(name)) for link in links for name in named)
-        elif left.get("payload", {}).get("field") == "saddr":
-            met = any(among(peer, one) for one in named)
-        else:
-            return False
-        if met == (match.get("op") == "!="):
-            return False
-    return True
+def to_a_group(value):
+    """Whether what goes to that address, or network, goes to many hosts, or to the sender itself."""
+    try:
+        if isinstance(value, dict):
+            value = f"{value['prefix']['addr']}/{value['prefix']['len']}"
+        network = ipaddress.ip_network(value, strict=False)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return network.is_multicast or network.is_loopback or str(network) == "255.255.255.255/32"
 
 
-def verdict(rules, chain, met):
-    """The first verdict of a chain whose rule is `met`; None where its end is reached.
+def all_of(found):
+    """True where all of them are, False where one is not; else None: not known."""
+    found = list(found)
+    return False if False in found else None if None in found else True
 
-    rules: by chain (word, target, rule), word being one of VERDICTS; what is no chain of theirs has no verdict.
-    """
-    for word, target, rule in rules.get(chain, []):
-        if not met(rule):
-            continue
-        if word not in ("jump", "goto"):
-            return word if word != "return" else None
-        found = verdict(rules, target, met)
-        if found or word == "goto":
-            return found
+
+def any_of(found):
+    """True where one of them is, False where none is; else None: not known."""
+    none = all_of(one if one is None else not one for one in found)
+    return none if none is None else not none
+
+
+def in_part(left):
+    """Whether a match is for some of what a peer says, or none of it, whatever its right side is."""
+    if isinstance(left, list):
+        return any(map(in_part, left))
+    if not isinstance(left, dict):
+        return False
+    payload = left.get("payload")
+    if payload is not None and BEFORE_PORTS.isdisjoint((payload.get("protocol"), payload.get("base"))):
+        return True
+    return str(left.get("ct", {}).get("key")).startswith("proto-") or any(map(in_part, left.values()))
+
+
+def has(left, value, peer, links):
+    """Whether what a match looks at, `left`, has that value as a peer begins to speak; None where it is not known."""
+    if isinstance(value, dict) and value.keys().isdisjoint(("concat", "prefix", "range")):
+        return None
+    if "concat" in left:
+        values = value.get("concat", []) if isinstance(value, dict) else []
+        if len(values) != len(left["concat"]):
+            return None
+        pairs = zip(left["concat"], values, strict=True)
+        return all_of(has(part, one, peer, links) for part, one in pairs)
+    ct, key = left.get("ct", {}).get("key"), left.get("meta", {}).get("key")
+    payload, fib = left.get("payload", {}), left.get("fib", {})
+    field = payload.get("protocol"), payload.get("field")
+    if ct == "state":
+        return value == "new"
+    if ct == "status":
+        return False  # as dnat, seen-reply: of what goes on
+    if key == "l4proto" or field == ("ip", "protocol"):
+        return value == "tcp"  # by which the ranks speak
+    if key == "nfproto":
+        return value == "ipv4"
+    if key == "protocol" or field == ("ether", "type"):
+        return value == "ip"
+    if key in ("iif", "iifname"):
+        return any(fnmatch.fnmatchcase(link, str(value)) for link in links)
+    if key == "pkttype":
+        return value in ("host", "unicast")
+    if field == ("ip", "saddr"):
+        return among(peer, value)
+    if field == ("ip", "daddr") and to_a_group(value):
+        return False
+    if fib.get("result") == "type" and fib.get("flags") in ("daddr", ["daddr"]):
+        return value == "local"
     return None
 
 
+def concerns(words, peer, links, sets):
+    """Whether a rule's matches are met by all that a peer, which comes by one of `links`, begins to say.
+
+    None where that is not known, as of a mark.
+    """
+
+    def met(word):
+        if "match" not in word:
+            return False if word.keys() & NFT_IN_PART else None
+        match = word["match"]
+        left, op = match.get("left", {}), match.get("op")
+        if in_part(left):
+            return False
+        if op not in ("==", "!=", "in"):
+            return None
+        is_one = any_of(has(left, one, peer, links) for one in members(match.get("right"), sets))
+        return is_one if is_one is None or op != "!=" else not is_one
+
+    return all_of(map(met, words))
+
+
+def verdicts(rules, start, met):
+    """What a chain may come to, of the verdicts of its rules; None where its end is reached.
+
+    rules: by chain (word, target, rule), word being one of VERDICTS; what is no chain of theirs has no verdict. met:
+    whether a rule is met; None where that is not known.
+    """
+    known = {}
+
+    def of(chain):
+        if chain not in known:
+            known[chain] = set(walked(chain))
+        return known[chain]
+
+    def walked(chain):
+        for word, target, rule in rules.get(chain, []):
+            is_met = met(rule)
+            if is_met is False:
+                continue
+            led = of(target) if word in ("jump", "goto") else {None if word == "return" else word}
+            back = word == "jump" and None in led
+            yield from led - {None} if back else led
+            if is_met and not back:
+                return
+        yield None
+
+    return of(start)
+
+
+def lets_in(rules, chain, policy, met):
+    """Whether a chain lets a peer in; None where only a rule of which that is not known could."""
+    for told, surely in ((True, lambda rule: met(rule) is True), (None, met)):
+        if "accept" in {one or policy for one in verdicts(rules, chain, surely)}:
+            return told
+    return False
+
+
+def nft_rules(words, place, maps):
+    """(word, target, matches) of a rule, by its words in JSON: one for each element of a verdict map."""
+    word = next(iter(words[-1]), "") if words else ""
+    if word == "vmap":
+        key, data = words[-1]["vmap"]["key"], words[-1]["vmap"]["data"]
+        pairs = maps.get(data[1:], []) if isinstance(data, str) else data.get("set", [])
+        others = [value for value, _ in pairs if members(value, {}) != ["*"]]
+        for value, verdict in pairs:
+            op, right = ("==", value) if value in others else ("!=", others)
+            match = {"match": {"op": op, "left": key, "right": right}}
+            yield from nft_rules([*words[:-1], match, verdict], place, maps)
+    elif word in VERDICTS:
+        target = (*place, words[-1][word]["target"]) if word in ("jump", "goto") else None
+        yield word, target, words[:-1]
+
+
 def shut_by_nft(text, peers):
-    """Chains of others that shut out one of the peers, by `nft -j list ruleset`: [(chain, peers)].
+    """What `nft -j list ruleset` has for each chain of others: [(chain, peers shut out, peers that may be)].
 
     peers: by address the interfaces by which it comes. Of IPv4's input: what one such chain drops no other can let in.
     """
     parts = json.loads(text or "{}").get("nftables", [])
-    policies, rules, sets = {}, {}, {}
+    policies, rules, sets, maps = {}, {}, {}, {}
     for chain in (part["chain"] for part in parts if "chain" in part):
         ours = (chain["family"], chain["table"]) == ("inet", "trainyard")
         if chain.get("hook") == "input" and chain["family"] in ("ip", "inet") and not ours:
             policies[chain["family"], chain["table"], chain["name"]] = chain.get("policy", "accept")
-    for one in (part["set"] for part in parts if "set" in part):
-        sets.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
+    for kind, known in (("set", sets), ("map", maps)):
+        for one in (part[kind] for part in parts if kind in part):
+            known.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
     for rule in (part["rule"] for part in parts if "rule" in part):
         words = [word for word in rule.get("expr", []) if not word.keys() & {"counter", "log"}]
-        word = next(iter(words[-1]), "") if words else ""
-        if word in VERDICTS:
-            place = rule["family"], rule["table"]
-            target = (*place, words[-1][word]["target"]) if word in ("jump", "goto") else None
-            rules.setdefault((*place, rule["chain"]), []).append((word, target, words[:-1]))
+        place = rule["family"], rule["table"]
+        rules.setdefault((*place, rule["chain"]), []).extend(nft_rules(words, place, maps.get(place, {})))
 
-    def accepts(chain, peer):
+    def judged(chain, peer):
         known = sets.get(chain[:2], {})
-        found = verdict(rules, chain, lambda matches: concerns(matches, peer, peers[peer], known))
-        return (found or policies[chain]) == "accept"
+        return lets_in(rules, chain, policies[chain], lambda words: concerns(words, peer, peers[peer], known))
 
-    found = ((chain, [peer for peer in peers if not accepts(chain, peer)]) for chain in policies)
     return [
-        (f"nftables' chain {chain[2]} of table {chain[0]} {chain[1]}", out) for chain, out in found if out
+        (
+            f"nftables' chain {chain[2]} of table {chain[0]} {chain[1]}",
+            *sorted_out(peers, functools.partial(judged, chain)),
+        )
+        for chain in policies
     ]
+
+
+def sorted_out(peers, judged):
+    """(peers that are shut out, peers that may be), as lets_in says."""
+    found = {peer: judged(peer) for peer in peers}
+    return tuple([peer for peer in peers if found[peer] is outcome] for outcome in (False, None))
+
+
+def iptables_options(line):
+    """[(whether it is negated, option, arguments)] of a rule as iptables-save writes it."""
+    found, negated = [], False
+    for word in IPTABLES.findall(line):
+        if word == "!":
+            negated = True
+        elif word.startswith("-"):
+            found.append((negated, word, []))
+            negated = False
+        elif found:
+            found[-1][2].append(word)
+    return found
+
+
+def iptables_concerns(options, peer, links):
+    """As `concerns`, of a rule of iptables'."""
+
+    def has_it(option, value):
+        if option == "-s":
+            return among(peer, value)
+        if option == "-d":
+            return False if to_a_group(value) else None
+        if option == "-i":
+            return any(fnmatch.fnmatchcase(link, value.replace("+", "*")) for link in links)
+        if option == "-p":
+            return value in ("all", "tcp")  # by which the ranks speak
+        if option in ("--ctstate", "--state"):
+            return "NEW" in value.split(",")
+        if option == "--ctstatus":
+            return False
+        if option == "--src-range":
+            return among(peer, {"range": value.split("-")})
+        if option == "--dst-type":
+            return "LOCAL" in value.split(",")
+        if option == "--pkt-type":
+            return value == "unicast"
+        return None
+
+    def met(negated, option, arguments):
+        value = arguments[0] if arguments else ""
+        if IN_PART.match(option):
+            return False
+        if option == "--comment" or (option == "-m" and value in READ_MATCHES):
+            return True
+        found = has_it(option, value)
+        return found if found is None or not negated else not found
+
+    return all_of(met(*one) for one in options)
 
 
 def shut_by_iptables(text, peers):
     """The same of `iptables-save -t filter`."""
     policy = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1].lower()
     rules = {}
-    for rule in filter(None, map(IPTABLES.fullmatch, text.splitlines())):
-        ends = rule["target"] in ("ACCEPT", "DROP", "REJECT", "RETURN")
-        word = rule["target"].lower() if ends else {"j": "jump", "g": "goto"}[rule["how"]]
-        rules.setdefault(rule["chain"], []).append((word, rule["target"], rule))
+    for line in text.splitlines():
+        (_, first, chain), *options = iptables_options(line) or [(False, "", [])]
+        ends = [place for place, (_, option, _) in enumerate(options) if option in ("-j", "-g")]
+        if first != "-A" or not ends:
+            continue
+        _, how, (target, *_) = options[ends[0]]
+        word = {"-j": "jump", "-g": "goto"}[how]
+        if target in ("ACCEPT", "DROP", "REJECT", "RETURN"):
+            word = target.lower()
+        rules.setdefault(chain[0], []).append((word, target, options[: ends[0]]))
 
-    def accepts(peer):
-        def met(rule):
-            by = (rule["by"] or "").replace("+", "*")
-            comes = any(fnmatch.fnmatchcase(link, by) for link in peers[peer])
-            if by and comes == bool(rule["but_by"]):
-                return False
-            return not rule["of"] or among(peer, rule["of"]) != bool(rule["but_of"])
+    def judged(peer):
+        met = functools.partial(iptables_concerns, peer=peer, links=peers[peer])
+        return lets_in(rules, "INPUT", policy, met)
 
-        return (verdict(rules, "INPUT", met) or policy) == "accept"
-
-    out = [peer for peer in peers if not accepts(peer)]
-    return [("iptables' chain INPUT", out)] if out else []
+    return [("iptables' chain INPUT", *sorted_out(peers, judged))]
 
 
 def links_to(module, peer):
@@ -407,28 +573,31 @@ def links_to(module, peer):
 
 
 def shut(module, hosts):
-    """What packet filters other than ours, of whichever program, shut out of the cluster's other hosts, as [words].
+    """What packet filters other than ours shut out of the cluster's other hosts: {shut: [words], may_shut: [words]}.
 
-    hosts: by address the interfaces by which it will come, as far as that is known; else the way to it tells.
+    Of whichever program they are. hosts: by address the interfaces by which it will come, as far as that is known; else
+    the way to it tells. may_shut: what lets it in at most by a match that is not read here.
     """
-    found = []
+    told = {"shut": [], "may_shut": []}
     if not hosts:
-        return found
+        return told
     peers = {host: set(links) or links_to(module, host) for host, links in hosts.items()}
-    shown = ""
+    found, shown = [], ""
     if module.get_bin_path("iptables-save"):
         shown = module.run_command(["iptables-save", "-t", "filter"])[1]
         found += shut_by_iptables(shown, peers)
     if module.get_bin_path("nft"):
         # nft shows what iptables has made, too, as ip filter, and not all of it in words of its own.
         found += [
-            (chain, out)
-            for chain, out in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
-            if not (":INPUT " in shown and chain.endswith(" INPUT of table ip filter"))
+            one
+            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
+            if not (":INPUT " in shown and one[0].endswith(" INPUT of table ip filter"))
         ]
-    return [
-        f"{chain} shuts out {out[0]}" + f" and {len(out) - 1} more" * (len(out) > 1) for chain, out in found
-    ]
+    for chain, *outs in found:
+        for key, does, out in zip(told, ("shuts out", "may shut out"), outs, strict=True):
+            if out:
+                told[key].append(f"{chain} {does} {out[0]}" + f" and {len(out) - 1} more" * (len(out) > 1))
+    return told
 
 
 def main():
@@ -455,7 +624,7 @@ def main():
             "clients": clients,
             "ufw": ufw_enabled(module),
             "firewalld": active(module.run_command, ["firewalld"])["firewalld"],
-            "shut": shut(module, module.params["hosts"]),
+            **shut(module, module.params["hosts"]),
             "bridges": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("br-")),
             "nft": bool(module.get_bin_path("nft")),
             "loaded": loaded(module),

@@ -32,6 +32,7 @@ def survey(**more):
         "ufw": False,
         "firewalld": False,
         "shut": [],
+        "may_shut": [],
         "bridges": [],
         "nft": True,
         "loaded": LOADED,
@@ -767,7 +768,9 @@ def ruleset(rules, policy="accept", family="inet", table="filter", hook="input")
         "elem": [{"elem": {"val": "10.0.0.2"}}, "10.0.0.7"],
     }
     lan = {"family": family, "table": table, "name": "lan", "elem": ["wlan0", {"elem": {"val": "eth0"}}]}
-    sets = [{"set": known}, {"set": lan}]
+    ways = [["ipv6", {"drop": None}], ["ipv4", {"jump": {"target": "known"}}]]
+    doors = {"family": family, "table": table, "name": "doors", "map": "verdict", "elem": ways}
+    sets = [{"set": known}, {"set": lan}, {"map": doors}]
     others = {
         "known": source("@known"),
         "other": source("10.9.0.1"),
@@ -870,7 +873,140 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
 ):
     found = load_module("firewall_survey").shut_by_nft(ruleset(rules, **more), PEERS)
     named = f"nftables' chain in of table {more.get('family', 'inet')} {more.get('table', 'filter')}"
-    assert [chain for chain, _ in found] == [named] * shuts
+    assert [(chain, bool(out), maybe) for chain, out, maybe in found if out or maybe] == [
+        (named, True, [])
+    ] * shuts
+
+
+def left_of(text):
+    """What `nft -j` has for the left side of a match."""
+    if " . " in text:
+        return {"concat": [left_of(one) for one in text.split(" . ")]}
+    kind, word = text.split()
+    if kind in ("meta", "ct"):
+        return {kind: {"key": word}}
+    if kind == "fib":
+        return {"fib": {"result": "type", "flags": [word]}}
+    return {"payload": {"protocol": kind, "field": word}}
+
+
+def where(text, right, does="accept", op="=="):
+    """A rule of one match."""
+    verdict = {does: None} if does in ("accept", "drop", "return") else {"jump": {"target": does}}
+    return [{"match": {"op": op, "left": left_of(text), "right": right}}, verdict]
+
+
+def by_value(text, *pairs):
+    """A rule that has a verdict, or a chain to jump to, for each value."""
+    ways = [[value, where(text, value, does)[1]] for value, does in pairs]
+    return [{"vmap": {"key": left_of(text), "data": {"set": ways}}}]
+
+
+LAN = {"prefix": {"addr": "10.0.0.0", "len": 24}}
+BY_ETH0 = {"set": [{"concat": [{"elem": {"val": "10.9.0.1"}}, "eth0"]}, {"concat": [LAN, "eth0"]}]}
+OUT, MAYBE = ([*PEERS], []), ([], [*PEERS])
+
+
+@pytest.mark.parametrize(
+    ("rules", "policy", "judged"),
+    [
+        # As the nftables of many guides begin, and as others write it.
+        ([by_value("ct state", ("invalid", "drop"), ("established", "accept")),
+          by_value("meta protocol", ("ip", "known"), ("ip6", "back"))], "drop", ([], [])),
+        ([where("meta nfproto", "ipv4", "known")], "drop", ([], [])),
+        ([[{"vmap": {"key": left_of("meta nfproto"), "data": "@doors"}}]], "drop", ([], [])),
+        ([where("ip saddr . meta iifname", BY_ETH0)], "drop", ([], [])),
+        ([by_value("ip saddr", ("*", "drop"), (LAN, "accept"))], "accept", ([], [])),
+        ([by_value("ct state", ("*", "drop"), ({"elem": {"val": "new"}}, "known"))], "drop", ([], [])),
+        ([where("meta pkttype", {"set": ["broadcast", "multicast"]}, "drop"), where("fib daddr", "local")], "drop",
+         ([], [])),
+        # Surely out.
+        ([by_value("meta protocol", ("ip6", "known"))], "drop", OUT),
+        ([where("meta nfproto", "ipv6", "known")], "drop", OUT),
+        ([where("ip6 saddr", {"prefix": {"addr": "fe80::", "len": 10}}, op="!=")], "drop", OUT),
+        ([where("ip saddr . meta iifname", {"set": [{"concat": [LAN, "eth1"]}]})], "drop", OUT),
+        ([by_value("ip saddr", ("10.0.0.2", "accept"), ("*", "drop"))], "accept", (["10.0.0.7"], [])),
+        ([by_value("meta nfproto", ("ipv4", "drop"))], "accept", OUT),
+        ([where("meta l4proto . th dport", {"set": [{"concat": ["tcp", 22]}]})], "drop", OUT),
+        ([by_value("tcp dport", (22, "accept"), ("*", "accept"))], "drop", OUT),
+        ([where("tcp flags", "syn", op="in"), where("ct proto-dst", 22), where("ct status", "dnat")], "drop", OUT),
+        ([where("ip daddr", {"prefix": {"addr": "224.0.0.0", "len": 4}}), where("meta pkttype", "multicast")],
+         "drop", OUT),
+        ([[{"limit": {"rate": 10, "per": "second"}}, {"accept": None}]], "drop", OUT),
+        ([where("meta mark", 1, "shut")], "drop", OUT),
+        ([where("meta mark", 1, "drop")], "drop", OUT),
+        # What is not read may let them in; what is not read, and would shut them out, as some banned ones, counts not.
+        ([[where("ip daddr", "10.0.0.1")[0], *where("ip saddr", LAN)]], "drop", MAYBE),
+        ([where("meta mark", 1), REST], "accept", MAYBE),
+        ([where("meta mark", 1, "known"), REST], "accept", MAYBE),
+        ([where("meta mark", 1, "return"), REST], "accept", MAYBE),
+        ([by_value("ct mark", (1, "accept"), (2, "drop"))], "drop", MAYBE),
+        ([where("ip saddr", "10.0.0.9", op="<")], "drop", MAYBE),
+        ([where("ether saddr", "00:11:22:33:44:55")], "drop", MAYBE),
+        ([[{"match": {"op": "==", "left": {"fib": {"result": "oif", "flags": ["saddr", "iif"]}}, "right": True}},
+           {"accept": None}]], "drop", MAYBE),
+        ([where("ip saddr", "10.0.0.2"), where("meta mark", 1)], "drop", ([], ["10.0.0.7"])),
+        ([[where("meta mark", 1)[0], *where("ip saddr", "10.0.0.2")]], "drop", (["10.0.0.7"], ["10.0.0.2"])),
+        ([where("meta mark", 1, "drop"), where("ip saddr", LAN)], "drop", ([], [])),
+        ([where("meta mark", 1, "shut")], "accept", ([], [])),
+    ],
+)  # fmt: skip
+def test_what_lets_the_peers_in_is_read_or_doubted(load_module, rules, policy, judged):
+    ((_, *found),) = load_module("firewall_survey").shut_by_nft(ruleset(rules, policy), PEERS)
+    assert tuple(found) == judged
+
+
+@pytest.mark.parametrize(
+    ("lines", "judged"),
+    [
+        ("-A INPUT -s 10.0.0.0/24 -p tcp -m tcp -j ACCEPT", ([], [])),
+        ("-A INPUT -m iprange --src-range 10.0.0.1-10.0.0.9 -j ACCEPT", ([], [])),
+        ("-A INPUT -m conntrack ! --ctstate INVALID -j ACCEPT", ([], [])),
+        ("-A INPUT -m addrtype --dst-type LOCAL -j ACCEPT", ([], [])),
+        ("-A INPUT -m pkttype ! --pkt-type multicast -j ACCEPT", ([], [])),
+        (r'-A INPUT -m comment --comment "say \"-j DROP\" -s 1.2.3.4" -i eth0 -j ACCEPT', ([], [])),
+        ("-A INPUT -s 10.0.0.0/24 -d 10.0.0.1/32 -j ACCEPT", MAYBE),
+        ("-A INPUT -m set --match-set peers src -j ACCEPT", MAYBE),
+        ("-A INPUT -m set ! --match-set banned src -j MINE\n-A MINE -s 10.0.0.2/32 -j ACCEPT",
+         (["10.0.0.7"], ["10.0.0.2"])),
+        ("-A INPUT -m rpfilter -j ACCEPT", MAYBE),
+        ("-A INPUT -m set --match-set banned src -j DROP\n-A INPUT -i eth0 -j ACCEPT", ([], [])),
+        ("-A INPUT -m set --match-set banned src -j DROP", OUT),
+        ("-A INPUT -s 10.0.0.0/24 -d 224.0.0.0/4 -j ACCEPT\n-A INPUT -d 127.0.0.0/8 -j ACCEPT", OUT),
+        ("-A INPUT -m iprange --src-range 10.9.0.1-10.9.0.9 -j ACCEPT", OUT),
+        ("-A INPUT -m set --match-set peers src -p tcp -m tcp --dport 22 -j ACCEPT", OUT),
+        ("-A INPUT -p tcp -m multiport --dports 22 -j ACCEPT\n-A INPUT -p icmp -m icmp --icmp-type 8 -j ACCEPT", OUT),
+        ("-A INPUT -p tcp -m limit --limit 3/min -j ACCEPT\n-A INPUT -m conntrack --ctstatus DNAT -j ACCEPT", OUT),
+        ("-A INPUT -m recent --rcheck --seconds 60 --name knocked --rsource -j ACCEPT\n-A INPUT -f -j ACCEPT", OUT),
+    ],
+)  # fmt: skip
+def test_and_of_iptables(load_module, lines, judged):
+    text = f"# Generated by iptables-save\n*filter\n:INPUT DROP [0:0]\n:MINE - [0:0]\n{lines}\nCOMMIT\n"
+    ((_, *found),) = load_module("firewall_survey").shut_by_iptables(text, PEERS)
+    assert tuple(found) == judged
+
+
+def test_what_may_shut_peers_out_is_a_warning(load_module, repository):
+    """Where it does, the check of the ways between the hosts finds it."""
+
+    class Module:
+        def get_bin_path(self, name):
+            return name == "iptables-save"
+
+        def run_command(self, words):
+            return 0, ":INPUT DROP [0:0]\n-A INPUT -m set --match-set peers src -j ACCEPT\n", ""
+
+    told = load_module("firewall_survey").shut(Module(), {"10.0.0.2": ["eth0"], "10.0.0.3": ["eth0"]})
+    assert told == {"shut": [], "may_shut": ["iptables' chain INPUT may shut out 10.0.0.2 and 1 more"]}
+    doubt = planned(**told)["doubt"]
+    assert doubt.startswith(f"{told['may_shut'][0]}: what could let that in there goes by")
+    assert planned()["doubt"] == ""
+    tasks = yaml.safe_load((repository / "roles/firewall/tasks/rules.yml").read_text())
+    (said,) = [task for task in tasks if "doubt" in task.get("when", "")]
+    assert (
+        said["ansible.builtin.debug"]["msg"]
+        == "WARNING: {{ inventory_hostname }}: {{ __firewall_plan.doubt }}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -910,8 +1046,8 @@ def test_somebody_s_own_packet_filter_is_seen_where_it_shuts_out_whom_it_does_no
     ],
 )  # fmt: skip
 def test_and_one_by_iptables(load_module, text, shuts):
-    found = load_module("firewall_survey").shut_by_iptables(text, PEERS)
-    assert [chain for chain, _ in found] == ["iptables' chain INPUT"] * shuts
+    ((chain, out, maybe),) = load_module("firewall_survey").shut_by_iptables(text, PEERS)
+    assert (chain, bool(out), maybe) == ("iptables' chain INPUT", shuts, [])
 
 
 def test_each_host_s_address_in_the_cluster_and_by_what_it_will_come():
@@ -953,7 +1089,11 @@ def test_what_iptables_has_made_is_read_as_iptables_says_it(load_module):
                 return 0, json.dumps([{"dev": "eth7"}]), ""
             return 0, self.saved if words[0] == "iptables-save" else made.replace('"in"', '"INPUT"'), ""
 
-    shut = load_module("firewall_survey").shut
+    def shut(module, hosts):
+        found = load_module("firewall_survey").shut(module, hosts)
+        assert found.pop("may_shut") == []
+        return found["shut"]
+
     hosts = {"10.0.0.2": ["eth0"], "10.0.0.3": []}
     assert shut(Module(text), hosts) == []
     assert shut(Module(text.replace("-m ", "-i eth7 -m ")), hosts) == [

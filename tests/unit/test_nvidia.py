@@ -1020,6 +1020,8 @@ def test_a_reboot_comes_by_consent_alone_and_never_during_a_run(survey, words):
         and "nvidia_reboot" in told["says"][0]
         and "sudo systemctl reboot" in told["says"][0]
     )
+    # nvidia-peermem, say, is loaded, and noted for each boot, only where the driver runs.
+    assert "(sudo systemctl reboot), and then run site.yml again" in told["says"][0]
     agreed = outcome(reboot=True, **survey)
     assert agreed["reboot"] and agreed["says"] == []
     here = outcome(reboot=True, from_itself=True, **survey)

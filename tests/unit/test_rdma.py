@@ -431,6 +431,23 @@ def test_sonic_s_tables_name_only_what_is_there(pfc):
         assert queue.get("wred_profile", "TRAINYARD") in tables["WRED_PROFILE"]
 
 
+def test_sonic_pauses_nothing_before_it_has_its_own_buffers(repository):
+    """Which depend on its model: the text cannot have them, and whoever applies it is told."""
+    first = switch_filter.roce_switch_first
+    assert "`sudo config qos reload`" in first("sonic", wanted(True)) and "on no switch" in first(
+        "sonic", wanted(True)
+    )
+    assert first("sonic", wanted(False)) == first("cisco-nxos", wanted(True)) == ""
+    (told,) = [
+        task["tell"]["text"]
+        for task in yaml.safe_load((repository / "roles/roce_qos/tasks/switch.yml").read_text())
+        if "tell" in task
+    ]
+    read, _, applied = told.partition("{{ roce_qos_switch | roce_switch_first(_roce_qos_class) }}")
+    assert "Read it" in read and applied.startswith("Apply it")
+    assert "sudo config qos reload" in (repository / "docs/rdma.md").read_text()
+
+
 def test_a_host_without_its_port_is_named():
     with pytest.raises(Exception, match="found none for b; expected the switch's port"):
         switch_filter.roce_switch(["a", "b"], {**HOSTS, "b": {}}, "cisco-nxos", wanted(True))
