@@ -159,6 +159,21 @@ REFUSED = {
         CALLS % '[{"id": "1", "name": "f", "args": {"a": 1}}]',
         "tool_calls[0]: no field 'arguments'; its fields are: id, name, args. A call is such as",
     ),
+    "arguments beside the function": (
+        "a.jsonl",
+        CALLS % '[{"id": "1", "function": {"name": "f"}, "arguments": {"a": 1}}]',
+        "tool_calls[0]: no field 'arguments'; its fields are: name, arguments. A call is such as",
+    ),
+    "arguments beside the function's empty ones": (
+        "a.jsonl",
+        CALLS % '[{"function": {"name": "f", "arguments": "{}"}, "arguments": {"a": 1}}]',
+        "tool_calls[0]: no field 'arguments'; its fields",
+    ),
+    "arguments by another name beside the function": (
+        "a.jsonl",
+        CALLS % '[{"function": {"name": "f"}, "input": {"a": 1}}]',
+        "tool_calls[0]: no field 'arguments'; its fields are: name, input. A call is such as",
+    ),
     "a call as OpenAI's API once had it": (
         "a.jsonl",
         '{"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}]}\n',

@@ -46,6 +46,7 @@ def kind(record: dict, config: Config) -> str:
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
 BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
+AROUND = ("function", "name", "id", "type", "index")  # the same of a call around its function
 TELLING = ("messages", "instruction", "output")  # the fields by which `kind` tells
 
 
@@ -156,15 +157,16 @@ def _call(where: str, call) -> dict:
     function = call["function"] if wrapped else call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadInput(f"{where}: expected a call with its name, such as {CALL}, found {_short(call)}")
-    arguments = function.get("arguments")
+    said = function.get("arguments")
+    arguments = _from_json(f"{where}: arguments", "{}" if said in (None, "") else said, "a JSON object")
+    # What is there beside may well be the arguments, and no template would write it out.
+    around = {name: call[name] for name in call if wrapped and name not in AROUND and call[name]}
     others = [name for name in function if name not in BESIDE and function[name] is not None]
-    if arguments is None and others:  # they may well be the arguments, and no template would write them out
+    if (said is None and (others or around)) or (arguments == {} and "arguments" in around):
+        there = _there({**function, **around})
         raise BadInput(
-            f"{where}: no field 'arguments'; {_there(function)}. A call is such as {CALL}; name so what it is given"
+            f"{where}: no field 'arguments'; {there}. A call is such as {CALL}; name so what it is given"
         )
-    arguments = _from_json(
-        f"{where}: arguments", "{}" if arguments in (None, "") else arguments, "a JSON object"
-    )
     if not isinstance(arguments, dict):
         raise BadInput(f"{where}: arguments: expected a JSON object, found {_short(arguments)}")
     _is_json(f"{where}: arguments", arguments)
