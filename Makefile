@@ -134,7 +134,7 @@ bench-trainer: $(BENCH_VENV)/.complete
 	@$(BENCH_VENV)/bin/python -m bench $(if $(filter-out 0,$(QUICK)),--quick) $(OWN_TABLES)
 
 bench-cluster: $(VENV)/.dev ## mismatched hosts and slow links, on three hosts of a lab: TABLES="balance slowed wire"; QUICK=1; needs root
-	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(LAB_TABLES)
+	@$(BIN)/python -m bench.cluster $(if $(filter-out 0,$(QUICK)),--quick) $(if $(filter bench,$(MAKECMDGOALS)),$(LAB_TABLES),$(TABLES))
 
 bench-site: $(VENV)/.dev ## site.yml's seconds, first and second run, beside a bare shell script: on 3 and 16 lab hosts, or HOSTS=3; needs root
 	@$(BIN)/python -m bench.site $(if $(filter command line,$(origin HOSTS)),$(HOSTS))

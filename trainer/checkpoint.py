@@ -41,6 +41,11 @@ BACK = (
     "The run goes on from it once one of these hosts takes part: switch it on; a run that has ended goes on with "
     "-e resume=true"
 )
+# What an earlier release of the trainer did otherwise with the same.
+EARLIER = {
+    "model": ", or an earlier release of the trainer trained what no text reaches of it, too",
+    "dataset": ", or an earlier release of the trainer left out calls of tools without arguments",
+}
 # Settings that make another architecture, or other tokens of the same data.
 SHAPING = {
     "model": ("model", "adapter", "lora_rank", "lora_targets"),
@@ -510,8 +515,7 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = " (the same name, another content)" if then == now else ""
-            if content and what == "model":
-                content += ", or an earlier release of the trainer trained what no text reaches of it, too"
+            content += EARLIER.get(what, "") if content else ""
             shaped = [
                 f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
                 for key in SHAPING.get(what, ())

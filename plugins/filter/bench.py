@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from host_runs import WORK
+from host_runs import WORK, kinds_of
 from rdma_ports import fastest
 
 ALL_PAIRS = (
@@ -46,7 +46,8 @@ def bench_refusal(hosts: list[str], seen: dict[str, dict], asked: dict[str, dict
     if there := [host for host in hosts if work[host]]:
         return (
             f"{', '.join(there)}: {work[there[0]][0]} is at work, and each would spoil the other. Wait for its end, or "
-            f"stop it: ansible {','.join(there)} -b -a 'systemctl stop {WORK}*'"
+            f"stop it: ansible {','.join(there)} -b -a 'systemctl stop "
+            f"{' '.join(kinds_of(unit for host in there for unit in work[host]))}'"
         )
     return ""
 

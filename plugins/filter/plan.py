@@ -15,7 +15,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
-from host_runs import of_version
+from host_runs import kinds_of, of_version
 from telling import silence, without
 
 from trainer import link
@@ -427,10 +427,7 @@ def _at_work(facts: dict[str, dict], commands: dict[str, str]) -> str:
     there = {host: fact["at_work"] for host, fact in facts.items() if fact["at_work"]}
     if not there:
         return ""
-    # On each host its unit has a name of its own, of which the end is by chance.
-    kinds = dict.fromkeys(
-        re.sub(r"-[0-9a-f]{8}\.service$", "-*", unit) for units in there.values() for unit in units
-    )
+    kinds = kinds_of(unit for units in there.values() for unit in units)
     first = next(iter(there.values()))[0]
     return (
         f"{_hosts(list(there))}: found {first} at work, which has the cards, the cores or the wire that the run wants; "

@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import pwd
+import re
 import shlex
 import signal
 import subprocess
@@ -216,6 +217,20 @@ def busy(said: Iterable[Mapping]) -> list[str]:
     said = list(said)
     runs = {f"run {name}" for one in said for name in one.get("active", ())}
     return sorted(runs) + sorted({unit for one in said for unit in one.get("at_work", ())})
+
+
+def kinds_of(units: Iterable[str]) -> list[str]:
+    """Patterns of these units' names for systemctl: on each host one has a name of its own, whose end is by chance."""
+    return list(dict.fromkeys(re.sub(r"-[0-9a-f]{8}\.service$", "-*", unit) for unit in units))
+
+
+def at_work(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process is of such a unit, by its control group."""
+    try:
+        with open(f"{proc}/{pid}/cgroup") as file:
+            return f"/{WORK}" in file.read()
+    except OSError:  # gone
+        return False
 
 
 def work_units(run_command, keeper: str) -> list[str]:

@@ -18,7 +18,7 @@ READ_MATCHES = ("addrtype", "comment", "conntrack", "iprange", "pkttype", "state
 VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")  # nft's
 # What is let in, or not, by these is but a part of what a peer says: some ports, kinds of packets, or so many of them.
 IN_PART = re.compile(
-    r"-f$|--(?:[ds]?ports?|ct\w+port|tcp-|syn|icmp|limit|hashlimit|connlimit|quota|rcheck|update)"
+    r"-f$|--(?:[ds]?ports?|ct\w+port|tcp-|syn|icmp|limit(?!-iface)|hashlimit|connlimit|quota|rcheck|update)"
 )
 NFT_IN_PART = {"limit", "quota", "ct count", "xt"}  # the last is iptables', which says better what it is
 # The headers before those of ports; ip6 is none of a peer's, whose address is IPv4's.
@@ -183,6 +183,14 @@ def lets_in(rules, chain, policy, met):
     return False
 
 
+def goes_on(word):
+    """Whether a statement only notes something: what meets the rule up to there meets it."""
+    noted = word.get("set")
+    return bool(word.keys() & {"counter", "log", "mangle", "notrack"}) or (
+        bool(noted) and "stmt" not in noted
+    )
+
+
 def nft_rules(words, place, maps):
     """(word, target, matches) of a rule, by its words in JSON: one for each element of a verdict map."""
     word = next(iter(words[-1]), "") if words else ""
@@ -214,7 +222,7 @@ def shut_by_nft(text, peers):
         for one in (part[kind] for part in parts if kind in part):
             known.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
     for rule in (part["rule"] for part in parts if "rule" in part):
-        words = [word for word in rule.get("expr", []) if not word.keys() & {"counter", "log"}]
+        words = [word for word in rule.get("expr", []) if not goes_on(word)]
         place = rule["family"], rule["table"]
         rules.setdefault((*place, rule["chain"]), []).extend(nft_rules(words, place, maps.get(place, {})))
 

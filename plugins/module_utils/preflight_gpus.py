@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, check
 
 # Xids that mean the card or its link (NVIDIA's catalogue); the others are mostly a program's own faults.
@@ -81,7 +82,7 @@ def gpu_memory(cluster: Cluster) -> Iterable[Said]:
             told = ", ".join(f"{one['name']} (process {one['pid']}, GPU {one['gpu']})" for one in others[:4])
             pids = " ".join(str(one["pid"]) for one in others)
             yield Said(WARN, [host], f"{told}; {used:.0f} MiB in use", cluster.on([host], f"kill {pids}"))
-        if not foreign and used > cluster.limits.gpu_used_mb and not cluster.facts[host]["run"]["active"]:
+        if not foreign and used > cluster.limits.gpu_used_mb and not busy([cluster.facts[host]["run"]]):
             well = False
             cure = cluster.on([host], 'sh -c "fuser -v /dev/nvidia*"') + "   and end what it names"
             yield Said(WARN, [host], f"{used:.0f} MiB in use by nobody that the driver shows", cure)

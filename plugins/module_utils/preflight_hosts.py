@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable
 
-from host_runs import of_version
+from host_runs import busy, of_version
 from preflight_base import FAIL, GB, PASS, SKIP, WARN, Cluster, Said, check, equal, named, unique
 
 # ---- who is there ----
@@ -510,7 +510,7 @@ def port(cluster: Cluster) -> Iterable[Said]:
     well = True
     for host in cluster.alive:
         run = cluster.facts[host]["run"]
-        if run["port_holder"] and not run["active"]:
+        if run["port_holder"] and not busy([run]):
             well = False
             other = f"-e trainer_port={cluster.limits.port + 1}"
             cure = f"{cluster.limits.train} {other}   or end that process"

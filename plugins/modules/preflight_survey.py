@@ -63,7 +63,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.address_probe import others_with
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_runs import UNIT, environment_dir, run_processes
+from ansible.module_utils.host_runs import UNIT, at_work, environment_dir, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
 from ansible.module_utils.managed_block import BEGIN, END
@@ -404,7 +404,7 @@ def gpu_survey(run_command, root: str = "") -> dict:
     if not error:
         _, out, _ = run_command(["timeout", "10", "nvidia-smi", "pmon", "-c", "1"])
         ours = set(run_processes())
-        processes = [{**one, "run": one["pid"] in ours} for one in gpu_processes(out)]
+        processes = [{**one, "run": one["pid"] in ours or at_work(one["pid"])} for one in gpu_processes(out)]
     _, out, _ = run_command(["timeout", "5", "dmesg"])
     return {
         "cards": there,

@@ -28,7 +28,7 @@ def test_of_a_thousand_hosts_each_measures_ten():
     assert rounds.bench_offsets(1000) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
-BURN = "trainyard-work-0123abcd.service"
+BURN = "trainyard-work-burn-0123abcd.service"
 
 
 def asked(**more):
@@ -61,7 +61,7 @@ def asked(**more):
             {"a": asked(), "b": asked(at_work=[BURN]), "c": asked(at_work=["trainyard-bench.service", BURN])},
             False,
             f"b, c: {BURN} is at work, and each would spoil the other. Wait for its end, or stop it: "
-            "ansible b,c -b -a 'systemctl stop trainyard-work-*'",
+            "ansible b,c -b -a 'systemctl stop trainyard-work-burn-*'",
         ),
     ],
 )

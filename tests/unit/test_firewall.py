@@ -804,6 +804,10 @@ SSH_ALONE = [{"match": {"op": "==", "left": {"payload": {}}, "right": 22}}, {"ac
 REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "expr": "admin-prohibited"}}]
 
 
+NEAR = source({"prefix": {"addr": "10.0.0.0", "len": 24}})[:1]
+ACCEPT = {"accept": None}
+
+
 @pytest.mark.parametrize(
     ("rules", "more", "shuts"),
     [
@@ -864,6 +868,13 @@ REST = [{"counter": {"packets": 3, "bytes": 4}}, {"reject": {"type": "icmpx", "e
             False,
         ),
         ([[*source({"prefix": {"addr": "10.0.0.0", "len": 24}})[:1], *SSH_ALONE]], {"policy": "drop"}, True),
+        (
+            [[*NEAR, {"mangle": {"key": {"meta": {"key": "mark"}}, "value": 1}}, ACCEPT]],
+            {"policy": "drop"},
+            False,
+        ),
+        ([[*NEAR, {"notrack": None}, ACCEPT]], {"policy": "drop"}, False),
+        ([[*NEAR, {"set": {"op": "add", "elem": "a", "set": "@s"}}, ACCEPT]], {"policy": "drop"}, False),
         ([SSH_ALONE], {"policy": "drop", "table": "trainyard"}, False),
         ([SSH_ALONE], {"policy": "drop", "family": "ip6"}, False),
     ],
@@ -970,6 +981,7 @@ def test_what_lets_the_peers_in_is_read_or_doubted(load_module, rules, policy, j
         ("-A INPUT -m set ! --match-set banned src -j MINE\n-A MINE -s 10.0.0.2/32 -j ACCEPT",
          (["10.0.0.7"], ["10.0.0.2"])),
         ("-A INPUT -m rpfilter -j ACCEPT", MAYBE),
+        ("-A INPUT -m addrtype --dst-type LOCAL --limit-iface-in -j ACCEPT", MAYBE),
         ("-A INPUT -m set --match-set banned src -j DROP\n-A INPUT -i eth0 -j ACCEPT", ([], [])),
         ("-A INPUT -m set --match-set banned src -j DROP", OUT),
         ("-A INPUT -s 10.0.0.0/24 -d 224.0.0.0/4 -j ACCEPT\n-A INPUT -d 127.0.0.0/8 -j ACCEPT", OUT),
@@ -1038,6 +1050,7 @@ def test_what_may_shut_peers_out_is_a_warning(load_module, repository):
         (":INPUT ACCEPT [0:0]\n-A INPUT -i docker0 -j DROP\n-A INPUT -s 10.9.0.0/24 -j DROP\n", False),
         (":INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.1.0.0/24 -j ACCEPT\n", True),
+        (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -m limit --limit 5/sec -j ACCEPT\n", True),
         (":INPUT DROP [0:0]\n-A INPUT -s 10.0.0.0/24 -p tcp -m tcp --dport 22 -j ACCEPT\n", True),
         (":INPUT ACCEPT [0:0]\n-A INPUT -j DROP\n-A INPUT -s 10.0.0.0/24 -j ACCEPT\n", True),
         (":INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n-A FORWARD -j DOCKER-USER\n", False),

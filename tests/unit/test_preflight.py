@@ -20,7 +20,7 @@ from plugins.action import preflight_verdict
 from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
 from plugins.filter import nvidia_plan
 from plugins.filter import preflight as filters
-from plugins.module_utils import address_probe, echo
+from plugins.module_utils import address_probe, echo, host_runs
 
 # On the path only since the action was imported.
 import preflight_network  # isort: skip
@@ -513,7 +513,8 @@ def test_an_active_run_is_not_disturbed():
     skipped = {one.check: one.found for one in findings(cluster(facts)) if one.result == SKIP}
     assert skipped["bandwidth"] == "run first is active, and is not disturbed"
     for fact in facts.values():
-        fact["run"].update(active=[], at_work=["trainyard-work-0123abcd.service"], port_holder=None)
+        fact["run"].update(active=[], at_work=["trainyard-work-0123abcd.service"])
+    assert complaints(facts) == []
     skipped = {one.check: one.found for one in findings(cluster(facts)) if one.result == SKIP}
     assert skipped["bandwidth"] == "trainyard-work-0123abcd.service is active, and is not disturbed"
 
@@ -1005,6 +1006,13 @@ def test_gpus_are_read_with_the_fields_that_the_driver_knows(load_module):
     assert len(asked) == 2
     assert module.gpus(lambda command: (124, "", ""))[1] == "no answer within 20 s"
     assert "mismatch" in module.gpus(lambda command: (18, "Driver/library version mismatch", ""))[1]
+
+
+def test_a_process_of_a_burn_is_not_a_stranger_s(tmp_path):
+    for pid, unit in ((7, "trainyard-work-burn-0123abcd.service"), (8, "ollama.service")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/cgroup").write_text(f"0::/system.slice/{unit}\n")
+    assert [host_runs.at_work(pid, str(tmp_path)) for pid in (7, 8, 9)] == [True, False, False]
 
 
 def test_processes_and_faults_of_cards_are_read(load_module):

@@ -303,7 +303,10 @@ def test_another_model_or_dataset_is_named():
             manifest, same | {"dataset": "e", "seed": 1}, {"dataset": "austen", "seed": 1}
         )
     message = str(refused.value)
-    assert "dataset: austen then, austen now (the same name, another content)" in message
+    assert (
+        "dataset: austen then, austen now (the same name, another content), or an earlier release of "
+        in message
+    )
     assert "seed: 0 then, 1 now" in message and "model" not in message
 
 
