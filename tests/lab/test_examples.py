@@ -72,7 +72,7 @@ def test_it_becomes_a_cluster_and_trains(cluster, example, tmp_path):
             assert plays.sh(host, f"getent ahostsv4 {peer.name}").split()[0] == peer.address
     summary = train(plays, tmp_path / "runs")
     assert summary["state"] == "finished" and summary["steps"] == 3
-    assert summary["world_size"] == len(hosts)
+    assert summary["world"]["size"] == len(hosts)
 
 
 @pytest.mark.timeout(3 * 3600)
@@ -88,4 +88,4 @@ def test_two_servers_with_roce(cluster, able_to_emulate, tmp_path):
         assert "PORT_ACTIVE" in plays.sh(host, "ibv_devinfo -d rocep11s0")
         assert plays.sh(host, "systemctl list-units --plain --no-legend 'trainyard-opensm*'").strip() == ""
     summary = train(plays, tmp_path / "runs", seconds=3600)
-    assert summary["world_size"] == 2
+    assert summary["world"]["size"] == 2
