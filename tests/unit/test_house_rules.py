@@ -251,6 +251,28 @@ def test_a_rescue_that_ends_in_a_fault_blames_no_host_that_is_well():
         assert not held, name  # the rescue would have the block's condition, too
 
 
+def texts(value):
+    """All that is said in what a YAML file holds."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.items() if isinstance(value, dict) else value:
+            yield from texts(list(one) if isinstance(one, tuple) else one)
+
+
+def test_a_new_line_within_an_expression_is_one():
+    """Ansible leaves the two characters of one as they are: only between double quotes does YAML make it what it is."""
+    files = [path for place in ("roles", "playbooks", "molecule") for path in ROOT.glob(f"{place}/**/*.yml")]
+    said = [
+        (path.relative_to(ROOT).as_posix(), expression)
+        for path in files
+        for text in texts(list(yaml.safe_load_all(path.read_text())))
+        for expression in re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
+    ]
+    assert len(said) > 1000
+    assert [(path, one) for path, one in said if r"\n" in one] == []
+
+
 def test_what_hosts_ask_of_themselves_and_of_each_other_goes_by_no_proxy():
     """One in /etc/environment would answer for an etcd that it does not reach; its no_proxy takes no networks."""
     found = {
