@@ -514,8 +514,7 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
             before, value = before[0], value[0]
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
-            content = " (the same name, another content)" if then == now else ""
-            content += EARLIER.get(what, "") if content else ""
+            content = f" (the same name, another content){EARLIER.get(what, '')}" if then == now else ""
             shaped = [
                 f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
                 for key in SHAPING.get(what, ())

@@ -212,9 +212,8 @@ def active_runs(run_command, keeper: str, state_dir: str, jobs: dict | None = No
     return sorted({*by_unit, *(slurm_jobs(run_command, state_dir) if jobs is None else jobs)})
 
 
-def busy(said: Iterable[Mapping]) -> list[str]:
+def busy(said: list[Mapping]) -> list[str]:
     """What has hosts' cards, cores or wire, in words: runs, then units of ours that are none. said: `host_facts`."""
-    said = list(said)
     runs = {f"run {name}" for one in said for name in one.get("active", ())}
     return sorted(runs) + sorted({unit for one in said for unit in one.get("at_work", ())})
 

@@ -41,6 +41,13 @@ def members(right, sets):
     return [right]
 
 
+def network_of(value):
+    """A network, by itself or as nft has it in JSON; raises KeyError, TypeError or ValueError of what is none."""
+    if isinstance(value, dict):
+        value = f"{value['prefix']['addr']}/{value['prefix']['len']}"
+    return ipaddress.ip_network(value, strict=False)
+
+
 def among(address, value):
     """Whether an address is `value`, or in it: a range or a network."""
     try:
@@ -48,9 +55,7 @@ def among(address, value):
         if isinstance(value, dict) and "range" in value:
             first, last = map(ipaddress.ip_address, value["range"])
             return first.version == one.version and first <= one <= last
-        if isinstance(value, dict):
-            value = f"{value['prefix']['addr']}/{value['prefix']['len']}"
-        return one in ipaddress.ip_network(value, strict=False)
+        return one in network_of(value)
     except (KeyError, TypeError, ValueError):  # what no address is, as the name of a host
         return False
 
@@ -58,9 +63,7 @@ def among(address, value):
 def to_a_group(value):
     """Whether what goes to that address, or network, goes to many hosts, or to the sender itself."""
     try:
-        if isinstance(value, dict):
-            value = f"{value['prefix']['addr']}/{value['prefix']['len']}"
-        network = ipaddress.ip_network(value, strict=False)
+        network = network_of(value)
     except (KeyError, TypeError, ValueError):
         return False
     return network.is_multicast or network.is_loopback or str(network) == "255.255.255.255/32"

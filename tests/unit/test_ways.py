@@ -158,6 +158,22 @@ def test_fragments_are_neighbours_and_about_as_large(sizes, count, ends):
     assert [one.start for one in found] == [0, *ends[:-1]] and [one.stop for one in found] == ends
 
 
+def gone_through(steps, sync_every, early, fragments, last=None):
+    """(meetings of fragments, ends of rounds that something asks for), by the schedule of strategies/local.py."""
+    phases = [number * sync_every // fragments for number in range(1, fragments + 1)]
+    met, settled, step, since = 0, 0, 0, [0] * fragments
+    for now in range(1, steps + 1):
+        step, since = step + 1, [one + 1 for one in since]
+        for number, phase in enumerate(phases):
+            if (step - phase) % sync_every == 0:
+                met, since[number] = met + 1, 0
+        asked = any(one and now % one == 0 for one in early)
+        if asked or now == last:
+            met, since, step = met + sum(map(bool, since)), [0] * fragments, 0
+        settled += asked
+    return met, settled
+
+
 @pytest.mark.parametrize(
     ("sync_every", "early", "fragments", "meetings", "early_ones", "steps"),
     [
@@ -172,16 +188,8 @@ def test_fragments_are_neighbours_and_about_as_large(sizes, count, ends):
     ],
 )
 def test_how_often_all_meet(sync_every, early, fragments, meetings, early_ones, steps):
-    """By hand, or by going through the schedule of strategies/local.py step by step."""
-    phases = [number * sync_every // fragments for number in range(1, fragments + 1)]
-    met, settled, step, since = 0, 0, 0, [0] * fragments
-    for now in range(1, steps + 1):
-        step, since = step + 1, [one + 1 for one in since]
-        for number, phase in enumerate(phases):
-            if (step - phase) % sync_every == 0:
-                met, since[number] = met + 1, 0
-        if any(one and now % one == 0 for one in early):
-            met, since, step, settled = met + sum(map(bool, since)), [0] * fragments, 0, settled + 1
+    """By hand, or by going through the schedule step by step."""
+    met, settled = gone_through(steps, sync_every, early, fragments)
     assert meetings is None or met == fragments * meetings
     assert settled == early_ones
     between, apart = ways.rhythm(sync_every, *early, fragments=fragments)
@@ -207,16 +215,7 @@ def test_how_often_all_meet(sync_every, early, fragments, meetings, early_ones, 
 def test_how_often_all_meet_in_a_run_of_known_length(
     last, sync_every, early, fragments, meetings, early_ones
 ):
-    phases = [number * sync_every // fragments for number in range(1, fragments + 1)]
-    met, settled, step, since = 0, 0, 0, [0] * fragments
-    for now in range(1, last + 1):
-        step, since = step + 1, [one + 1 for one in since]
-        for number, phase in enumerate(phases):
-            if (step - phase) % sync_every == 0:
-                met, since[number] = met + 1, 0
-        if now == last or any(one and now % one == 0 for one in early):
-            met, since, step = met + sum(map(bool, since)), [0] * fragments, 0
-        settled += any(one and now % one == 0 for one in early)
+    met, settled = gone_through(last, sync_every, early, fragments, last)
     assert meetings is None or met == pytest.approx(fragments * meetings)
     assert settled == early_ones
     between, apart = ways.rhythm(sync_every, *early, fragments=fragments, last=last)

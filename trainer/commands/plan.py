@@ -36,7 +36,7 @@ LETTERS = 4  # of a text, a token
 COPIED = 64 << 20  # bytes, to see how fast memory is: more than a cache holds
 ASSUMED = 1e9  # of a network of which nothing is known: gigabit Ethernet
 SLOW_LINK = 2.5e9  # bits a second at most of what takes long to carry a model
-MIB = 1 << 20
+MIB = ways.MIB
 RESULTS = Path("runs")  # where the playbooks keep what they have measured
 
 # Which of them comes first where several are as good; the last two only where nothing else fits. After these comes
@@ -421,7 +421,7 @@ def checkpoint_bytes(config: Config, found: Footprint) -> int:
 def wire(name: str, config: Config, place: Place, trained: int, in_blocks: int, rest: int) -> int:
     """Bytes that leave a host in a step; `in_blocks`, `rest`: of the weights that are gathered, by where they are."""
     inside = _inside_first(name, place)
-    among = place.nodes if place.nodes > 1 and inside else place.ranks
+    among = place.nodes if inside else place.ranks
     passes = _passes(config, place)
     summed, gathered = {
         "ddp": (2 * trained, 0),
