@@ -650,13 +650,19 @@ def test_what_is_left_empty_counts_as_not_there():
     assert written(planned([STATIC], files={"netplan": {"/etc/netplan/60-lan.yaml": content}}))
 
 
-@pytest.mark.parametrize("value", ["2024-13-45", "2024-12-31"])
-def test_a_date_is_a_word_to_netplan(value):
+@pytest.mark.parametrize(
+    "value",
+    ["2024-13-45", "2024-12-31", "1234567.50", "1.0e+10", "+12345678", "-0", "01234567", "12_345_678"],
+)
+def test_a_date_or_a_number_of_another_form_is_a_word_to_netplan(value):
     path, points = "/etc/netplan/60-lan.yaml", {"home": {"password": 1}}
     network = {"ethernets": {"eth0": {}}, "wifis": {"w9": {"access-points": points}}}
     content = yaml.safe_dump({"network": network}).replace("password: 1", f"password: {value}")
     left = written(planned([STATIC], files={"netplan": {path: content}}), path)["content"]
-    assert yaml.safe_load(left)["network"]["wifis"]["w9"]["access-points"] == {"home": {"password": value}}
+    node = yaml.compose(left)
+    for key in ("network", "wifis", "w9", "access-points", "home", "password"):
+        node = next(found for name, found in node.value if name.value == key)
+    assert node.value == value
 
 
 WHOLE = """\
