@@ -22,7 +22,7 @@ from ansible.utils.display import Display
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from known_hosts import first_file, pin
+from known_hosts import first_file, pin, public_key
 
 display = Display()
 
@@ -89,10 +89,11 @@ class ActionModule(ActionBase):
         targets = (addresses if self._connection.transport == "ssh" else None) or [here]
         if not found["guard_current"]:
             self._host("install", files=own)
-        with self._known_hosts(found["host_keys"]) as known_hosts:
+        keys = [key for one in found["host_keys"] if (key := public_key(one))]
+        with self._known_hosts(keys) as known_hosts:
             for address in targets:
                 if address != here:
-                    self._refuse_foreign_key(address, found["host_keys"])
+                    self._refuse_foreign_key(address, keys)
             if here not in targets:
                 self._say(
                     f"moves from {here} to {targets[0]}. Should this run be interrupted, look for it at both."
@@ -103,7 +104,7 @@ class ActionModule(ActionBase):
             self._say(
                 f"is at {reached} now. Before the next run, write for it in the inventory: ansible_host: {reached}"
             )
-            self._learn_keys(reached, found["host_keys"])
+            self._learn_keys(reached, keys)
         result["address"] = reached
         return result
 

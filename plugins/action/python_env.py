@@ -49,6 +49,8 @@ class ActionModule(ActionBase):
                 result = self._execute_module(task_vars=task_vars)
         finally:
             notice.cancel()
+        # Which files of the controller's are brought is said here, and never by a host.
+        result = {key: value for key, value in result.items() if key not in ("archive", "files")}
         if result.get("failed") or not result.keys() & {"target", "bring_python"}:
             return result
         try:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 
 
 def bring_files(files: Iterable[Mapping]) -> list[dict]:
-    """What a host is told of the files to bring; where they lie on the controller is none of its business."""
+    """What a host is told of the files to bring; where they lie on the controller is none of its business.
+
+    Nor is it a host's to say: of what one names, no more is believed.
+    """
     return [{key: one[key] for key in ("path", "bytes", "sha256")} for one in files]
 
 
@@ -31,7 +34,9 @@ def bring_order(nodes: list[str], files: list[Mapping], hostvars: Mapping) -> li
 def offered(answer: Mapping, asked: Mapping, host: str) -> dict:
     """What bring_host's step `offer` answered on `host`, as run_config's uploads are; asked: its key and name."""
     found = answer["offered"]
-    return {**found, **asked, "files": [{**one, "host": host} for one in found["files"]]}
+    told = {key: found[key] for key in ("path", "directory", "bytes")}
+    files = zip(bring_files(found["files"]), found["files"], strict=True)
+    return {**told, **asked, "files": [{**file, "here": one["here"], "host": host} for file, one in files]}
 
 
 class FilterModule:

@@ -16,6 +16,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
+import known_hosts
 from telling import forks_fault
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
@@ -108,13 +109,13 @@ def public_key(host: str, text: str) -> str:
 
     Raises AnsibleFilterError where it is anything else: a second line would let in whom no option keeps out.
     """
-    found = re.fullmatch(r"([a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3})( [^\r\n]*)?\n?", text)
-    if not found:
+    key = known_hosts.public_key(text)
+    if key is None:
         raise AnsibleFilterError(
             f"{host}: found a public key that is none ({text[:60]!r}…); expected one line of kind, key and comment. "
             "Somebody may have changed it on that host"
         )
-    return found[1]
+    return key
 
 
 def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:

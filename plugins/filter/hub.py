@@ -72,16 +72,15 @@ def hub_fetched(names: list[dict], results: list[Mapping]) -> list[dict]:
     """What `trainer fetch` printed for each of the names, as run_config's uploads are: with key, name, path, files.
 
     cached: the commit that is of a cache, "" where the hub answered; a release before that was told says nothing.
+    Of what a host says, no more is believed than where it lies there: a `source` would be a file of the controller's.
     """
-    return [
-        {
-            "cached": "",
-            **json.loads(result["text"].strip().splitlines()[-1]),
-            "key": one["key"],
-            "name": one["name"],
-        }
-        for one, result in zip(names, results, strict=True)
-    ]
+    found = []
+    for one, result in zip(names, results, strict=True):
+        said = json.loads(result["text"].strip().splitlines()[-1])
+        told = {key: said[key] for key in ("path", "directory", "bytes", "cached") if key in said}
+        files = [{key: file[key] for key in ("path", "bytes", "sha256")} for file in said["files"]]
+        found.append({"cached": "", **told, "files": files, "key": one["key"], "name": one["name"]})
+    return found
 
 
 class FilterModule:

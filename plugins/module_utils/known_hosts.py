@@ -15,6 +15,15 @@ def first_file(settings: str) -> Path | None:
     return None if first in ("none", "/dev/null") else Path(first).expanduser()
 
 
+def public_key(text: str) -> str | None:
+    """Kind and key of a public key as ssh-keygen writes it, without its comment; None where it is anything else.
+
+    A host's word for its own: a second line would say who else is to be believed.
+    """
+    found = re.fullmatch(r"([a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3})( [^\r\n]*)?\n?", text)
+    return found[1] if found else None
+
+
 def pin(file: Path, lines: list[str]) -> None:
     """Append `lines` to `file`, in one write, so that it is whole at any moment; makes it if needed. Raises OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -23,6 +23,10 @@ from pathlib import Path
 
 from how_far import apt_get
 
+# A host says both, and one that is in other hands might say words that mean more to the controller's apt.
+ARCHITECTURE = re.compile(r"[a-z0-9-]+")
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
+
 
 class Failure(Exception):
     """What the user is told: what failed, and the cure."""
@@ -94,6 +98,9 @@ class HostsApt:
         named: Path,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        for word in (state["architecture"], *state["foreign"]):
+            if not ARCHITECTURE.fullmatch(word):
+                raise Failure(f"{host} says that its architecture is {word!r}: expected a word such as amd64")
         self.state, self.named, self.say = state, named, say
         same = json.dumps(
             [state[key] for key in ("architecture", "foreign", "sources", "keyrings", "preferences")]
@@ -159,6 +166,8 @@ class HostsApt:
             "Acquire::AllowDowngradeToInsecureRepositories": "false",
             "Acquire::Languages": "none",
             "Acquire::Retries": "3",
+            # In the controller's name, or from its disks, nothing is fetched for a host.
+            **{f"Dir::Bin::Methods::{name}": "false" for name in ("cdrom", "copy", "file", "rsh", "ssh")},
             "Debug::NoLocking": "true",
         }
         lines = [f'{name} "{value}";' for name, value in places.items()]
@@ -185,8 +194,8 @@ class HostsApt:
     def lacking(self, names: list[str]) -> dict[str, str]:
         """File name -> SHA-256 of each package that the host needs for `names`; downloaded into `archives`."""
         install = ("install", "--yes", "--quiet", "--no-install-recommends")
-        self.apt(*install, "--download-only", *names, words="the controller works out what it lacks")
-        simulated = self.apt(*install, "--simulate", *names)
+        self.apt(*install, "--download-only", "--", *names, words="the controller works out what it lacks")
+        simulated = self.apt(*install, "--simulate", "--", *names)
         found = {}
         for name, version, architecture in parse_simulated(simulated):
             record = self.record(name, version, architecture)
@@ -202,7 +211,7 @@ class HostsApt:
     def record(self, name: str, version: str, architecture: str) -> str:
         """SHA-256 of a package, from the signed index."""
         shown = run(
-            ["apt-cache", "show", "--no-all-versions", f"{name}:{architecture}={version}"],
+            ["apt-cache", "show", "--no-all-versions", "--", f"{name}:{architecture}={version}"],
             {"APT_CONFIG": str(self.config)},
         )
         (digest,) = set(re.findall(r"^SHA256: ([0-9a-f]{64})$", shown, re.MULTILINE))
@@ -243,6 +252,9 @@ def bring(
             "because it has no apt. Run from a Debian or Ubuntu controller (a container of one will do), or install "
             "them on the host by hand."
         )
+    for name in names:
+        if not PACKAGE.fullmatch(name):
+            raise Failure(f"{host} asks for a package {name!r}: expected a name such as nftables")
     if not state["sources"]:
         raise Failure(
             f"{host} has no package sources in /etc/apt, so its packages are unknown. Add its distribution's."

@@ -173,6 +173,10 @@ def test_what_one_host_has_gets_a_place_that_its_content_names(host, tmp_path):
     brought = offered(answer, {"key": "model", "name": f"{source}/"}, "node2")
     assert bring_order(["node1", "node2"], brought["files"], {}) == ["node2", "node1"]
     assert (brought["name"], brought["path"]) == (f"{source}/", found["path"])
+    # A host in other hands would have a file of the controller's read, and sent to itself.
+    for one in (found, *found["files"]):
+        one["source"] = "/root/.ssh/id"
+    assert offered(answer, {"key": "model", "name": f"{source}/"}, "node2") == brought
 
 
 def test_one_file_of_a_host_is_offered_too(host, tmp_path):

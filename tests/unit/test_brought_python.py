@@ -120,6 +120,16 @@ def test_what_is_fetched_says_the_role_and_not_the_host(action):
             action._with_wheels({"key": key, "target": {}}, "node1", print)
 
 
+def test_no_file_that_a_host_names_is_brought(action, monkeypatch):
+    """One in other hands would have it read here, and sent to itself."""
+    said = {"changed": False, "archive": "a/b", "files": [{"source": "/root/.ssh/id"}]}
+    monkeypatch.setattr(action, "_execute_module", lambda **_: said, raising=False)
+    monkeypatch.setattr(plugins.action.python_env, "file_on_host", lambda *_: lambda: "")
+    monkeypatch.setattr(plugins.action.python_env.ActionBase, "run", lambda *_: None)
+    action._task.args["dir"] = "/opt/trainyard"
+    assert action.run(None, {"inventory_hostname": "node1"}) == {"changed": False}
+
+
 def test_the_role_names_one_for_each_machine_with_its_hash():
     lock = (ROOT / "requirements/python.sha256").read_text()
     folder = yaml.safe_load((ROOT / "roles/python_env/defaults/main.yml").read_text())[

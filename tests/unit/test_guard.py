@@ -561,6 +561,19 @@ def test_a_new_address_is_told_before_and_as_soon_as_it_is_confirmed(action, tmp
     assert file.read_text() == "192.168.1.100 ssh-ed25519 AAAA\n"
 
 
+def test_a_host_says_its_own_keys_and_nothing_else_for_known_hosts(action, tmp_path):
+    """One in other hands would make its authority that of all hosts."""
+    connection = Connection(settings=["-o", f"UserKnownHostsFile={tmp_path / 'known_hosts'}"])
+    keys = [
+        "ssh-ed25519 AAAA\n@cert-authority * ssh-ed25519 BBBB",
+        "* ssh-ed25519 BBBB",
+        "",
+        "ssh-rsa CCCC me\n",
+    ]
+    action({"host_keys": keys}, connection, addresses=["192.168.1.100"])
+    assert (tmp_path / "known_hosts").read_text() == "192.168.1.100 ssh-rsa CCCC\n"
+
+
 @pytest.mark.parametrize("file", ["none", "/dev/null", "/proc/nowhere/known_hosts"])
 def test_a_confirmed_change_does_not_fail_where_no_key_can_be_kept(action, file):
     """The host has moved by then: the play must go on at its new address."""

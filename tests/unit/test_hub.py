@@ -111,6 +111,18 @@ def test_what_was_fetched_looks_like_an_upload():
     assert one == {**was, "cached": ""}
 
 
+def test_what_a_host_fetched_is_no_file_of_the_controllers():
+    """A host in other hands would have it read, and sent to itself."""
+    file = {"path": "models/1/org--model/config.json", "bytes": 2, "sha256": "aa"}
+    said = {
+        "path": "models/1/org--model",
+        "source": "/root/.ssh/id",
+        "files": [{**file, "source": "/root/.ssh/id"}],
+    }
+    (one,) = hub.hub_fetched(NAMES[:1], [{"text": json.dumps(said)}])
+    assert one["files"] == [file] and "source" not in one
+
+
 @pytest.fixture(scope="module")
 def gone(tmp_path_factory):
     """`gone(kind, name, …)`: what `trainer fetch` says (code, answer, complaint) once its hub has gone: gone.fetched is

@@ -280,6 +280,17 @@ def test_apt_gets_a_root_of_its_own(tmp_path, monkeypatch):
     assert "Pre-Install" not in settings
     assert '"/var/' not in settings, "a place of the controller's own apt"
     assert 'APT::Architectures:: "i386";' in settings
+    assert 'Dir::Bin::Methods::ssh "false";' in settings and 'Dir::Bin::Methods::file "false";' in settings
+
+
+def test_a_host_in_other_hands_gets_nothing_done_by_the_controllers_apt(tmp_path):
+    state, hook = host_state(a="deb http://a x main"), 'amd64"; APT::Update::Pre-Invoke {"id";}; Foo "x'
+    for key, words in (("architecture", hook), ("foreign", ["i386", hook])):
+        with pytest.raises(offline_apt.Failure, match=r"node1 says that its architecture is .*Pre-Invoke"):
+            offline_apt.bring({**state, key: words}, ["nftables"], tmp_path, "node1", 0)
+    for name in ("-oAPT::Update::Pre-Invoke::=id", "./x.deb", "nftables/sid", "", "a\nb"):
+        with pytest.raises(offline_apt.Failure, match="node1 asks for a package "):
+            offline_apt.bring(state, ["nftables=1.0.6-2+deb12u2", "libc6:i386", name], tmp_path, "node1", 0)
 
 
 def test_hosts_with_the_same_sources_share_what_is_downloaded(tmp_path):
