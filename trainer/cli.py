@@ -20,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "launch":
         environment.stamp_errors()
+    environment.keep_to_its_own()
     _quiet()
     for stream in (sys.stdout, sys.stderr):  # a file's name may be no UTF-8, and a terminal's letters few
         if isinstance(stream, io.TextIOWrapper):

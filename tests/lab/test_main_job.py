@@ -295,6 +295,26 @@ def test_only_ssh_answers_a_stranger_while_a_run_is_under_way_and_after_it(clust
 def test_the_unit_is_hardened(cluster):
     report = cluster.exec("node1", "systemd-analyze", "security", "trainyard@spaces.service", "--no-pager")
     assert float(report.split("Overall exposure level for trainyard@spaces.service: ")[1].split()[0]) <= 3
+    # What it lets pass is enough for the trainer to shut the service user's other processes to itself.
+    calls = cluster.exec(
+        "node1", "systemctl", "show", "--value", "--property=SystemCallFilter", "trainyard@spaces"
+    )
+    python = cluster.exec("node1", "cat", "/opt/trainyard/current/environment").strip() + "/bin/python"
+    code = "from trainer import environment; print(environment.keep_to_its_own())"
+    unit = ["--property=NoNewPrivileges=yes", f"--property=SystemCallFilter={calls.strip()}"]
+    for given, kept in (
+        (unit, "True"),
+        ([*unit[:1], "--property=SystemCallFilter=@system-service"], "False"),
+    ):
+        words = [
+            "systemd-run",
+            "--quiet",
+            "--wait",
+            "--pipe",
+            "--working-directory=/opt/trainyard/current/lib",
+        ]
+        words += ["--property=SystemCallErrorNumber=EPERM", *given, python, "-c", code]
+        assert cluster.exec("node1", *words).strip() == kept
 
 
 @pytest.mark.full

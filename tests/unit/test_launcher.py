@@ -3,6 +3,7 @@
 The launcher, its store and its files are real; the clock, what the kernel says of addresses, and ranks are not.
 """
 
+import ctypes
 import dataclasses
 import errno
 import json
@@ -1351,6 +1352,46 @@ def test_where_memory_runs_out_a_rank_goes_before_its_launcher():
     own = {**os.environ, "TRAINYARD_LAUNCHER": str(os.getpid())}
     rank = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
     assert int(rank.stdout) == 500 > int(Path("/proc/self/oom_score_adj").read_text())
+
+
+WITHIN = """
+import ctypes, os, subprocess, sys
+from trainer import environment
+if sys.argv[2] == "unit":
+    ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # as systemd's NoNewPrivileges
+kept = environment.keep_to_its_own()
+os.makedirs("a"), os.makedirs("b")
+open("a/x", "w").close()
+os.rename("a/x", "b/x"), os.link("b/x", "a/y")
+with subprocess.Popen(["sleep", "60"]) as child:
+    own = os.listdir(f"/proc/{child.pid}/root")
+    child.kill()
+try:
+    other = os.listdir(f"/proc/{sys.argv[1]}/root")
+except PermissionError:
+    other = []
+print(kept, bool(own), bool(other))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "launcher", "seen"),
+    [
+        ("unit", {}, "True True False"),
+        ("unit", {"TRAINYARD_LAUNCHER": "1"}, "False True True"),
+        ("shell", {}, "False True True"),
+    ],
+)
+def test_what_a_units_other_processes_see_a_run_does_not(where, launcher, seen, tmp_path):
+    """By /proc/PID/root it would: the key for its peers, as `trainer fetch` its token. A rank is as its launcher is."""
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 2:
+        pytest.skip("this machine's kernel has no Landlock that knows of moves between directories")
+    own = {**os.environ, "PYTHONPATH": str(ROOT), **launcher}
+    with subprocess.Popen(["sleep", "60"]) as other:
+        words = [sys.executable, "-c", WITHIN, str(other.pid), where]
+        done = subprocess.run(words, env=own, cwd=tmp_path, capture_output=True, text=True, check=False)
+        other.kill()
+    assert done.stdout.strip() == seen, done.stderr
 
 
 def test_what_was_known_before_an_attempt_that_only_loaded_is_none_of_its_checkpoints(start):
