@@ -58,7 +58,13 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.echo import ECHO_INTERVAL, echoes, jitter, median
 from ansible.module_utils.host_runs import BENCH as UNIT
-from ansible.module_utils.perftest import latency_command, rdma_command, rdma_gbit, rdma_latency
+from ansible.module_utils.perftest import (
+    latency_command,
+    rdma_command,
+    rdma_gbit,
+    rdma_latency,
+    unprivileged,
+)
 
 PING_BYTES = 84
 START = 0.5  # seconds that a stream takes to fill the link
@@ -85,9 +91,10 @@ def listen(run, address: str, device: str, port: int, most: int, traffic_class: 
     """Start what listens, and wait until it does. Raises Failure."""
     run(["systemctl", "stop", UNIT])  # what an interrupted bench left
     words = ["systemd-run", "--quiet", f"--unit={UNIT}", "--collect", f"--property=RuntimeMaxSec={most}"]
-    if not device:  # perftest wants the device's files and locked memory
-        words += ["--property=DynamicUser=yes"]
     words += [
+        "--property=DynamicUser=yes",
+        "--property=CapabilityBoundingSet=",
+        "--property=LimitMEMLOCK=infinity",  # for perftest, without a right to more
         "--property=NoNewPrivileges=yes",
         "--property=ProtectSystem=strict",
         "--property=ProtectHome=yes",
@@ -199,9 +206,8 @@ def rdma(device: str, peer: dict, port: int, traffic_class: int = 0) -> dict:
     """
 
     def ask(command: list[str]) -> subprocess.Popen:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, **output, **unprivileged())
 
     def under_load(latency: list[str]) -> tuple[str, str]:
         stream = ask(rdma_command(device, port + 1, peer["address"], traffic_class))

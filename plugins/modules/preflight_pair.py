@@ -66,7 +66,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.echo import ECHO_INTERVAL, ECHO_SECONDS, echoes, median
-from ansible.module_utils.perftest import RDMA_SECONDS, rdma_command, rdma_gbit
+from ansible.module_utils.perftest import RDMA_SECONDS, rdma_command, rdma_gbit, unprivileged
 
 GREETING = b"trainyard preflight\n"
 CONNECT_SECONDS = 2.0  # after which a packet without an answer counts as dropped: two repeats of a SYN
@@ -165,8 +165,12 @@ class Exchange:
                     connection, (address, _) = server.accept()
                 except OSError:
                     return  # closed: it is over
-                self.heard |= {name for name, place in self.places.items() if place[0] == address}
-                threading.Thread(target=self.answered, args=(answer, connection), daemon=True).start()
+                peers = {name for name, place in self.places.items() if place[0] == address}
+                self.heard |= peers
+                # A stranger is greeted, and no more.
+                threading.Thread(
+                    target=self.answered, args=(answer if peers else self.greet, connection), daemon=True
+                ).start()
 
         threading.Thread(target=accept, daemon=True).start()
         return server
@@ -221,7 +225,7 @@ class Exchange:
             probe.bind((self.own, 0))
             port = probe.getsockname()[1]
         try:
-            process = subprocess.Popen(rdma_command(self.devices[self.name], port), **QUIET)
+            process = subprocess.Popen(rdma_command(self.devices[self.name], port), **QUIET, **unprivileged())
         except OSError:
             connection.sendall(b"0\n")
             self.one_less(turn, 1)
@@ -347,9 +351,8 @@ class Exchange:
                 connection.sendall(f"rdma {turn}\n".encode())
                 port = int(read_line(connection) or 0)
                 command = rdma_command(self.devices[self.name], port, self.places[peer][0])
-                done = port and subprocess.run(
-                    command, capture_output=True, text=True, timeout=RDMA_SECONDS + 15, check=False
-                )
+                options = {"timeout": RDMA_SECONDS + 15, "check": False, **unprivileged()}
+                done = port and subprocess.run(command, capture_output=True, text=True, **options)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             found["rdma_note"] = (
                 NO_PERFTEST if isinstance(error, FileNotFoundError) else f"ib_write_bw: {error}"

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import bench_report
 import perftest
@@ -114,6 +115,22 @@ def test_only_a_host_with_a_device_has_perftest_listen(load_module):
     assert "ib_write_bw -d mlx5_0 -p 5202" in both and "ib_send_lat -d mlx5_0 -p 5203" in both
     assert "tclass" not in both
     assert "-p 5204 -n 2000 -s 64 -F --tclass=106" in module.servers("10.77.0.11", "mlx5_0", 5201, 106)
+
+
+def test_what_listens_is_nobody_and_may_lock_memory(load_module, monkeypatch):
+    """Of perftest, too: a peer's bytes reach it."""
+    module, asked = load_module("bench_pair"), []
+    monkeypatch.setattr(
+        module.socket, "create_connection", lambda *_, **__: SimpleNamespace(close=lambda: None)
+    )
+    module.listen(lambda words: asked.append(words) or (0, "", ""), "10.77.0.11", "mlx5_0", 5201, 60, 0)
+    given = {one.removeprefix("--property=") for one in asked[-1] if one.startswith("--property=")}
+    assert given >= {
+        "DynamicUser=yes",
+        "CapabilityBoundingSet=",
+        "LimitMEMLOCK=infinity",
+        "NoNewPrivileges=yes",
+    }
 
 
 def test_where_a_run_has_a_class_its_stream_is_in_it_and_messages_are_timed_in_and_outside_of_it(

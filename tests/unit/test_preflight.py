@@ -6,6 +6,7 @@ import json
 import os
 import random
 import socket
+import tempfile
 import threading
 import time
 import types
@@ -1288,10 +1289,36 @@ def test_a_ring_and_several_streams_and_passes(exchange):
     assert all(one["mbit"] > 1 for ways in found.values() for one in ways.values())
 
 
-def test_perftest_measures_rdma_where_all_have_a_device(exchange, tmp_path, monkeypatch):
+def test_a_stranger_is_greeted_and_no_more(load_module):
+    """It would have perftest begin here, and pass for a peer's stream."""
+    module = load_module("preflight_pair")
+    base = free_ports(2)
+    hosts = [{"name": name, "address": f"127.0.9.{n}", "port": base[n - 1]} for n, name in enumerate("ab", 1)]
+    options = {"host": "a", "hosts": hosts, "port": 1, "streams": 1, "patience": 3.0, "seconds": 0.3}
+    one = module.Exchange(options)
+    with one.listen(base[0], one.serve):
+        for address, answer in (("127.0.9.2", b"go\n"), ("127.0.9.77", b"")):
+            with module.connect(("127.0.9.1", base[0]), address) as connection:
+                assert module.read_line(connection) == module.GREETING
+                got = b""
+                with contextlib.suppress(OSError):  # a stranger has been let go by then
+                    connection.sendall(b"hello 0 1\n")
+                    got = connection.recv(3)
+                assert got == answer
+    assert one.heard == {"b"}
+
+
+def test_perftest_measures_rdma_where_all_have_a_device(exchange, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:  # which everybody may read, and nobody write
+        os.chmod(folder, 0o777)
+        perftest_measures(exchange, Path(folder), monkeypatch)
+
+
+def perftest_measures(exchange, tmp_path, monkeypatch):
     program = tmp_path / "ib_write_bw"
     program.write_text(
-        "#!/bin/sh\nfor last; do :; done\ncase $last in --report_gbits) exec sleep 60;; esac\n"
+        f"#!/bin/sh\nfor last; do :; done\nid -u >> {tmp_path}/ids\n"
+        "case $last in --report_gbits) exec sleep 60;; esac\n"
         "echo '#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]'\n"
         "echo ' 65536      543210           0.00               97.21              0.185'\n"
     )
@@ -1299,6 +1326,8 @@ def test_perftest_measures_rdma_where_all_have_a_device(exchange, tmp_path, monk
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = exchange(["a", "b"], a="rxe0", b="rxe0")
     assert found["a"]["b"]["rdma_gbit"] == found["b"]["a"]["rdma_gbit"] == 97.21
+    users = set((tmp_path / "ids").read_text().split())
+    assert users == {str(os.geteuid() or 65534)}, "a peer's words reach a program of root's"
     program.unlink()
     found = exchange(["a", "b"], a="rxe0", b="rxe0")
     assert "apt-get install perftest" in found["a"]["b"]["rdma_note"]
