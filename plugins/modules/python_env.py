@@ -242,10 +242,18 @@ def must(*command: str, content: bytes = b"") -> None:
 
 
 def remove_brought(directory: str) -> None:
-    """Remove a directory of brought files, and the one that it is in, unless another's are in that."""
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove a directory of brought files, and the one that it is in, unless another's are in that.
+
+    That one lies in the service user's directory: where a link is in its place, nothing is removed behind it.
+    """
+    above, name = os.path.split(directory.rstrip("/"))
     with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(directory))
+        handle = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            shutil.rmtree(f"/proc/self/fd/{handle}/{name}", ignore_errors=True)
+        finally:
+            os.close(handle)
+        os.rmdir(above)
 
 
 def keep(file, target: str) -> str:

@@ -284,6 +284,17 @@ def test_where_the_distribution_s_python_is_too_old_one_is_brought(old):
     assert python_env.chosen(options) == about  # it stays
 
 
+def test_of_what_was_brought_nothing_is_removed_behind_a_link(tmp_path):
+    """It lies in the service user's directory, which may have put one there, to an environment of the same name."""
+    (tmp_path / "env" / "0a1b").mkdir(parents=True)
+    (tmp_path / "wheels").symlink_to("env")
+    python_env.remove_brought(f"{tmp_path}/wheels/0a1b")
+    assert (tmp_path / "env" / "0a1b").is_dir()
+    python_env.remove_brought(f"{tmp_path}/env/0a1b/")
+    assert not (tmp_path / "env").exists()
+    python_env.remove_brought(f"{tmp_path}/env/0a1b")  # a killed run has done it
+
+
 def test_one_is_brought_in_place_of_a_fit_one_where_that_is_asked_for(old, tmp_path):
     options, file = old
     fake_python(tmp_path / "bin/python3", "3.11.2")
