@@ -633,6 +633,22 @@ def test_what_is_a_result_is_told_by_its_place_in_the_run(run_dir):
     assert found == sorted(f"{run_dir}/{name}" for name in results)
 
 
+def test_what_the_controller_keeps_beside_the_results_comes_from_no_host():
+    run_dir = "/var/lib/trainyard/runs/a"
+    own = (
+        "report.html",
+        "sample.txt",
+        "samples.jsonl",
+        "diagnosis.txt",
+        "export/config.json",
+        "export",
+        "sample.txt/x",
+    )
+    others = ("model/sample.txt", "model/export/x", "exported.txt", "logs/report.html")
+    found = run_results([f"{run_dir}/{name}" for name in (*own, *others)], run_dir)
+    assert found == sorted(f"{run_dir}/{name}" for name in others)
+
+
 def test_the_results_are_those_of_who_came_furthest_of_those_that_saw_the_end():
     left_behind = {"state": "failed", "last": {"step": 100}}
     last = {"state": "failed", "last": {"step": 5000}}
