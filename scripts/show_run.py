@@ -3,7 +3,7 @@
     scripts/show_run.py [runs/NAME] [--below-unigram NATS]
 
 Reads what train.yml brought to runs/NAME (by default the newest there), and sample.txt where there is one.
-It needs no package. With --below-unigram it fails unless the loss ended at least so many nats below the unigram
+With --below-unigram it fails unless the loss ended at least so many nats below the unigram
 entropy of the data: the loss of a model that has learned how often each token occurs, and nothing of their order.
 """
 
@@ -16,6 +16,10 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
+
+sys.path += [str(Path(__file__).resolve().parents[1] / place) for place in ("plugins/module_utils", "")]
+
+from live_frame import clean
 
 LAST = 10  # steps that the final loss is a mean of: single steps differ by their batch
 
@@ -148,7 +152,7 @@ def picture(run, summary, losses, sample, *, width, unicode, color):
         else dict.fromkeys(("curve", "head", "end"), "")
     )
     arrow = "→" if unicode else "->"
-    ranks = summary["world"]["size"]
+    ranks = clean(summary["world"]["size"])
     lines = [f"{paint['head']}{run.name}{paint['end']}: loss by step, in nats a token", ""]
     plotted = plot(losses, level, width=min(width - 8, 92), unicode=unicode)
     lines += [f"{axis}{paint['curve']}{curve}{paint['end']}" for axis, curve in plotted]
@@ -163,11 +167,12 @@ def picture(run, summary, losses, sample, *, width, unicode, color):
             f"Unigram     {level:.2f} ({mark}): what knowing the tokens' frequencies alone would reach"
         )
     lines.append(
-        f"Speed       {summary['tokens_per_second']:,.0f} tokens/s over {ranks} {'ranks' if ranks != 1 else 'rank'}; "
+        f"Speed       {summary['tokens_per_second']:,.0f} tokens/s over {ranks} {'ranks' if ranks != '1' else 'rank'}; "
         f"{summary['steps']:,} steps, {summary['tokens']:,} tokens in {duration(summary['train_seconds'])}"
     )
     if sample:
-        wrapped = [textwrap.wrap(part, min(width - 12, 88)) for part in sample.splitlines() if part.strip()]
+        parts = clean(sample).splitlines()  # a model may write what a terminal would obey
+        wrapped = [textwrap.wrap(part, min(width - 12, 88)) for part in parts if part.strip()]
         indented = [line for part in wrapped for line in part]
         lines += ["", f"Sample      {indented[0]}", *(" " * 12 + line for line in indented[1:])]
     lines += ["", f"Files       {os.path.relpath(run)}/"]
@@ -197,7 +202,7 @@ def main(arguments=None):
         losses = read_losses(run / "metrics.jsonl")
         sample = (run / "sample.txt").read_text(encoding="utf-8") if (run / "sample.txt").exists() else ""
     except (OSError, ValueError) as error:
-        print(f"cannot show the run: {error}", file=sys.stderr)
+        print(f"cannot show the run: {clean(error)}", file=sys.stderr)
         return 2
     if not losses:
         print(f"cannot show the run: {run}/metrics.jsonl holds no step yet", file=sys.stderr)

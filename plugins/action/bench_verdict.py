@@ -11,9 +11,10 @@ from pathlib import Path
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from bench_report import figures_of, picture, text
+from live_frame import clean
 from preflight_report import (
     SLOWEST_FULL_TCP,
     baseline_name,
@@ -77,7 +78,7 @@ class ActionModule(ActionBase):
         found["worse"] = (
             worse_than(found["figures"], before, steady_hosts(links), SLOWEST_FULL_TCP) if before else []
         )
-        display.display("\n" + text({**found, "before": before}) + "\n")
+        display.display(f"\n{clean(text({**found, 'before': before}))}\n")  # with hosts' own words
         if self._task.check_mode:
             return {**result, "changed": False}
         last, plot = (os.path.join(args["results"], name) for name in ("last.json", "last.svg"))

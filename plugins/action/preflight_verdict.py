@@ -16,9 +16,10 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
 
-sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
 
 from host_runs import busy
+from live_frame import clean
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Limits, findings
 from preflight_report import (
     MARKS,
@@ -183,7 +184,7 @@ class ActionModule(ActionBase):
                 write_result(path, renewed(found, before))
         except OSError as error:
             display.warning(f"{error.filename}: {error.strerror}; the result was not written")
-        for line in f"\n{text(found)}".split("\n"):
+        for line in f"\n{clean(text(found))}".split("\n"):  # with hosts' own words
             display.display(line, color=COLOURS.get(line.partition(" ")[0]))
         counts = found["counts"]
         answer = {**result, "changed": False, "exit_status": found["exit_status"], "counts": counts}

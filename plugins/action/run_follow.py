@@ -33,7 +33,7 @@ sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__)
 
 from host_runs import JOB_SCRIPT, UNIT
 from live_frame import clean
-from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
+from run_keeper import MOST, STAMP, UNREAD, journal_command, read_state, shown, state_command
 from telling import with_rows
 
 from trainer.words import span
@@ -44,7 +44,7 @@ display = Display()
 # before it forks.
 ON_A_TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 
-WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll
+WINDOW = 65536  # bytes of metrics.jsonl read at most in one poll, and of a failed rank's log
 RECENT_STEPS = 20  # steps over which hosts are compared
 LOG_LINES = 15  # of a failed rank
 BOOT = 180.0  # seconds that a host which shuts down, or has booted, has until systemd is to start its unit
@@ -143,25 +143,27 @@ def poll_command(keeper: str, run: str, run_dir: str, offset: int) -> str:
         f'echo "the user $(id -un) may not enter $at" >&2; exit {DENIED}; }}'
     )
     return (
-        f"{enter}; echo ::keeper; {state}; echo ::status; cat status.json 2>/dev/null; "
+        f"{enter}; echo ::keeper; {state}; echo ::status; {shown('status.json')}; "
         f"size=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0); from=$((size - {WINDOW})); "
         f'[ "$from" -gt {offset} ] || from={offset}; '
         # A resumed run cuts its metrics back.
         f'[ "$from" -le "$size" ] || from=$((size > {WINDOW} ? size - {WINDOW} : 0)); '
-        'echo; echo "::metrics $from"; tail -c +$((from + 1)) metrics.jsonl 2>/dev/null; true'
+        f'echo; echo "::metrics $from"; {shown("metrics.jsonl", WINDOW, "$from")}; true'
     )
 
 
 def log_command(keeper: str, run: str, run_dir: str) -> str:
     """The shell command that shows the last lines of every log of the run on a host, the launcher's own too."""
+    read = shown('"$log"', WINDOW, "$from")
     command = (
-        f"cd {shlex.quote(run_dir)}/logs || exit 0; for log in *.log; do "
-        f'[ -s "$log" ] || continue; echo "::log $log"; tail -n {LOG_LINES} "$log"; done'
+        f'for log in *.log; do [ -s "$log" ] || continue; from=$(($(stat -c %s "$log") - {WINDOW})); '
+        f'[ "$from" -gt 0 ] || from=0; echo "::log $log"; {read} | tail -n {LOG_LINES}; done'
     )
     if keeper == "systemd":
         journal = journal_command(run, f"--lines {LOG_LINES} --output cat", f"echo '{UNREAD}'")
-        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo ::log launch.log; {journal}; }}; true"
-    return command
+        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo ::log launch.log; {journal}; }}"
+    # A rank may have made any number of logs.
+    return f"cd {shlex.quote(run_dir)}/logs || exit 0; {{ {command}; }} | head -c {MOST}"
 
 
 class Denied(AnsibleError):
@@ -230,7 +232,7 @@ def read_logs(output: str) -> dict[str, list[str]]:
 def _json_object(text: str) -> dict:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -28,7 +28,7 @@ sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__)
 
 from host_runs import JOB_SCRIPT
 from live_frame import clean
-from run_keeper import STAMP, UNREAD, journal_command, read_state, state_command
+from run_keeper import STAMP, UNREAD, journal_command, read_state, shown, state_command
 from telling import silence
 
 from plugins.action.run_follow import PATIENCE, Spool, in_thread
@@ -36,6 +36,7 @@ from plugins.action.run_follow import PATIENCE, Spool, in_thread
 display = Display()
 
 WINDOW = 1 << 20  # bytes of a log that are read at most in one look
+WINDOWS = 32 << 20  # of all logs of a host: a rank may have made any number of them
 JOURNAL = 1000  # lines of the journal, likewise
 OTHERS = {
     "launch.log": "launch",
@@ -46,6 +47,8 @@ REFRESH = 1.0  # seconds between two looks
 BOOT = 20.0  # seconds in which a host that answers again may not have started the run's unit yet
 DAY = 86400
 OF_DAY = re.compile(r"(\d\d):(\d\d):(\d\d) ")
+# Of a part of a look: a log, when it was changed (s since the epoch), and from which byte on it is.
+TITLE = re.compile(r"(.+) (\d{1,15}) (\d{1,15})\n")
 BEGUN = re.compile(
     r"^=== run .*, (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)$"
 )  # an attempt's first line: commands/train.py
@@ -73,23 +76,26 @@ def look_command(
     offsets: bytes of each log that were read. cursor: the launcher's lines are those after it, s since the epoch.
     """
     logs = f"rank-{rank}.log" if rank else " ".join(["rank-*.log", *OTHERS])
+    read = shown('"$1"', WINDOW, "$from")
     show = (
         f'show() {{ size=$(stat -c %s "$1"); [ "$from" -gt $((size - {WINDOW})) ] || from=$((size - {WINDOW})); '
         '[ "$from" -gt 0 ] || from=0; [ "$from" -ge "$size" ] || '
-        '{ echo; echo "::log $1 $(stat -c %Y "$1") $from"; tail -c +$((from + 1)) "$1"; }; }'
+        f'{{ echo; echo "::log $1 $(stat -c %Y "$1") $from"; {read}; }}; }}'
     )
     seen = " ".join(f"{shlex.quote(name)}) from={offset};;" for name, offset in offsets.items())
     command = (
-        f"{show}; cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state_command(keeper, run, run_dir)}; "
-        f'echo "::zone $(date +%z)"; cd logs 2>/dev/null || exit 0; for log in {logs}; do [ -f "$log" ] || continue; '
+        f'for log in {logs}; do [ -f "$log" ] || continue; '
         f'from=0; case "$log" in {seen} esac; [ "$from" -le $(stat -c %s "$log") ] || {{ '
         f'[ ! -f "$log{ASIDE}" ] || show "$log{ASIDE}"; from=0; }}; show "$log"; done'
     )
     if keeper == "systemd" and not rank:
         options = f"--since=@{int(cursor)} --lines={JOURNAL} --output=short-unix"
         journal = journal_command(run, options, "echo ::unread")
-        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo; echo '::log journal 0 0'; {journal}; }}; true"
-    return command
+        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo; echo '::log journal 0 0'; {journal}; }}"
+    return (
+        f"{show}; cd {shlex.quote(run_dir)} || exit 3; echo ::keeper; {state_command(keeper, run, run_dir)}; "
+        f'echo "::zone $(date +%z)"; cd logs 2>/dev/null || exit 0; {{ {command}; }} | head -c {WINDOWS}'
+    )
 
 
 def zone(text: str) -> int:
@@ -167,8 +173,9 @@ def read_look(
     east = zone(rest.split()[0]) if rest.split() else 0
     lines, offsets, cut = [], {}, {}
     for part in parts:
-        title, _, text = part.partition("\n")
-        name, changed, start = title.rsplit(" ", 2)
+        if not (title := TITLE.match(part)):  # cut short, or a rank's own words
+            continue
+        (name, changed, start), text = title.groups(), part[title.end() :]
         if name == "journal" and text.strip() == "::unread":
             cut[name] = math.inf
             continue

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
+from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+sys.path += [str(Path(__file__).parents[1] / "module_utils"), str(Path(__file__).parents[2])]
+
+from live_frame import clean
 
 display = Display()
 
@@ -66,5 +72,5 @@ class ActionModule(ActionBase):
             trainer, run_dir = (os.path.relpath(str(args[name])) for name in ("trainer", "run_dir"))
             generate = shlex.join([trainer, "generate", run_dir, "--prompt", "She"])
         text = report(str(args["run"]), str(args["results"]), generate, export)
-        display.display(text)
+        display.display(clean(text))  # of a summary that a rank wrote
         return {**result, "changed": False, "text": text}

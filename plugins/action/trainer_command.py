@@ -15,6 +15,7 @@ from ansible.utils.display import Display
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
+from run_keeper import shown
 from telling import brought
 
 display = Display()
@@ -33,7 +34,7 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         progress = arguments.pop("progress", None)
         over = threading.Event()
-        words = (f"cat {shlex.quote(str(progress))}", task_vars["inventory_hostname"], over)
+        words = (shown(shlex.quote(str(progress)), 64), task_vars["inventory_hostname"], over)
         teller = threading.Thread(target=self._tell, args=words, daemon=True)
         if progress:
             teller.start()

@@ -163,8 +163,9 @@ class CallbackModule(Default):
         result.result.pop("warnings", None)
         for one in warnings:
             self.found.warn(result.host.get_name(), one.event.msg)
-            self._display._warning(one)
-        self._handle_warnings(result.result)
+            self._display._warning(live_frame.cleaned(one))
+        for one in result.deprecations if result.result.pop("deprecations", None) else ():
+            self._display._deprecated(live_frame.cleaned(one))
 
     def verdict(self, result) -> bool:
         """Whether it is preflight's, whose report passes, warns and fails hosts itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 from telling import SHOWN_HOSTS, rows_of
 
@@ -35,11 +35,14 @@ def clean(text: str) -> str:
 
 
 def cleaned(value):
-    """A structure of a host's, as a diff is one, with all of its texts clean."""
+    """A structure of a host's, as a diff or a warning of Ansible's is one, with all of its texts clean."""
     if isinstance(value, dict):
         return {key: cleaned(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [cleaned(one) for one in value]
+    if isinstance(value, (list, tuple)):
+        parts = [cleaned(one) for one in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    if is_dataclass(value):
+        return replace(value, **{one.name: cleaned(getattr(value, one.name)) for one in fields(value)})
     return clean(value) if isinstance(value, str) else value
 
 

@@ -13,10 +13,20 @@ STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 JOURNALS = "/var/log/journal/*/system.journal /run/log/journal/*/system.journal"
 # Of a unit that has not run since the boot, or that it has unloaded, systemd shows the exit code 0, and this as 0, too.
 RAN = "ExecMainExitTimestampMonotonic"
+MOST = 1 << 20  # bytes that are read at most of a file of a run's directory
 UNREAD = (
     "the user that Ansible logs in as may not read the journal. site.yml puts it into the group systemd-journal; that "
     "counts from its next login on"
 )
+
+
+def shown(name: str, most: int = MOST, skip: str = "0") -> str:
+    """The shell command that shows at most so many bytes of a file of a run's directory, which is named for the shell.
+
+    The directory is the service user's: no link is followed, no pipe is waited at, and no file fills our memory.
+    """
+    flags = "nofollow,nonblock,fullblock,skip_bytes,count_bytes"
+    return f"dd if={name} iflag={flags} bs=65536 skip={skip} count={most} status=none 2>/dev/null"
 
 
 def state_command(keeper: str, run: str, run_dir: str) -> str:
@@ -28,7 +38,7 @@ def state_command(keeper: str, run: str, run_dir: str) -> str:
     variable = shlex.quote(f"TRAINYARD_RUN_DIR={run_dir}")
     return (
         f"if grep -qszxF {variable} /proc/[0-9]*/environ; then echo ActiveState=active; "
-        "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi"
+        f"else echo ActiveState=inactive; echo ExecMainStatus=$({shown('exit', 16)}); fi"
     )
 
 
@@ -46,7 +56,7 @@ def _job_command(run: str) -> str:
     ask = f"{shlex.join(JOB_QUESTION)} --name={shlex.quote(JOB + run)} --user=$(stat -c %U .)"
     return (
         f'if job=$({ask} 2>&1); then if [ "$job" ]; then echo ActiveState=active; echo "Job=$job"; '
-        "else echo ActiveState=inactive; echo ExecMainStatus=$(cat exit 2>/dev/null); fi; "
+        f"else echo ActiveState=inactive; echo ExecMainStatus=$({shown('exit', 16)}); fi; "
         f'else echo ActiveState=active; echo "Job=|UNKNOWN|{JOB}{run}|$(echo "$job" | tail -n 1)"; fi'
     )
 

@@ -38,9 +38,11 @@ import os
 import re
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_runs import opened
 from ansible.module_utils.received_files import sha256
 
 STEP = re.compile(r"step-(\d{8,})")
+MOST = 16 << 20  # bytes that are read of a manifest
 STATE = "optimizer.safetensors"  # no part of the model
 
 
@@ -51,9 +53,9 @@ class Damaged(Exception):
 def read_json(path: str) -> dict:
     """The object in a file; empty where there is none."""
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
+        with opened(path) as file:
+            found = json.loads(file.read(MOST))
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ import pytest
 
 from plugins.action import run_follow as follow
 from plugins.module_utils import run_keeper
+from plugins.module_utils.host_runs import run_status, within
 
 START = "roles/trainer/tasks/start.yml"
 COMMANDS = {"resume": "RESUME", "follow": "FOLLOW", "stop": "STOP", "logs": "runs/first/logs"}
@@ -167,6 +169,71 @@ def test_the_command_of_a_poll_reads_on_where_it_was_and_of_long_metrics_the_end
         assert len(said(run_dir, seen.offset)) < follow.WINDOW + 1000
 
 
+IN_PLACE = (
+    "a link to what has no end",
+    "a link to another's file",
+    "a pipe",
+    "a pipe that is open",
+    "a huge file",
+)
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Puts what a rank may put in the place of a file of its run, which it may write to as it likes."""
+    (tmp_path / "another's").write_text('{"state": "running", "reason": "SECRET"}\n')
+    held = []
+
+    def put(path, what):
+        if what.startswith("a link"):
+            path.symlink_to("/dev/zero" if what.endswith("no end") else tmp_path / "another's")
+        elif what == "a huge file":
+            with path.open("w") as file:
+                file.truncate(1 << 40)
+        else:
+            os.mkfifo(path)
+            held.extend([os.open(path, os.O_RDWR)] if what.endswith("open") else [])
+
+    yield put
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def most_of(command):
+    """What a shell command says, of which this process takes no more than a few MiB."""
+    code, out, errors = within(20, ["sh", "-c", f"{{ {command}; }} | head -c {4 * run_keeper.MOST}"])
+    assert code == 0, errors
+    return out
+
+
+@pytest.mark.parametrize("what", IN_PLACE)
+def test_what_a_rank_puts_in_the_place_of_a_file_neither_holds_a_poll_up_nor_fills_the_memory(
+    run_dir, put, what
+):
+    (run_dir / "exit").write_text("4\n")
+    good = poll(run_dir)
+    for name in ("status.json", "metrics.jsonl"):
+        put(run_dir / name, what)
+    out = most_of(follow.poll_command("process", "first", str(run_dir), 0))
+    assert len(out) < run_keeper.MOST + 2 * follow.WINDOW and "SECRET" not in out
+    seen = view("node1")
+    follow.read_poll(seen, out, NOW)
+    assert (seen.state, seen.code, seen.status, seen.last) == (good.state, 4, {}, {})
+    assert run_status(str(run_dir)) == {"state": "unknown"}
+    (run_dir / "exit").unlink()
+    put(run_dir / "exit", what)
+    state = run_keeper.state_command("process", "first", str(run_dir))
+    assert len(most_of(f"cd {shlex.quote(str(run_dir))}; {state}")) < 100
+
+
+@pytest.mark.parametrize(
+    "text", ['{"state": "running", "reason": "%s"}' % ("x" * run_keeper.MOST), "[" * 200000]
+)
+def test_a_status_that_is_too_long_or_too_deep_is_none(run_dir, text):
+    (run_dir / "status.json").write_text(text)
+    assert poll(run_dir).status == {} and run_status(str(run_dir)) == {"state": "unknown"}
+
+
 @pytest.fixture
 def open_dir():
     """A directory that other users may enter, unlike pytest's own."""
@@ -211,6 +278,18 @@ def test_the_end_of_every_log_is_read(run_dir):
     logs = follow.read_logs(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
     assert logs["rank-1.log"] == ["only this"]
     assert logs["rank-0.log"] == [f"line {n}" for n in range(100 - follow.LOG_LINES, 100)]
+
+
+@pytest.mark.parametrize("what", IN_PLACE)
+def test_the_end_of_a_log_is_short_and_so_is_that_of_many_whatever_a_rank_makes_of_them(run_dir, put, what):
+    put(run_dir / "logs/rank-0.log", what)
+    (run_dir / "logs/rank-1.log").write_text("x" * (2 * follow.WINDOW))
+    out = most_of(follow.log_command("process", "first", str(run_dir)))
+    assert len(out) < 3 * follow.WINDOW and "SECRET" not in out
+    assert out.endswith("x" * follow.WINDOW)
+    for rank in range(2, 40):
+        (run_dir / f"logs/rank-{rank}.log").write_text("x" * (2 * follow.WINDOW))
+    assert len(most_of(follow.log_command("process", "first", str(run_dir)))) == run_keeper.MOST
 
 
 # ---- the verdict ----

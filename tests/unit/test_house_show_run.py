@@ -57,6 +57,19 @@ def test_no_escape_codes_without_a_terminal(run):
     assert "\033" not in show(run, LANG="C.UTF-8", TERM="xterm").stdout
 
 
+def test_what_a_model_or_a_rank_wrote_moves_no_terminal(run):
+    evil = "\033]0;title\007\033[2J\x9b31m\u202e"
+    (run / "sample.txt").write_text(f"{evil}It was\r\n\nAnne's opinion.{evil}")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "world": {"size": f"2{evil}"}}))
+    shown = show(run, LANG="C.UTF-8").stdout
+    assert "It was\n            Anne's opinion." in shown
+    (run / "metrics.jsonl").write_text(evil)
+    faulty = show(run, LANG="C.UTF-8")
+    assert faulty.returncode == 2 and "is no row of metrics" in faulty.stderr
+    assert not set("\033\007\x9b\u202e\r") & set(shown + faulty.stderr)
+
+
 @pytest.mark.parametrize(
     "environ", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "C", "LANG": "en_US.UTF-8"}]
 )

@@ -22,7 +22,8 @@ import live_frame  # noqa: E402
 import meanwhile  # noqa: E402
 import part_files  # noqa: E402
 
-from plugins.action import fetch_told, run_aside  # noqa: E402
+from plugins.action import fetch_told, run_aside, trainer_command  # noqa: E402
+from plugins.module_utils.host_runs import NO_ANSWER, within  # noqa: E402
 
 APT = """\
 Reading package lists...
@@ -361,6 +362,49 @@ def test_all_that_a_run_left_is_brought_so():
     assert not any("ansible.builtin.fetch" in task for task in tasks)
     # With the file itself for `dest`, of which it tells how much is here.
     assert not any(task["fetch_told"]["dest"].endswith("/") for task in tasks if "fetch_told" in task)
+
+
+def test_how_a_runs_metrics_begin_is_read_from_no_link_and_waits_at_no_pipe(tmp_path):
+    tasks = yaml.safe_load((ROOT / "roles/trainer/tasks/collect.yml").read_text())
+    (asked,) = (
+        task["ansible.builtin.command"]["argv"] for task in tasks if "ansible.builtin.command" in task
+    )
+    command = [word.replace("{{ _trainer_run_dir }}", str(tmp_path)) for word in asked]
+    path = tmp_path / "metrics.jsonl"
+
+    def said():
+        code, out, _ = within(20, command)
+        assert code != NO_ANSWER
+        return out
+
+    path.write_text('{"launch": "L1"}\n')
+    assert said() == '{"launch": "L1"}\n'
+    path.rename(tmp_path / "another's")
+    path.symlink_to(tmp_path / "another's")
+    assert said() == ""
+    path.unlink()
+    os.mkfifo(path)
+    assert said() == ""
+    path.unlink()
+    with path.open("w") as file:
+        file.truncate(1 << 40)
+    assert len(said()) == 1 << 18
+
+
+def test_how_far_a_command_is_is_asked_at_no_pipe(tmp_path, monkeypatch):
+    """The service user keeps that file, and who runs as it may put another in its place."""
+    action = trainer_command.ActionModule.__new__(trainer_command.ActionModule)
+    action._task = SimpleNamespace(args={"arguments": ["fetch"], "progress": str(tmp_path / "fetching")})
+    monkeypatch.setattr(trainer_command.ActionBase, "run", lambda self, tmp, variables: {})
+    asked = []
+    monkeypatch.setattr(action, "_tell", lambda read, host, over: asked.append(read), raising=False)
+    monkeypatch.setattr(action, "_execute_module", lambda **how: {}, raising=False)
+    action.run(task_vars={"inventory_hostname": "node1"})
+    (tmp_path / "fetching").write_text("3 5")
+    assert within(20, ["sh", "-c", asked[0]])[:2] == (0, "3 5")
+    (tmp_path / "fetching").unlink()
+    os.mkfifo(tmp_path / "fetching")
+    assert within(20, ["sh", "-c", asked[0]])[:2] == (0, "")
 
 
 @pytest.fixture

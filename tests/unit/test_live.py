@@ -1,12 +1,16 @@
 """The lines that site.yml and train.yml show while they work: what fits, what is cleaned away, and how it is drawn."""
 
 import io
+import json
+import re
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible import constants as C
+from ansible.module_utils._internal._messages import DeprecationSummary, Event, EventChain, WarningSummary
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "plugins/module_utils"))
@@ -16,6 +20,9 @@ from live_found import Found, short, warning  # noqa: E402
 from live_plan import after_site  # noqa: E402
 from live_region import Region  # noqa: E402
 from telling import brought, row, same_hosts, with_rows  # noqa: E402
+
+from plugins.action import bench_verdict, preflight_verdict, run_report  # noqa: E402
+from plugins.callback.live import CallbackModule  # noqa: E402
 
 NOW = 1000.0
 
@@ -49,6 +56,71 @@ def board(*hosts, play="Every host", tasks=10, at=4):
 def test_what_a_terminal_would_obey_is_cleaned_away(text, shown):
     assert live.clean(text) == shown
     assert live.cleaned({"before": [text], "n": 1}) == {"before": [shown], "n": 1}
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\rpass  "
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """What actions display: (text, colour) each."""
+    found = []
+    for action in (bench_verdict, preflight_verdict, run_report):
+        show = lambda text, color=None, **how: found.append((text, color))  # noqa: E731
+        monkeypatch.setattr(action, "display", SimpleNamespace(display=show, warning=show))
+        monkeypatch.setattr(action.ActionBase, "run", lambda self, tmp, variables: {})
+    return found
+
+
+def act(module, variables=None, **args):
+    """An action's answer, in check mode."""
+    action = object.__new__(module.ActionModule)
+    action._task, action._loader = SimpleNamespace(args=args, check_mode=True), None
+    return action.run(task_vars=variables or {})
+
+
+def test_what_hosts_say_in_a_report_moves_no_terminal(printed, monkeypatch, tmp_path):
+    where = {"results": str(tmp_path), "began": 0}
+    seen = {"__preflight_seen": {"survey": {"link": None}}, "__bench_collectives": {"msg": f"no room{EVIL}"}}
+    act(bench_verdict, {"hostvars": {"a": seen}}, hosts=["a"], **where)
+    assert "a: collectives: no room" in printed[0][0]
+    found = {"result": preflight_verdict.FAIL, "exit_status": 2, "counts": {}, "checks": []}
+    monkeypatch.setattr(preflight_verdict, "report", lambda *facts: found)
+    monkeypatch.setattr(
+        preflight_verdict, "text", lambda found: f"pass  disk  well\nFAIL  link: a: lost{EVIL}"
+    )
+    monkeypatch.setattr(preflight_verdict, "run_room", lambda *words: (0, []))
+    asked = {"hosts": [], "members": [], "limits": {}, "words": {}, "copies": 1, "device": "auto", **where}
+    act(preflight_verdict, {"groups": {}}, **asked)
+    ours = preflight_verdict.COLOURS
+    assert ("pass  disk  well", ours["pass"]) in printed and ours["FAIL"] in dict(printed).values()
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": f"3{EVIL}"}))
+    more = {"generate": "g", "export": "e", "local": False}
+    act(run_report, run="first", results=str(tmp_path), **more)
+    assert "Run first finished: 3" in printed[-1][0]
+    assert not set("\x1b\x07\x9b\u202e\r") & set("".join(text for text, _ in printed))
+
+
+def test_a_warning_of_ansibles_about_a_host_moves_no_terminal():
+    """As it comes, and as it stands in the end; whatever a module of a host has put into it."""
+    chain = EventChain(msg_reason="", traceback_reason="", event=Event(msg=f"because{EVIL}"))
+    event = Event(msg=f"its disk{EVIL}", help_text=f"Remove{EVIL}", chain=chain, events=(Event(msg=EVIL),))
+    shown = []
+    display = SimpleNamespace(_warning=shown.append, _deprecated=shown.append)
+    result = SimpleNamespace(
+        warnings=[WarningSummary(event=event)],
+        deprecations=[DeprecationSummary(event=event, version=f"3{EVIL}")],
+        result={"warnings": ["x"], "deprecations": ["x"]},
+        host=SimpleNamespace(get_name=lambda: "a"),
+    )
+    callback = SimpleNamespace(_display=display, found=Found(), _handle_warnings=lambda result: None)
+    CallbackModule.warn(callback, result)
+    assert [type(one) for one in shown] == [WarningSummary, DeprecationSummary] and not result.result
+    assert shown[0].event.msg.startswith("its disk?") and shown[0].event.chain.event.msg.startswith(
+        "because?"
+    )
+    told = "\n".join([*map(repr, shown), *map(str, callback.found.lines([], list))])
+    assert not re.search(r"\\x1b|\\x07|\\x9b|\\u202e|\\r", told)
 
 
 @pytest.mark.parametrize(

@@ -585,6 +585,22 @@ def test_prometheus_has_the_clusters_name_as_it_is(name):
     assert trainer["relabel_configs"][1] == {"target_label": "cluster", "replacement": wanted}
 
 
+@pytest.mark.parametrize("port", [9090, 9191])
+def test_prometheus_lets_no_page_of_another_origin_read(port):
+    """By default it lets all of them; of an expression that is anchored, as it has it, nothing may be special."""
+    (command,) = re.findall(
+        r"^ExecStart=((?:.*\\\n)*.*)$",
+        rendered("trainyard-prometheus.service.j2", monitoring_port=port),
+        re.M,
+    )
+    words = command.replace("\\\n", " ").split()
+    assert f"--web.listen-address=127.0.0.1:{port}" in words
+    (allowed,) = (word.partition("=")[2] for word in words if word.startswith("--web.cors.origin="))
+    assert not set(allowed) & set("\\$%\"' ")  # systemd would take these otherwise
+    for origin in ("null", "http://127.0.0.1:9090", "http://127.0.0.1", "https://example.com", ""):
+        assert not re.fullmatch(allowed, origin)
+
+
 def test_each_alert_says_what_is_and_what_to_do():
     for rule in RULES:
         assert rule["labels"]["severity"] in ("warning", "critical"), rule

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -273,6 +274,23 @@ def test_the_newest_whole_checkpoint_is_found_and_damage_is_named(saved, tmp_pat
     assert saved.saved(str(tmp_path), 8, verify=True)["checkpoint"] is None
     (newer / "manifest.json").write_text("[")
     assert "manifest.json: missing or damaged" in saved.saved(str(tmp_path), 0, verify=False)["damaged"][0]
+
+
+def test_a_manifest_is_read_that_is_a_file_of_some_length_alone(saved, tmp_path):
+    """A rank may put a link, or a pipe at which one would wait for ever, in its place."""
+    for step in (4, 5, 6, 7):
+        write_checkpoint(tmp_path, step)
+    link, pipe, long = (tmp_path / f"checkpoints/step-{step:08d}/manifest.json" for step in (5, 6, 7))
+    link.rename(tmp_path / "another's")
+    link.symlink_to(tmp_path / "another's")
+    pipe.unlink()
+    os.mkfifo(pipe)
+    long.write_text(" " * saved.MOST + long.read_text())
+    found = []
+    reader = threading.Thread(target=lambda: found.append(saved.saved(str(tmp_path), 0, False)), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert found and (found[0]["checkpoint"]["step"], len(found[0]["damaged"])) == (4, 3)
 
 
 def test_a_finished_model_has_its_step_and_the_digest_of_its_weights_alone(saved, tmp_path):
@@ -613,6 +631,22 @@ def test_what_is_a_result_is_told_by_its_place_in_the_run(run_dir):
     ]
     found = run_results([f"{run_dir}/{name}" for name in [*results, *others]] + ["/etc/passwd"], run_dir)
     assert found == sorted(f"{run_dir}/{name}" for name in results)
+
+
+def test_what_the_controller_keeps_beside_the_results_comes_from_no_host():
+    run_dir = "/var/lib/trainyard/runs/a"
+    own = (
+        "report.html",
+        "sample.txt",
+        "samples.jsonl",
+        "diagnosis.txt",
+        "export/config.json",
+        "export",
+        "sample.txt/x",
+    )
+    others = ("model/sample.txt", "model/export/x", "exported.txt", "logs/report.html")
+    found = run_results([f"{run_dir}/{name}" for name in (*own, *others)], run_dir)
+    assert found == sorted(f"{run_dir}/{name}" for name in others)
 
 
 def test_the_results_are_those_of_who_came_furthest_of_those_that_saw_the_end():

@@ -442,6 +442,38 @@ def test_who_follows_a_log_that_goes_aside_misses_no_line_and_sees_none_twice(tm
     assert [line.text for line in lines] == ["five", "six"] and list(cut) == ["rank-0.log"]
 
 
+def test_a_look_takes_so_much_and_from_a_ranks_own_files_alone(tmp_path, monkeypatch):
+    """A rank may write to its run's directory as it likes."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "another's").write_text("10:00:00 SECRET\n")
+    (logs / "rank-0.log").symlink_to(tmp_path / "another's")
+    os.mkfifo(logs / "rank-1.log")
+    with (logs / "rank-2.log").open("w") as file:
+        file.truncate(1 << 40)
+    (logs / "rank-3.log").write_text("10:00:00 three\n\n::log rank-4.log of mine\n")
+    assert [line.text for line in look(tmp_path)[1]] == ["three"]
+    for rank in range(10, 20):
+        (logs / f"rank-{rank}.log").write_text("10:00:00 a line\n" * 100)
+    monkeypatch.setattr(run_logs, "WINDOWS", 5 * run_logs.WINDOW // 4)
+    command = run_logs.look_command("process", "a", str(tmp_path), "", {}, 0)
+    out = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert len(out) < run_logs.WINDOWS + 1000
+
+
+def test_a_look_that_was_cut_short_anywhere_has_whole_lines_alone(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for rank in range(3):
+        (logs / f"rank-{rank}.log").write_text("10:00:00 one\n10:00:01 two\n")
+    command = run_logs.look_command("process", "a", str(tmp_path), "", {}, 0)
+    out = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    whole = run_logs.read_look(out, "node1")[1]
+    for end in range(out.index("\n::log "), len(out)):
+        lines = run_logs.read_look(out[:end], "node1")[1]
+        assert lines == whole[: len(lines)] and len(lines) >= out[:end].count(" one\n")
+
+
 def test_the_launchers_lines_come_from_the_journal():
     output = (
         "::keeper\nActiveState=active\n::zone +0000\n\n::log journal 0 0\n"
