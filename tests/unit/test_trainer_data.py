@@ -819,6 +819,25 @@ def test_weights_are_kept_at_any_world_size(three, tmp_path):
     assert index.Index(8, packed.sizes, packed.weights).batch(0, 50) != seen[:50]
 
 
+def test_neither_blocks_nor_sets_go_through_their_samples_in_the_same_order():
+    order = index.Index(7, [50, 50], [1, 1])
+    blocks = [order.batch(1000 * number, 1000) for number in range(2)]
+    whose = [[k // 50 for k in block] for block in blocks]
+    assert whose[0] != whose[1] and sum(whose[0]) == sum(whose[1]) == 500
+    first, second = ([k % 50 for k in blocks[0] if k // 50 == number][:50] for number in range(2))
+    assert first != second and sorted(first) == sorted(second)
+
+
+def test_what_rounding_leaves_of_a_block_is_the_largest_remainders():
+    for weights, shares in (
+        ([1, 1, 1], [334, 333, 333]),
+        ([33.31, 33.33, 33.36], [333, 333, 334]),
+        ([33.36, 33.31, 33.33], [334, 333, 333]),
+        ([1.6, 1.6, 996.8], [2, 1, 997]),
+    ):
+        assert index.Index(7, [9, 9, 9], weights).shares == shares and sum(shares) == 1000
+
+
 @pytest.mark.parametrize("weights", ["1,2", "1,2,x", "1,2,0", "1,2,nan", "1,1,1000000"])
 def test_weights_that_do_not_fit_are_refused(three, weights):
     with pytest.raises(BadInput, match=r"dataset_weights: 1,"):
@@ -1047,6 +1066,8 @@ def test_every_order_is_as_likely():
         ({"steps": 10, "epochs": 1}, (0, 0), 10),
         ({"epochs": 1}, (10, 80), 15),  # ten steps of 8 before; 20 sequences are left
         ({"epochs": 1}, (25, 100), 25),
+        ({"epochs": 1}, (13, 104), 13),  # the last step of 8 before went beyond the end
+        ({"epochs": 1}, (15, 120), 15),
     ],
 )
 def test_last_step(settings, done, last):
