@@ -379,7 +379,7 @@ def test_speeds_that_cannot_be_are_refused(speeds):
 def test_no_share_is_larger_than_the_most(grain):
     assert solve(16, [1.0, 9.0], grain, most=[9, 9]) == [9, 7]
     assert solve(16, [1.0, 9.0], grain, most=[8, 8]) == [8, 8]
-    assert solve(5, [1.0, 1.0], grain, most=[4, 1]) == [4, 1]  # less than a whole grain, too
+    assert solve(6, [1.0, 1.0], grain, most=[5, 1]) == [5, 1]  # less than a whole grain, too
 
 
 def one_by_one(batch_size, seconds, grain, most):
