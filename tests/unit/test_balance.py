@@ -159,6 +159,7 @@ def test_speeds_of_two_to_one_to_one():
 def test_whole_micro_batches_where_another_size_would_be_compiled_anew():
     found = solve(34, [1.0, 2.0, 2.0], grain=4)
     assert sum(found) == 34 and sorted(share % 4 for share in found)[:2] == [0, 0]
+    assert solve(8, [1.0, 1.0], grain=4) == [4, 4]  # one for each, and none left over
 
 
 def steps(balance, seconds, count):
@@ -176,6 +177,15 @@ def test_shares_follow_the_speeds_and_then_stay():
     assert steps(balance, [1.0, 2.0, 2.0], 1) == 1
     assert balance.split == [8, 4, 4] and balance.expected == pytest.approx(10 / 8)
     assert steps(balance, [1.0, 2.0, 2.0], 50) == 0
+
+
+def test_a_window_is_of_steps_of_its_own_and_those_just_after_a_change_say_nothing():
+    balance = Balance(16, 2)
+    for seconds in ([1.0, 3.0], [3.0, 1.0], [1.0, 3.0]):
+        assert steps(balance, seconds, SETTLE + WINDOW - 1) == 0
+        assert steps(balance, seconds, 1) == 1
+    steps(balance, [1.0, 3.0], SETTLE + WINDOW)  # of which nothing changes
+    assert steps(balance, [3.0, 1.0], WINDOW - 1) == 0 and steps(balance, [3.0, 1.0], 1) == 1
 
 
 def test_a_machine_that_slows_down_and_returns():
@@ -198,6 +208,8 @@ def test_half_of_a_machines_speed_is_made_up_for_within_thirty_steps(phase):
     assert balance.split == [24, 12, 12]
     steps(balance, [2.0, 2.0, 2.0], 20)
     assert balance.split == [16, 16, 16]
+    steps(balance, [1.0, 2.0, 2.0], 30)  # and when it is back
+    assert balance.split == [24, 12, 12]
 
 
 def lockstep_seconds(split, seconds, size):
@@ -229,6 +241,11 @@ def test_ranks_that_keep_step_need_no_more_passes_than_with_even_shares():
     assert steps(balance, [1.0, 3.0], 60) == 1 and balance.split == [12, 4] and balance.wants is None
     balance = Balance(16, 2, lockstep=8)
     assert steps(balance, [1.0, 1.01], 60) == 0 and balance.wants is None
+    balance = Balance(16, 2, lockstep=4)
+    balance.begin([1.0, 4.0])  # 13 and 3 in two passes
+    assert balance.split == [8, 8] and balance.wants == 7
+    balance.begin([1.0, 1.0])
+    assert balance.wants is None
 
 
 def test_a_faster_rank_that_keeps_step_computes_more_at_once_where_it_has_room():
@@ -254,6 +271,15 @@ def test_ranks_that_keep_step_make_do_with_what_memory_one_has():
     assert balance.split == [8, 8] and balance.passes == 3
     balance.begin([1.0, 4.0])
     assert balance.split == [13, 3] and balance.passes == 1 and balance.wants is None
+    balance = Balance(200, 2, lockstep=100, at_once=[102, 98])
+    balance.begin([1.0, 1.0])
+    assert balance._solve() == [102, 98]  # a pass more, for a step of 100 instead of 102, is not worth it
+    balance = Balance(200, 2, lockstep=100, at_once=[110, 98])
+    balance.begin([1.0, 1.0])
+    assert balance._solve() == [102, 98]
+    balance = Balance(200, 2, lockstep=100, at_once=[150, 60])
+    balance.begin([1.0, 1.0])
+    assert balance._solve() == [100, 100]
 
 
 def test_first_shares_are_even_where_others_are_hardly_better():
@@ -269,7 +295,7 @@ def test_first_shares_are_even_where_others_are_hardly_better():
 def test_where_no_ranks_seconds_are_its_own_all_of_a_step_is_watched():
     balance = Balance(16, 2, lockstep=4, at_once=[16, 16], watched=False)
     balance.begin([1.0, 3.0])
-    for seconds, stale in ((12.0, False), (13.0, False), (15.0, True)):
+    for seconds, stale in ((12.0, False), (13.0, False), (15.0, True), (12.0, False), (9.0, True)):
         for _ in range(SETTLE + WINDOW):
             assert not balance.learn([seconds, seconds])
         assert balance.split == [12, 4] and balance.stale == stale
@@ -353,6 +379,7 @@ def test_speeds_that_cannot_be_are_refused(speeds):
 def test_no_share_is_larger_than_the_most(grain):
     assert solve(16, [1.0, 9.0], grain, most=[9, 9]) == [9, 7]
     assert solve(16, [1.0, 9.0], grain, most=[8, 8]) == [8, 8]
+    assert solve(6, [1.0, 1.0], grain, most=[5, 1]) == [5, 1]  # less than a whole grain, too
 
 
 def one_by_one(batch_size, seconds, grain, most):

@@ -274,6 +274,16 @@ def test_memory_is_tried_where_shares_are_set_or_a_gpu_is_alone(monkeypatch, bal
     assert one.balance.passes == -(-max(split) // 2)
 
 
+def test_no_more_is_tried_than_a_listed_share_will_ever_ask_for(monkeypatch, capsys):
+    monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
+    made = passes(monkeypatch, 0.001)
+    one = run(lambda own: own)
+    one.balance = Balance(16, 2, "3,13")
+    memory_for(monkeypatch, 3)
+    assert calibrate.begin(one) == [] and made == [3]
+    assert one.micro_batch_size == 4 and "memory" not in capsys.readouterr().out
+
+
 def test_a_gpu_without_memory_for_one_sequence_is_told(monkeypatch):
     monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
 

@@ -71,6 +71,23 @@ def test_peers_ssh_and_nothing_else():
     )  # what comes to the host, and what is passed on from its ports
 
 
+def test_what_no_rule_lets_in_is_dropped_and_loading_leaves_no_moment_without_rules():
+    lines = [line.strip() for line in planned()["rules"].splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    # Once loaded, it makes way for what follows in the same step, and is not added to.
+    assert lines[:3] == ["table inet trainyard", "delete table inet trainyard", "table inet trainyard {"]
+    begin = lines.index("chain input {")
+    assert lines[begin + 1 : begin + 3] == [
+        "type filter hook input priority filter; policy drop;",
+        "jump known",
+    ]
+    # Only what is the host's own and gets as far as this is dropped here: the rest is passed on as it was.
+    published = lines[lines.index("chain published {") :]
+    assert published[1].startswith("type filter hook prerouting priority dstnat - 10; policy accept;")
+    assert published[2] == "fib daddr type != local accept"
+    assert published[-4:] == ["jump known", "drop", "}", "}"]
+
+
 def test_a_host_that_gives_others_their_addresses_goes_on_with_it():
     """Who asks for one has none yet, and comes from 0.0.0.0: a peer, too, at its next boot."""
     ask = "udp sport 68 udp dport 67 accept"
@@ -202,6 +219,8 @@ def test_what_only_peers_will_reach_is_named_once():
     listening = [SSHD, grafana, {**grafana, "address": "::"}, exporter]
     plan = planned(loaded=UNLOADED, listening=listening, allow=[{"port": "9000-9200"}])
     assert plan["closes"] == ["tcp port 3000 (grafana)"]
+    udp = {**SSHD, "proto": "udp", "process": "wg"}  # which is no SSH, whatever its port
+    assert planned(loaded=UNLOADED, listening=[SSHD, udp])["closes"] == ["udp port 22 (wg)"]
 
 
 @pytest.mark.parametrize(
@@ -402,6 +421,8 @@ def test_a_gateway_that_forwards_ports_to_several_hosts_is_no_peer():
     }
     assert firewall_peers(hostvars, list(hostvars), "node1") == ["10.0.0.2", "10.0.0.3"]
     assert firewall_peers(hostvars, ["node2"], "node1") == ["10.0.0.2"]
+    hostvars["node2"]["cluster_address"] = "203.0.113.1"  # nor where somebody took it for the cluster's
+    assert firewall_peers(hostvars, list(hostvars), "node1") == ["10.0.0.3"]
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,157 @@ def test_a_failing_check_puts_everything_back_before_it_was_applied(guard, etc):
     assert not ran.exists()  # nothing was applied, so there is nothing to undo but the files
 
 
+@pytest.mark.parametrize("fault", [{"owner": "no-such-user"}, {"move_to": "there.conf"}])
+def test_a_file_that_cannot_be_written_puts_everything_back(guard, etc, fault):
+    before, ran = snapshot(etc), etc.parent / "ran"
+    if "move_to" in fault:  # of what is not there
+        fault = {"move_to": str(etc / fault["move_to"])}
+    files = [*all_kinds(etc), {"path": str(etc / "odd.conf"), "content": "x", **fault}]
+    end = guard.change("network", change(files, undo=[["touch", str(ran)]]))
+    assert end["state"] == "restored" and "writing failed" in end["report"]["why"]
+    assert snapshot(etc) == before and guard.armed() == []
+    assert "start_apply" not in guard.systemd.asked and not ran.exists()
+
+
+def test_a_change_that_cannot_be_applied_puts_everything_back(guard, etc):
+    guard.systemd.broken = "start_apply"
+    before, ran = snapshot(etc), etc.parent / "ran"
+    with pytest.raises(Exception, match="start_apply is broken"):
+        guard.change("network", change(all_kinds(etc), undo=[["touch", str(ran)]]))
+    assert snapshot(etc) == before and guard.armed() == [] and not ran.exists()
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What is made safe on disk and what gets its name, in order: (what, path)."""
+    told = []
+
+    def fsync(handle, really=os.fsync):
+        told.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
+        really(handle)
+
+    def rename(old, new, really=os.rename):
+        told.append(("rename", str(new)))
+        really(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    return told
+
+
+def test_what_a_power_cut_leaves_is_the_old_file_or_the_new_one(code, etc, events, monkeypatch):
+    path = str(etc / "plan.yaml")
+    code.write_file(path, b"new", 0o600, os.getuid(), os.getgid())
+    (written, temporary), named, (synced, directory) = events
+    assert written == synced == "sync" and temporary.startswith(f"{etc}/.plan.yaml.guard-")
+    assert named == ("rename", path) and directory == str(etc)
+
+    def full(old, new):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(OSError, match="No space"):
+        code.write_file(path, b"newer", 0o600, os.getuid(), os.getgid())
+    assert (etc / "plan.yaml").read_bytes() == b"new"
+    assert not [name for name in os.listdir(etc) if "guard-" in name]
+
+
+def test_the_old_state_is_safe_on_disk_before_anything_new_is(guard, etc, events):
+    guard.change("network", change(all_kinds(etc)))
+    armed = events.index(("rename", os.path.join(guard.state_dir, "network")))
+    assert events[armed - 1] == ("sync", os.path.join(guard.state_dir, ".network.new"))
+    assert events[armed + 1] == ("sync", guard.state_dir)
+    assert not [path for _, path in events[: armed + 2] if path.startswith(str(etc))]
+    after = events[armed + 2 :]
+    moved = after.index(("rename", str(etc / "kept" / "aside.yaml.old")))
+    assert after[moved + 1 : moved + 3] == [("sync", str(etc / "kept")), ("sync", str(etc))]
+
+
+def test_a_change_that_is_undone_while_it_is_applied_is_not_called_applied(code, guard, etc, monkeypatch):
+    ran = etc.parent / "ran"
+    armed = guard.change("network", change(all_kinds(etc), apply=[["touch", str(ran)]]))
+    monkeypatch.setattr(code.time, "sleep", lambda _: guard.restore("network", commands="later"))
+    assert guard.apply("network") == {"state": "none"} and ran.exists()
+    monkeypatch.undo()
+    assert guard.confirm("network", armed["token"])["state"] == "pending"
+    ran.unlink()
+    assert guard.apply("network") == {"state": "none"} and not ran.exists()  # nor is it begun once more
+    assert guard.restore("network")["state"] == "restored"
+    assert guard.apply("network") == {"state": "none"}
+
+
+def test_the_timer_is_stopped_at_each_end_and_what_applies_before_files_go_back(guard, etc):
+    armed = guard.change("network", change(all_kinds(etc)))
+    guard.apply("network")
+    proof = guard.confirm("network", armed["token"])["proof"]
+    assert "stop_timer" not in guard.systemd.asked
+    guard.confirm("network", armed["token"], proof)
+    assert guard.systemd.asked[-1] == "stop_timer"
+    guard.change("network", change([{"path": str(etc / "plan.yaml"), "content": "newer\n"}]))
+    guard.systemd.asked.clear()
+    guard.restore("network")
+    assert guard.systemd.asked == ["stop_apply", "stop_timer"]
+
+
+def test_an_undo_command_is_tried_again(code, guard, etc, monkeypatch):
+    monkeypatch.setattr(code, "UNDO_TRIES", 3)
+    monkeypatch.setattr(code.time, "sleep", lambda _: None)
+    once = ["sh", "-c", 'test -e "$0" || { touch "$0"; exit 1; }', str(etc.parent / "tried")]
+    guard.change("network", change(all_kinds(etc), undo=[once, ["false"]]))
+    report = guard.restore("network")["report"]
+    assert [one["rc"] for one in report["commands"]] == [0, 1]
+
+
+def test_a_mode_and_an_owner_go_back_where_the_content_is_the_same(guard, etc):
+    path = etc / "plan.yaml"
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 1235)
+    before = path.stat()
+    guard.change("network", change([{"path": str(path), "content": "old\udcff\n", "mode": "0644"}]))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644 and path.read_bytes() == b"old\xff\n"
+    assert path.stat().st_uid == os.getuid()
+    assert guard.restore("network")["report"]["undone"] == [f"{path} put back"]
+    after = path.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
+def test_all_that_waits_is_put_back_though_one_cannot_be(code, guard, etc, monkeypatch, capsys):
+    """As at boot, by the unit that calls for it."""
+    monkeypatch.setattr(code, "Guard", lambda: guard)
+    for name, path in (("firewall", "gone.conf"), ("network", "plan.yaml")):
+        guard.change(name, change([{"path": str(etc / path), "content": "new\n"}]))
+    (etc / "gone.conf").unlink()
+    (etc / "gone.conf").mkdir()
+    with pytest.raises(Exception, match=r"firewall could not be put back: .*gone\.conf"):
+        code.main(["restore", "--all"])
+    assert (etc / "plan.yaml").read_bytes() == b"old\xff\n" and guard.armed() == ["firewall"]
+    (etc / "gone.conf").rmdir()
+    code.main(["restore", "--all"])
+    assert json.loads(capsys.readouterr().out)["firewall"]["state"] == "restored"
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "answers"),
+    [
+        ({"lladdr": "52:54:00:00:00:01", "state": ["REACHABLE"]}, True),
+        ({"lladdr": "52:54:00:00:00:01", "state": ["FAILED"]}, False),  # it did once
+        ({"state": ["INCOMPLETE"]}, False),
+        ({}, False),
+    ],
+)
+def test_whether_a_neighbour_answers(code, monkeypatch, neighbour, answers):
+    asked = []
+
+    def run(command):
+        asked.append(command)
+        return {"rc": 0, "output": json.dumps([neighbour])}
+
+    monkeypatch.setattr(code, "run", run)
+    monkeypatch.setattr(code.time, "sleep", lambda _: None)
+    assert code.reachable("127.0.0.1", "lo", limit=0.01) is answers
+    assert asked[0][-4:] == ["to", "127.0.0.1", "dev", "lo"]
+
+
 def test_confirmed_only_after_it_was_applied_and_by_its_token(guard, etc):
     armed = guard.change(
         "network", change([{"path": str(etc / "plan.yaml"), "content": "new\n"}], apply=[["true"]])
@@ -244,10 +395,10 @@ def test_a_second_change_waits_for_the_first(guard, etc):
         guard.change("network", change(all_kinds(etc)))
 
 
-@pytest.mark.parametrize("path", ["relative", "/etc/../etc/passwd", "/etc/x/"])
+@pytest.mark.parametrize("path", ["relative", "/etc/../etc/passwd", "/etc/x/", None])
 def test_odd_paths_are_refused_before_anything_is_written(guard, path):
     with pytest.raises(Exception, match="cannot be guarded"):
-        guard.change("network", change([{"path": path, "content": "x"}]))
+        guard.change("network", change([{"path": path or guard.state_dir + "/x", "content": "x"}]))
     assert guard.armed() == []
 
 
@@ -297,6 +448,7 @@ def test_a_power_cut_before_arming_or_after_the_end_leaves_nothing_armed_and_is_
     module.tell(guard.state_dir)
     assert module.untold(guard.state_dir) == []
     guard.change("network", change(all_kinds(etc)))
+    assert guard.report("network") is None  # what was undone before says nothing of this one
     guard.restore("network", why="again")
     assert [one["why"] for one in module.untold(guard.state_dir)] == ["again"]
 

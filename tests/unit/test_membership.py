@@ -66,6 +66,12 @@ def test_the_first_attempt_is_made_without_those_that_do_not_come():
 
 def test_attempts_are_numbered_over_every_start_of_a_run():
     assert word(None, [host(0, done=4), host(1, done=6), host(2)]).attempt == 7
+    comes = [host(0, 1, LOST), host(1, 1, LOST), host(2, done=9)]  # which has been in another start of it
+    assert word(plan(0, 1), comes).attempt == 10
+
+
+def test_the_newest_checkpoint_that_any_host_knows_of_is_where_a_run_begins():
+    assert word(None, [host(0, saved=10), host(1, saved=30), host(2)]).saved == 30
 
 
 def test_nothing_is_decided_while_a_host_runs_its_ranks():
@@ -82,6 +88,12 @@ def test_a_host_that_is_gone_is_left_behind_and_a_returned_one_taken_in():
     third = word(second, yielded)
     assert names(third) == ["node0", "node1", "node2"] and third.failures == 0
     assert third.reason == "node2 takes part"
+
+
+def test_where_one_fails_and_another_has_saved_and_ended_it_is_a_failure():
+    ended = [host(0, 1, STOPPED), host(1, 1, 4, "out of memory"), host(2, 1, LOST)]
+    found = word(plan(0, 1, 2), ended)
+    assert (found.failures, found.suspect, found.reason) == (1, "node1", "node1: out of memory")
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
@@ -262,6 +274,15 @@ def test_a_host_without_which_the_run_could_not_go_on_is_not_left_out():
     assert end.code == 4 and "4 attempts in a row failed" in end.reason and "out of memory" in end.reason
 
 
+def test_no_more_are_left_out_than_the_run_can_do_without():
+    """One of four may be missing, and is."""
+    current = plan(0, 1, 2, left_out=["node3"], suspect="node2")
+    ended = [host(0, 1, LOST), host(1, 1, LOST), host(2, 1, 4, "out of memory")]
+    found = word(current, ended, expected=4, least=3)
+    assert (names(found), found.left_out, found.failures) == (["node0", "node1", "node2"], ["node3"], 1)
+    assert word(current, ended, expected=4, least=2).left_out == ["node3", "node2"]
+
+
 def test_a_host_is_left_out_while_those_that_are_away_would_do():
     """node2 may come back: then the run has its two hosts again."""
     second = word(plan(0, 1), [host(0, 1, LOST), host(1, 1, 4)], least=2)
@@ -428,6 +449,14 @@ def test_who_is_named_most_is_left_out_where_nothing_else_tells_and_only_so_ofte
 
     end = failing(plan(*range(8)), each_names_the_last, expected=8)
     assert isinstance(end, End) and "4 attempts in a row" in end.reason
+    assert failing(plan(*range(8)), each_names_the_last, expected=8, attempts=6).left_out == [
+        "node7",
+        "node6",
+    ]
+    # Of two that are named as often it is the last: the first ones have the copies of checkpoints.
+    names_other = {0: "(that is node1)", 1: "(that is node0)", 2: ""}
+    twice = lambda current: [host(n, current.attempt, LOST, said) for n, said in names_other.items()]  # noqa: E731
+    assert failing(plan(0, 1, 2), twice, expected=3, attempts=2).left_out == ["node1"]
     # Where they name nobody it is none of them.
     assert failing(plan(0, 1, 2), lost(), expected=3, attempts=3).left_out == []
 
@@ -467,6 +496,24 @@ def test_a_host_that_fails_and_then_loses_its_power_has_not_failed_twice():
     assert (third.left_out, names(third)) == ([], ["node0", "node1"])
     fourth = word(third, [host(0, 3, STOPPED), host(1, 3, STOPPED), host(2, 2)])
     assert names(fourth) == ["node0", "node1", "node2"]
+
+
+def test_a_host_that_fails_while_another_loses_its_power_has_failed():
+    """A run that fails each time is given up, whatever else is cut; and who booted first is at fault."""
+    fails = host(1, 1, 4, "out of memory", ended=5)
+    found = word(plan(0, 1, 2), [host(0, 1, LOST), fails])  # node2 is gone
+    assert (found.failures, found.outages, list(found.blamed)) == (1, 0, ["node1"])
+    found = word(plan(0, 1, 2), [host(0, 1, LOST), fails, host(2, 1, None, "started anew", ended=1)])
+    assert list(found.blamed) == ["node2"]
+
+
+def test_hosts_that_are_gone_are_no_fault_of_the_network_between_the_others():
+    """A switch takes two of four with it, twice: the other two, which lost them, are not kept apart."""
+    current = plan(0, 1, 2, 3)
+    for attempt in (1, 2):
+        current = word(current, [host(node, attempt, LOST, "(that is node1)") for node in (0, 1)], expected=4)
+        assert (names(current), current.suspect, current.left_out) == (["node0", "node1"], "", [])
+        current = dataclasses.replace(current, members=[host(node) for node in range(4)])
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 3])

@@ -239,6 +239,11 @@ def test_an_mtu_or_a_route_that_somebody_changed_by_hand_is_put_right(mtu, route
     assert plan["stands"] and plan["live"] is live
 
 
+def little(item, **options):
+    """It with a small MTU, and without IPv6, which needs more."""
+    return {**item, "mtu": 500, "options": {**item["options"], "link-local": [], **options}}
+
+
 TAKES = "takes 68 to 9194 bytes (`ip -details link show eth0`): write a number of these"
 
 
@@ -252,6 +257,10 @@ TAKES = "takes 68 to 9194 bytes (`ip -details link show eth0`): write a number o
         ([BARE, {"name": "eth1"}, {**BOND, "mtu": 9500}], f"network_interfaces[2].mtu is 9500: eth0 {TAKES}"),
         ([BARE, {**VLAN, "gateway": "none", "mtu": 9500}], f"eth0 {TAKES}"),
         ([BARE, {**VLAN, "gateway": "none", "mtu": 9000}], None),
+        # A bond's ports have to take little, too; what a VLAN lies on carries more beside it.
+        ([{"name": "eth3", "mtu": 500, "options": {"link-local": []}}], "eth3 takes 576 to 9000 bytes"),
+        ([{"name": "eth3"}, little(BOND, interfaces=["eth3"])], "eth3 takes 576 to 9000 bytes"),
+        ([{"name": "eth3"}, {**little(VLAN, link="eth3"), "gateway": "none"}], None),
         ([{"name": "eth2", "mtu": 12000}], None),  # which does not tell
         ([{"name": "eth2", "mtu": 1000, "options": {"link-local": []}}], None),
         ([{"name": "eth2", "mtu": 1000, "options": {"link-local": ["ipv4"]}}], None),
@@ -272,6 +281,7 @@ TAKES = "takes 68 to 9194 bytes (`ip -details link show eth0`): write a number o
 def test_a_size_that_a_card_does_not_take_is_refused(wanted, said):
     """networkd would set the nearest one, and each run after it that of the inventory again."""
     there = [copy.deepcopy(ETH0), copy.deepcopy(ETH1), card("eth2", mtu_range=[0, 0])]
+    there.append(card("eth3", mtu_range=[576, 9000]))
     errors = network_plan(survey(interfaces=there), wanted)["errors"]
     assert bool(errors) is bool(said) and (not said or said in errors[0]), errors
 
@@ -526,6 +536,9 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
     plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=[f"{path}.before-trainyard"])
     assert yaml.safe_load(written(plan, path)["content"])["network"]["ethernets"] == {"eth1": {"dhcp4": True}}
     assert written(plan, f"{path}.before-trainyard.2")["content"] == BOTH
+    asides = [f"{path}.before-trainyard{number}" for number in ("", ".2", ".3")]
+    plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=asides)
+    assert written(plan, f"{path}.before-trainyard.4")["content"] == BOTH  # over none of those
     assert "eth1" in plan["netplan"]["50-cloud-init.yaml"]
 
 
@@ -1101,6 +1114,7 @@ def test_profiles_outside_etc_are_moved_aside_or_hidden():
         ({"priority": 8}, False, True),  # netplan's, once there are parameters
         ({"stp": False}, True, False),
         ({"stp": True, "forward-delay": 4}, True, False),
+        ({"stp": True, "forward-delay": 5}, True, True),
         ({"forward-delay": 12}, False, True),
     ],
 )

@@ -573,6 +573,7 @@ def test_a_kernel_that_is_too_new_for_the_distributions_driver():
     new = {"kernel": "6.12.117+deb13-amd64"}
     assert plan_for(DEBIAN_13, "2204", survey=new)["source"] == "nvidia"
     assert plan_for(DEBIAN_13, "2204", survey={"kernel": "6.12.94+deb13-amd64"})["source"] == "distribution"
+    assert plan_for(DEBIAN_13, "2204", survey={"kernel": "6.12.97+deb13-amd64"})["source"] == "nvidia"
     problem = refused(DEBIAN_13, "2204", survey=new, source="distribution")
     assert "cannot be built for kernels from 6.12.97 on; this host runs 6.12.117+deb13-amd64" in problem
 

@@ -352,10 +352,14 @@ def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
 
     assert kind("text").text == "plain"
     assert kind("text", "instruction", "output").messages[0]["content"] == "say"
+    assert kind("text", "instruction").text == "plain"
     assert kind("instruction", "input", "output").messages == [
         {"role": "user", "content": "say\n\nit"},
         {"role": "assistant", "content": "so"},
     ]
+    for nothing in ("", None):
+        record["input"] = nothing
+        assert kind("instruction", "input", "output").messages[0]["content"] == "say"
     assert kind("text", "instruction", "output", "messages").messages[0]["content"] == "q0"
     assert kind("text", "instruction", "output", "messages", data_format="text").text == "plain"
     (tmp_path / "b.txt").write_text("words")
@@ -580,6 +584,12 @@ def test_documents_longer_than_a_sequence(tmp_path):
     split, _ = prepared(from_mapping(settings), tmp_path / "cache")
     assert (split.longer, split.shortened, split.dropped) == (7, 0, 0)
     assert split.token_count == cut.token_count + cut.dropped
+    path = write_lines(tmp_path / "b.jsonl", [{"text": "a" * 31}, {"text": "b" * 31}])  # with their ends, 32
+    for overlong in ("refuse", "cut", "split"):
+        fits, _ = prepared(
+            from_mapping({**settings, "dataset": path, "overlong": overlong}), tmp_path / "cache"
+        )
+        assert (fits.token_count, fits.longer, fits.shortened, fits.dropped) == (64, 0, 0, 0)
 
 
 def spaced(how):
@@ -685,6 +695,26 @@ def test_what_the_tokens_depend_on_is_in_their_name(tmp_path, changes, anew):
         asked = from_mapping(settings)
         pack.prepare(asked, read.digests(asked), tokens, tmp_path / "cache")
     assert len([one for one in (tmp_path / "cache").iterdir() if one.is_dir()]) == (2 if anew else 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"overlong": "cut"}, {"sequence_length": 16}),  # what was cut off is there again
+        ({"validation_split": 0.3}, {"seed": 3}),
+        ({"loss_on": "all"}, {"loss_on": "answers"}),
+    ],
+)
+def test_so_is_what_they_depend_on_only_with_another_setting(tmp_path, settings, change):
+    records = [{"instruction": f"say {n}", "output": f"so it is said, and at length, {n}"} for n in range(20)]
+    config = {"dataset": write_lines(tmp_path / "a.jsonl", records), "sequence_length": 8, **settings}
+    tokens = tokenizer.wrap(tokenizer.train(from_mapping({**config, "vocab_size": 300})))
+    found = []
+    for keys in (config, {**config, **change}):
+        asked = from_mapping(keys)
+        found.append(pack.prepare(asked, read.digests(asked), tokens, tmp_path / "cache")[0])
+    assert len([one for one in (tmp_path / "cache").iterdir() if one.is_dir()]) == 2
+    assert found[0].digest != found[1].digest
 
 
 def test_a_tokenizer_that_begins_every_text_keeps_to_it(tmp_path):
@@ -817,6 +847,29 @@ def test_weights_are_kept_at_any_world_size(three, tmp_path):
     again = index.Index(7, packed.sizes, packed.weights)
     assert [k for cursor in range(0, 60, 7) for k in again.batch(cursor, 7)] == seen[:63]
     assert index.Index(8, packed.sizes, packed.weights).batch(0, 50) != seen[:50]
+    other, _ = prepared(from_mapping({**three, "dataset_weights": "6,3,2"}), tmp_path / "cache")
+    without, _ = prepared(from_mapping(three), tmp_path / "cache")
+    assert other.sizes == without.sizes == packed.sizes  # and yet a run of one does not go on with another
+    assert len({packed.digest, other.digest, without.digest}) == 3
+
+
+def test_neither_blocks_nor_sets_go_through_their_samples_in_the_same_order():
+    order = index.Index(7, [50, 50], [1, 1])
+    blocks = [order.batch(1000 * number, 1000) for number in range(2)]
+    whose = [[k // 50 for k in block] for block in blocks]
+    assert whose[0] != whose[1] and sum(whose[0]) == sum(whose[1]) == 500
+    first, second = ([k % 50 for k in blocks[0] if k // 50 == number][:50] for number in range(2))
+    assert first != second and sorted(first) == sorted(second)
+
+
+def test_what_rounding_leaves_of_a_block_is_the_largest_remainders():
+    for weights, shares in (
+        ([1, 1, 1], [334, 333, 333]),
+        ([33.31, 33.33, 33.36], [333, 333, 334]),
+        ([33.36, 33.31, 33.33], [334, 333, 333]),
+        ([1.6, 1.6, 996.8], [2, 1, 997]),
+    ):
+        assert index.Index(7, [9, 9, 9], weights).shares == shares and sum(shares) == 1000
 
 
 @pytest.mark.parametrize("weights", ["1,2", "1,2,x", "1,2,0", "1,2,nan", "1,1,1000000"])
@@ -1047,6 +1100,8 @@ def test_every_order_is_as_likely():
         ({"steps": 10, "epochs": 1}, (0, 0), 10),
         ({"epochs": 1}, (10, 80), 15),  # ten steps of 8 before; 20 sequences are left
         ({"epochs": 1}, (25, 100), 25),
+        ({"epochs": 1}, (13, 104), 13),  # the last step of 8 before went beyond the end
+        ({"epochs": 1}, (15, 120), 15),
     ],
 )
 def test_last_step(settings, done, last):

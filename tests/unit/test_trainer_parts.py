@@ -40,6 +40,20 @@ def test_learning_rates():
     assert rates["constant"][-1] == 1.0
     assert rates["linear"][-1] == pytest.approx(0.1)
     assert 0.1 < rates["cosine"][-1] < 0.13
+    for schedule, last in (
+        ("cosine", 0.1),
+        ("linear", 0.0),
+    ):  # it does not come up again, nor goes below nothing
+        config = from_mapping({"lr_schedule": schedule, "warmup_steps": 2})
+        assert optim.learning_rate(config, 1.0, 20, 12) == pytest.approx(last)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "trained", "rate"),
+    [("none", False, 1e-3), ("none", True, 5e-5), ("lora", True, 2e-4)],
+)
+def test_the_rate_that_nobody_names_goes_by_what_is_trained(adapter, trained, rate):
+    assert optim.default_rate(from_mapping({"adapter": adapter}), trained) == rate
 
 
 def test_columns_that_are_orthonormal_whatever_they_come_of():
@@ -128,6 +142,61 @@ def test_newest_valid_wins(tmp_path):
     assert (manifest["step"], path.name) == (9, "step-00000009")
     assert "sha256 differs" in damaged[tmp_path / "step-00000010"]
     assert checkpoint.newest(tmp_path / "none") == (None, None, {})
+
+
+def test_one_of_a_step_that_is_asked_for_or_none_up_to_one(tmp_path):
+    for step in (3, 9, 10):
+        stored(tmp_path, step)
+    (tmp_path / "step-00000011.bak").mkdir()  # somebody's own copy
+    assert checkpoint.newest(tmp_path)[0]["step"] == 10
+    assert checkpoint.newest(tmp_path, step=9)[0]["step"] == 9
+    assert checkpoint.newest(tmp_path, step=4) == (None, None, {})
+    assert checkpoint.newest(tmp_path, beyond=9)[0]["step"] == 10
+    assert checkpoint.newest(tmp_path, beyond=10) == (None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda manifest: manifest.update(format=2), "format 2; this trainer reads format 1"),
+        (lambda manifest: manifest.update(step=4), "has changed since"),  # another's, by its directory's name
+        (lambda manifest: manifest["files"].pop("optimizer.safetensors"), "has changed since"),
+        (lambda manifest: manifest.update(sha256="0" * 64), "has changed since"),
+        (lambda manifest: manifest["files"].update({"config.json": {}}), "config.json: missing"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_no_checkpoints(tmp_path, change, said):
+    path = stored(tmp_path, 9)
+    assert checkpoint.validate(path)["step"] == 9
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sha256"] = checkpoint._digest(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.validate(path)["step"] == 9
+    del manifest["sha256"]
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match=said):
+        checkpoint.validate(path)
+
+
+def test_a_host_whose_copy_has_other_content_is_none_that_has_it(tmp_path):
+    """Of the same step: what its ranks read must be the same to the bit, and comes from the first that has it."""
+    for other, everywhere in ((None, True), ("0" * 64, False)):
+        me = SimpleNamespace(first=False, keeps=True, rank=0, keepers=[0, 1], hosts=["a", "b"])
+
+        def gather(mine, other=other):
+            theirs = json.loads(json.dumps(mine))
+            if other:
+                theirs["manifest"]["files"]["model.safetensors"]["sha256"] = other
+            return [mine, theirs]
+
+        me.gather = gather
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        stored(tmp_path / "checkpoints", 4)
+        found = checkpoint.find(tmp_path, me)
+        assert (found.source, found.everywhere) == (0, everywhere)
+        me.rank = 1
+        assert (checkpoint.find(tmp_path, me).path is None) is not everywhere
 
 
 def test_what_the_later_start_of_a_run_saved_is_newer_than_later_steps_of_the_one_before(tmp_path):
@@ -308,6 +377,11 @@ def test_another_model_or_dataset_is_named():
         in message
     )
     assert "seed: 0 then, 1 now" in message and "model" not in message
+    checkpoint.check_identity(manifest, same | {"tokens": "t"}, {})  # which an earlier release did not note
+    by_host = manifest | {"identity": same | {"weights": ["x", "y"]}}
+    checkpoint.check_identity(by_host, {"weights": ["y", "z"]}, {})  # one host is there that was before
+    with pytest.raises(BadInput, match="weights: x then, z now"):
+        checkpoint.check_identity(by_host, {"weights": ["z"]}, {})
 
 
 @pytest.mark.parametrize(
@@ -725,6 +799,50 @@ def test_moments_that_a_checkpoint_averages_are_gone_on_from(name):
     assert after["step"] == before["step"] == 1
 
 
+def test_what_is_trained_while_a_checkpoint_is_written_is_none_of_it():
+    """All that is trained, how many steps that took, and what is frozen or kept beside; but no passing buffer."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    model[1].weight.requires_grad_(False)
+    model.register_buffer("routing", torch.ones(2))
+    model.register_buffer("passing", torch.ones(2), persistent=False)
+    trained = model[0].weight
+    optimizer = optim.adamw({"0.weight": trained}, from_mapping({}))
+
+    def step():
+        trained.grad = torch.randn_like(trained)
+        optimizer.step()
+
+    step()
+    strategy = SimpleNamespace(
+        model=model,
+        trainable={"0.weight": trained},
+        in_parts=False,
+        averages=False,
+        whole=lambda name, parts, ranks, group=None: parts,
+        kept=dict,
+        world=SimpleNamespace(rank=0),
+    )
+    state = {kind: one.clone() for kind, one in optim.state(optimizer, trained).items()}
+    weights = {
+        "0.weight": trained.detach().clone(),
+        "1.weight": model[1].weight.clone(),
+        "routing": torch.ones(2),
+    }
+    taken = snapshot.Snapshot(strategy, optimizer, [0], apart=True, group=None)
+    with torch.no_grad():
+        step()
+        model[1].weight.zero_()
+        model.routing.zero_()
+    found = {"model.safetensors": {}, snapshot.OPTIMIZER: {}}
+    for file, key, one in taken:
+        found[file][key] = one
+    assert found["model.safetensors"].keys() == weights.keys()
+    assert all(torch.equal(one, weights[key]) for key, one in found["model.safetensors"].items())
+    moments = {f"{kind}.0.weight": one for kind, one in state.items()}
+    assert found[snapshot.OPTIMIZER].keys() == moments.keys()
+    assert all(torch.equal(one, moments[key]) for key, one in found[snapshot.OPTIMIZER].items())
+
+
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"])
 def test_an_optimizer_s_state_goes_through_a_checkpoint(name):
     """On the CPU, too, where nothing is paged. Large tensors are in 8 bits, and rounded once more on their way."""
@@ -771,6 +889,10 @@ def test_weight_decay_is_for_matrices_and_no_biases_stacked_ones_neither():
     ]
     assert told == [{"up.weight", "experts.up_proj"}, {"up.bias", "norm.weight", "experts.up_proj_bias"}]
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    (alone,) = optim.adamw(
+        {"w": parameters["up.weight"]}, from_mapping({"beta1": 0.8, "beta2": 0.95})
+    ).param_groups
+    assert alone["betas"] == (0.8, 0.95)
 
 
 def test_positions_of_two_kinds_are_refused_where_sequences_may_need_the_second():

@@ -241,6 +241,9 @@ def test_the_advice_hides_meetings_where_that_can_be():
     text = ways.proposal(parts(40.0), SENT, 50)
     assert "takes 10 s" in text and "-e diloco_fragments=4 -e diloco_overlap=3" in text
     assert ways.hidden(10.0, 1.0, 50, tensors=2) == (2, 5)  # each goes whole
+    assert (
+        ways.hidden(10.0, 1.0, 13) == (4, 3) and ways.hidden(10.0, 1.0, 12) is None
+    )  # one travels at a time
     text = ways.proposal(parts(40.0), SENT, 50, trained=[1, 1])
     assert "-e diloco_fragments=2 -e diloco_overlap=6" in text
     assert ways.hidden(60.0, 1.0, 50) is None  # more than the steps between two meetings
