@@ -342,7 +342,7 @@ def etcd_members(names: list[str], hostvars: Mapping[str, Mapping[str, Any]]) ->
     """
     count = {0: 0, 1: 0, 2: 1, 3: 3, 4: 3}.get(len(names), 5)
     return [
-        {"name": host["name"], "address": host["address"]} for host in cluster_hosts(names, hostvars)[:count]
+        {"name": host["name"], "address": host["address"]} for host in cluster_hosts(names[:count], hostvars)
     ]
 
 

@@ -27,6 +27,8 @@ SECONDS = {"quick": 1.0, "full": 3.0, "burn": 10.0}
 ROUND_MORE = 1.5  # seconds that a round takes besides its stream
 FAST = 10_000  # Mbit/s, beyond which one connection does not fill a link
 STREAMS = 4
+PATIENCE = 15.0  # seconds that a host waits for a peer to begin
+START_SPREAD = 0.1  # of those for each host: the controller starts so many one after the other
 RUN = "smoke-preflight"  # names that begin so are those of trials, which nobody's run has
 # What a run is about; the rest of trainer_config (threads, device, strategy, …) is about the machines.
 TRIAL = {
@@ -94,6 +96,7 @@ def preflight_measure(survey: dict, hosts: list[dict], depth: str, burn_minutes:
         "packets": PACKETS[depth],
         "seconds": SECONDS[depth],
         "passes": passes,
+        "patience": max(PATIENCE, START_SPREAD * count),
     }
 
 

@@ -431,6 +431,24 @@ def test_the_fewest_are_left_out_without_whom_the_others_reach_each_other(nodes,
     assert "does not reach" in third.reason
 
 
+def test_a_thousand_hosts_that_a_switch_cuts_in_halves_are_told_in_one_word_and_at_once():
+    """etcd takes 1.5 MB at once, and a decider's lease is 10 s: it renews that between its looks."""
+    hosts = list(range(1000))
+    current = plan(*hosts, proven=[f"node{node}" for node in hosts])
+
+    def ended(attempt):
+        others = [hosts[500:], hosts[:500]]
+        return [host(one, attempt, LOST, 200 * "x", unreached=others[one // 500]) for one in hosts]
+
+    second = word(current, ended(1), expected=1000)
+    assert len(membership.pack(second)) < 1 << 20
+    apart = ended(2)
+    begin = time.process_time()
+    third = word(second, apart, expected=1000)
+    assert names(third) == [f"node{node}" for node in range(500)]
+    assert time.process_time() - begin < 5  # a second or less, and minutes where each pair is counted anew
+
+
 def test_none_is_left_out_for_the_network_without_whom_the_run_must_not_go_on():
     end = failing(plan(0, 1, 2), lost(silent={1: [2]}), expected=3, least=3)
     assert end.code == LOST and "4 attempts in a row failed" in end.reason

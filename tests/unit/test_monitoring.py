@@ -202,10 +202,12 @@ def test_nothing_that_training_code_may_write_stops_it(tmp_path, look):
     )
     write(runs / "word", updated="soon")
     write(runs / "ranks", parts={"compute": [1] * 5000, "waiting": [0], "wire": 0, "rest": 0, "ranks": "x"})
+    write(runs / "many", parts={"compute": [1.23456789] * 50_000})  # of hundreds of hosts
+    assert (runs / "many/status.json").stat().st_size > 1 << 19
     text = collect(tmp_path, Nothing(), Nothing(), str(tmp_path))
     hm.write(tmp_path / "a.prom", text)
     found = told((tmp_path / "a.prom").read_text())
-    assert {dict(key[1:])["run"] for key in found} == {"good", "odd", "ranks"}
+    assert {dict(key[1:])["run"] for key in found} == {"good", "odd", "ranks", "many"}
     assert not [key for key in found if key[0] in ("run_step", "run_steps") and ("run", "odd") in key]
     assert sum(key[0] == "run_rank_compute_seconds" for key in found) == hm.RANKS
 

@@ -830,6 +830,10 @@ def test_pairs_are_measured_as_the_depth_says():
     assert (quick["rounds"], quick["mtu"], quick["streams"], quick["passes"]) == ([1, 2, 3], 9000, 4, 1)
     assert quick["hosts"][0]["rdma"] == ""
     assert filters.preflight_measure(link, hosts, "quick", 120)["rounds"] == [1]
+    assert quick["patience"] == 15
+    assert (
+        filters.preflight_measure(link, hosts * 50, "quick", 120)["patience"] == 30
+    )  # of 300 the last begins later
     full = filters.preflight_measure(link, hosts, "full", 120)
     assert full["rounds"] == [1, 2, 3, 4, 5] and full["hosts"][0]["rdma"] == "mlx5_0"
     burn = filters.preflight_measure({"link": None}, hosts[:2], "burn", 120)

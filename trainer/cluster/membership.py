@@ -168,7 +168,8 @@ def next_word(
     return dataclasses.replace(
         word,
         attempt=max([plan.attempt, *(host.done for host in hosts)]) + 1,
-        members=chosen,
+        # Without what they say of themselves and of others, which a large cluster's store would not take in one word.
+        members=[dataclasses.replace(host, reason="", unreached=[]) for host in chosen],
         reason=_with_untold(plan, members, word.reason + _changes(plan, chosen, word)),
     )
 
@@ -258,21 +259,21 @@ def _apart(plan: Plan, members: list[Host]) -> tuple[list[str], bool]:
     came = {host.name for host in members} - set(plan.proven)
     if len(came) == len(members):
         came = set()
-    broken = {
-        frozenset((host.name, other.name))
-        for host in members
-        for other in members
-        if other.node in host.unreached and other is not host
-    }
+    names = {host.node: host.name for host in members}
+    apart: dict[str, set[str]] = {host.name: set() for host in members}  # from whom, both ways
+    for host in members:
+        for other in {names[node] for node in host.unreached if node in names} - {host.name}:
+            apart[host.name].add(other)
+            apart[other].add(host.name)
     out = []
-    while broken:
-        ends = {name: sum(name in pair for pair in broken) for pair in broken for name in pair}
+    while any(apart.values()):
         worst = max(
-            (host for host in members if host.name in ends),
-            key=lambda host: (host.name in came, ends[host.name], host.node),
+            (host for host in members if apart.get(host.name)),
+            key=lambda host: (host.name in came, len(apart[host.name]), host.node),
         )
         out.append(worst.name)
-        broken = {pair for pair in broken if worst.name not in pair}
+        for other in apart.pop(worst.name):
+            apart[other].discard(worst.name)
     if out or came:
         return out or sorted(came), False
     told = {one.name: sum(f"(that is {one.name})" in host.reason for host in members) for one in members}

@@ -31,7 +31,7 @@ EVERY = 15.0  # seconds
 PATIENCE = 10.0  # seconds for nvidia-smi
 A_DAY = 86400.0  # how long a run that says nothing more is told of
 # The most that is told, whatever training code may write into a run's directory.
-RUNS, RANKS, STATUS_BYTES, TEXT = 50, 1024, 1 << 18, 200
+RUNS, RANKS, STATUS_BYTES, TEXT = 50, 1024, 1 << 20, 200
 ENDED = ("stopped", "failed", "finished")  # states of a run that has no ranks any more
 WAITING = ("queued", "stalled")  # of one that may wait for days, and says so once
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
