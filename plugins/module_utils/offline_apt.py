@@ -194,8 +194,8 @@ class HostsApt:
     def lacking(self, names: list[str]) -> dict[str, str]:
         """File name -> SHA-256 of each package that the host needs for `names`; downloaded into `archives`."""
         install = ("install", "--yes", "--quiet", "--no-install-recommends")
-        self.apt(*install, "--download-only", "--", *names, words="the controller works out what it lacks")
-        simulated = self.apt(*install, "--simulate", "--", *names)
+        self.apt(*install, "--download-only", *names, words="the controller works out what it lacks")
+        simulated = self.apt(*install, "--simulate", *names)
         found = {}
         for name, version, architecture in parse_simulated(simulated):
             record = self.record(name, version, architecture)
