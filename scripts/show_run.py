@@ -60,7 +60,7 @@ def read_losses(path):
             row = json.loads(line)
             if row.get("kind", "train") == "train":
                 losses[int(row["step"])] = float(row["loss"])
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: line {number} is no row of metrics ({error}): {line[:80]}") from None
     return sorted(losses.items())
 
@@ -201,7 +201,7 @@ def main(arguments=None):
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         losses = read_losses(run / "metrics.jsonl")
         sample = (run / "sample.txt").read_text(encoding="utf-8") if (run / "sample.txt").exists() else ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         print(f"cannot show the run: {clean(error)}", file=sys.stderr)
         return 2
     if not losses:

@@ -14,13 +14,19 @@ from trainer import config as configuration
 from trainer import environment
 from trainer.errors import BadInput, TrainerError
 
+NOT_KEPT = (
+    "other processes of this user are open to this run: the kernel's Landlock is off, older than Linux 5.19, or kept "
+    "from here by a container (docs/security.md)"
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code. Bad input is one message, never a traceback."""
     options = _parser().parse_args(arguments)
     if options.command == "launch":
         environment.stamp_errors()
-    environment.keep_to_its_own()
+    if environment.keep_to_its_own() is False and options.command == "launch":
+        print(NOT_KEPT, file=sys.stderr)
     _quiet()
     for stream in (sys.stdout, sys.stderr):  # a file's name may be no UTF-8, and a terminal's letters few
         if isinstance(stream, io.TextIOWrapper):

@@ -29,6 +29,7 @@ AT_ONCE = 3.0  # seconds that an ending may take after a second Ctrl-C before th
 
 
 CACHE = "the cache of tokenised data, unless TRAINYARD_CACHE_DIR names another: "
+KEPT = "TRAINYARD_KEPT"  # there where this process is kept to its own
 BEGUN = "TRAINYARD_BEGUN"  # when the launcher was started, in seconds since 1970
 
 
@@ -213,18 +214,19 @@ def follow_launcher() -> bool:
     return True
 
 
-def keep_to_its_own() -> bool:
-    """Have a service's process, and all that it starts, look into no process but those; whether they are kept to it.
+def keep_to_its_own() -> bool | None:
+    """Have a service's process, and all that it starts, look into no other process; whether they are kept from it.
 
-    What a unit does not see, another process of the same user may, such as its key for its peers, and by /proc/PID/root
-    so would a model's own code here. Landlock denies that to whoever has any rule; the one here takes no file away. The
-    kernel must know the right to move files between directories (5.19), which it would deny otherwise.
+    /proc/PID/root shows what process PID sees, to whoever is the same user. So a model's own code would get at what its
+    unit hides: the key for the peers, a fetch's token. Linux's Landlock denies such looks to a process with any rule at
+    all; the one here takes no file away. The kernel must know the right to move files between directories (5.19), for
+    it would deny that otherwise. None: it is so by now, or this is no service, whose user may see what is theirs.
     """
     CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on all processors
     PR_GET_NO_NEW_PRIVS, VERSION, PATH_BENEATH, REFER = 39, 1, 1, 1 << 13
     libc = ctypes.CDLL(None)
-    if "TRAINYARD_LAUNCHER" in os.environ or libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
-        return False  # as its launcher is; or no service, whose user may see what is theirs
+    if os.environ.keys() & {"TRAINYARD_LAUNCHER", KEPT} or libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
+        return None
     if libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION) < 2:
         return False
     handled = struct.pack("=Q", REFER)
@@ -234,12 +236,13 @@ def keep_to_its_own() -> bool:
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     try:
         allowed = struct.pack("=Qi", REFER, root)
-        return not (
-            libc.syscall(ADD_RULE, rules, PATH_BENEATH, allowed, 0) or libc.syscall(RESTRICT_SELF, rules, 0)
-        )
+        if libc.syscall(ADD_RULE, rules, PATH_BENEATH, allowed, 0) or libc.syscall(RESTRICT_SELF, rules, 0):
+            return False
     finally:
         os.close(root)
         os.close(rules)
+    os.environ[KEPT] = "1"  # a launcher that begins anew would have one more each time, of 16 at most
+    return True
 
 
 def let_the_first_speak(seconds: float = 5.0) -> None:

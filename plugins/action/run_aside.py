@@ -31,7 +31,7 @@ def same(results: Path, begins: str | None) -> bool:
 
 def first_start(line: str) -> str:
     """The start that a run's first line is of; each host's has a time of its own."""
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
         return str(json.loads(line).get("launch") or "")
     return ""
 

@@ -23,7 +23,7 @@ def report(run: str, results: str, generate: str, export: str) -> str:
     try:
         with open(os.path.join(results, "summary.json"), encoding="utf-8") as file:
             summary = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         summary = {}
     figures = [f"Run {run} finished"]
     if summary.get("steps"):

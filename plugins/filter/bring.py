@@ -35,8 +35,8 @@ def offered(answer: Mapping, asked: Mapping, host: str) -> dict:
     """What bring_host's step `offer` answered on `host`, as run_config's uploads are; asked: its key and name."""
     found = answer["offered"]
     told = {key: found[key] for key in ("path", "directory", "bytes")}
-    files = zip(bring_files(found["files"]), found["files"], strict=True)
-    return {**told, **asked, "files": [{**file, "here": one["here"], "host": host} for file, one in files]}
+    files = [{key: one[key] for key in ("path", "bytes", "sha256", "here")} for one in found["files"]]
+    return {**told, **asked, "files": [{**one, "host": host} for one in files]}
 
 
 class FilterModule:

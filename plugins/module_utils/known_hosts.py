@@ -18,7 +18,7 @@ def first_file(settings: str) -> Path | None:
 def public_key(text: str) -> str | None:
     """Kind and key of a public key as ssh-keygen writes it, without its comment; None where it is anything else.
 
-    A host's word for its own: a second line would say who else is to be believed.
+    It is a host that says so: a second line in known_hosts would make it believed in others' names.
     """
     found = re.fullmatch(r"([a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3})( [^\r\n]*)?\n?", text)
     return found[1] if found else None

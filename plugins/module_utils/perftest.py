@@ -13,10 +13,15 @@ NOBODY = 65534
 
 
 def unprivileged() -> dict:
-    """subprocess' options for perftest, which reads what another machine sends: nobody's rights, all memory to lock."""
+    """subprocess' options for perftest, which reads what another machine sends: nobody's rights.
+
+    Raises this process's limit of locked memory, which they inherit.
+    """
     if os.geteuid():
         return {}
-    with contextlib.suppress(OSError, ValueError):  # more than root of a container may
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # root of a container may not: then the limit is what there is
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 

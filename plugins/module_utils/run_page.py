@@ -397,7 +397,7 @@ def _samples(directory: Path) -> list[dict]:
 def _json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return _finite(content) if isinstance(content, dict) else {}
 

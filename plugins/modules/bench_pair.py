@@ -90,8 +90,12 @@ def servers(address: str, device: str, port: int, traffic_class: int = 0) -> str
 def listen(run, address: str, device: str, port: int, most: int, traffic_class: int) -> None:
     """Start what listens, and wait until it does. Raises Failure."""
     run(["systemctl", "stop", UNIT])  # what an interrupted bench left
-    words = ["systemd-run", "--quiet", f"--unit={UNIT}", "--collect", f"--property=RuntimeMaxSec={most}"]
-    words += [
+    words = [
+        "systemd-run",
+        "--quiet",
+        f"--unit={UNIT}",
+        "--collect",
+        f"--property=RuntimeMaxSec={most}",
         "--property=DynamicUser=yes",
         "--property=CapabilityBoundingSet=",
         "--property=LimitMEMLOCK=infinity",  # for perftest, without a right to more

@@ -207,7 +207,7 @@ def groups_of(run_dir: str, rank: int, pid: int) -> list[dict]:
             }
             for one in word["groups"]
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

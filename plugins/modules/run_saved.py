@@ -42,7 +42,7 @@ from ansible.module_utils.host_runs import opened
 from ansible.module_utils.received_files import sha256
 
 STEP = re.compile(r"step-(\d{8,})")
-MOST = 16 << 20  # bytes that are read of a manifest
+MANIFEST_BYTES = 16 << 20  # bytes that are read of a manifest
 STATE = "optimizer.safetensors"  # no part of the model
 
 
@@ -54,7 +54,7 @@ def read_json(path: str) -> dict:
     """The object in a file; empty where there is none."""
     try:
         with opened(path) as file:
-            found = json.loads(file.read(MOST))
+            found = json.loads(file.read(MANIFEST_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import io
+import itertools
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ansible.module_utils.__path__.append(str(ROOT / "plugins/module_utils"))
 sys.path.append(str(ROOT / "plugins/module_utils"))
+
 
 from ansible.module_utils.received_files import Damaged, sha256, unpack  # noqa: E402
 
@@ -300,6 +302,22 @@ def test_hosts_with_the_same_sources_share_what_is_downloaded(tmp_path):
     ]
     other = offline_apt.HostsApt(host_state(a="y"), tmp_path, "node3", tmp_path).shared
     assert same[0] == same[1] != other
+
+
+def test_the_controllers_apt_is_asked_with_names_and_options_alone(tmp_path, monkeypatch):
+    """Behind a `--` its options, which how_far puts last, would be names."""
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert (
+        offline_apt.HostsApt(host_state(a="x"), tmp_path, "node1", tmp_path).lacking(["nftables", "etcd"])
+        == {}
+    )
+    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    assert len(asked) == 2
+    for words in asked:
+        names = [one for before, one in itertools.pairwise(words) if one[0] != "-" and before != "-o"]
+        assert words[0] == "install" and names == ["nftables", "etcd"] and "--" not in words
 
 
 @pytest.mark.parametrize("lacks", [False, True])

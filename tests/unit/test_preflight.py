@@ -1313,7 +1313,7 @@ def test_a_stranger_is_greeted_and_no_more(load_module):
 
 
 def test_perftest_measures_rdma_where_all_have_a_device(exchange, monkeypatch):
-    with tempfile.TemporaryDirectory() as folder:  # which everybody may read, and nobody write
+    with tempfile.TemporaryDirectory() as folder:  # where the user nobody, too, may enter and write
         os.chmod(folder, 0o777)
         perftest_measures(exchange, Path(folder), monkeypatch)
 
