@@ -388,7 +388,7 @@ def test_how_a_runs_metrics_begin_is_read_from_no_link_and_waits_at_no_pipe(tmp_
     path.unlink()
     with path.open("w") as file:
         file.truncate(1 << 40)
-    assert len(said()) == 1 << 18
+    assert len(said()) == 1 << 16
 
 
 def test_how_far_a_command_is_is_asked_at_no_pipe(tmp_path, monkeypatch):

@@ -285,7 +285,7 @@ def test_a_manifest_is_read_that_is_a_file_of_some_length_alone(saved, tmp_path)
     link.symlink_to(tmp_path / "another's")
     pipe.unlink()
     os.mkfifo(pipe)
-    long.write_text(" " * saved.MOST + long.read_text())
+    long.write_text(" " * saved.MANIFEST_BYTES + long.read_text())
     found = []
     reader = threading.Thread(target=lambda: found.append(saved.saved(str(tmp_path), 0, False)), daemon=True)
     reader.start()
