@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from plugins.filter.bring import bring_files
 from trainer.data import hub, read
 from trainer.model.files import SHIPPED
 
@@ -78,7 +79,7 @@ def hub_fetched(names: list[dict], results: list[Mapping]) -> list[dict]:
     for one, result in zip(names, results, strict=True):
         said = json.loads(result["text"].strip().splitlines()[-1])
         told = {key: said[key] for key in ("path", "directory", "bytes", "cached") if key in said}
-        files = [{key: file[key] for key in ("path", "bytes", "sha256")} for file in said["files"]]
+        files = bring_files(said["files"])
         found.append({"cached": "", **told, "files": files, "key": one["key"], "name": one["name"]})
     return found
 

@@ -41,7 +41,7 @@ AT_BOOT = "/etc/systemd/system/*.wants/" + UNIT + "*.service"  # links of enable
 GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu")  # %, MiB, MiB, °C
 PATIENCE = 5.0  # seconds that a card's driver, and Slurm, have to answer
 NO_ANSWER = 124  # the exit status of a command that had none in its time, as timeout(1) has it
-STATUS_BYTES = 1 << 20  # that are read of a status.json at most
+MOST = 1 << 20  # bytes that are read at most of a file of a run's directory
 NOT_THERE = 127  # that of one that is not there, as a shell has it
 
 
@@ -292,7 +292,7 @@ def run_status(run_dir: str) -> dict | None:
         return None
     try:
         with opened(os.path.join(run_dir, "status.json")) as file:
-            status = json.loads(file.read(STATUS_BYTES))
+            status = json.loads(file.read(MOST))
         return {**status, "state": str(status["state"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {"state": "unknown"}

@@ -43,8 +43,8 @@ def read_at(place):
 
 class NetplanLoader(yaml.SafeLoader):
     """Reads YAML as netplan does, to which all is words: 52:54:00:12:34:56 without quotes is no number of base 60,
-    2024-13-45 no date, and a wireless key 1234567.50 keeps its last digit. A number is
-    only what comes out as it went in.
+    2024-13-45 no date, and a wireless key 1234567.50 keeps its last digit. Only what is written as it was read is a
+    number.
     """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, job_words, read_jobs
+from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, MOST, job_words, read_jobs
 
 # How a line of launch.log begins: trainer/environment.py, Stamped.
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
@@ -13,7 +13,6 @@ STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 JOURNALS = "/var/log/journal/*/system.journal /run/log/journal/*/system.journal"
 # Of a unit that has not run since the boot, or that it has unloaded, systemd shows the exit code 0, and this as 0, too.
 RAN = "ExecMainExitTimestampMonotonic"
-MOST = 1 << 20  # bytes that are read at most of a file of a run's directory
 UNREAD = (
     "the user that Ansible logs in as may not read the journal. site.yml puts it into the group systemd-journal; that "
     "counts from its next login on"
