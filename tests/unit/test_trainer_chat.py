@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from trainer.commands import generate
 from trainer.config import from_mapping
-from trainer.data import chat, pack, read, tokenizer
+from trainer.data import chat, exchange, pack, read, tokenizer
 from trainer.errors import BadInput, OutOfMemory
 from trainer.model import saved
 
@@ -52,7 +52,28 @@ MARKED = (
     "{% else %}{{ m['content'] }}<|end|>{% endif %}\n{% endfor %}"
 )
 COUNTING = "{{ messages | length }} messages\n" + ENDED
-PROMPTING = ENDED.replace("<|start|>assistant\n{% endif %}", "<|start|>assistant\n<think>\n{% endif %}")
+PROMPTING = ENDED.replace("<|start|>assistant\n{% endif %}", "<|start|>assistant\nAnswer: {% endif %}")
+# What those of models that think do. What opens their thoughts is the prompt's.
+_THINKS = ENDED.replace("<|start|>assistant\n{% endif %}", "<|start|>assistant\n<think>\n{% endif %}")
+FORGETFUL = _THINKS.replace(  # thoughts are taken out of every answer
+    "{{ m['content'] }}",
+    "{{ m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content'] }}",
+)
+LAST = _THINKS.replace(  # thoughts, or none, in the last answer alone, as it comes or of a field
+    "{{ m['content'] }}",
+    "{% set parts = m['content'].split('</think>') %}{% if m['role'] == 'assistant' and loop.last %}"
+    "<think>\n{{ (m.reasoning_content or parts[0].split('<think>')[-1] if parts[1:] else m.reasoning_content or '') "
+    "| trim }}\n</think>\n\n{{ parts[-1] | trim }}{% elif m['role'] == 'assistant' %}{{ parts[-1] | trim }}"
+    "{% else %}{{ m['content'] }}{% endif %}",
+)
+OF_A_FIELD = ENDED.replace(  # thoughts of a field, between tags of its own; a content is a content
+    "{{ m['content'] }}",
+    "{% if m.reasoning_content %}<|sep|>{{ m.reasoning_content }}<|sep|>{% endif %}{{ m['content'] }}",
+)
+ON_REQUEST = OF_A_FIELD.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and thinking %}")
+NOWHERE = FORGETFUL.replace(
+    "<|start|>assistant\n<think>\n{% endif %}", "<|start|>assistant\n</think>{% endif %}"
+)
 
 TALK = [
     {"role": "user", "content": "Where is the cat?"},
@@ -305,8 +326,10 @@ def test_what_a_template_leaves_out_is_refused(tmp_path, make_tokenizer, talk, w
 def test_what_a_template_writes_out_is_seen_at_once(tmp_path, make_tokenizer, monkeypatch, turns):
     """A long chat takes no more renderings than a short one."""
     tokens, renderings = make_tokenizer(ENDED), []
-    render = chat.Renderer._rendered
-    monkeypatch.setattr(chat.Renderer, "_rendered", lambda *a, **k: renderings.append(a) or render(*a, **k))
+    render = exchange.Exchange._rendered
+    monkeypatch.setattr(
+        exchange.Exchange, "_rendered", lambda *a, **k: renderings.append(a) or render(*a, **k)
+    )
     talk = [*TALK[:2], {"role": "tool", "content": "mat"}, *TALK[2:]] * turns
     prepared(tmp_path, tokens, [{"messages": talk}], loss_on="all", overlong="split")
     assert len(renderings) == 2
@@ -349,6 +372,112 @@ def test_where_renderings_do_not_agree_the_record_is_refused(tmp_path, make_toke
     for part in (f"{tmp_path}/a.jsonl:1: messages[1]", why, "loss_on to all", "{% generation %}"):
         assert part in str(refused.value)
     assert prepared(tmp_path, tokens, [{"messages": TALK}], loss_on="all").valid.sum() > 0
+
+
+THOUGHT = "It likes to hide."
+THINKING = [*TALK[:3], {**TALK[3], "content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWERS[1]}"}]
+BARE = [*TALK[:3], {**TALK[3], "content": f"{THOUGHT}\n</think>\n\n{ANSWERS[1]}"}]
+IN_A_FIELD = [*TALK[:3], {**TALK[3], "reasoning_content": THOUGHT}]
+AFTER_THE_PROMPT = f"{THOUGHT}\n</think>\n\n{ANSWERS[1]}<|end|>"
+BETWEEN = f"<|sep|>{THOUGHT}<|sep|>{ANSWERS[1]}<|end|>"
+
+
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize(
+    ("template", "talk", "last"),
+    [
+        (FORGETFUL, TALK, f"{ANSWERS[1]}<|end|>"),
+        *((FORGETFUL, talk, AFTER_THE_PROMPT) for talk in (THINKING, BARE, IN_A_FIELD)),
+        (LAST, TALK, f"\n</think>\n\n{ANSWERS[1]}<|end|>"),
+        *((LAST, talk, AFTER_THE_PROMPT) for talk in (THINKING, BARE, IN_A_FIELD)),
+        (OF_A_FIELD, TALK, f"{ANSWERS[1]}<|end|>"),
+        *((OF_A_FIELD, talk, BETWEEN) for talk in (THINKING, BARE, IN_A_FIELD)),
+        (ON_REQUEST, IN_A_FIELD, BETWEEN),
+        (ON_REQUEST, THINKING, BETWEEN),
+        (ENDED, THINKING, THINKING[3]["content"] + "<|end|>"),
+        (_THINKS, THINKING, AFTER_THE_PROMPT),
+        (_THINKS, IN_A_FIELD, AFTER_THE_PROMPT),
+    ],
+)
+def test_what_the_last_answer_has_thought_is_learnt_as_the_template_has_it(
+    tmp_path, make_tokenizer, template, talk, last, loss_on
+):
+    tokens = make_tokenizer(template)
+    packed = prepared(tmp_path, tokens, [{"messages": talk}], loss_on=loss_on)
+    text, learnt = whole_and_learnt(packed, tokens)
+    assert text.endswith(last + "\n") and text.count(THOUGHT) == (talk is not TALK) == (THOUGHT in last)
+    if loss_on == "answers":
+        assert learnt == [ANSWERS[0] + "<|end|>", last]
+        asked = tokens.apply_chat_template(
+            talk[:3],
+            add_generation_prompt=True,
+            tokenize=False,
+            **({"thinking": True} if template == ON_REQUEST else {}),
+        )
+        # What is not there when nothing was thought is what opens thoughts, and no more.
+        shown = text[: text.rindex(last)]
+        assert asked in (shown, shown + "<think>\n")
+
+
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize("talk", [THINKING, BARE, IN_A_FIELD])
+def test_thoughts_that_a_template_has_nowhere_are_refused(tmp_path, make_tokenizer, talk, loss_on):
+    what = (
+        "the answer's reasoning_content:" if talk is IN_A_FIELD else "the answer's thoughts, before </think>:"
+    )
+    with pytest.raises(BadInput, match=rf"a\.jsonl:1: messages\[3\]: .*leaves out {what}"):
+        prepared(tmp_path, make_tokenizer(NOWHERE), [{"messages": talk}], loss_on=loss_on)
+    prepared(tmp_path, make_tokenizer(NOWHERE), [{"messages": TALK}], loss_on=loss_on)
+
+
+def test_an_answer_is_as_its_model_wrote_it_where_the_template_reads_that(tmp_path, make_tokenizer):
+    """Its own spaces and lines, which another field's template would set otherwise."""
+    reads_both = ENDED.replace(
+        "{{ m['content'] }}",
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m['content'] }}",
+    )
+    tokens = make_tokenizer(reads_both)
+    _, learnt = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": THINKING}]), tokens)
+    assert learnt[-1] == THINKING[3]["content"] + "<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("ends", "first", "last"),
+    [
+        ("{{ '<|sep|>' if loop.last and m['role'] == 'assistant' else '<|end|>' }}", "", "<|sep|>"),
+        (
+            "<|end|>{{ '\n<|sep|>' if loop.last and not add_generation_prompt }}",
+            "<|end|>",
+            "<|end|>\n<|sep|>",
+        ),
+    ],
+    ids=["another token", "one more"],
+)
+def test_what_ends_the_last_answer_alone_is_no_other_ones(tmp_path, make_tokenizer, ends, first, last):
+    tokens = make_tokenizer(ENDED.replace("<|end|>\n{% endfor %}", ends + "\n{% endfor %}"))
+    text, learnt = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": TALK}]), tokens)
+    assert learnt == [ANSWERS[0] + first, ANSWERS[1] + last] and text.endswith(last + "\n")
+
+
+def test_a_call_whose_end_is_unclear_is_refused(tmp_path, make_tokenizer):
+    """Not learnt in part: nothing would show that the call itself is none of it."""
+    ends = "{{ '<|sep|>' if loop.last and m['role'] == 'assistant' else '<|end|>' }}"
+    tokens = make_tokenizer(ENDED.replace("<|end|>\n{% endfor %}", ends + "\n{% endfor %}"))
+    talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]]
+    with pytest.raises(BadInput, match=r"messages\[1\].*depends on the messages that follow"):
+        prepared(tmp_path, tokens, [{"messages": talk}])
+
+
+SEEING = ENDED.replace("{{ m['content'] }}", "{% for part in m['content'] %}{{ part.text }}{% endfor %}")
+
+
+def test_a_template_that_reads_parts_gets_them(tmp_path, make_tokenizer):
+    """As those of models that see do."""
+    tokens, plain = make_tokenizer(SEEING), make_tokenizer(ENDED)
+    whole = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": TALK}]), tokens)
+    assert whole == whole_and_learnt(prepared(tmp_path, plain, [{"messages": TALK}]), plain)
+    assert chat.end_of_turn(tokens) == tokens.convert_tokens_to_ids("<|end|>")
+    assert generate._rendered(tokens, TALK[:1]).tolist() == generate._rendered(plain, TALK[:1]).tolist()
 
 
 def test_what_a_template_refuses_is_told_with_its_line(tmp_path, make_tokenizer):

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,8 @@ import numpy as np
 from trainer import disk, waiting
 from trainer.config import Config
 from trainer.data import files, index, read
-from trainer.data.chat import TODAY, Renderer, Span, first_token
+from trainer.data.chat import Renderer, first_token
+from trainer.data.exchange import TODAY, Span
 from trainer.data.records import Sample
 from trainer.errors import BadInput, TrainerError
 from trainer.words import span
@@ -59,6 +61,8 @@ def directory(
     # What came to change only some data's tokens is named only there: all other data keeps its place.
     if read.kind(dataset, config) == "chat":
         settings["calls"] = "whole, as the template takes them"
+    if read.kind(dataset, config) != "text" and re.search("think|reason", str(tokenizer.chat_template)):
+        settings["thoughts"] = "where the template has them"
     if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
         settings["paragraphs"] = "as in the whole text"
     placed = config.loss_on == "answers" and read.kind(dataset, config) != "text"

@@ -1,15 +1,26 @@
 """Exchanges to text by the tokenizer's chat template, and which of the text is the answers'.
 
-Where a template marks the answers ({% generation %}), the marks hold. Elsewhere the template is rendered up to each
-answer, and to its end: what both renderings and the whole one agree on is exact. Where they do not agree, the record is
-refused: a guess would train on the wrong tokens.
+What a template makes of one exchange is exchange.py's. Here is in which form it gets the exchange: templates differ in
+where they look for what an answer's model has thought.
 """
 
-import datetime
+import functools
 import itertools
-import json
 import re
+from pathlib import Path
+from typing import NamedTuple
 
+from trainer.data.exchange import (
+    FIXED,
+    MORE,
+    THOUGHTS,
+    Exchange,
+    Span,
+    explained,
+    fix_today,
+    in_parts,
+    reads_parts,
+)
 from trainer.data.records import Sample
 from trainer.errors import BadInput
 
@@ -20,19 +31,14 @@ INSTRUCTION_TEMPLATE = (
     "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n### Response:\\n' }}{% endif %}"
     "{% endfor %}"
 )
-MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
-THOUGHTS = (
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-)  # an answer's thoughts; transformers takes one for another
-MORE = "\ue000"  # a private character, put behind an answer to see where it ends
-MARK = re.compile(f"{MORE}([0-9]+){MORE}")
-# Some templates print today's date; the data must be the same on all hosts and days.
-TODAY = datetime.date(2024, 7, 26)
-FIXED = {"date_string": "26 Jul 2024"}
-
-Span = tuple[int, int]
+# An answer's thoughts in its content, as models write them: what opens them may have been the prompt's.
+IN_CONTENT = re.compile(r"\s*(?:<think>\s*)?(.*?)</think>", re.DOTALL)
+OPENED = re.compile(r"<think>\s*\Z")
+HIDDEN = {
+    "<think>": f"{MORE}think{MORE}",
+    "</think>": f"{MORE}/think{MORE}",
+}  # where a template is not to see them
+ASKED_TO_THINK = {"enable_thinking": True, "thinking": True}  # by what templates call it
 
 
 def settle_template(tokenizer, kinds: set[str], model: str) -> None:
@@ -54,6 +60,7 @@ def end_of_turn(tokenizer) -> int | None:
     if not tokenizer.chat_template:
         return None
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MORE}]
+    messages = in_parts(messages) if reads_parts(tokenizer) else messages
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **FIXED)
     except Exception:  # whatever a template may raise; who renders with it will say so
@@ -76,6 +83,8 @@ class Renderer:
     def __init__(self, tokenizer, answers: bool):
         self.tokenizer, self.answers = tokenizer, answers
         self.ends = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
+        self.in_parts = reads_parts(tokenizer)
+        self._way = functools.cache(self._way_of_thoughts)
 
     def __call__(self, sample: Sample) -> tuple[str, list[Span]]:
         """The whole text, and in it the answers with their end-of-turn tokens, in characters. Raises BadInput.
@@ -83,15 +92,13 @@ class Renderer:
         The end-of-text token follows where the template itself ends with none.
         """
         template = self.tokenizer.get_chat_template(tools=sample.tools)
-        _explained(sample, lambda: _fix_today(template))
-        sample, text = self._taken(sample)
-        if self.answers and MARKED.search(template):
-            text, spans = self._marked(sample)
-        else:
-            # One that nothing asks for, a greeting, is read; templates refuse to render what is before it.
-            asked = next((n for n, one in enumerate(sample.messages) if one["role"] == "user"), 0)
-            wanted = [n for n, one in enumerate(sample.messages) if n > asked and one["role"] == "assistant"]
-            spans = [self._answer(sample, text, n) for n in wanted] if self.answers else []
+        explained(sample, lambda: fix_today(template))
+        exchange = self._exchange(sample, {})
+        if found := _thoughts(sample.messages[-1]):
+            way, options = self._way(template, found.of_content)
+            exchange = way(self._exchange(sample, options)) or exchange
+        exchange = exchange.as_taken()
+        text, spans = exchange.text, exchange.answers() if self.answers else []
         bare = text.rstrip()
         if not bare.endswith(self.ends):
             text = bare + self.tokenizer.eos_token
@@ -99,187 +106,100 @@ class Renderer:
                 spans[-1] = (spans[-1][0], len(text))
         return text, spans
 
-    def _taken(self, sample: Sample) -> tuple[Sample, str]:
-        """The sample as the template takes it, and the whole text; raises BadInput where that lacks what was said.
+    def _exchange(self, sample: Sample, options: dict) -> Exchange:
+        return Exchange(self.tokenizer, self.ends, sample, options, self.in_parts)
 
-        Most templates write a call's arguments out as JSON; some want them as OpenAI's API has them.
+    def _way_of_thoughts(self, template: str, of_content: bool):
+        """How `template` is given what the last answer's model has thought, and with which options.
+
+        of_content: thoughts that come in the content. It is the first way in which nothing of such an answer is left
+        out, and in which it is what follows the prompt. Where there is none, they are given as they come, and a record
+        that loses them so will be refused.
         """
-        text, fault = self._looked_at(sample)
-        calls = [call for message in sample.messages for call in _calls(message)]
-        if fault or any(call["arguments"] and str(call["arguments"]) in text for call in calls):
-            other = sample._replace(messages=[_as_openai(one) for one in sample.messages])
-            told, wrong = self._looked_at(other) if calls else ("", fault)
-            # Where the template makes JSON of it, that of a text is another one.
-            if not wrong and all(_json(call["arguments"]) in told for call in calls):
-                return other, told
-        if fault:
-            raise fault
-        return sample, text
+        answer = {"role": "assistant", "content": "It is.", THOUGHTS[0]: "Is it?"}
+        if of_content:
+            answer = {"role": "assistant", "content": "<think>\nIs it?\n</think>\n\nIt is."}
+        probe = Sample(Path(), 0, messages=[{"role": "user", "content": "Is it?"}, answer])
+        for way, options in itertools.product(
+            (_in_a_field, _after_the_prompt, _as_it_comes), ({}, ASKED_TO_THINK)
+        ):
+            text = self._tried(way, probe, options)
+            if text is not None:
+                as_it_comes = self._tried(_as_it_comes, probe, options) or ""
+                # Where a template has both, an answer's own spaces and lines are as its model has written them.
+                has_both = "".join(as_it_comes.split()) == "".join(text.split())
+                return (_as_it_comes if has_both else way), options
+        for options in ({}, ASKED_TO_THINK):
+            if self._tried(_unseen, probe, options) is not None:
+                return _unseen, options
+        return _as_it_comes, {}
 
-    def _looked_at(self, sample: Sample) -> tuple[str, BadInput | None]:
-        """The whole text, and what is wrong with it."""
-        messages = sample.messages
+    def _tried(self, way, probe: Sample, options: dict) -> str | None:
+        """What becomes of the probe this way; None where that is nothing to be trained on."""
         try:
-            text = self._rendered(sample, messages)
-            there = self._there(sample)
-
-            def stands(n: int, changed: dict) -> bool:
-                """Whether another message in the place of the `n`th makes another text."""
-                return self._rendered(sample, [*messages[:n], changed, *messages[n + 1 :]]) != text
-
-            for n, one in enumerate(messages):
-                for call in _calls(one):
-                    if not stands(n, _with_more(one, call, "name")):
-                        return text, _left_out(sample, n, f"the call of {call['name']}")
-                    if call["arguments"] and not stands(n, _with_more(one, call, "arguments")):
-                        return text, _left_out(sample, n, f"the arguments of the call of {call['name']}")
-                looks = n not in there and _is_looked_for(one)
-                if looks and not stands(n, {**one, "content": one["content"].strip() + MORE}):
-                    return text, _left_out(sample, n, f"what the role {one['role']} says")
-                # Those of earlier answers templates leave out on purpose, as they do when the model is asked.
-                thoughts = {name: one[name] + MORE for name in THOUGHTS if isinstance(one.get(name), str)}
-                looks = one is messages[-1] and any(one[name].strip() for name in thoughts)
-                if looks and not stands(n, {**one, **thoughts}):
-                    return text, _left_out(sample, n, f"the answer's {' and '.join(thoughts)}")
-        except BadInput as fault:
-            return "", fault
-        return text, None
-
-    def _there(self, sample: Sample) -> set[int]:
-        """Which messages say something that the template plainly writes out; others' it may have in another form.
-
-        By a mark of its own in each, of which one rendering tells: the words themselves may stand in another message,
-        or in what the template adds.
-        """
-        marked = [
-            {**one, "content": f"{one['content'].strip()}{MORE}{n}{MORE}"} if _is_looked_for(one) else one
-            for n, one in enumerate(sample.messages)
-        ]
-        return {int(n) for n in MARK.findall(self._rendered(sample, marked))}
-
-    def _answer(self, sample: Sample, text: str, n: int) -> Span:
-        """Where message `n`, an answer, stands in `text`, the whole exchange."""
-        messages = sample.messages
-        before = self._rendered(sample, messages[:n], add_generation_prompt=True)
-        if not text.startswith(before):
-            raise _unclear(sample, n, "what it renders before the answer is not how the whole begins")
-        upto = self._rendered(sample, messages[: n + 1])
-        if text.startswith(upto):
-            end = len(upto.rstrip())
-        else:
-            # Templates that leave out an earlier answer's thoughts: compare what follows the answer's own text.
-            more = {**messages[n], "content": messages[n]["content"] + MORE}
-            tail = _common_end(upto, self._rendered(sample, [*messages[:n], more])).rstrip()
-            longer = self._rendered(sample, [*messages[:n], more, *messages[n + 1 :]])
-            follows = _common_end(text, longer)
-            if not follows.startswith(tail):
-                raise _unclear(
-                    sample, n, "what it renders after the answer depends on the messages that follow"
-                )
-            end = len(text) - len(follows) + len(tail)
-        if end < len(before):
-            raise _unclear(sample, n, "it does not render the answer")
-        return len(before), end
-
-    def _marked(self, sample: Sample) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        def rendering():
-            return render_jinja_template(
-                conversations=[sample.messages],
-                tools=sample.tools,
-                chat_template=self.tokenizer.get_chat_template(tools=sample.tools),
-                return_assistant_tokens_mask=True,
-                **self.tokenizer.special_tokens_map,
-                **FIXED,
-            )
-
-        (text,), (spans,) = _explained(sample, rendering)
-        return text, [(begin, end) for begin, end in spans]
-
-    def _rendered(self, sample: Sample, messages: list[dict], **options) -> str:
-        options = {"tools": sample.tools, "tokenize": False, **FIXED, **options}
-        return _explained(sample, lambda: self.tokenizer.apply_chat_template(messages, **options))
+            exchange = way(self._exchange(probe, options))
+            if exchange is None:
+                return None
+            exchange = exchange.as_taken()
+            exchange.answers()
+        except BadInput:
+            return None
+        return exchange.text
 
 
-def _is_looked_for(message: dict) -> bool:
-    """Whether what the message says is looked for; of a plain answer that is gone, `_answer` finds no place."""
-    return bool(message["content"].strip()) and (message["role"] != "assistant" or bool(_calls(message)))
+class _Thoughts(NamedTuple):
+    """What an answer's model has thought, and the rest of its content."""
+
+    thoughts: str
+    rest: str
+    of_content: bool
 
 
-def _calls(message: dict) -> list[dict]:
-    """A message's calls of tools, each with its name and its arguments (records.py)."""
-    return [_inner(one) for one in message.get("tool_calls") or []]
+def _thoughts(message: dict) -> _Thoughts | None:
+    """Of an answer that has thoughts."""
+    if message["role"] != "assistant":
+        return None
+    for name in THOUGHTS:
+        if isinstance(message.get(name), str) and message[name].strip():
+            return _Thoughts(message[name], message["content"], False)
+    found = IN_CONTENT.match(message["content"])
+    return _Thoughts(found[1], message["content"][found.end() :], True) if found else None
 
 
-def _inner(call: dict) -> dict:
-    return call["function"] if isinstance(call.get("function"), dict) else call
+def _as_it_comes(exchange: Exchange) -> Exchange:
+    return exchange
 
 
-def _json(arguments) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+def _in_a_field(exchange: Exchange) -> Exchange:
+    """Each answer's thoughts in the field that templates look for."""
+
+    def told(message):
+        found = _thoughts(message)
+        if found is None or not found.of_content:
+            return message
+        return {**message, THOUGHTS[0]: found.thoughts.strip(), "content": found.rest.strip()}
+
+    return exchange.of([told(one) for one in exchange.messages])
 
 
-def _changed(message: dict, change) -> dict:
-    """The message with `change(call)`, a dictionary of other values, in each of its calls."""
-
-    def changed(call):
-        other = {**_inner(call), **change(_inner(call))}
-        return other if _inner(call) is call else {**call, "function": other}
-
-    return {**message, "tool_calls": [changed(one) for one in message["tool_calls"]]}
-
-
-def _with_more(message: dict, call: dict, what: str) -> dict:
-    """The message with another `what`, name or arguments, in that call."""
-    found = call[what]
-    other = found + MORE if isinstance(found, str) else {**found, MORE: MORE}
-    return _changed(message, lambda one: {what: other} if one is call else {})
-
-
-def _as_openai(message: dict) -> dict:
-    """The message as OpenAI's API has it, with its calls' arguments as a text of JSON."""
-    if not _calls(message):
-        return message
-    return _changed(message, lambda one: {"arguments": _json(one["arguments"])})
+def _after_the_prompt(exchange: Exchange, hidden: bool = False) -> Exchange | None:
+    """The last answer's thoughts in its content, opened as the prompt has opened them; None where it does not."""
+    last = exchange.messages[-1]
+    before = exchange.before(len(exchange.messages) - 1)
+    found, opened = _thoughts(last), OPENED.search(before)
+    if opened is None:
+        return None
+    content = f"{opened[0]}{found.thoughts}</think>{found.rest}"
+    if not found.of_content:
+        content = f"{opened[0]}{found.thoughts.strip()}\n</think>\n\n{found.rest}"
+    if hidden:
+        content = content.replace("<think>", HIDDEN["<think>"], 1).replace("</think>", HIDDEN["</think>"], 1)
+    plain = {name: last[name] for name in last if name not in THOUGHTS}
+    made = exchange.of([*exchange.messages[:-1], {**plain, "content": content}])
+    follows = made.text.removeprefix(before)
+    return made if follows != made.text and follows.startswith(found.thoughts.strip()) else None
 
 
-def _left_out(sample: Sample, n: int, what: str) -> BadInput:
-    return BadInput(
-        f"{sample.place}: messages[{n}]: the model's chat template leaves out {what}: answers would be trained on "
-        "without it. Take a model whose template has it, put one that does into the model's directory as "
-        "chat_template.jinja, or leave such records away"
-    )
-
-
-def _fix_today(template: str) -> None:
-    """Have the template's own clock stand, in this process: what it is passed is no function any more when it runs."""
-    from transformers.utils.chat_template_utils import (
-        _compile_jinja_template,
-    )  # its cache; nothing public reaches it
-
-    _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
-
-
-def _explained(sample: Sample, rendering):
-    """`rendering()`; whatever a template may raise becomes one message."""
-    try:
-        return rendering()
-    except MemoryError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        raise BadInput(f"{sample.place}: the model's chat template refuses these messages: {text}") from None
-
-
-def _unclear(sample: Sample, n: int, why: str) -> BadInput:
-    return BadInput(
-        f"{sample.place}: messages[{n}]: the chat template does not tell which tokens are the answer's: {why}. Set "
-        "loss_on to all, or mark the answers in the template: {% generation %}…{% endgeneration %}"
-    )
-
-
-def _common_end(a: str, b: str) -> str:
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return a[len(a) - length :]
+def _unseen(exchange: Exchange) -> Exchange | None:
+    """The same where the template would take them away, as it does from answers that the model is to remember."""
+    return _after_the_prompt(exchange, hidden=True)
