@@ -87,8 +87,8 @@ class Config:
     )
     data_format: str = key(
         "auto",
-        "what a record is. text: text_field; instruction: instruction, input, output; chat: messages, tools; auto: "
-        "chat or instruction where the set's first record has these fields, else text",
+        "what a record is. text: text_field; instruction: instruction, input, output, or as Dolly or "
+        "TRL call them; chat: messages, or ShareGPT's conversations, and tools; auto: what the set's first record has",
         choices=("auto", "text", "instruction", "chat"),
     )
     text_field: str = key("text", "the field of a plain record that holds the text")

@@ -186,6 +186,41 @@ REFUSED = {
         '{"instruction": "i", "output": "o"}\n{"instruction": "i"}\n',
         "a.jsonl:2: no field 'output'; its fields are: instruction",
     ),
+    "a speaker that nobody knows": (
+        "a.jsonl",
+        '{"conversations": [{"from": "narrator", "value": "hi"}]}\n',
+        'a.jsonl:1: conversations[0]: from: found "narrator"; expected one of: system, human, user, gpt,',
+    ),
+    "a speaker that is none": (
+        "a.jsonl",
+        '{"conversations": [{"from": ["gpt"], "value": "hi"}]}\n',
+        'conversations[0]: from: found ["gpt"]; expected one of: system,',
+    ),
+    "a turn without a word": (
+        "a.jsonl",
+        '{"conversations": [{"from": "human", "text": "hi"}]}\n',
+        "a.jsonl:1: messages[0]: content: expected a text, found null",
+    ),
+    "a function_call that is no JSON": (
+        "a.jsonl",
+        '{"conversations": [{"from": "function_call", "value": "find(cat)"}]}\n',
+        "conversations[0]: value: not JSON: find(cat); expected a call of a tool",
+    ),
+    "a conversation of nothing": (
+        "a.jsonl",
+        '{"conversations": []}\n',
+        "a.jsonl:1: field 'messages': expected a list of messages, found []",
+    ),
+    "a later record without a completion": (
+        "a.jsonl",
+        '{"prompt": "i", "completion": "o"}\n{"prompt": "i"}\n',
+        "a.jsonl:2: no field 'instruction'; its fields are: prompt",
+    ),
+    "a prompt of messages and a completion of text": (
+        "a.jsonl",
+        '{"prompt": [{"role": "user", "content": "i"}], "completion": "o"}\n',
+        "a.jsonl:1: field 'prompt': expected a text, found [{",
+    ),
     "an input that is no text": (
         "a.jsonl",
         '{"instruction": "i", "input": 3, "output": "o"}\n',
@@ -339,6 +374,63 @@ def test_parquet_equals_jsonl(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), tmp_path / "c.parquet")
     with pytest.raises(BadInput, match=r"c\.parquet: row 2: field 'text': expected a text, found null"):
         sampled(from_mapping({"dataset": str(tmp_path / "c.parquet")}))
+
+
+ASKED, ANSWERED = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+TURNS = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]
+FOUND = {"name": "find", "arguments": {"what": "cat"}}
+FORMS = {  # as the sets of others have it
+    "Dolly": ({"instruction": "Why?", "context": "", "response": "So.", "category": "x"}, [ASKED, ANSWERED]),
+    "Dolly, with a context": (
+        {"instruction": "Why?", "context": "It rains.", "response": "So."},
+        [{"role": "user", "content": "Why?\n\nIt rains."}, ANSWERED],
+    ),
+    "TRL": ({"prompt": "Why?", "completion": "So."}, [ASKED, ANSWERED]),
+    "TRL, messages": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWERED]}, [SYSTEM, ASKED, ANSWERED]),
+    "a prompt and a response": ({"prompt": "Why?", "response": "So."}, [ASKED, ANSWERED]),
+    "a question and an answer": ({"question": "Why?", "answer": "So."}, [ASKED, ANSWERED]),
+    "ShareGPT": ({"id": 3, "conversations": TURNS}, [ASKED, ANSWERED]),
+    "ShareGPT, with a system": ({"system": "Be brief.", "conversations": TURNS}, [SYSTEM, ASKED, ANSWERED]),
+    "ShareGPT, with a system's turn": (
+        {"system": None, "conversations": [{"from": "system", "value": "Be brief."}, *TURNS]},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "conversations of messages": ({"conversations": [ASKED, ANSWERED]}, [ASKED, ANSWERED]),
+    "ShareGPT, with tools": (
+        {
+            "conversations": [
+                TURNS[0],
+                {"from": "function_call", "value": json.dumps(FOUND)},
+                {"from": "observation", "value": "mat"},
+                TURNS[1],
+            ]
+        },
+        [
+            ASKED,
+            {"role": "assistant", "content": "", "tool_calls": [FOUND]},
+            {"role": "tool", "content": "mat"},
+            ANSWERED,
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_forms_of_others_are_read_as_they_are(tmp_path, name, suffix):
+    record, messages = FORMS[name]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        write_lines(path, [record])
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
+    (sample,) = sampled(from_mapping({"dataset": str(path)}))
+    assert sample.messages == messages
+    # A field that holds a plain text goes before them.
+    write_lines(tmp_path / "b.jsonl", [{**record, "text": "plain"}])
+    (sample,) = sampled(from_mapping({"dataset": str(tmp_path / "b.jsonl")}))
+    assert sample.text == "plain"
 
 
 def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):

@@ -126,7 +126,7 @@ def kind(dataset: Dataset, config: Config) -> str:
         if path.suffix != ".txt":
             if config.data_format != "auto":
                 return config.data_format
-            for _, record in files.records(path, besides=records.TELLING):
+            for _, record in files.records(path, besides=records.telling(config)):
                 return records.kind(record, config)
     return "text"
 

@@ -35,19 +35,60 @@ class Sample(NamedTuple):
         return len(self.text) + sum(len(str(one)) for one in (*(self.messages or ()), *(self.tools or ())))
 
 
+# By which names instructions come with their answers, and what they are about: Alpaca's, Dolly's and others'.
+PAIRS = (
+    ("instruction", "output", "input"),
+    ("instruction", "response", "context"),
+    ("prompt", "completion", ""),
+    ("prompt", "response", ""),
+    ("question", "answer", "context"),
+)
+# Who speaks in ShareGPT's conversations, and in what came of them.
+SPEAKERS = {
+    "system": ("system",),
+    "user": ("human", "user"),
+    "assistant": ("gpt", "assistant", "chatgpt", "bot", "model", "function_call"),
+    "tool": ("tool", "observation", "function_response"),
+}
+ROLES = {name: role for role, names in SPEAKERS.items() for name in names}
+
+
 def kind(record: dict, config: Config) -> str:
     """What records like this one are: text, instruction or chat; `data_format`, or told by the fields."""
     if config.data_format != "auto":
         return config.data_format
     if isinstance(record.get("messages"), list):
         return "chat"
-    return "instruction" if {"instruction", "output"} <= set(record) else "text"
+    if {"instruction", "output"} <= set(record):
+        return "instruction"
+    if config.text_field in record:
+        return "text"
+    if isinstance(record.get("conversations"), list) or _pair_of_messages(record):
+        return "chat"
+    return "instruction" if _pair(record) else "text"
+
+
+def _pair(record: dict) -> tuple[str, str, str] | None:
+    """By which of PAIRS the record has its instruction and its answer."""
+    return next((one for one in PAIRS if set(one[:2]) <= set(record)), None)
+
+
+def _pair_of_messages(record: dict) -> list | None:
+    """The messages of a record that has those which ask, and those that answer, apart, as TRL's may."""
+    pair = _pair(record)
+    found = [record[name] for name in pair[:2]] if pair else []
+    return [*found[0], *found[1]] if found and all(isinstance(one, list) for one in found) else None
 
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
 BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
 AROUND = ("function", "name", "id", "type", "index")  # the same of a call around its function
-TELLING = ("messages", "instruction", "output")  # the fields by which `kind` tells
+OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair if name))
+
+
+def telling(config: Config) -> tuple[str, ...]:
+    """The fields by which `kind` tells."""
+    return ("messages", "conversations", *OF_PAIRS, config.text_field)
 
 
 def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
@@ -87,22 +128,25 @@ def _text(where: str, record: dict, config: Config) -> dict:
 
 
 def _instruction(where: str, record: dict, config: Config) -> dict:
-    for field in ("instruction", "output"):
+    asks, answers, about = _pair(record) or PAIRS[0]
+    for field in (asks, answers):
         if field not in record:
             raise BadInput(
                 f"{where}: no field '{field}'; {_there(record)}. An instruction record has instruction, output "
                 "and, if need be, input; data_format says what records are where the first one misleads"
             )
-    question = _string(where, record, "instruction")
-    if record.get("input") not in (None, ""):
-        question = f"{question}\n\n{_string(where, record, 'input')}"
-    answer = _string(where, record, "output")
+    question, answer = _string(where, record, asks), _string(where, record, answers)
+    if record.get(about) not in (None, ""):
+        question = f"{question}\n\n{_string(where, record, about)}"
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def _chat(where: str, record: dict, config: Config) -> dict:
     messages = record.get("messages")
     if "messages" not in record:
+        messages = _conversation(where, record)
+        messages = _pair_of_messages(record) if messages is None else messages
+    if messages is None and "messages" not in record:
         raise BadInput(
             f"{where}: no field 'messages'; {_there(record)}. A chat record has messages, each with role and "
             "content; data_format says what records are where the first one misleads"
@@ -113,6 +157,27 @@ def _chat(where: str, record: dict, config: Config) -> dict:
         "messages": [_message(f"{where}: messages[{n}]", one) for n, one in enumerate(messages)],
         "tools": _tools(where, record.get("tools")),
     }
+
+
+def _conversation(where: str, record: dict) -> list | None:
+    """The messages of a record in ShareGPT's form, which has who speaks (`from`) and what (`value`)."""
+    turns = record.get("conversations")
+    if not isinstance(turns, list):
+        return None
+    said = [{"role": "system", "content": record["system"]}] if record.get("system") else []
+    return said + [_turn(f"{where}: conversations[{n}]", one) for n, one in enumerate(turns)]
+
+
+def _turn(where: str, turn):
+    if not isinstance(turn, dict) or "from" not in turn:
+        return turn  # a message, perhaps
+    speaker, value = turn["from"], turn.get("value")
+    if not isinstance(speaker, str) or speaker not in ROLES:
+        raise BadInput(f"{where}: from: found {_short(speaker)}; expected one of: {', '.join(ROLES)}")
+    if speaker != "function_call":
+        return {"role": ROLES[speaker], "content": value}
+    calls = _from_json(f"{where}: value", value, "a call of a tool")
+    return {"role": "assistant", "content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
 def _message(where: str, message) -> dict:
