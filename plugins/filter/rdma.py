@@ -91,7 +91,9 @@ def _told(port: Mapping[str, Any]) -> str:
 def opensm_plan(
     surveys: Mapping[str, Mapping[str, Any]], hosts: list[str], group: list[str]
 ) -> dict[str, dict]:
-    """What each of `hosts` does about subnet managers: {guids: [of its ports, to manage], priority, skip, problem}.
+    """What each of `hosts` does about subnet managers: {guids, ports, priority, skip, problem}.
+
+    guids: of its ports, to manage. ports: "device port" by these.
 
     surveys: rdma_survey's of all hosts of the group, with managers. hosts: those whose plans are asked for. group: the
     group opensm in the inventory's order; its first host is the master, its second the standby. Where somebody else's
@@ -108,7 +110,7 @@ def opensm_plan(
 
 
 def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str]) -> dict:
-    plan: dict[str, Any] = {"guids": [], "priority": 10 - place, "skip": "", "problem": ""}
+    plan: dict[str, Any] = {"guids": [], "ports": {}, "priority": 10 - place, "skip": "", "problem": ""}
     ports = [port for port in survey["ports"] if port["layer"] == INFINIBAND]
     if not ports:
         found = ", ".join(f"{_name(port)} is {port['layer']}" for port in survey["ports"]) or "no RDMA device"
@@ -121,7 +123,8 @@ def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str])
             f"a subnet manager reigns here already (GUID {', '.join(sorted(foreign))}): OpenSM is left out"
         )
     else:
-        plan["guids"] = [port["guid"] for port in ports]
+        plan["ports"] = {port["guid"]: f"{port['device']} {port['port']}" for port in ports}
+        plan["guids"] = list(plan["ports"])
     return plan
 
 

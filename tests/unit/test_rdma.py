@@ -147,7 +147,8 @@ def test_who_manages_infiniband(tmp_path):
     hosts = {name: survey(tmp_path / name) for name in "ab"}
     plans = rdma_filter.opensm_plan(hosts, ["a", "b"], ["a", "b"])
     assert [plans[name]["guids"] for name in "ab"] == [["0002c903000000aa"], ["0002c903000000bb"]]
-    assert plans["a"]["priority"] > plans["b"]["priority"]
+    assert (plans["a"]["priority"], plans["b"]["priority"]) == (10, 9)
+    assert plans["a"]["ports"] == {"0002c903000000aa": "ibp1s0 1"}
 
     with_own = {"a": survey(tmp_path / "a", ["0002c903000000aa"]), "b": hosts["b"]}
     assert not rdma_filter.opensm_plan(with_own, ["b"], ["a", "b"])["b"]["skip"]
@@ -157,6 +158,41 @@ def test_who_manages_infiniband(tmp_path):
 
     roce = rdma_filter.opensm_plan({"c": survey(tmp_path / "c")}, ["c"], ["c"])["c"]
     assert "rocep1s0/1 is Ethernet; expected an InfiniBand port" in roce["problem"] and not roce["guids"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reigns", "told"),
+    [
+        (10, "", 10),
+        (9, "", 9),
+        (10, "sminfo: sm lid 3 sm guid 0x100004, activity count 8 priority 9 state 3 SMINFO_MASTER", 8),
+        (9, "sminfo: sm lid 1 sm guid 0x100001, activity count 8 priority 10 state 3 SMINFO_MASTER", 9),
+        (9, "sminfo: sm lid 1 sm guid 0x100001, activity count 8 priority 9 state 3 SMINFO_MASTER", 8),
+        (10, "sminfo: sm lid 3 sm guid 0x100004, activity count 8 priority 0 state 3 SMINFO_MASTER", 10),
+        (10, "sminfo: sm lid 3 sm guid 0x100004, activity count 8 priority 9 state 2 SMINFO_STANDBY", 10),
+    ],
+)
+def test_a_subnet_manager_that_comes_later_stands_by(tmp_path, asked, reigns, told):
+    """Nothing is handed over: the new master may wait for the old one for ever."""
+    role = ROOT / "roles/opensm"
+    for name, does in {
+        "sminfo": f'echo "$@" > {tmp_path}/asked; echo "{reigns}"; test -n "{reigns}"',
+        "sleep": f'echo "$1" > {tmp_path}/slept',
+        "opensm": f'echo "$@" > {tmp_path}/told',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    program = (role / "files/start-opensm").read_text().replace("/usr/sbin/opensm", f"{tmp_path}/opensm")
+    (tmp_path / "start").write_text(program)
+    words = ["0002c903000000aa", str(asked), "ibp1s0", "1"]
+    subprocess.run(["sh", tmp_path / "start", *words], check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    said = {name: (tmp_path / name).read_text().split() for name in ("asked", "slept", "told")}
+    assert said["asked"] == ["-C", "ibp1s0", "-P", "1"] and said["slept"] == [str(5 * (10 - asked))]
+    assert said["told"] == ["--guid", "0x0002c903000000aa", "--priority", str(told), "--log_file", "stdout"]
+    unit = jinja2.Template((role / "templates/trainyard-opensm.service.j2").read_text()).render(
+        item=words[0], _opensm_plan={"priority": asked, "ports": {words[0]: "ibp1s0 1"}}
+    )
+    assert f"\nExecStart=/usr/local/lib/trainyard/start-opensm %i {asked} ibp1s0 1\n" in unit
 
 
 @pytest.mark.parametrize("check", [False, True])
