@@ -694,27 +694,42 @@ def spaced(how):
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     elif how == "byte-level":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    elif how == "looks ahead":  # as GPT-2's
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=how, split=False)
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=["<unk>", tokenizer.END_OF_TEXT, *byte],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if how == "byte-level" else [],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if how in ("byte-level", "looks ahead") else [],
         show_progress=False,
     )
-    made.train_from_iterator(["first words", "of second ones", "the third"] * 9, trainer)
+    ends = ["\n\n", "\n\n  "] if how == "looks ahead" else []
+    made.train_from_iterator(["first words", "of second ones", "the third", *ends] * 9, trainer)
     made.post_processor = processors.TemplateProcessing(
         single=f"{tokenizer.END_OF_TEXT} $A", special_tokens=[(tokenizer.END_OF_TEXT, 1)]
     )
     return tokenizer.wrap(made.to_str())
 
 
-@pytest.mark.parametrize("how", ["first", "always", "never", "prepended", "byte-level"])
-def test_a_paragraph_is_tokenised_as_in_its_text(tmp_path, how):
+@pytest.mark.parametrize("piece", [1, 60, 1 << 16])
+@pytest.mark.parametrize("how", ["first", "always", "never", "prepended", "byte-level", "looks ahead"])
+def test_a_paragraph_is_tokenised_as_in_its_text(tmp_path, monkeypatch, how, piece):
+    monkeypatch.setattr(cache, "PIECE", piece)
     text = "first words\nof second\n\n\nsecond words, Ω\n\n  the third\n\n" * 3
     (tmp_path / "a.txt").write_text(text)
     config = from_mapping({"dataset": str(tmp_path / "a.txt"), "sequence_length": 8})
     tokens = spaced(how)
+    packed, _ = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
+    assert packed._sets[0].tokens.tolist() == [*tokens(text).input_ids, tokens.eos_token_id]
+
+
+def test_an_indented_paragraph_is_tokenised_as_in_its_text(tmp_path):
+    """Code has such: a token may have the blank line and the indent."""
+    text = "first words\n\n    of second\n\n\n  words\n\n" * 3
+    (tmp_path / "a.txt").write_text(text)
+    config = from_mapping({"dataset": str(tmp_path / "a.txt"), "sequence_length": 8})
+    tokens = spaced("looks ahead")
     packed, _ = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
     assert packed._sets[0].tokens.tolist() == [*tokens(text).input_ids, tokens.eos_token_id]
 

@@ -31,6 +31,7 @@ from trainer.words import span
 
 VERSION = 6  # of what is written here
 BATCH = 1 << 20  # characters tokenised, or tokens written, at once
+PIECE = 1 << 16  # characters of a running text that are tokenised as one
 Tell = Callable[[str], None]
 NAMED = 5  # overlong documents that a refusal names
 
@@ -63,8 +64,11 @@ def directory(
         settings["calls"] = "whole, as the template takes them"
     if read.kind(dataset, config) != "text" and re.search("think|reason", str(tokenizer.chat_template)):
         settings["thoughts"] = "where the template has them"
-    if any(path.suffix == ".txt" for path in dataset.files) and _marks_beginnings(tokenizer):
+    runs = any(path.suffix == ".txt" for path in dataset.files)
+    if runs and _marks_beginnings(tokenizer):
         settings["paragraphs"] = "as in the whole text"
+    if runs and _looks_ahead(tokenizer):
+        settings["paragraph_ends"] = "as in the whole text"
     placed = config.loss_on == "answers" and read.kind(dataset, config) != "text"
     if (placed or "paragraphs" in settings) and _trims(tokenizer):
         settings["spaces"] = "in their place"
@@ -116,8 +120,8 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
     number = 0
     overlong: list[str] = []
     too_long = 0
-    for batch in _batches(_placed(read.samples(dataset, config), config, splits)):
-        for (sample, side, starts), (ids, loss) in zip(batch, encode(batch), strict=True):
+    for batch in _batches(_joined(_placed(read.samples(dataset, config), config, splits))):
+        for (sample, side, starts, _), (ids, loss) in zip(batch, encode(batch), strict=True):
             if starts and sample.messages is None:
                 ids, loss = np.concatenate([begin, ids]), np.concatenate([begin > 0, loss])
             if limit and len(ids) > limit and not sample.running:
@@ -127,7 +131,7 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
                 parts[side].cut(len(ids) - limit)
                 ids, loss = ids[:limit], loss[:limit]
             parts[side].add(ids, loss, starts)
-        number += len(batch)
+        number += sum(one.count for one in batch)
         progress.after(batch[-1].sample, number)
     if too_long and config.overlong == "refuse":
         more = f", and {too_long - len(overlong)} more" if too_long > len(overlong) else ""
@@ -151,11 +155,12 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
 
 
 class _Placed(NamedTuple):
-    """A sample, the part that it goes to, and whether a text begins with it."""
+    """A sample, the part that it goes to, whether a text begins with it, and how many are in it (`_joined`)."""
 
     sample: Sample
     side: str
     starts: bool
+    count: int = 1
 
 
 def _placed(samples: Iterable[Sample], config: Config, splits: bool) -> Iterator[_Placed]:
@@ -167,6 +172,28 @@ def _placed(samples: Iterable[Sample], config: Config, splits: bool) -> Iterator
         starts = at_start or side != previous  # where a paragraph was held out, a text begins anew
         yield _Placed(sample, side, starts)
         at_start = sample.ends
+
+
+def _joined(placed: Iterable[_Placed]) -> Iterator[_Placed]:
+    """A running text's paragraphs as one where they stand behind each other in a part, up to about PIECE characters.
+
+    Tokenizers look at what is around: GPT-2's makes other tokens of two line ends where a word follows, or its indent.
+    """
+    held: list[_Placed] = []
+    size = 0
+
+    def piece():
+        text = "".join(one.sample.text for one in held)
+        return held[0]._replace(sample=held[-1].sample._replace(text=text), count=len(held))
+
+    for one in placed:
+        if held and (one.starts or not one.sample.running or size >= PIECE):
+            yield piece()
+            held, size = [], 0
+        held.append(one)
+        size += len(one.sample.text)
+    if held:
+        yield piece()
 
 
 class _Progress:
@@ -194,21 +221,29 @@ class _Encoder:
         self.answers = config.loss_on == "answers"
         self.render = Renderer(tokenizer, self.answers)
         self.end = np.array([tokenizer.eos_token_id])
-        self.marks_beginnings = _marks_beginnings(tokenizer)
+        self.marks_beginnings, self.looks_ahead = _marks_beginnings(tokenizer), _looks_ahead(tokenizer)
         self.backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
 
     def __call__(self, batch: list[_Placed]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        rendered = [self.render(one) if one.messages else (one.text, []) for one, _, _ in batch]
+        rendered = [
+            self.render(one.sample) if one.sample.messages else (one.sample.text, []) for one in batch
+        ]
         backend = self.backend
         before = ["\n" if self.marks_beginnings and not one.starts else "" for one in batch]
-        # The fast way gives no offsets, which tell where the answers are and a line's end.
-        encode = backend.encode_batch if self.answers or any(before) else backend.encode_batch_fast
-        texts = [line_end + text for line_end, (text, _) in zip(before, rendered, strict=True)]
+        after = ["a" if self.looks_ahead and not one.sample.ends else "" for one in batch]
+        # The fast way gives no offsets, which tell where the answers are, and what stands around.
+        encode = backend.encode_batch if self.answers or any((*before, *after)) else backend.encode_batch_fast
+        texts = [
+            line_end + text + word for line_end, (text, _), word in zip(before, rendered, after, strict=True)
+        ]
         encoded = encode(texts, add_special_tokens=False)
-        for (sample, _, _), line_end, encoding, (text, spans) in zip(
-            batch, before, encoded, rendered, strict=True
+        for one, line_end, word, encoding, (text, spans) in zip(
+            batch, before, after, encoded, rendered, strict=True
         ):
-            found = _behind_line_end(encoding) if line_end else encoding.ids
+            sample = one.sample
+            found = encoding.ids
+            if line_end or word:
+                found = _within(encoding, len(line_end), len(line_end) + len(text))
             if found is None:
                 found = backend.encode(text, add_special_tokens=False).ids
             ids = np.array(found, dtype=np.int64)
@@ -268,14 +303,25 @@ def _marks_beginnings(tokenizer) -> bool:
     """Whether it begins a text otherwise than what follows a line's end: some put a space before every text."""
     backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
     alone, follows = (backend.encode(text, add_special_tokens=False) for text in ("a", "\na"))
-    return _behind_line_end(follows) not in (None, alone.ids)
+    return _within(follows, 1, 2) not in (None, alone.ids)
 
 
-def _behind_line_end(encoding) -> list[int] | None:
-    """The ids of what stands behind the text's first character, a line's end; None where a token has both."""
-    offsets = encoding.offsets
-    first = next((n for n, (_, end) in enumerate(offsets) if end > 1), len(offsets))
-    return encoding.ids[first:] if first == len(offsets) or offsets[first][0] >= 1 else None
+def _looks_ahead(tokenizer) -> bool:
+    """Whether it ends a text otherwise than a paragraph that another one follows."""
+    backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
+    alone, goes_on = (backend.encode(text, add_special_tokens=False) for text in ("a\n\n", "a\n\na"))
+    return _within(goes_on, 0, 3) not in (None, alone.ids)
+
+
+def _within(encoding, begin: int, end: int) -> list[int] | None:
+    """The ids of the text's characters from `begin` to `end`; None where a token reaches over one of these."""
+    places = list(zip(encoding.ids, encoding.offsets, strict=True))
+    if any(first < cut < last for _, (first, last) in places for cut in (begin, end)):
+        return None
+    # What some put before every text stands nowhere.
+    return [
+        one for one, (first, last) in places if begin <= first and last <= end and (last > begin or not begin)
+    ]
 
 
 class _Part:
