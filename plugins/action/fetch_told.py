@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action.fetch import ActionModule as Fetch
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
@@ -46,6 +48,15 @@ class ActionModule(Fetch):
     def _execute_remote_stat(self, path, *args, **options):
         """By which fetch asks for the file's hash; the answer has its size, too."""
         found = super()._execute_remote_stat(path, *args, **options)
+        dest = Path(self._loader.path_dwim(self._task.args["dest"]))
         self.coming.total = found.get("size") or 0
-        self.coming.growing = Path(beside(self._loader.path_dwim(self._task.args["dest"])))
+        self.coming.growing = Path(beside(str(dest)))
+        # Before a disk is full on which other runs' results are written; a file with holes in it may say any size.
+        there = next(one for one in dest.parents if one.exists())
+        free = shutil.disk_usage(there).free
+        if self.coming.total > free:
+            raise AnsibleActionFail(
+                f"{path}: found {self.coming.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB free on this machine, in "
+                f"{there}; expected room for it there. Free some, and follow the run again"
+            )
         return found

@@ -105,9 +105,10 @@ def found_below(paths: list[str], directory: str) -> list[str]:
 
 
 # What no result is, in a run's directory: directories at its top, and files of its own; and what the controller itself
-# keeps among the results (`make demo` the text), for a rank may write anything, a page with a script, too.
+# keeps among the results (`make demo` the text, and other hosts' logs), for a rank may write anything, a page with a
+# script, too.
 NO_RESULT = re.compile(
-    r"(cache|checkpoints|compiled|offload|\.?export-[0-9a-f]{12}[^/]*|\.model\.tmp)/"
+    r"(cache|checkpoints|compiled|offload|logs/[^/]+|\.?export-[0-9a-f]{12}[^/]*|\.model\.tmp)/"
     r"|([^/]+/)*(exit|launch\.pid|requeued|signalled|stop|yield|(leave|turn)-[^/]*|collectives-[0-9]+\.json)$"
     r"|(report\.html|sample\.txt|samples\.jsonl|diagnosis\.txt|export)(/|$)"
 )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from ansible.errors import AnsibleActionFail
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "plugins/module_utils"), str(ROOT)]
@@ -302,6 +303,21 @@ def test_a_fetch_says_how_much_of_its_file_is_here(tmp_path, monkeypatch):
     cut = False
     assert action.run(task_vars={"inventory_hostname": "node1"}) == "100 of 400 MB have come"
     assert (tmp_path / "model").stat().st_size == 100_000_000 and os.listdir(tmp_path) == ["model"]
+
+
+def test_what_this_machine_has_no_room_for_is_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch_told.Fetch, "_execute_remote_stat", lambda *args, **options: {"size": 1 << 60})
+    action = object.__new__(fetch_told.ActionModule)
+    action.coming = fetch_told.Coming()
+    action._task = SimpleNamespace(args={"dest": "runs/r/model"})
+    action._loader = SimpleNamespace(path_dwim=lambda path: str(tmp_path / path))
+    with pytest.raises(AnsibleActionFail) as refused:
+        action._execute_remote_stat("/there/model")
+    words = (
+        "/there/model: found 1152921504.6 GB, and ",
+        f"GB free on this machine, in {tmp_path}; expected room",
+    )
+    assert all(one in str(refused.value) for one in words) and not (tmp_path / "runs").exists()
 
 
 def test_two_that_bring_the_same_file_at_once_do_not_spoil_it_for_each_other(tmp_path, monkeypatch):

@@ -622,6 +622,7 @@ def test_what_is_a_result_is_told_by_its_place_in_the_run(run_dir):
         "export-0123456789ab-merged/config.json",
         ".model.tmp/config.json",
         "logs/collectives-0.json",
+        "logs/node2/rank-0.log",
         "launch.pid",
         "leave-node2",
         "turn-node2",
