@@ -157,11 +157,11 @@ def log_command(keeper: str, run: str, run_dir: str) -> str:
     read = shown('"$log"', WINDOW, "$from")
     command = (
         f'for log in *.log; do [ -s "$log" ] || continue; from=$(($(stat -c %s "$log") - {WINDOW})); '
-        f'[ "$from" -gt 0 ] || from=0; echo "::log $log"; {read} | tail -n {LOG_LINES}; done'
+        f'[ "$from" -gt 0 ] || from=0; echo; echo "::log $log"; {read} | tail -n {LOG_LINES}; done'
     )
     if keeper == "systemd":
         journal = journal_command(run, f"--lines {LOG_LINES} --output cat", f"echo '{UNREAD}'")
-        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo ::log launch.log; {journal}; }}"
+        command += f"; [ -e ../{JOB_SCRIPT} ] || {{ echo; echo ::log launch.log; {journal}; }}"
     # A rank may have made any number of logs.
     return f"cd {shlex.quote(run_dir)}/logs || exit 0; {{ {command}; }} | head -c {MOST}"
 
@@ -217,11 +217,13 @@ def read_poll(view: View, output: str, now: float) -> None:
 
 
 def read_logs(output: str) -> dict[str, list[str]]:
-    """The answer to `log_command`: {log name: its last lines}."""
+    """The answer to `log_command`: {log name: its last lines}. A name has a line to itself, whatever is before."""
     logs: dict[str, list[str]] = {}
     name = None
     for line in output.splitlines():
         if line.startswith("::log "):
+            if name is not None and logs[name][-1:] == [""]:
+                logs[name].pop()
             name = line.removeprefix("::log ")
             logs[name] = []
         elif name is not None:

@@ -274,9 +274,10 @@ def test_who_may_not_read_a_run_is_told_at_once_and_whom_to_log_in_as():
 def test_the_end_of_every_log_is_read(run_dir):
     (run_dir / "logs/rank-0.log").write_text("".join(f"line {n}\n" for n in range(100)))
     (run_dir / "logs/rank-1.log").write_text("only this\n")
+    (run_dir / "logs/rank-00.log").write_text("cut o")  # a full disk's last word
     command = follow.log_command("process", "first", str(run_dir))
     logs = follow.read_logs(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
-    assert logs["rank-1.log"] == ["only this"]
+    assert logs["rank-1.log"] == ["only this"] and logs["rank-00.log"] == ["cut o"]
     assert logs["rank-0.log"] == [f"line {n}" for n in range(100 - follow.LOG_LINES, 100)]
 
 
