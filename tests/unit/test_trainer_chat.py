@@ -468,6 +468,23 @@ def test_a_call_whose_end_is_unclear_is_refused(tmp_path, make_tokenizer):
         prepared(tmp_path, tokens, [{"messages": talk}])
 
 
+def test_a_call_is_learnt_though_the_prompt_says_more(tmp_path, make_tokenizer):
+    """As Gemma 4's, which says that nothing was thought, and has an answer's words behind its calls."""
+    call = "{% for call in m['tool_calls'] or [] %}<call>{{ call['function'] | tojson }}</call>{% endfor %}"
+    template = ENDED.replace("\n<call>{{ call['function'] | tojson }}</call>", "").replace(
+        "{{ m['content'] }}", call + "{{ m['content'] }}"
+    )
+    template = template.replace(
+        "<|start|>assistant\n{% endif %}", "<|start|>assistant\n<|channel>thought\n<channel|>{% endif %}"
+    )
+    tokens = make_tokenizer(template)
+    talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, TALK[1]]
+    _, (called, said) = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
+    assert (
+        called.startswith("<call>{") and called.endswith("</call><|end|>") and said == ANSWERS[0] + "<|end|>"
+    )
+
+
 SEEING = ENDED.replace("{{ m['content'] }}", "{% for part in m['content'] %}{{ part.text }}{% endfor %}")
 
 

@@ -29,6 +29,7 @@ OF_THOUGHTS = re.compile(
     r"|\[THINK\](?:.*?\[/THINK\]|\s*\Z)",
     re.DOTALL,
 )
+PART_OF_A_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 # Some templates print today's date; the data must be the same on all hosts and days.
 TODAY = datetime.date(2024, 7, 26)
 FIXED = {"date_string": "26 Jul 2024"}
@@ -152,12 +153,14 @@ class Exchange:
         message = self.messages[n]
         closed = CLOSED.search(message["content"])
         at = closed.end() if closed else 0
-        begin = _common_length(self.text, self._with(n, _with_mark(message, at)))
+        begins = [_common_length(self.text, self._with(n, _with_mark(message, at)))]
+        if _calls(message):  # behind which its words may stand
+            begins.append(len(PART_OF_A_TAG.sub("", self.text[: _common_length(self.text, before)])))
         has_thoughts = closed or any(message.get(name) for name in THOUGHTS)
-        is_last = n == len(self.messages) - 1
-        if (is_last and has_thoughts) or _without_thoughts(self.text[:begin]) != _without_thoughts(before):
-            raise self._unclear(n, "what it renders before the answer is not how the whole begins")
-        return begin
+        for begin in begins if n < len(self.messages) - 1 or not has_thoughts else []:
+            if _without_thoughts(self.text[:begin]) == _without_thoughts(before):
+                return begin
+        raise self._unclear(n, "what it renders before the answer is not how the whole begins")
 
     def _end(self, n: int, upto: str) -> int:
         """Where it ends, if the whole does not go on as it ends for the model that answers.
