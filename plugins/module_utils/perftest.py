@@ -7,6 +7,9 @@ import os
 import resource
 
 RDMA_SECONDS = 3
+AT_ONCE = (
+    8  # messages of 64 KiB, told of together: of 100, its own, a slow port may end none while it is measured
+)
 MESSAGES = 2000  # whose times make a latency
 MESSAGE_BYTES = 64
 NOBODY = 65534
@@ -33,7 +36,17 @@ def rdma_command(device: str, port: int, address: str = "", traffic_class: int =
     traffic_class: of its packets, as NCCL_IB_TC has it: DSCP and the two bits for ECN; 0: none.
     """
     seconds = ["-D", str(RDMA_SECONDS)]
-    command = ["ib_write_bw", *_by(device), "-p", str(port), *seconds, "-F", "--report_gbits"]
+    command = [
+        "ib_write_bw",
+        *_by(device),
+        "-p",
+        str(port),
+        *seconds,
+        "-Q",
+        str(AT_ONCE),
+        "-F",
+        "--report_gbits",
+    ]
     return _ended(command, address, traffic_class)
 
 
