@@ -28,6 +28,8 @@ from network_files import (
     PROFILES,
     READ_BY,
     RESOLV_CONF,
+    WORDS,
+    bare,
     form_fault,
     keyed,
     made_by,
@@ -289,7 +291,8 @@ def speaking(survey):
                 servers = servers.get("addresses") if isinstance(servers, dict) else []
                 servers = [str(server) for server in servers] if isinstance(servers, list) else []
                 meant = matches(kind, identifier, one, links)
-                found.append((path, f"10-netplan-{identifier}.network", meant, servers))
+                # One that is empty keeps a name for what refers to it, and sets up nothing.
+                found.append((path, f"10-netplan-{identifier}.network", meant if one else [], servers))
                 found.append((path, None, below(kind, one) if kind != "vlans" else [], []))
     for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
         said = settings(file["text"])
@@ -442,30 +445,21 @@ def netplan_claims(files, documents, ours, links, taken):
     documents: as `netplan_documents` has them; what gives way is taken out of them.
     """
     changes = []
+    going = netplan_hits(documents, ours, links)
+    referring = referring_to(documents, going)
     for path, document in documents.items():
         file, network = files[path], document.get("network") or {}
         claimed = False
-        for kind in KINDS:
-            definitions = network.get(kind) or {}
-            for identifier, definition in list(definitions.items()):
-                meant = matches(kind, identifier, definition, links)
-                hit = [name for name in meant if name in ours] or [
-                    name for name in (identifier,) if name in ours or name in ours.values()
-                ]
-                if not hit:
-                    taken_in = [
-                        name for name in below(kind, definition or {}) if name in ours and kind != "vlans"
-                    ]
-                    check_taken_in(path, identifier, kind, taken_in)
-                    continue
-                rest = others(meant, ours, links)
-                if rest:
-                    raise Refused(
-                        f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
-                        f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
-                    )
+        for kind, identifier, hit in going.get(path, []):
+            definition = network[kind][identifier]
+            if identifier not in referring:
+                del network[kind][identifier]
                 claimed = True
-                del definitions[identifier]
+                continue
+            check_name_stays(path, identifier, [ours.get(name, name) for name in hit], *referring[identifier])
+            network[kind][identifier] = bare(kind, definition or {})
+            claimed = claimed or definition != network[kind][identifier]
+        for kind in KINDS:
             if kind in network and not network[kind]:
                 del network[kind]
         if not claimed:
@@ -483,6 +477,75 @@ def netplan_claims(files, documents, ours, links, taken):
             changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
             changes.append({"path": path, "content": left, "mode": file["mode"]})
     return changes
+
+
+def netplan_hits(documents, ours, links):
+    """{path: [(kind, identifier, names in `ours`)]} of the definitions that speak for those; refused where for others,
+    too, or where they take one of ours in.
+    """
+    every = [
+        (path, kind, identifier, definition, matches(kind, identifier, definition, links))
+        for path, document in documents.items()
+        for kind in KINDS
+        for identifier, definition in ((document.get("network") or {}).get(kind) or {}).items()
+    ]
+    found = {}
+    for path, kind, identifier, definition, meant in every:
+        hit = [name for name in meant if name in ours] or [
+            name for name in (identifier,) if name in ours or name in ours.values()
+        ]
+        if not hit:
+            # By the interface's name, or by that of a definition which matches it.
+            members = below(kind, definition or {}) if kind != "vlans" else []
+            meant = {
+                *members,
+                *(name for _, _, other, _, names in every if other in members for name in names),
+            }
+            check_taken_in(path, identifier, kind, [name for name in ours if name in meant])
+            continue
+        rest = others(meant, ours, links)
+        if rest:
+            raise Refused(
+                f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
+                f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
+            )
+        found.setdefault(path, []).append((kind, identifier, hit))
+    return found
+
+
+def referring_to(documents, going):
+    """{identifier: (path, kind, name)} of what lies on a definition in the files that netplan reads before ours.
+
+    It takes a name only from the same file or an earlier one, and ours is among the last: a definition that gives way
+    has to leave its name there. going: as `netplan_hits` has them; these refer to nothing any more.
+    """
+    found = {}
+    for path, document in documents.items():
+        gone = {(kind, identifier) for kind, identifier, _ in going.get(path, [])}
+        for kind, definitions in (document.get("network") or {}).items():
+            for name, one in definitions.items() if isinstance(definitions, dict) else ():
+                if not isinstance(one, dict) or (kind, name) in gone or is_after_ours(path):
+                    continue
+                inside = one.get("interfaces") if isinstance(one.get("interfaces"), list) else []
+                for identifier in [one.get("link"), *inside]:
+                    if isinstance(identifier, WORDS):
+                        found.setdefault(identifier, (path, kind, name))
+    return found
+
+
+def is_after_ours(path):
+    return os.path.basename(path) > os.path.basename(OUR_FILE)
+
+
+def check_name_stays(path, identifier, names, place, kind, other):
+    """Refuse to leave nothing but a definition's name where our file has the interface by another one."""
+    if identifier in names:
+        return
+    wish = f"put {other} into network_interfaces too (kind: {kind}), or " if kind in KINDS else ""
+    raise Refused(
+        f"{place}: '{other}' lies on '{identifier}', which is {', '.join(names)} in network_interfaces, so that it "
+        f"would lie on nothing: {wish}have {path} call '{identifier}' {names[0]}, and what refers to it, too"
+    )
 
 
 def networkd_matches(said, links):

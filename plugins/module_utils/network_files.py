@@ -103,6 +103,11 @@ def form_fault(definition):
     return None if all(isinstance(one, WORDS) for one in members) else ("interfaces", "list of words")
 
 
+def bare(kind, definition):
+    """What netplan wants of a definition to which others refer, if it is to say nothing else."""
+    return {key: definition[key] for key in ("id", "link") if kind == "vlans" and key in definition}
+
+
 def network_of(text):
     """{kind: {name: definition}} of a netplan file, of those that are some; {} where it is none."""
     try:

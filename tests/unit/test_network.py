@@ -591,6 +591,69 @@ def test_a_bond_of_somebody_elses_that_takes_ours_in_is_refused():
     }
 
 
+ON_ETH0 = """\
+network:
+  ethernets: {eth0: {dhcp4: true}}
+  vlans: {v7: {id: 7, link: eth0}, v8: {id: 8, link: v7, dhcp4: true}}
+"""
+
+
+def test_what_lies_on_ours_finds_its_name_in_the_file_that_gives_way():
+    """Netplan knows a link only from the same file or an earlier one, and ours comes later."""
+    path, before = "/etc/netplan/50-cloud-init.yaml", yaml.safe_load(ON_ETH0)["network"]
+    plan = planned([STATIC], files={"netplan": {path: ON_ETH0}})
+    left = written(plan, path)["content"]
+    assert yaml.safe_load(left)["network"] == {**before, "ethernets": {"eth0": {}}}
+    assert written(plan, f"{path}.before-trainyard")["content"] == ON_ETH0
+    # The rest stands, and is what went back to the whole.
+    netplan = {path: left, OUR_FILE: written(plan)["content"]}
+    again = planned([STATIC], files={"netplan": netplan})
+    assert again["stands"] and written(again, path) is None
+    seen = survey(files={"netplan": netplan}, asides=[f"{path}.before-trainyard"])
+    seen["files"]["kept"] = {f"{path}.before-trainyard": {"text": ON_ETH0, "mode": "0600"}}
+    back = network_back(seen)
+    assert {"path": path, "content": ON_ETH0, "mode": "0600"} in back["files"] and not back["left"]
+    # A name alone sets up nothing.
+    (refused,) = network_plan(survey(files={"netplan": netplan}), [CLUSTERS])["errors"]
+    assert refused.startswith("network_interfaces no longer names eth0")
+
+
+def test_so_does_a_vlan_on_a_vlan_of_ours():
+    path = "/etc/netplan/50-cloud-init.yaml"
+    vlan = {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth0"}}
+    there = [*survey()["interfaces"], card("v7", kind="vlan")]
+    left = written(planned([vlan], interfaces=there, files={"netplan": {path: ON_ETH0}}), path)
+    assert left is None  # which says nothing but what it is
+
+
+def test_a_name_is_left_for_other_files_too_but_not_for_those_after_ours():
+    base, more = "/etc/netplan/10-base.yaml", "network: {vlans: {v7: {id: 7, link: eth0}}}"
+    for path, name_stays in (("/etc/netplan/60-more.yaml", True), ("/etc/netplan/99-more.yaml", False)):
+        plan = planned([STATIC], files={"netplan": {base: CLOUD, path: more}})
+        left = yaml.safe_load(plan["netplan"].get("10-base.yaml", "network: {}"))["network"].get("ethernets")
+        assert left == ({"eth0": {}} if name_stays else None)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "vlans: {v7: {id: 7, link: lan}}",
+            "'v7' lies on 'lan', which is eth0 in network_interfaces, so that it would lie on nothing: put v7 into "
+            "network_interfaces too (kind: vlans), or have /etc/netplan/01.yaml call 'lan' eth0, and what refers to",
+        ),
+        ("tunnels: {t7: {mode: vxlan, id: 7, link: lan}}", "lie on nothing: have /etc/netplan/01.yaml call 'lan' "),
+        ("bonds: {b7: {interfaces: [lan]}}", "'b7' takes in eth0: put b7 into network_interfaces too (kind: bonds)"),
+    ],
+)  # fmt: skip
+def test_what_refers_to_ours_by_a_name_of_netplans_alone_is_refused(more, said):
+    content = f"{BY_MAC}  {more}\n"
+    (refused,) = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])[
+        "errors"
+    ]
+    assert refused.startswith("/etc/netplan/01.yaml: ") and said in refused
+
+
 @pytest.mark.parametrize("driver", ["r8169", "r8*", ["e1000e", "r8169"]])
 def test_a_match_by_driver_counts(driver):
     content = yaml.safe_dump(
