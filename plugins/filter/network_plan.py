@@ -60,6 +60,12 @@ NETWORKD_DEVICES = {
 }
 # NetworkManager's words for what a port belongs to.
 PORT_TYPES = {"bond": "bonds", "bridge": "bridges"}
+# And for what it makes.
+DEVICE_TYPES = {
+    **PORT_TYPES,
+    "vlan": "vlans",
+    **dict.fromkeys(("dummy", "ip-tunnel", "macvlan", "team", "tun", "veth", "vrf", "vxlan", "wireguard")),
+}
 UUID = ("connection", "uuid")
 
 
@@ -410,6 +416,23 @@ def check_taken_in(path, name, kind, ours):
         raise Refused(f"{path}: '{name}' takes in {', '.join(ours)}: {wish}take {', '.join(ours)} out there")
 
 
+def check_made(path, name, kind, made):
+    """Refuse to have a device's maker give way to an entry that makes none: it would be gone at the next boot.
+
+    kind: netplan's for it, or None. made: the devices that network_interfaces makes.
+    """
+    if name not in made:
+        cure = (
+            f"write kind: {kind} in its entry, and what it says of {name} under options"
+            if kind
+            else "leave it out"
+        )
+        raise Refused(
+            f"{path} makes {name}, and would give way to network_interfaces, in which {name} is no device that is "
+            f"made, so that the next boot would be without it: {cure}"
+        )
+
+
 def netplan_documents(files):
     """{path: what it holds} of the other netplan files; refused where netplan itself could not read it."""
     documents = {}
@@ -439,13 +462,13 @@ def netplan_documents(files):
     return documents
 
 
-def netplan_claims(files, documents, ours, links, taken):
-    """Changes to other netplan files so that none of them speaks for a name in `ours`.
+def netplan_claims(files, documents, ours, links, taken, made):
+    """Changes to other netplan files so that none of them speaks for a name in `ours`; `made`: as `check_made`.
 
     documents: as `netplan_documents` has them; what gives way is taken out of them.
     """
     changes = []
-    going = netplan_hits(documents, ours, links)
+    going = netplan_hits(documents, ours, links, made)
     referring = referring_to(documents, going)
     for path, document in documents.items():
         file, network = files[path], document.get("network") or {}
@@ -479,7 +502,7 @@ def netplan_claims(files, documents, ours, links, taken):
     return changes
 
 
-def netplan_hits(documents, ours, links):
+def netplan_hits(documents, ours, links, made):
     """{path: [(kind, identifier, names in `ours`)]} of the definitions that speak for those; refused where for others,
     too, or where they take one of ours in.
     """
@@ -509,6 +532,8 @@ def netplan_hits(documents, ours, links):
                 f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
                 f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
             )
+        if kind in MADE:
+            check_made(path, identifier, kind, made)
         found.setdefault(path, []).append((kind, identifier, hit))
     return found
 
@@ -656,15 +681,20 @@ def check_hook(path, number, device, hook, command):
     )
 
 
-def ifupdown_claims(files, ours):
+def ifupdown_claims(files, ours, links, made):
     """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
 
     The stanzas taken out, by earlier runs too, are kept together in one file, from which ifdown can take the interfaces
-    down.
+    down. made: as `check_made` has it.
     """
     changes, record, names = [], [], []
+    # What a name alone makes, as eth0.7.
+    vlans = [link["name"] for link in links if link["kind"] == "vlan"]
     for path, file in files.items():
         for device, option, words, number in ifupdown_options(file["text"]):
+            kind = "vlans" if option == "iface" and device in vlans else TAKEN_IN.get(option)
+            if kind and device in ours:
+                check_made(path, device, kind, made)
             if option in TAKEN_IN and device not in ours:
                 check_taken_in(path, device, TAKEN_IN[option], [name for name in words if name in ours])
             if option in HOOKS and device in ours:
@@ -736,6 +766,8 @@ def networkmanager_claims(files, ours, links, taken, hidden, made):
         hit = [name for name in meant if name in ours or name in ours.values()]
         if not hit:
             continue
+        if (type_ := said.get(("connection", "type"))) in DEVICE_TYPES:
+            check_made(path, hit[0], DEVICE_TYPES[type_], made)
         device, kind = port_of(said, profiles)
         if device and device not in made:
             check_taken_in(path, device, kind, hit)
@@ -775,8 +807,8 @@ def plan(survey, entries, said, renderer, before):
         definition = {"renderer": renderer, **keeping_name(item, given)}
         network.setdefault(item["kind"], {})[item["name"]] = definition
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
-    stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
     devices = {item["name"] for item in entries if item["kind"] in MADE}
+    stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours, links, devices)
     if active["systemd-networkd"]:
         check_networkd_devices(files["networkd"], ours, links, devices)
     profiles = []
@@ -785,7 +817,7 @@ def plan(survey, entries, said, renderer, before):
             files["networkmanager"], ours, links, taken, survey["hidden_profiles"], devices
         )
     claims = [
-        *netplan_claims(files["netplan"], documents, ours, links, taken),
+        *netplan_claims(files["netplan"], documents, ours, links, taken, devices),
         *networkd_claims(files["networkd"], ours, links, taken),
         *stanzas,
         *profiles,

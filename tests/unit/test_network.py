@@ -1136,6 +1136,43 @@ def test_a_port_of_what_networkmanager_makes_is_refused(lines, said):
     assert found["errors"][0].startswith(f"{path}: '") and said in found["errors"][0]
 
 
+MAKERS = [
+    ("/etc/netplan/01.yaml", "network: {bridges: {br0: {dhcp4: true}}}", "bridges"),
+    ("/etc/netplan/01.yaml", "network: {vlans: {br0: {id: 7, link: eth1}}}", "vlans"),
+    ("/etc/network/interfaces", "iface br0 inet dhcp\n  bridge_ports none\n", "bridges"),
+    ("/etc/network/interfaces", "iface br0 inet manual\niface br0 inet6 auto\n  bond-slaves none\n", "bonds"),
+    (f"{PROFILES}/br0", "[connection]\ntype=bridge\ninterface-name=br0\n", "bridges"),
+    (f"{PROFILES}/br0", "[connection]\ntype=wireguard\ninterface-name=br0\n", None),
+]
+
+
+@pytest.mark.parametrize(("path", "content", "kind"), MAKERS)
+def test_what_makes_a_device_does_not_give_way_to_an_entry_that_makes_none(path, content, kind):
+    """It would hold its addresses until the next boot, and be gone after it."""
+    wanted = {"name": "br0", "addresses": ["10.1.0.1/24"]}
+    told = read_from(path, told={path: content})
+    there = [*survey()["interfaces"], card("br0", kind="bridge")]
+    (refused,) = network_plan(survey(interfaces=there, **told), [wanted])["errors"]
+    assert refused.startswith(f"{path} makes br0, and would give way to network_interfaces")
+    assert refused.endswith(
+        f"write kind: {kind} in its entry, and what it says of br0 under options" if kind else "out"
+    )
+    if kind:
+        options = {"id": 7, "link": "eth1"} if kind == "vlans" else {"parameters": {"stp": False}}
+        assert written(
+            planned([{**wanted, "kind": kind, "options": options}], interfaces=there, **told), path
+        )
+
+
+def test_so_it_is_with_a_vlan_that_ifupdown_makes_by_its_name():
+    files = {"ifupdown": {"/etc/network/interfaces": "iface eth0.7 inet dhcp\n"}}
+    there = [*survey()["interfaces"], card("eth0.7", kind="vlan")]
+    wanted = {"name": "eth0.7", "addresses": ["10.1.0.1/24"]}
+    (refused,) = network_plan(survey(interfaces=there, files=files), [wanted])["errors"]
+    assert "write kind: vlans in its entry" in refused
+    planned([wanted], interfaces=there)  # whoever makes it stays
+
+
 def test_a_port_of_what_network_interfaces_makes_gives_way():
     path = f"{PROFILES}/port.nmconnection"
     files = {"networkmanager": {path: profile("interface-name=eth0", "master=bond0", "slave-type=bond")}}
