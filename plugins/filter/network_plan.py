@@ -487,6 +487,13 @@ def netplan_claims(files, documents, ours, links, taken, made):
                 del network[kind]
         if not claimed:
             continue
+        if path.startswith("/run/"):
+            cards = ", ".join(dict.fromkeys(name for _, _, hit in going[path] for name in hit))
+            raise Refused(
+                f"{path} configures {cards}: netplan reads that before a file of the same name in /etc, and what wrote "
+                "it does so again at the next boot, mostly for ip= in the kernel's command line (`cat /proc/cmdline`): "
+                f"take that out there, then delete {path}; or leave {cards} out of network_interfaces"
+            )
         left = yaml.safe_dump(document, sort_keys=False)
         if not path.startswith(
             "/etc/"

@@ -543,9 +543,20 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
 
 
 def test_a_netplan_file_outside_etc_is_hidden_not_changed():
-    plan = planned([STATIC], files={"netplan": {"/run/netplan/lan.yaml": CLOUD}})
+    plan = planned([STATIC], files={"netplan": {"/usr/lib/netplan/lan.yaml": CLOUD}})
     assert yaml.safe_load(written(plan, "/etc/netplan/lan.yaml")["content"]) == {"network": {"version": 2}}
-    assert written(plan, "/run/netplan/lan.yaml") is None
+    assert written(plan, "/usr/lib/netplan/lan.yaml") is None
+
+
+def test_a_netplan_file_in_run_cannot_be_hidden():
+    """Of a name that stands twice, netplan reads that in /run (netplan-generate(8))."""
+    files = {"netplan": {"/run/netplan/eth0.yaml": CLOUD}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused.startswith(
+        "/run/netplan/eth0.yaml configures eth0: netplan reads that before a file of the same"
+    )
+    assert refused.endswith("then delete /run/netplan/eth0.yaml; or leave eth0 out of network_interfaces")
+    planned([CLUSTERS], files=files)
 
 
 @pytest.mark.parametrize("match", ["{name: 'eth*'}", "{}"])
