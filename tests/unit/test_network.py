@@ -739,7 +739,10 @@ def test_what_is_left_empty_counts_as_not_there():
 
 @pytest.mark.parametrize(
     "value",
-    ["2024-13-45", "2024-12-31", "1234567.50", "1.0e+10", "+12345678", "-0", "01234567", "12_345_678"],
+    [
+        *("2024-13-45", "2024-12-31", "1234567.50", "1.0e+10", "+12345678", "-0", "01234567", "12_345_678"),
+        *("off", "on", "yes", "No", "TRUE", "true"),
+    ],
 )
 def test_a_date_or_a_number_of_another_form_is_a_word_to_netplan(value):
     path, points = "/etc/netplan/60-lan.yaml", {"home": {"password": 1}}
@@ -750,6 +753,20 @@ def test_a_date_or_a_number_of_another_form_is_a_word_to_netplan(value):
     for key in ("network", "wifis", "w9", "access-points", "home", "password"):
         node = next(found for name, found in node.value if name.value == key)
     assert node.value == value
+
+
+def test_a_word_that_yaml_takes_for_true_or_false_is_one_to_netplan():
+    """`activation-mode: false` netplan refuses, and a network that is called on would be another."""
+    path, more = "/etc/netplan/60-lan.yaml", "eth1: {activation-mode: off, dhcp4: yes}"
+    content = (
+        f"network:\n  ethernets: {{eth0: {{}}, {more}}}\n  wifis: {{w9: {{access-points: {{on: {{}}}}}}}}\n"
+    )
+    left = written(planned([STATIC], files={"netplan": {path: content}}), path)["content"]
+    # yaml reads a word as one only where it stands in quotes.
+    assert yaml.safe_load(left)["network"] == {
+        "ethernets": {"eth1": {"activation-mode": "off", "dhcp4": "yes"}},
+        "wifis": {"w9": {"access-points": {"on": {}}}},
+    }
 
 
 WHOLE = """\
