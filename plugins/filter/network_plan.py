@@ -660,20 +660,95 @@ def networkd_claims(files, ours, links, taken):
     return changes
 
 
+def ifupdown_lines(text):
+    """[(number, line)] of a file of ifupdown's: one that ends in a backslash goes on in the next, unless a comment."""
+    found, open_ = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if open_:
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{line}")
+        else:
+            found.append((number, line))
+        open_ = line.endswith("\\") and (open_ or not line.lstrip().startswith("#"))
+    return found
+
+
+def ifupdown_words(line):
+    return line.replace("\\\n", " ").split()
+
+
 def ifupdown_options(text):
     """[(device, option, words, line)] of ifupdown's stanzas; the first of each is `iface`.
 
-    line: its number. One that ends in a backslash goes on in the next; options may have _ for -.
+    line: its number; options may have _ for -.
     """
-    found, device, number = [], None, 1
-    for line in re.split(r"(?<!\\)\n", text):
-        words = line.replace("\\\n", " ").split()
+    found, device = [], None
+    for number, line in ifupdown_lines(text):
+        words = ifupdown_words(line)
         if STANZA.match(line):
             device = words[1] if words[0] == "iface" and len(words) > 1 else None
         if device and words and not words[0].startswith("#"):
             found.append((device, words[0].replace("_", "-"), words[1:], number))
-        number += line.count("\n") + 1
     return found
+
+
+def card_of(device):
+    """The card that a stanza of ifupdown's is for: eth0:1 is but a label of some of eth0's addresses."""
+    return device.partition(":")[0]
+
+
+def inherited(record, texts):
+    """The stanzas that those in `record` inherit from, those first that others of them need.
+
+    texts: ifupdown's files as they will be. Without these it reads none of the record.
+    """
+    stanzas, wanted = {}, []
+    for line in [line for text in texts for _, line in ifupdown_lines(text)]:
+        words = ifupdown_words(line)
+        if STANZA.match(line):
+            stanza = stanzas.setdefault(words[1], []) if words[0] == "iface" and len(words) > 1 else []
+        if words and stanzas and not words[0].startswith("#"):
+            stanza.append(line)
+    look = [record]
+    while look:
+        names = re.findall(r"(?m)^\s*iface .*\binherits\s+(\S+)", "\n".join(look.pop()))
+        for name in names:
+            if name in stanzas and name not in wanted:
+                wanted.insert(0, name)
+                look.append(stanzas[name])
+    return [line for name in wanted for line in stanzas[name]]
+
+
+def check_named_otherwise(path, number, words, ours, links):
+    """Refuse lines by which ifupdown sets up one of `ours` as another stanza says, or another card as one of these."""
+    if words[0] == "iface":
+        parent = words[words.index("inherits") + 1] if "inherits" in words[:-1] else ""
+        if card_of(parent) in ours and card_of(words[1]) not in ours:
+            raise Refused(
+                f"{path}, line {number}: {words[1]} inherits from {parent}, whose lines give way to "
+                "network_interfaces, so that ifupdown could read none of its files any more: write those lines out for "
+                f"{words[1]}"
+            )
+        return
+    macs = {link["mac"]: link["name"] for link in links if link["name"] in ours}
+    for word in words[1:]:
+        pattern, _, other = word.partition("=")
+        kind, slash, value = pattern.partition("/")
+        if words[0] == "mapping":
+            hit = [name for name in ours if fnmatch.fnmatchcase(name, pattern)]
+        elif not other or other in ours:
+            hit = []
+        elif slash:
+            value = value.partition("/")[0]
+            by_mac = macs.get(value.lower()) if kind == "mac" else None
+            hit = [name for name in ours if name == by_mac or (not kind and fnmatch.fnmatchcase(name, value))]
+        else:
+            hit = [name for name in ours if name == pattern]
+        if hit:
+            raise Refused(
+                f"{path}, line {number}: by '{words[0]} {word}' ifupdown sets {', '.join(hit)} up as a stanza of "
+                f"another name says, and would go on to: call that stanza `iface {hit[0]}`, and write `auto {hit[0]}` "
+                f"for this line; or leave {', '.join(hit)} out of network_interfaces"
+            )
 
 
 def check_hook(path, number, device, hook, command):
@@ -697,39 +772,49 @@ def ifupdown_claims(files, ours, links, made):
     changes, record, names = [], [], []
     # What a name alone makes, as eth0.7.
     vlans = [link["name"] for link in links if link["kind"] == "vlan"]
+    texts = []
     for path, file in files.items():
         for device, option, words, number in ifupdown_options(file["text"]):
             kind = "vlans" if option == "iface" and device in vlans else TAKEN_IN.get(option)
             if kind and device in ours:
                 check_made(path, device, kind, made)
             if option in TAKEN_IN and device not in ours:
-                check_taken_in(path, device, TAKEN_IN[option], [name for name in words if name in ours])
-            if option in HOOKS and device in ours:
+                taken_in = [name for name in ours if name in words or words == ["all"]]
+                check_taken_in(path, device, TAKEN_IN[option], taken_in)
+            if option == "bond-master" and device in ours and words and words[0] not in (*made, "none"):
+                check_taken_in(path, words[0], "bonds", [device])
+            if option in HOOKS and card_of(device) in ours:
                 check_hook(path, number, device, option, words)
-        lines, kept, drop = file["text"].splitlines(), [], False
-        for line in lines:
-            words = line.split()
+        kept, drop = [], False
+        for number, line in ifupdown_lines(file["text"]):
+            words = ifupdown_words(line)
             gone = line.removeprefix(IFUPDOWN_MARK)
             if gone != line and gone.split()[:1] != ["auto"] and not gone.startswith("allow-"):
                 record.append(gone)
             if STANZA.match(line):
-                keyword, mine = words[0], [word for word in words[1:] if word in ours]
-                drop = keyword == "iface" and len(words) > 1 and words[1] in ours
+                keyword, mine = words[0], [word for word in words[1:] if card_of(word) in ours]
+                if keyword in ("auto", "mapping", "iface") or keyword.startswith("allow-"):
+                    check_named_otherwise(path, number, words, ours, links)
+                drop = keyword == "iface" and len(words) > 1 and card_of(words[1]) in ours
                 if drop:
                     names += [words[1]] if words[1] not in names else []
                 elif (keyword == "auto" or keyword.startswith("allow-")) and mine:
-                    others = [word for word in words[1:] if word not in ours]
-                    kept.append(f"{IFUPDOWN_MARK}{line}")
+                    others = [word for word in words[1:] if card_of(word) not in ours]
+                    whole = line if "\n" not in line else " ".join(words)
+                    kept.append(f"{IFUPDOWN_MARK}{whole}")
                     kept += [" ".join([keyword, *others])] if others else []
                     continue
+            parts = line.split("\n")
             if drop and words and not words[0].startswith("#"):
-                record.append(line)
-                line = f"{IFUPDOWN_MARK}{line}"
-            kept.append(line)
+                record += parts
+                parts = [f"{IFUPDOWN_MARK}{part}" for part in parts]
+            kept += parts
         text = "\n".join(kept) + "\n"
-        if kept != lines:
+        texts.append(text)
+        if kept != file["text"].splitlines():
             changes.append({"path": path, "content": text, "mode": file["mode"]})
     if names:
+        record = [*inherited(record, texts), *record]
         changes.append({"path": IFUPDOWN_RECORD, "content": "\n".join(record) + "\n", "mode": "0600"})
     return changes, names
 
@@ -994,7 +1079,9 @@ def commands(entries, ifupdown, active, reload_profiles, new, gone, servers=None
         undo = [["netplan", "generate"]]
         if not active["systemd-networkd"]:
             undo.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])
-        undo += [["ip", "address", "flush", "dev", name, "scope", "global"] for name in ifupdown]
+        undo += [
+            ["ip", "address", "flush", "dev", name, "scope", "global"] for name in ifupdown if ":" not in name
+        ]
         undo.append(["ifup", "--force", *ifupdown])
     if reload_profiles:
         apply = [["nmcli", "connection", "reload"], *apply]

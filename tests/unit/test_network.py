@@ -1063,6 +1063,68 @@ def test_commands_that_ifupdown_runs_do_not_go_unsaid(line, said):
         assert "take the line out there" in errors[0]
 
 
+def stanzas(*lines, wanted=STATIC):
+    path = "/etc/network/interfaces"
+    return network_plan(survey(files={"ifupdown": {path: "\n".join(lines) + "\n"}}), [wanted])
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("auto eth0=home", "call that stanza `iface eth0`, and write `auto eth0` for this line; or leave eth0 out"),
+        ("allow-hotplug eth1 /eth*=home", "call that stanza `iface eth0`"),
+        ("auto mac/52:54:00:00:00:01=home", "call that stanza `iface eth0`"),
+        ("mapping eth*", "call that stanza `iface eth0`"),
+        ("iface eth1 inet static inherits eth0", "could read none of its files any more: write those lines out for"),
+        ("iface eth0 inet manual\n  bond_master bond0", "'bond0' takes in eth0: put bond0 into network_interfaces too"),
+        ("iface br0 inet manual\n  bridge_ports all", "'br0' takes in eth0: put br0 into network_interfaces too"),
+        ("iface eth0:1 inet static\n  up x", "up of eth0:1 runs x, which"),
+        ("iface eth0 inet dhcp\n#no \\\n  up x", "line 5: up of eth0 runs x, which"),  # no comment goes on
+    ],
+)  # fmt: skip
+def test_what_ifupdown_does_with_ours_by_another_name_is_refused(line, cure):
+    (refused,) = stanzas("iface home inet dhcp", "iface eth0 inet static", line)["errors"]
+    assert refused.startswith("/etc/network/interfaces") and cure in refused
+    if "eth0:" not in line and "bond" not in line and "#" not in line and "all" not in line:
+        assert refused.startswith("/etc/network/interfaces, line 3: ")
+    # Of another's, it is nobody's concern.
+    line = (
+        line.replace("eth0", "eth9").replace("eth*", "eth9").replace(":01=", ":99=").replace(" all", " eth9")
+    )
+    assert stanzas("iface home inet dhcp", line)["errors"] == []
+
+
+def test_more_addresses_by_a_label_give_way_with_the_card():
+    plan = stanzas(
+        "auto eth0 eth0:1 eth1", "iface eth0 inet dhcp", "iface eth0:1 inet static", "  address 10.0.0.9/24"
+    )
+    left = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    assert [line for line in left if not line.startswith("#")] == ["auto eth1"]
+    assert plan["apply"][0][3:] == plan["undo"][-1][2:] == ["eth0", "eth0:1"]
+    assert [command[-3] for command in plan["undo"] if "flush" in command] == ["eth0"]
+
+
+def test_lines_that_go_on_in_the_next_are_one():
+    plan = stanzas("auto \\", "  eth0 eth1", "iface eth0 \\", "  inet static", "  address \\", " 10.0.0.9/24")
+    left = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    assert [line for line in left if not line.startswith("#")] == ["auto eth1"]
+    record = written(plan, IFUPDOWN_RECORD)["content"]
+    assert record == "iface eth0 \\\n  inet static\n  address \\\n 10.0.0.9/24\n"
+
+
+def test_what_a_stanza_inherits_stands_in_the_record_too():
+    """Else ifdown could not read it."""
+    base, home = (
+        ["iface base inet static", "  netmask 24"],
+        ["iface home inet static inherits base", "  mtu 1400"],
+    )
+    own = ["iface eth0 inet static inherits home", "  address 10.0.0.9"]
+    plan = stanzas(*base, *home, "iface other inet dhcp", "auto eth0", *own)
+    assert written(plan, IFUPDOWN_RECORD)["content"].splitlines() == [*base, *home, *own]
+    left = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    assert [line for line in left if not line.startswith("#")] == [*base, *home, "iface other inet dhcp"]
+
+
 @pytest.mark.parametrize("option", ["vlan-raw-device eth0", "vlan_raw_device eth0", "bridge_ports none"])
 def test_what_lies_on_ours_by_ifupdown_stays(option):
     path = "/etc/network/interfaces"
