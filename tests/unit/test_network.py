@@ -1754,6 +1754,27 @@ def test_profiles_are_read_wherever_networkmanager_reads_them(load_module, tmp_p
     assert survey.hidden_profiles() == ["7b2d"]
 
 
+def test_ifupdowns_files_are_read_where_it_reads_them(load_module, tmp_path, monkeypatch):
+    survey = load_module("network_survey")
+    etc, elsewhere = tmp_path / "network", tmp_path / "more"
+    (etc / "interfaces.d").mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.setitem(survey.PLACES, "ifupdown", [f"{etc}/interfaces", f"{etc}/interfaces.d/*"])
+    (etc / "interfaces").write_text(
+        f"source interfaces.d/*\n  source {elsewhere}/lan*.cfg\nsource-directory {elsewhere}\nsource {tmp_path}/none\n"
+    )
+    for path in (
+        etc / "interfaces.d/a.cfg",
+        elsewhere / "lan0.cfg",
+        elsewhere / "wan",
+        elsewhere / "wan.bak",
+    ):
+        path.write_text(f"source {etc}/interfaces\n")
+    found = survey.configuration(ifupdown=True)["ifupdown"]
+    assert sorted(os.path.basename(path) for path in found) == ["a.cfg", "interfaces", "lan0.cfg", "wan"]
+    assert survey.configuration(ifupdown=False)["ifupdown"] == {}  # where no ifdown could be run
+
+
 def test_what_is_read_of_an_interface():
     """As ip(8) tells it: what it is, what has it in, and which of its addresses are there for a while."""
     fixed = {"local": "192.168.1.50", "prefixlen": 24, "scope": "global"}
