@@ -596,11 +596,18 @@ def networkd_matches(said, links):
         link["name"]
         for link in links
         if (names or macs or drivers or types)
-        and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
+        and fits(names, link["name"])
         and (not macs or link["mac"] in macs)
-        and (not drivers or any(fnmatch.fnmatchcase(link["driver"] or "", item) for item in drivers))
-        and (not types or {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]) in types)
+        and fits(drivers, link["driver"] or "")
+        and fits(types, {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]))
     ]
+
+
+def fits(patterns, word):
+    """Whether a word is one of systemd's patterns: any where there are none; after a ! none of them."""
+    but = bool(patterns) and patterns[0].startswith("!")
+    found = any(fnmatch.fnmatchcase(word, pattern.removeprefix("!")) for pattern in patterns)
+    return not patterns or found is not but
 
 
 def check_networkd_devices(files, ours, links, made):

@@ -885,6 +885,23 @@ def test_a_networkd_file_for_a_type_of_interface_comes_after_ours():
     assert written(planned([STATIC], files={"networkd": files}), path) is None
 
 
+@pytest.mark.parametrize(
+    ("match", "meant"),
+    [
+        ("Name=!lo docker*", True),
+        ("Name=!eth1 eth0", False),
+        ("Name=eth*\nDriver=!mlx5_core", True),
+        ("Type=!wlan loopback", True),
+        ("Type=!ether", False),
+        ("Type=e*", True),
+    ],
+)
+def test_a_networkd_file_for_all_but_some_comes_after_ours(match, meant):
+    path = "/etc/systemd/network/05-most.network"
+    plan = planned([STATIC], files={"networkd": {path: f"[Match]\n{match}\n[Network]\nDHCP=yes\n"}})
+    assert bool(written(plan, path)) is meant
+
+
 @pytest.mark.parametrize("base", ["05-lan.network", "50-lan.network"])  # before netplan's, and hidden by it
 @pytest.mark.parametrize(
     ("line", "cure"),
