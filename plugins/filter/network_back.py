@@ -274,8 +274,8 @@ def commands(survey: dict, ours: dict, networks: list[dict], stanzas: list[str],
     stay = [
         name
         for kind, definitions in ours.items()
-        for name in definitions
-        if name in there and not (kind in MADE and name not in made_after)
+        for name, one in definitions.items()
+        if one != bare(kind, one) and name in there and not (kind in MADE and name not in made_after)
     ]
     profiles = any("/NetworkManager/" in path for path in coming)
     reload = [["nmcli", "connection", "reload"]] if profiles and survey["active"]["NetworkManager"] else []

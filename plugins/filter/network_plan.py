@@ -569,6 +569,33 @@ def is_after_ours(path):
     return os.path.basename(path) > os.path.basename(OUR_FILE)
 
 
+def join_link(item, network, documents, ours, links):
+    """Have netplan know what a VLAN of ours lies on: in our file, by its name; in another, by that of the definition.
+
+    network: what our file will have. A definition that comes after it has to have its name here, too.
+    """
+    link = item["definition"]["link"]
+    if link in ours or link in ours.values():
+        network[item["kind"]][item["name"]]["link"] = ours.get(link, link)
+        return
+    found = [
+        (identifier != link, is_after_ours(path), identifier, kind, definition)
+        for path, document in documents.items()
+        for kind, definitions in (document.get("network") or {}).items()
+        for identifier, definition in (definitions.items() if isinstance(definitions, dict) else ())
+        if identifier == link or (kind in KINDS and link in matches(kind, identifier, definition, links))
+    ]
+    if not found:
+        raise Refused(
+            f"{item['where']}.options.link: no netplan file has {link}, so netplan takes no VLAN on it: put {link} "
+            "into network_interfaces too, with the addresses that it has"
+        )
+    _, after, identifier, kind, definition = min(found, key=lambda one: one[:2])
+    network[item["kind"]][item["name"]]["link"] = identifier
+    if after and kind in KINDS:
+        network.setdefault(kind, {}).setdefault(identifier, bare(kind, definition or {}))
+
+
 def check_name_stays(path, identifier, names, place, kind, other):
     """Refuse to leave nothing but a definition's name where our file has the interface by another one."""
     if identifier in names:
@@ -905,6 +932,9 @@ def plan(survey, entries, said, renderer, before):
     for item in entries:
         definition = {"renderer": renderer, **keeping_name(item, given)}
         network.setdefault(item["kind"], {})[item["name"]] = definition
+    for item in entries:
+        if item["kind"] == "vlans":
+            join_link(item, network, documents, ours, links)
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
     devices = {item["name"] for item in entries if item["kind"] in MADE}
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours, links, devices)

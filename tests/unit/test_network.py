@@ -637,6 +637,46 @@ def test_so_does_a_vlan_on_a_vlan_of_ours():
     assert left is None  # which says nothing but what it is
 
 
+@pytest.mark.parametrize(
+    ("base", "content", "link", "more"),
+    [
+        ("50-lan.yaml", "ethernets: {eth1: {dhcp4: true}}", "eth1", {}),
+        ("99-lan.yaml", "ethernets: {eth1: {dhcp4: true}}", "eth1", {"ethernets": {"eth1": {}}}),
+        ("99-lan.yaml", "vlans: {eth1: {id: 5, link: eth0}}", "eth1", {"vlans": {"eth1": {"id": 5, "link": "eth0"}}}),
+        ("50-lan.yaml", "ethernets: {lan: {match: {driver: mlx5*}, dhcp4: true}}", "lan", {}),
+        ("50-lan.yaml", "tunnels: {eth1: {mode: gre, remote: 10.0.0.1, local: 10.0.0.2}}", "eth1", {}),
+    ],
+)  # fmt: skip
+def test_netplan_knows_what_a_vlan_of_ours_lies_on(base, content, link, more):
+    """By the name that a file gives it, which is to come no later than ours."""
+    wanted = [
+        {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth1"}}
+    ]
+    path = f"/etc/netplan/{base}"
+    files = {"netplan": {path: f"network: {{{content}}}"}}
+    plan = planned(wanted, files=files)
+    network = yaml.safe_load(written(plan)["content"])["network"]
+    assert network["vlans"].pop("v7")["link"] == link and written(plan, path) is None
+    assert {kind: found for kind, found in network.items() if kind != "version" and found} == more
+    files["netplan"][OUR_FILE] = written(plan)["content"]
+    assert planned(wanted, files=files)["stands"]
+    # On the way back, what is only named here keeps its addresses.
+    seen = survey(files=files)
+    seen["files"]["kept"] = {}
+    assert not [command for command in network_back(seen)["apply"] if command[:2] == ["ip", "address"]]
+    (refused,) = network_plan(survey(), wanted)["errors"]
+    assert refused.startswith(
+        "network_interfaces[0].options.link: no netplan file has eth1, so netplan takes no VLAN"
+    )
+
+
+def test_a_vlan_of_ours_lies_on_a_card_by_the_name_that_it_gets():
+    lan = {"name": "lan0", "macaddress": ETH1["mac"]}
+    vlan = {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth1"}}
+    network = yaml.safe_load(written(planned([lan, vlan]))["content"])["network"]
+    assert network["vlans"]["v7"]["link"] == "lan0"
+
+
 def test_a_name_is_left_for_other_files_too_but_not_for_those_after_ours():
     base, more = "/etc/netplan/10-base.yaml", "network: {vlans: {v7: {id: 7, link: eth0}}}"
     for path, name_stays in (("/etc/netplan/60-more.yaml", True), ("/etc/netplan/99-more.yaml", False)):
@@ -1245,7 +1285,7 @@ def test_a_port_of_what_networkmanager_makes_is_refused(lines, said):
 
 MAKERS = [
     ("/etc/netplan/01.yaml", "network: {bridges: {br0: {dhcp4: true}}}", "bridges"),
-    ("/etc/netplan/01.yaml", "network: {vlans: {br0: {id: 7, link: eth1}}}", "vlans"),
+    ("/etc/netplan/01.yaml", "network: {ethernets: {eth1: {}}, vlans: {br0: {id: 7, link: eth1}}}", "vlans"),
     ("/etc/network/interfaces", "iface br0 inet dhcp\n  bridge_ports none\n", "bridges"),
     ("/etc/network/interfaces", "iface br0 inet manual\niface br0 inet6 auto\n  bond-slaves none\n", "bonds"),
     (f"{PROFILES}/br0", "[connection]\ntype=bridge\ninterface-name=br0\n", "bridges"),
