@@ -29,6 +29,7 @@ from network_files import (
     PROFILES,
     READ_BY,
     RESOLV_CONF,
+    bare,
     keyed,
     made_by,
     netplan_after,
@@ -176,7 +177,7 @@ class Returning:
 
 
 def narrowed(text: str, original: str) -> bool:
-    """Whether `text` is what the role network has left of a netplan file: some definitions less, and nothing else."""
+    """Whether `text` is what the role network has left of a netplan file: definitions less, or just their names."""
     try:
         now, before = read_netplan(text), read_netplan(original)
     except yaml.YAMLError:
@@ -194,8 +195,9 @@ def narrowed(text: str, original: str) -> bool:
         fewer, all_ = rest.pop(kind, None) or {}, whole.pop(kind, None) or {}
         if not isinstance(fewer, dict) or not isinstance(all_, dict):
             return False
-        if any(name not in all_ or all_[name] != one for name, one in fewer.items()):
-            return False
+        for name, one in fewer.items():
+            if name not in all_ or one not in (all_[name], bare(kind, all_[name] or {})):
+                return False
     return rest == whole
 
 
@@ -272,8 +274,8 @@ def commands(survey: dict, ours: dict, networks: list[dict], stanzas: list[str],
     stay = [
         name
         for kind, definitions in ours.items()
-        for name in definitions
-        if name in there and not (kind in MADE and name not in made_after)
+        for name, one in definitions.items()
+        if one != bare(kind, one) and name in there and not (kind in MADE and name not in made_after)
     ]
     profiles = any("/NetworkManager/" in path for path in coming)
     reload = [["nmcli", "connection", "reload"]] if profiles and survey["active"]["NetworkManager"] else []

@@ -28,6 +28,8 @@ from network_files import (
     PROFILES,
     READ_BY,
     RESOLV_CONF,
+    WORDS,
+    bare,
     form_fault,
     keyed,
     made_by,
@@ -58,6 +60,12 @@ NETWORKD_DEVICES = {
 }
 # NetworkManager's words for what a port belongs to.
 PORT_TYPES = {"bond": "bonds", "bridge": "bridges"}
+# And for what it makes.
+DEVICE_TYPES = {
+    **PORT_TYPES,
+    "vlan": "vlans",
+    **dict.fromkeys(("dummy", "ip-tunnel", "macvlan", "team", "tun", "veth", "vrf", "vxlan", "wireguard")),
+}
 UUID = ("connection", "uuid")
 
 
@@ -289,7 +297,8 @@ def speaking(survey):
                 servers = servers.get("addresses") if isinstance(servers, dict) else []
                 servers = [str(server) for server in servers] if isinstance(servers, list) else []
                 meant = matches(kind, identifier, one, links)
-                found.append((path, f"10-netplan-{identifier}.network", meant, servers))
+                # One that is empty keeps a name for what refers to it, and sets up nothing.
+                found.append((path, f"10-netplan-{identifier}.network", meant if one else [], servers))
                 found.append((path, None, below(kind, one) if kind != "vlans" else [], []))
     for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
         said = settings(file["text"])
@@ -407,6 +416,23 @@ def check_taken_in(path, name, kind, ours):
         raise Refused(f"{path}: '{name}' takes in {', '.join(ours)}: {wish}take {', '.join(ours)} out there")
 
 
+def check_made(path, name, kind, made):
+    """Refuse to have a device's maker give way to an entry that makes none: it would be gone at the next boot.
+
+    kind: netplan's for it, or None. made: the devices that network_interfaces makes.
+    """
+    if name not in made:
+        cure = (
+            f"write kind: {kind} in its entry, and what it says of {name} under options"
+            if kind
+            else "leave it out"
+        )
+        raise Refused(
+            f"{path} makes {name}, and would give way to network_interfaces, in which {name} is no device that is "
+            f"made, so that the next boot would be without it: {cure}"
+        )
+
+
 def netplan_documents(files):
     """{path: what it holds} of the other netplan files; refused where netplan itself could not read it."""
     documents = {}
@@ -436,40 +462,38 @@ def netplan_documents(files):
     return documents
 
 
-def netplan_claims(files, documents, ours, links, taken):
-    """Changes to other netplan files so that none of them speaks for a name in `ours`.
+def netplan_claims(files, documents, ours, links, taken, made):
+    """Changes to other netplan files so that none of them speaks for a name in `ours`; `made`: as `check_made`.
 
     documents: as `netplan_documents` has them; what gives way is taken out of them.
     """
     changes = []
+    going = netplan_hits(documents, ours, links, made)
+    referring = referring_to(documents, going)
     for path, document in documents.items():
         file, network = files[path], document.get("network") or {}
         claimed = False
-        for kind in KINDS:
-            definitions = network.get(kind) or {}
-            for identifier, definition in list(definitions.items()):
-                meant = matches(kind, identifier, definition, links)
-                hit = [name for name in meant if name in ours] or [
-                    name for name in (identifier,) if name in ours or name in ours.values()
-                ]
-                if not hit:
-                    taken_in = [
-                        name for name in below(kind, definition or {}) if name in ours and kind != "vlans"
-                    ]
-                    check_taken_in(path, identifier, kind, taken_in)
-                    continue
-                rest = others(meant, ours, links)
-                if rest:
-                    raise Refused(
-                        f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
-                        f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
-                    )
+        for kind, identifier, hit in going.get(path, []):
+            definition = network[kind][identifier]
+            if identifier not in referring:
+                del network[kind][identifier]
                 claimed = True
-                del definitions[identifier]
+                continue
+            check_name_stays(path, identifier, [ours.get(name, name) for name in hit], *referring[identifier])
+            network[kind][identifier] = bare(kind, definition or {})
+            claimed = claimed or definition != network[kind][identifier]
+        for kind in KINDS:
             if kind in network and not network[kind]:
                 del network[kind]
         if not claimed:
             continue
+        if path.startswith("/run/"):
+            cards = ", ".join(dict.fromkeys(name for _, _, hit in going[path] for name in hit))
+            raise Refused(
+                f"{path} configures {cards}: netplan reads that before a file of the same name in /etc, and what wrote "
+                "it does so again at the next boot, mostly for ip= in the kernel's command line (`cat /proc/cmdline`): "
+                f"take that out there, then delete {path}; or leave {cards} out of network_interfaces"
+            )
         left = yaml.safe_dump(document, sort_keys=False)
         if not path.startswith(
             "/etc/"
@@ -483,6 +507,104 @@ def netplan_claims(files, documents, ours, links, taken):
             changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
             changes.append({"path": path, "content": left, "mode": file["mode"]})
     return changes
+
+
+def netplan_hits(documents, ours, links, made):
+    """{path: [(kind, identifier, names in `ours`)]} of the definitions that speak for those; refused where for others,
+    too, or where they take one of ours in.
+    """
+    every = [
+        (path, kind, identifier, definition, matches(kind, identifier, definition, links))
+        for path, document in documents.items()
+        for kind in KINDS
+        for identifier, definition in ((document.get("network") or {}).get(kind) or {}).items()
+    ]
+    found = {}
+    for path, kind, identifier, definition, meant in every:
+        hit = [name for name in meant if name in ours] or [
+            name for name in (identifier,) if name in ours or name in ours.values()
+        ]
+        if not hit:
+            # By the interface's name, or by that of a definition which matches it.
+            members = below(kind, definition or {}) if kind != "vlans" else []
+            meant = {
+                *members,
+                *(name for _, _, other, _, names in every if other in members for name in names),
+            }
+            check_taken_in(path, identifier, kind, [name for name in ours if name in meant])
+            continue
+        rest = others(meant, ours, links)
+        if rest:
+            raise Refused(
+                f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
+                f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
+            )
+        if kind in MADE:
+            check_made(path, identifier, kind, made)
+        found.setdefault(path, []).append((kind, identifier, hit))
+    return found
+
+
+def referring_to(documents, going):
+    """{identifier: (path, kind, name)} of what lies on a definition in the files that netplan reads before ours.
+
+    It takes a name only from the same file or an earlier one, and ours is among the last: a definition that gives way
+    has to leave its name there. going: as `netplan_hits` has them; these refer to nothing any more.
+    """
+    found = {}
+    for path, document in documents.items():
+        gone = {(kind, identifier) for kind, identifier, _ in going.get(path, [])}
+        for kind, definitions in (document.get("network") or {}).items():
+            for name, one in definitions.items() if isinstance(definitions, dict) else ():
+                if not isinstance(one, dict) or (kind, name) in gone or is_after_ours(path):
+                    continue
+                inside = one.get("interfaces") if isinstance(one.get("interfaces"), list) else []
+                for identifier in [one.get("link"), *inside]:
+                    if isinstance(identifier, WORDS):
+                        found.setdefault(identifier, (path, kind, name))
+    return found
+
+
+def is_after_ours(path):
+    return os.path.basename(path) > os.path.basename(OUR_FILE)
+
+
+def join_link(item, network, documents, ours, links):
+    """Have netplan know what a VLAN of ours lies on: in our file, by its name; in another, by that of the definition.
+
+    network: what our file will have. A definition that comes after it has to have its name here, too.
+    """
+    link = item["definition"]["link"]
+    if link in ours or link in ours.values():
+        network[item["kind"]][item["name"]]["link"] = ours.get(link, link)
+        return
+    found = [
+        (identifier != link, is_after_ours(path), identifier, kind, definition)
+        for path, document in documents.items()
+        for kind, definitions in (document.get("network") or {}).items()
+        for identifier, definition in (definitions.items() if isinstance(definitions, dict) else ())
+        if identifier == link or (kind in KINDS and link in matches(kind, identifier, definition, links))
+    ]
+    if not found:
+        raise Refused(
+            f"{item['where']}.options.link: no netplan file has {link}, so netplan takes no VLAN on it: put {link} "
+            "into network_interfaces too, with the addresses that it has"
+        )
+    _, after, identifier, kind, definition = min(found, key=lambda one: one[:2])
+    network[item["kind"]][item["name"]]["link"] = identifier
+    if after and kind in KINDS:
+        network.setdefault(kind, {}).setdefault(identifier, bare(kind, definition or {}))
+
+
+def check_name_stays(path, identifier, names, place, kind, other):
+    """Refuse to leave nothing but a definition's name where our file has the interface by another one."""
+    if identifier in names:
+        return
+    wish = f"put {other} into network_interfaces too (kind: {kind}), or " if kind in KINDS else ""
+    raise Refused(
+        f"{place}: '{other}' lies on '{identifier}', which is {', '.join(names)} in network_interfaces, so that it "
+        f"would lie on nothing: {wish}have {path} call '{identifier}' {names[0]}, and what refers to it, too"
+    )
 
 
 def networkd_matches(said, links):
@@ -501,11 +623,18 @@ def networkd_matches(said, links):
         link["name"]
         for link in links
         if (names or macs or drivers or types)
-        and (not names or any(fnmatch.fnmatchcase(link["name"], pattern) for pattern in names))
+        and fits(names, link["name"])
         and (not macs or link["mac"] in macs)
-        and (not drivers or any(fnmatch.fnmatchcase(link["driver"] or "", item) for item in drivers))
-        and (not types or {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]) in types)
+        and fits(drivers, link["driver"] or "")
+        and fits(types, {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]))
     ]
+
+
+def fits(patterns, word):
+    """Whether a word is one of systemd's patterns: any where there are none; after a ! none of them."""
+    but = bool(patterns) and patterns[0].startswith("!")
+    found = any(fnmatch.fnmatchcase(word, pattern.removeprefix("!")) for pattern in patterns)
+    return not patterns or found is not but
 
 
 def check_networkd_devices(files, ours, links, made):
@@ -565,20 +694,95 @@ def networkd_claims(files, ours, links, taken):
     return changes
 
 
+def ifupdown_lines(text):
+    """[(number, line)] of a file of ifupdown's: one that ends in a backslash goes on in the next, unless a comment."""
+    found, open_ = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if open_:
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{line}")
+        else:
+            found.append((number, line))
+        open_ = line.endswith("\\") and (open_ or not line.lstrip().startswith("#"))
+    return found
+
+
+def ifupdown_words(line):
+    return line.replace("\\\n", " ").split()
+
+
 def ifupdown_options(text):
     """[(device, option, words, line)] of ifupdown's stanzas; the first of each is `iface`.
 
-    line: its number. One that ends in a backslash goes on in the next; options may have _ for -.
+    line: its number; options may have _ for -.
     """
-    found, device, number = [], None, 1
-    for line in re.split(r"(?<!\\)\n", text):
-        words = line.replace("\\\n", " ").split()
+    found, device = [], None
+    for number, line in ifupdown_lines(text):
+        words = ifupdown_words(line)
         if STANZA.match(line):
             device = words[1] if words[0] == "iface" and len(words) > 1 else None
         if device and words and not words[0].startswith("#"):
             found.append((device, words[0].replace("_", "-"), words[1:], number))
-        number += line.count("\n") + 1
     return found
+
+
+def card_of(device):
+    """The card that a stanza of ifupdown's is for: eth0:1 is but a label of some of eth0's addresses."""
+    return device.partition(":")[0]
+
+
+def inherited(record, texts):
+    """The stanzas that those in `record` inherit from, those first that others of them need.
+
+    texts: ifupdown's files as they will be. Without these it reads none of the record.
+    """
+    stanzas, wanted = {}, []
+    for line in [line for text in texts for _, line in ifupdown_lines(text)]:
+        words = ifupdown_words(line)
+        if STANZA.match(line):
+            stanza = stanzas.setdefault(words[1], []) if words[0] == "iface" and len(words) > 1 else []
+        if words and stanzas and not words[0].startswith("#"):
+            stanza.append(line)
+    look = [record]
+    while look:
+        names = re.findall(r"(?m)^\s*iface .*\binherits\s+(\S+)", "\n".join(look.pop()))
+        for name in names:
+            if name in stanzas and name not in wanted:
+                wanted.insert(0, name)
+                look.append(stanzas[name])
+    return [line for name in wanted for line in stanzas[name]]
+
+
+def check_named_otherwise(path, number, words, ours, links):
+    """Refuse lines by which ifupdown sets up one of `ours` as another stanza says, or another card as one of these."""
+    if words[0] == "iface":
+        parent = words[words.index("inherits") + 1] if "inherits" in words[:-1] else ""
+        if card_of(parent) in ours and card_of(words[1]) not in ours:
+            raise Refused(
+                f"{path}, line {number}: {words[1]} inherits from {parent}, whose lines give way to "
+                "network_interfaces, so that ifupdown could read none of its files any more: write those lines out for "
+                f"{words[1]}"
+            )
+        return
+    macs = {link["mac"]: link["name"] for link in links if link["name"] in ours}
+    for word in words[1:]:
+        pattern, _, other = word.partition("=")
+        kind, slash, value = pattern.partition("/")
+        if words[0] == "mapping":
+            hit = [name for name in ours if fnmatch.fnmatchcase(name, pattern)]
+        elif not other or other in ours:
+            hit = []
+        elif slash:
+            value = value.partition("/")[0]
+            by_mac = macs.get(value.lower()) if kind == "mac" else None
+            hit = [name for name in ours if name == by_mac or (not kind and fnmatch.fnmatchcase(name, value))]
+        else:
+            hit = [name for name in ours if name == pattern]
+        if hit:
+            raise Refused(
+                f"{path}, line {number}: by '{words[0]} {word}' ifupdown sets {', '.join(hit)} up as a stanza of "
+                f"another name says, and would go on to: call that stanza `iface {hit[0]}`, and write `auto {hit[0]}` "
+                f"for this line; or leave {', '.join(hit)} out of network_interfaces"
+            )
 
 
 def check_hook(path, number, device, hook, command):
@@ -593,43 +797,58 @@ def check_hook(path, number, device, hook, command):
     )
 
 
-def ifupdown_claims(files, ours):
+def ifupdown_claims(files, ours, links, made):
     """Changes that comment the stanzas of `ours` out, and the names that ifupdown has configured.
 
     The stanzas taken out, by earlier runs too, are kept together in one file, from which ifdown can take the interfaces
-    down.
+    down. made: as `check_made` has it.
     """
     changes, record, names = [], [], []
+    # What a name alone makes, as eth0.7.
+    vlans = [link["name"] for link in links if link["kind"] == "vlan"]
+    texts = []
     for path, file in files.items():
         for device, option, words, number in ifupdown_options(file["text"]):
+            kind = "vlans" if option == "iface" and device in vlans else TAKEN_IN.get(option)
+            if kind and device in ours:
+                check_made(path, device, kind, made)
             if option in TAKEN_IN and device not in ours:
-                check_taken_in(path, device, TAKEN_IN[option], [name for name in words if name in ours])
-            if option in HOOKS and device in ours:
+                taken_in = [name for name in ours if name in words or words == ["all"]]
+                check_taken_in(path, device, TAKEN_IN[option], taken_in)
+            if option == "bond-master" and device in ours and words and words[0] not in (*made, "none"):
+                check_taken_in(path, words[0], "bonds", [device])
+            if option in HOOKS and card_of(device) in ours:
                 check_hook(path, number, device, option, words)
-        lines, kept, drop = file["text"].splitlines(), [], False
-        for line in lines:
-            words = line.split()
+        kept, drop = [], False
+        for number, line in ifupdown_lines(file["text"]):
+            words = ifupdown_words(line)
             gone = line.removeprefix(IFUPDOWN_MARK)
             if gone != line and gone.split()[:1] != ["auto"] and not gone.startswith("allow-"):
                 record.append(gone)
             if STANZA.match(line):
-                keyword, mine = words[0], [word for word in words[1:] if word in ours]
-                drop = keyword == "iface" and len(words) > 1 and words[1] in ours
+                keyword, mine = words[0], [word for word in words[1:] if card_of(word) in ours]
+                if keyword in ("auto", "mapping", "iface") or keyword.startswith("allow-"):
+                    check_named_otherwise(path, number, words, ours, links)
+                drop = keyword == "iface" and len(words) > 1 and card_of(words[1]) in ours
                 if drop:
                     names += [words[1]] if words[1] not in names else []
                 elif (keyword == "auto" or keyword.startswith("allow-")) and mine:
-                    others = [word for word in words[1:] if word not in ours]
-                    kept.append(f"{IFUPDOWN_MARK}{line}")
+                    others = [word for word in words[1:] if card_of(word) not in ours]
+                    whole = line if "\n" not in line else " ".join(words)
+                    kept.append(f"{IFUPDOWN_MARK}{whole}")
                     kept += [" ".join([keyword, *others])] if others else []
                     continue
+            parts = line.split("\n")
             if drop and words and not words[0].startswith("#"):
-                record.append(line)
-                line = f"{IFUPDOWN_MARK}{line}"
-            kept.append(line)
+                record += parts
+                parts = [f"{IFUPDOWN_MARK}{part}" for part in parts]
+            kept += parts
         text = "\n".join(kept) + "\n"
-        if kept != lines:
+        texts.append(text)
+        if kept != file["text"].splitlines():
             changes.append({"path": path, "content": text, "mode": file["mode"]})
     if names:
+        record = [*inherited(record, texts), *record]
         changes.append({"path": IFUPDOWN_RECORD, "content": "\n".join(record) + "\n", "mode": "0600"})
     return changes, names
 
@@ -673,6 +892,8 @@ def networkmanager_claims(files, ours, links, taken, hidden, made):
         hit = [name for name in meant if name in ours or name in ours.values()]
         if not hit:
             continue
+        if (type_ := said.get(("connection", "type"))) in DEVICE_TYPES:
+            check_made(path, hit[0], DEVICE_TYPES[type_], made)
         device, kind = port_of(said, profiles)
         if device and device not in made:
             check_taken_in(path, device, kind, hit)
@@ -711,9 +932,12 @@ def plan(survey, entries, said, renderer, before):
     for item in entries:
         definition = {"renderer": renderer, **keeping_name(item, given)}
         network.setdefault(item["kind"], {})[item["name"]] = definition
+    for item in entries:
+        if item["kind"] == "vlans":
+            join_link(item, network, documents, ours, links)
     text = HEADER + yaml.safe_dump({"network": network}, sort_keys=False)
-    stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours)
     devices = {item["name"] for item in entries if item["kind"] in MADE}
+    stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours, links, devices)
     if active["systemd-networkd"]:
         check_networkd_devices(files["networkd"], ours, links, devices)
     profiles = []
@@ -722,7 +946,7 @@ def plan(survey, entries, said, renderer, before):
             files["networkmanager"], ours, links, taken, survey["hidden_profiles"], devices
         )
     claims = [
-        *netplan_claims(files["netplan"], documents, ours, links, taken),
+        *netplan_claims(files["netplan"], documents, ours, links, taken, devices),
         *networkd_claims(files["networkd"], ours, links, taken),
         *stanzas,
         *profiles,
@@ -892,7 +1116,9 @@ def commands(entries, ifupdown, active, reload_profiles, new, gone, servers=None
         undo = [["netplan", "generate"]]
         if not active["systemd-networkd"]:
             undo.append(["systemctl", "stop", "systemd-networkd.socket", "systemd-networkd.service"])
-        undo += [["ip", "address", "flush", "dev", name, "scope", "global"] for name in ifupdown]
+        undo += [
+            ["ip", "address", "flush", "dev", name, "scope", "global"] for name in ifupdown if ":" not in name
+        ]
         undo.append(["ifup", "--force", *ifupdown])
     if reload_profiles:
         apply = [["nmcli", "connection", "reload"], *apply]

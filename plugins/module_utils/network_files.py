@@ -43,16 +43,17 @@ def read_at(place):
 
 class NetplanLoader(yaml.SafeLoader):
     """Reads YAML as netplan does, to which all is words: 52:54:00:12:34:56 without quotes is no number of base 60,
-    2024-13-45 no date, and a wireless key 1234567.50 keeps its last digit. Only what is written as it was read is a
-    number.
+    2024-13-45 no date, a wireless key 1234567.50 keeps its last digit, and `activation-mode: off` is not false. Only
+    what is written as it was read is a number, or true or false.
     """
 
 
-INT, FLOAT, DATE = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
+BOOL, INT, FLOAT, DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "timestamp"))
 NetplanLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag not in (INT, FLOAT, DATE)]
+    first: [(tag, pattern) for tag, pattern in known if tag not in (BOOL, INT, FLOAT, DATE)]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+NetplanLoader.add_implicit_resolver(BOOL, re.compile("^(true|false)$"), list("tf"))
 NetplanLoader.add_implicit_resolver(INT, re.compile(r"^(0|-?[1-9][0-9]*)$"), list("-0123456789"))
 
 
@@ -101,6 +102,11 @@ def form_fault(definition):
             return key, form
     members = definition.get("interfaces") or []
     return None if all(isinstance(one, WORDS) for one in members) else ("interfaces", "list of words")
+
+
+def bare(kind, definition):
+    """What netplan wants of a definition to which others refer, if it is to say nothing else."""
+    return {key: definition[key] for key in ("id", "link") if kind == "vlans" and key in definition}
 
 
 def network_of(text):

@@ -14,13 +14,16 @@ import re
 # The words of iptables-save: -A INPUT -s 10.0.0.0/24 ! -i lo -p tcp -m comment --comment "some words" -j ACCEPT
 IPTABLES = re.compile(r'"(?:\\.|[^"\\])*"|\S+')
 # Of its matches, those whose options tell all that they look at.
-READ_MATCHES = ("addrtype", "comment", "conntrack", "iprange", "pkttype", "state", "tcp", "udp")
+READ_MATCHES = ("addrtype", "comment", "conntrack", "iprange", "multiport", "pkttype", "state", "tcp", "udp")
 VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")  # nft's
 # What is let in, or not, by these is but a part of what a peer says: some ports, kinds of packets, or so many of them.
 IN_PART = re.compile(
     r"-f$|--(?:[ds]?ports?|ct\w+port|tcp-|syn|icmp|limit(?!-iface)|hashlimit|connlimit|quota|rcheck|update)"
 )
 NFT_IN_PART = {"limit", "quota", "ct count", "xt"}  # the last is iptables', which says better what it is
+# The ports from which the kernel takes those that nobody names, as ranks have them; and how iptables calls ports.
+UNNAMED = (32768, 60999)
+PORTS = re.compile("--(destination-|source-|[ds])?ports?$")
 # The headers before those of ports; ip6 is none of a peer's, whose address is IPv4's.
 BEFORE_PORTS = {"ip", "ether", "vlan", "nh", "ll"}
 
@@ -93,6 +96,23 @@ def in_part(left):
     return str(left.get("ct", {}).get("key")).startswith("proto-") or any(map(in_part, left.values()))
 
 
+def ports_met(ranges, negated):
+    """Whether a match of ports, or of all others, is met by what a peer says; None where by most of it."""
+    most = any(first <= UNNAMED[0] and last >= UNNAMED[1] for first, last in ranges)
+    return (None, False)[negated] if most else negated
+
+
+def nft_ports_met(match, sets):
+    """The same of a rule's match, in nft's words."""
+    op, values = match.get("op"), members(match.get("right"), sets)
+    if op in (">", ">=", "<", "<=") and isinstance(values[0], int):
+        return ports_met([(values[0], 65535) if op[0] == ">" else (0, values[0])], negated=False)
+    ranges = [one["range"] if isinstance(one, dict) and "range" in one else [one, one] for one in values]
+    if op not in ("==", "!=") or not all(isinstance(port, int) for pair in ranges for port in pair):
+        return False
+    return ports_met(ranges, negated=op == "!=")
+
+
 def has(left, value, peer, links):
     """Whether what a match looks at, `left`, has that value as a peer begins to speak; None where it is not known."""
     if isinstance(value, dict) and value.keys().isdisjoint(("concat", "prefix", "range")):
@@ -140,6 +160,13 @@ def concerns(words, peer, links, sets):
             return False if word.keys() & NFT_IN_PART else None
         match = word["match"]
         left, op = match.get("left", {}), match.get("op")
+        payload = left.get("payload", {}) if isinstance(left, dict) else {}
+        if (
+            "of_map" not in match  # in which each port has its own verdict
+            and payload.get("protocol") in ("tcp", "th")
+            and payload.get("field") in ("dport", "sport")
+        ):
+            return nft_ports_met(match, sets)
         if in_part(left):
             return False
         if op not in ("==", "!=", "in"):
@@ -203,7 +230,7 @@ def nft_rules(words, place, maps):
         others = [value for value, _ in pairs if members(value, {}) != ["*"]]
         for value, verdict in pairs:
             op, right = ("==", value) if value in others else ("!=", others)
-            match = {"match": {"op": op, "left": key, "right": right}}
+            match = {"match": {"op": op, "left": key, "right": right, "of_map": True}}
             yield from nft_rules([*words[:-1], match, verdict], place, maps)
     elif word in VERDICTS:
         target = (*place, words[-1][word]["target"]) if word in ("jump", "goto") else None
@@ -288,6 +315,10 @@ def iptables_concerns(options, peer, links):
 
     def met(negated, option, arguments):
         value = arguments[0] if arguments else ""
+        if PORTS.match(option):
+            ranges = [one.split(":") for one in value.split(",")]
+            told = all(port.isdigit() for pair in ranges for port in pair)
+            return told and ports_met([(int(pair[0]), int(pair[-1])) for pair in ranges], negated)
         if IN_PART.match(option):
             return False
         if option == "--comment" or (option == "-m" and value in READ_MATCHES):

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
@@ -50,6 +51,34 @@ def read(patterns):
     return files
 
 
+SOURCE = re.compile(r"(?m)^[ \t]*(source|source-directory)[ \t]+(\S+)")
+
+
+def with_sources(files):
+    """ifupdown's files, with those that they have it read besides, wherever these lie (interfaces(5))."""
+    files, look = dict(files), list(files)
+    while look:
+        path = look.pop(0)
+        for word, named in SOURCE.findall(files[path]["text"]):
+            pattern = os.path.join(os.path.dirname(path), named, *["*"] * (word == "source-directory"))
+            known = {os.path.realpath(one) for one in files}
+            for one, file in read([pattern]).items():
+                by_name = word == "source" or re.fullmatch(r"[\w-]+", os.path.basename(one))
+                if by_name and os.path.realpath(one) not in known:
+                    files[one] = file
+                    look.append(one)
+    return files
+
+
+def configuration(ifupdown):
+    """{kind: {path: {text, mode}}} of all that may configure the network; `ifupdown`: whether that is installed.
+
+    Its files outlast it, as on a host that has gone over to another manager.
+    """
+    files = {kind: read(patterns) for kind, patterns in PLACES.items()}
+    return {**files, "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {}}
+
+
 def hidden_profiles():
     """The uuids of the profiles that links to /dev/null hide from NetworkManager."""
     found = glob.glob("/etc/NetworkManager/system-connections/*.nmmeta")
@@ -78,7 +107,7 @@ def main():
             "interfaces": interfaces(module.run_command),
             "routes": routes(module.run_command),
             "session": ssh_session(),
-            "files": {kind: read(patterns) for kind, patterns in PLACES.items()},
+            "files": configuration(bool(module.get_bin_path("ifup"))),
             "asides": sorted(
                 glob.glob("/etc/**/*.before-trainyard*", recursive=True)
                 + glob.glob("/run/NetworkManager/*.before-trainyard*")

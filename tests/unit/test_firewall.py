@@ -1019,6 +1019,48 @@ def test_and_of_iptables(load_module, lines, judged):
     assert tuple(found) == judged
 
 
+@pytest.mark.parametrize(
+    ("port", "policy", "does", "judged"),
+    [
+        ("!22", "accept", "drop", OUT),
+        ("!22,80", "accept", "drop", OUT),
+        ("!22", "drop", "accept", ([], [])),
+        ("22,80", "drop", "accept", OUT),
+        ("22", "accept", "drop", ([], [])),
+        # Most of what ranks say, and perhaps not all.
+        ("1024:65535", "drop", "accept", MAYBE),
+        ("22,1024:65535", "drop", "accept", MAYBE),
+        ("!1024:65535", "drop", "accept", OUT),
+        ("!1024:65535", "accept", "drop", ([], [])),
+        ("29500:29600", "drop", "accept", OUT),
+    ],
+)
+def test_all_ports_but_some_are_what_peers_speak_to(load_module, port, policy, does, judged):
+    survey, (no, ports) = load_module("firewall_survey"), ("!" * port.startswith("!"), port.lstrip("!"))
+    text = f":INPUT {policy.upper()} [0:0]\n-A INPUT -p tcp -m multiport {no} --dports {ports} -j {does.upper()}\n"
+    ((_, *found),) = survey.shut_by_iptables(text, PEERS)
+    assert tuple(found) == judged
+    ((_, *found),) = survey.shut_by_iptables(text.replace("-p tcp", "-p udp"), PEERS)
+    assert tuple(found) == (OUT if policy == "drop" else ([], []))
+    ranges = [[int(end) for end in one.split(":")] for one in ports.split(",")]
+    right = {"set": [one[0] if len(one) == 1 else {"range": one} for one in ranges]}
+    for kind in ("tcp", "th"):
+        rules = ruleset([where(f"{kind} dport", right, does, "!=" if no else "==")], policy)
+        ((_, *found),) = survey.shut_by_nft(rules, PEERS)
+        assert tuple(found) == judged
+
+
+@pytest.mark.parametrize(
+    ("op", "port", "judged"),
+    [(">", 1023, MAYBE), (">=", 1024, MAYBE), (">", 60000, OUT), ("<", 1024, OUT), ("<=", 65535, MAYBE)],
+)
+def test_ports_from_one_on(load_module, op, port, judged):
+    ((_, *found),) = load_module("firewall_survey").shut_by_nft(
+        ruleset([where("tcp dport", port, op=op)], "drop"), PEERS
+    )
+    assert tuple(found) == judged
+
+
 def test_what_may_shut_peers_out_is_a_warning(load_module, repository):
     """Where it does, the check of the ways between the hosts finds it."""
 

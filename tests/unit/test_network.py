@@ -543,9 +543,20 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
 
 
 def test_a_netplan_file_outside_etc_is_hidden_not_changed():
-    plan = planned([STATIC], files={"netplan": {"/run/netplan/lan.yaml": CLOUD}})
+    plan = planned([STATIC], files={"netplan": {"/usr/lib/netplan/lan.yaml": CLOUD}})
     assert yaml.safe_load(written(plan, "/etc/netplan/lan.yaml")["content"]) == {"network": {"version": 2}}
-    assert written(plan, "/run/netplan/lan.yaml") is None
+    assert written(plan, "/usr/lib/netplan/lan.yaml") is None
+
+
+def test_a_netplan_file_in_run_cannot_be_hidden():
+    """Of a name that stands twice, netplan reads that in /run (netplan-generate(8))."""
+    files = {"netplan": {"/run/netplan/eth0.yaml": CLOUD}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused.startswith(
+        "/run/netplan/eth0.yaml configures eth0: netplan reads that before a file of the same"
+    )
+    assert refused.endswith("then delete /run/netplan/eth0.yaml; or leave eth0 out of network_interfaces")
+    planned([CLUSTERS], files=files)
 
 
 @pytest.mark.parametrize("match", ["{name: 'eth*'}", "{}"])
@@ -589,6 +600,109 @@ def test_a_bond_of_somebody_elses_that_takes_ours_in_is_refused():
     assert yaml.safe_load(written(plan, path)["content"]) == {
         "network": {"vlans": {"v7": {"id": 7, "link": "eth0"}}}
     }
+
+
+ON_ETH0 = """\
+network:
+  ethernets: {eth0: {dhcp4: true}}
+  vlans: {v7: {id: 7, link: eth0}, v8: {id: 8, link: v7, dhcp4: true}}
+"""
+
+
+def test_what_lies_on_ours_finds_its_name_in_the_file_that_gives_way():
+    """Netplan knows a link only from the same file or an earlier one, and ours comes later."""
+    path, before = "/etc/netplan/50-cloud-init.yaml", yaml.safe_load(ON_ETH0)["network"]
+    plan = planned([STATIC], files={"netplan": {path: ON_ETH0}})
+    left = written(plan, path)["content"]
+    assert yaml.safe_load(left)["network"] == {**before, "ethernets": {"eth0": {}}}
+    assert written(plan, f"{path}.before-trainyard")["content"] == ON_ETH0
+    # The rest stands, and is what went back to the whole.
+    netplan = {path: left, OUR_FILE: written(plan)["content"]}
+    again = planned([STATIC], files={"netplan": netplan})
+    assert again["stands"] and written(again, path) is None
+    seen = survey(files={"netplan": netplan}, asides=[f"{path}.before-trainyard"])
+    seen["files"]["kept"] = {f"{path}.before-trainyard": {"text": ON_ETH0, "mode": "0600"}}
+    back = network_back(seen)
+    assert {"path": path, "content": ON_ETH0, "mode": "0600"} in back["files"] and not back["left"]
+    # A name alone sets up nothing.
+    (refused,) = network_plan(survey(files={"netplan": netplan}), [CLUSTERS])["errors"]
+    assert refused.startswith("network_interfaces no longer names eth0")
+
+
+def test_so_does_a_vlan_on_a_vlan_of_ours():
+    path = "/etc/netplan/50-cloud-init.yaml"
+    vlan = {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth0"}}
+    there = [*survey()["interfaces"], card("v7", kind="vlan")]
+    left = written(planned([vlan], interfaces=there, files={"netplan": {path: ON_ETH0}}), path)
+    assert left is None  # which says nothing but what it is
+
+
+@pytest.mark.parametrize(
+    ("base", "content", "link", "more"),
+    [
+        ("50-lan.yaml", "ethernets: {eth1: {dhcp4: true}}", "eth1", {}),
+        ("99-lan.yaml", "ethernets: {eth1: {dhcp4: true}}", "eth1", {"ethernets": {"eth1": {}}}),
+        ("99-lan.yaml", "vlans: {eth1: {id: 5, link: eth0}}", "eth1", {"vlans": {"eth1": {"id": 5, "link": "eth0"}}}),
+        ("50-lan.yaml", "ethernets: {lan: {match: {driver: mlx5*}, dhcp4: true}}", "lan", {}),
+        ("50-lan.yaml", "tunnels: {eth1: {mode: gre, remote: 10.0.0.1, local: 10.0.0.2}}", "eth1", {}),
+    ],
+)  # fmt: skip
+def test_netplan_knows_what_a_vlan_of_ours_lies_on(base, content, link, more):
+    """By the name that a file gives it, which is to come no later than ours."""
+    wanted = [
+        {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth1"}}
+    ]
+    path = f"/etc/netplan/{base}"
+    files = {"netplan": {path: f"network: {{{content}}}"}}
+    plan = planned(wanted, files=files)
+    network = yaml.safe_load(written(plan)["content"])["network"]
+    assert network["vlans"].pop("v7")["link"] == link and written(plan, path) is None
+    assert {kind: found for kind, found in network.items() if kind != "version" and found} == more
+    files["netplan"][OUR_FILE] = written(plan)["content"]
+    assert planned(wanted, files=files)["stands"]
+    # On the way back, what is only named here keeps its addresses.
+    seen = survey(files=files)
+    seen["files"]["kept"] = {}
+    assert not [command for command in network_back(seen)["apply"] if command[:2] == ["ip", "address"]]
+    (refused,) = network_plan(survey(), wanted)["errors"]
+    assert refused.startswith(
+        "network_interfaces[0].options.link: no netplan file has eth1, so netplan takes no VLAN"
+    )
+
+
+def test_a_vlan_of_ours_lies_on_a_card_by_the_name_that_it_gets():
+    lan = {"name": "lan0", "macaddress": ETH1["mac"]}
+    vlan = {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth1"}}
+    network = yaml.safe_load(written(planned([lan, vlan]))["content"])["network"]
+    assert network["vlans"]["v7"]["link"] == "lan0"
+
+
+def test_a_name_is_left_for_other_files_too_but_not_for_those_after_ours():
+    base, more = "/etc/netplan/10-base.yaml", "network: {vlans: {v7: {id: 7, link: eth0}}}"
+    for path, name_stays in (("/etc/netplan/60-more.yaml", True), ("/etc/netplan/99-more.yaml", False)):
+        plan = planned([STATIC], files={"netplan": {base: CLOUD, path: more}})
+        left = yaml.safe_load(plan["netplan"].get("10-base.yaml", "network: {}"))["network"].get("ethernets")
+        assert left == ({"eth0": {}} if name_stays else None)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "vlans: {v7: {id: 7, link: lan}}",
+            "'v7' lies on 'lan', which is eth0 in network_interfaces, so that it would lie on nothing: put v7 into "
+            "network_interfaces too (kind: vlans), or have /etc/netplan/01.yaml call 'lan' eth0, and what refers to",
+        ),
+        ("tunnels: {t7: {mode: vxlan, id: 7, link: lan}}", "lie on nothing: have /etc/netplan/01.yaml call 'lan' "),
+        ("bonds: {b7: {interfaces: [lan]}}", "'b7' takes in eth0: put b7 into network_interfaces too (kind: bonds)"),
+    ],
+)  # fmt: skip
+def test_what_refers_to_ours_by_a_name_of_netplans_alone_is_refused(more, said):
+    content = f"{BY_MAC}  {more}\n"
+    (refused,) = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])[
+        "errors"
+    ]
+    assert refused.startswith("/etc/netplan/01.yaml: ") and said in refused
 
 
 @pytest.mark.parametrize("driver", ["r8169", "r8*", ["e1000e", "r8169"]])
@@ -665,7 +779,10 @@ def test_what_is_left_empty_counts_as_not_there():
 
 @pytest.mark.parametrize(
     "value",
-    ["2024-13-45", "2024-12-31", "1234567.50", "1.0e+10", "+12345678", "-0", "01234567", "12_345_678"],
+    [
+        *("2024-13-45", "2024-12-31", "1234567.50", "1.0e+10", "+12345678", "-0", "01234567", "12_345_678"),
+        *("off", "on", "yes", "No", "TRUE", "true"),
+    ],
 )
 def test_a_date_or_a_number_of_another_form_is_a_word_to_netplan(value):
     path, points = "/etc/netplan/60-lan.yaml", {"home": {"password": 1}}
@@ -676,6 +793,20 @@ def test_a_date_or_a_number_of_another_form_is_a_word_to_netplan(value):
     for key in ("network", "wifis", "w9", "access-points", "home", "password"):
         node = next(found for name, found in node.value if name.value == key)
     assert node.value == value
+
+
+def test_a_word_that_yaml_takes_for_true_or_false_is_one_to_netplan():
+    """`activation-mode: false` netplan refuses, and a network that is called on would be another."""
+    path, more = "/etc/netplan/60-lan.yaml", "eth1: {activation-mode: off, dhcp4: yes}"
+    content = (
+        f"network:\n  ethernets: {{eth0: {{}}, {more}}}\n  wifis: {{w9: {{access-points: {{on: {{}}}}}}}}\n"
+    )
+    left = written(planned([STATIC], files={"netplan": {path: content}}), path)["content"]
+    # yaml reads a word as one only where it stands in quotes.
+    assert yaml.safe_load(left)["network"] == {
+        "ethernets": {"eth1": {"activation-mode": "off", "dhcp4": "yes"}},
+        "wifis": {"w9": {"access-points": {"on": {}}}},
+    }
 
 
 WHOLE = """\
@@ -792,6 +923,23 @@ def test_a_networkd_file_for_a_type_of_interface_comes_after_ours():
     assert written(plan, path)["move_to"] == "/etc/systemd/network/20-trainyard-05-wired.network"
     files[path] = "[Match]\nType=wlan\n[Network]\nDHCP=yes\n"
     assert written(planned([STATIC], files={"networkd": files}), path) is None
+
+
+@pytest.mark.parametrize(
+    ("match", "meant"),
+    [
+        ("Name=!lo docker*", True),
+        ("Name=!eth1 eth0", False),
+        ("Name=eth*\nDriver=!mlx5_core", True),
+        ("Type=!wlan loopback", True),
+        ("Type=!ether", False),
+        ("Type=e*", True),
+    ],
+)
+def test_a_networkd_file_for_all_but_some_comes_after_ours(match, meant):
+    path = "/etc/systemd/network/05-most.network"
+    plan = planned([STATIC], files={"networkd": {path: f"[Match]\n{match}\n[Network]\nDHCP=yes\n"}})
+    assert bool(written(plan, path)) is meant
 
 
 @pytest.mark.parametrize("base", ["05-lan.network", "50-lan.network"])  # before netplan's, and hidden by it
@@ -972,6 +1120,68 @@ def test_commands_that_ifupdown_runs_do_not_go_unsaid(line, said):
         assert "take the line out there" in errors[0]
 
 
+def stanzas(*lines, wanted=STATIC):
+    path = "/etc/network/interfaces"
+    return network_plan(survey(files={"ifupdown": {path: "\n".join(lines) + "\n"}}), [wanted])
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("auto eth0=home", "call that stanza `iface eth0`, and write `auto eth0` for this line; or leave eth0 out"),
+        ("allow-hotplug eth1 /eth*=home", "call that stanza `iface eth0`"),
+        ("auto mac/52:54:00:00:00:01=home", "call that stanza `iface eth0`"),
+        ("mapping eth*", "call that stanza `iface eth0`"),
+        ("iface eth1 inet static inherits eth0", "could read none of its files any more: write those lines out for"),
+        ("iface eth0 inet manual\n  bond_master bond0", "'bond0' takes in eth0: put bond0 into network_interfaces too"),
+        ("iface br0 inet manual\n  bridge_ports all", "'br0' takes in eth0: put br0 into network_interfaces too"),
+        ("iface eth0:1 inet static\n  up x", "up of eth0:1 runs x, which"),
+        ("iface eth0 inet dhcp\n#no \\\n  up x", "line 5: up of eth0 runs x, which"),  # no comment goes on
+    ],
+)  # fmt: skip
+def test_what_ifupdown_does_with_ours_by_another_name_is_refused(line, cure):
+    (refused,) = stanzas("iface home inet dhcp", "iface eth0 inet static", line)["errors"]
+    assert refused.startswith("/etc/network/interfaces") and cure in refused
+    if "eth0:" not in line and "bond" not in line and "#" not in line and "all" not in line:
+        assert refused.startswith("/etc/network/interfaces, line 3: ")
+    # Of another's, it is nobody's concern.
+    line = (
+        line.replace("eth0", "eth9").replace("eth*", "eth9").replace(":01=", ":99=").replace(" all", " eth9")
+    )
+    assert stanzas("iface home inet dhcp", line)["errors"] == []
+
+
+def test_more_addresses_by_a_label_give_way_with_the_card():
+    plan = stanzas(
+        "auto eth0 eth0:1 eth1", "iface eth0 inet dhcp", "iface eth0:1 inet static", "  address 10.0.0.9/24"
+    )
+    left = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    assert [line for line in left if not line.startswith("#")] == ["auto eth1"]
+    assert plan["apply"][0][3:] == plan["undo"][-1][2:] == ["eth0", "eth0:1"]
+    assert [command[-3] for command in plan["undo"] if "flush" in command] == ["eth0"]
+
+
+def test_lines_that_go_on_in_the_next_are_one():
+    plan = stanzas("auto \\", "  eth0 eth1", "iface eth0 \\", "  inet static", "  address \\", " 10.0.0.9/24")
+    left = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    assert [line for line in left if not line.startswith("#")] == ["auto eth1"]
+    record = written(plan, IFUPDOWN_RECORD)["content"]
+    assert record == "iface eth0 \\\n  inet static\n  address \\\n 10.0.0.9/24\n"
+
+
+def test_what_a_stanza_inherits_stands_in_the_record_too():
+    """Else ifdown could not read it."""
+    base, home = (
+        ["iface base inet static", "  netmask 24"],
+        ["iface home inet static inherits base", "  mtu 1400"],
+    )
+    own = ["iface eth0 inet static inherits home", "  address 10.0.0.9"]
+    plan = stanzas(*base, *home, "iface other inet dhcp", "auto eth0", *own)
+    assert written(plan, IFUPDOWN_RECORD)["content"].splitlines() == [*base, *home, *own]
+    left = written(plan, "/etc/network/interfaces")["content"].splitlines()
+    assert [line for line in left if not line.startswith("#")] == [*base, *home, "iface other inet dhcp"]
+
+
 @pytest.mark.parametrize("option", ["vlan-raw-device eth0", "vlan_raw_device eth0", "bridge_ports none"])
 def test_what_lies_on_ours_by_ifupdown_stays(option):
     path = "/etc/network/interfaces"
@@ -1071,6 +1281,43 @@ def test_a_port_of_what_networkmanager_makes_is_refused(lines, said):
     }
     found = network_plan(survey(files={"networkmanager": files}, active=DESKTOP), [STATIC])
     assert found["errors"][0].startswith(f"{path}: '") and said in found["errors"][0]
+
+
+MAKERS = [
+    ("/etc/netplan/01.yaml", "network: {bridges: {br0: {dhcp4: true}}}", "bridges"),
+    ("/etc/netplan/01.yaml", "network: {ethernets: {eth1: {}}, vlans: {br0: {id: 7, link: eth1}}}", "vlans"),
+    ("/etc/network/interfaces", "iface br0 inet dhcp\n  bridge_ports none\n", "bridges"),
+    ("/etc/network/interfaces", "iface br0 inet manual\niface br0 inet6 auto\n  bond-slaves none\n", "bonds"),
+    (f"{PROFILES}/br0", "[connection]\ntype=bridge\ninterface-name=br0\n", "bridges"),
+    (f"{PROFILES}/br0", "[connection]\ntype=wireguard\ninterface-name=br0\n", None),
+]
+
+
+@pytest.mark.parametrize(("path", "content", "kind"), MAKERS)
+def test_what_makes_a_device_does_not_give_way_to_an_entry_that_makes_none(path, content, kind):
+    """It would hold its addresses until the next boot, and be gone after it."""
+    wanted = {"name": "br0", "addresses": ["10.1.0.1/24"]}
+    told = read_from(path, told={path: content})
+    there = [*survey()["interfaces"], card("br0", kind="bridge")]
+    (refused,) = network_plan(survey(interfaces=there, **told), [wanted])["errors"]
+    assert refused.startswith(f"{path} makes br0, and would give way to network_interfaces")
+    assert refused.endswith(
+        f"write kind: {kind} in its entry, and what it says of br0 under options" if kind else "out"
+    )
+    if kind:
+        options = {"id": 7, "link": "eth1"} if kind == "vlans" else {"parameters": {"stp": False}}
+        assert written(
+            planned([{**wanted, "kind": kind, "options": options}], interfaces=there, **told), path
+        )
+
+
+def test_so_it_is_with_a_vlan_that_ifupdown_makes_by_its_name():
+    files = {"ifupdown": {"/etc/network/interfaces": "iface eth0.7 inet dhcp\n"}}
+    there = [*survey()["interfaces"], card("eth0.7", kind="vlan")]
+    wanted = {"name": "eth0.7", "addresses": ["10.1.0.1/24"]}
+    (refused,) = network_plan(survey(interfaces=there, files=files), [wanted])["errors"]
+    assert "write kind: vlans in its entry" in refused
+    planned([wanted], interfaces=there)  # whoever makes it stays
 
 
 def test_a_port_of_what_network_interfaces_makes_gives_way():
@@ -1562,6 +1809,27 @@ def test_profiles_are_read_wherever_networkmanager_reads_them(load_module, tmp_p
     found = survey.read(survey.PLACES["networkmanager"])
     assert sorted(one["text"] for one in found.values()) == ["etc", "run", "usr/lib"]
     assert survey.hidden_profiles() == ["7b2d"]
+
+
+def test_ifupdowns_files_are_read_where_it_reads_them(load_module, tmp_path, monkeypatch):
+    survey = load_module("network_survey")
+    etc, elsewhere = tmp_path / "network", tmp_path / "more"
+    (etc / "interfaces.d").mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.setitem(survey.PLACES, "ifupdown", [f"{etc}/interfaces", f"{etc}/interfaces.d/*"])
+    (etc / "interfaces").write_text(
+        f"source interfaces.d/*\n  source {elsewhere}/lan*.cfg\nsource-directory {elsewhere}\nsource {tmp_path}/none\n"
+    )
+    for path in (
+        etc / "interfaces.d/a.cfg",
+        elsewhere / "lan0.cfg",
+        elsewhere / "wan",
+        elsewhere / "wan.bak",
+    ):
+        path.write_text(f"source {etc}/interfaces\n")
+    found = survey.configuration(ifupdown=True)["ifupdown"]
+    assert sorted(os.path.basename(path) for path in found) == ["a.cfg", "interfaces", "lan0.cfg", "wan"]
+    assert survey.configuration(ifupdown=False)["ifupdown"] == {}  # where no ifdown could be run
 
 
 def test_what_is_read_of_an_interface():
