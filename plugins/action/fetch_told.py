@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action.fetch import ActionModule as Fetch
+from ansible.utils.hashing import checksum
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
@@ -54,9 +55,14 @@ class ActionModule(Fetch):
         # Before a disk is full on which other runs' results are written; a file with holes in it may say any size.
         there = next(one for one in dest.parents if one.exists())
         free = shutil.disk_usage(there).free
-        if self.coming.total > free:
+        is_here = dest.is_file() and checksum(str(dest)) == found.get("checksum")
+        if self.coming.total > free and not is_here:
+            size, left = (
+                f"{one / 1e9:.1f} GB" if one >= 1e9 else f"{one / 1e6:.1f} MB"
+                for one in (self.coming.total, free)
+            )
             raise AnsibleActionFail(
-                f"{path}: found {self.coming.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB free on this machine, in "
-                f"{there}; expected room for it there. Free some, and follow the run again"
+                f"{path}: found {size}, and {left} free on this machine, in {there}; expected room for it there. Free "
+                "some, and follow the run again"
             )
         return found

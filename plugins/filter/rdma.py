@@ -110,7 +110,7 @@ def opensm_plan(
 
 
 def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str]) -> dict:
-    plan: dict[str, Any] = {"guids": [], "ports": {}, "priority": 10 - place, "skip": "", "problem": ""}
+    plan: dict[str, Any] = {"guids": [], "ports": {}, "priority": 15 - place, "skip": "", "problem": ""}
     ports = [port for port in survey["ports"] if port["layer"] == INFINIBAND]
     if not ports:
         found = ", ".join(f"{_name(port)} is {port['layer']}" for port in survey["ports"]) or "no RDMA device"

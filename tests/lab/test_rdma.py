@@ -124,7 +124,7 @@ def test_opensm_sets_the_fabric_up_and_its_standby_takes_over(plays, fabric):
     plays.sh(host, f"systemctl start {unit}")
     # The one that comes back stands by: what is handed over may be nobody's.
     wait_for(lambda: "STANDBY" in plays.sh(host, f"journalctl --no-pager -n 20 -u {unit}"), 60)
-    assert master(plays, fabric) == second and "--priority 8" in plays.sh(host, "ps -C opensm -o args=")
+    assert master(plays, fabric) == second and "--priority 13" in plays.sh(host, "ps -C opensm -o args=")
 
 
 def test_the_group_moves_to_another_host_in_one_run(plays, fabric):

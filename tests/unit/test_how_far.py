@@ -315,9 +315,15 @@ def test_what_this_machine_has_no_room_for_is_not_fetched(tmp_path, monkeypatch)
         action._execute_remote_stat("/there/model")
     words = (
         "/there/model: found 1152921504.6 GB, and ",
-        f"GB free on this machine, in {tmp_path}; expected room",
+        f"B free on this machine, in {tmp_path}; expected room",
     )
     assert all(one in str(refused.value) for one in words) and not (tmp_path / "runs").exists()
+    # What is here already is not fetched again.
+    (tmp_path / "runs/r").mkdir(parents=True)
+    (tmp_path / "runs/r/model").write_text("words")
+    here = {"size": 1 << 60, "checksum": fetch_told.checksum(str(tmp_path / "runs/r/model"))}
+    monkeypatch.setattr(fetch_told.Fetch, "_execute_remote_stat", lambda *args, **options: here)
+    assert action._execute_remote_stat("/there/model") == here
 
 
 def test_two_that_bring_the_same_file_at_once_do_not_spoil_it_for_each_other(tmp_path, monkeypatch):

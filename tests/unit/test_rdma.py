@@ -147,7 +147,7 @@ def test_who_manages_infiniband(tmp_path):
     hosts = {name: survey(tmp_path / name) for name in "ab"}
     plans = rdma_filter.opensm_plan(hosts, ["a", "b"], ["a", "b"])
     assert [plans[name]["guids"] for name in "ab"] == [["0002c903000000aa"], ["0002c903000000bb"]]
-    assert (plans["a"]["priority"], plans["b"]["priority"]) == (10, 9)
+    assert (plans["a"]["priority"], plans["b"]["priority"]) == (15, 14)
     assert plans["a"]["ports"] == {"0002c903000000aa": "ibp1s0 1"}
 
     with_own = {"a": survey(tmp_path / "a", ["0002c903000000aa"]), "b": hosts["b"]}
@@ -163,8 +163,8 @@ def test_who_manages_infiniband(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "reigns", "told"),
     [
-        (10, "", 10),
-        (9, "", 9),
+        (15, "", 15),
+        (14, "", 14),
         (10, "sminfo: sm lid 3 sm guid 0x100004, activity count 8 priority 9 state 3 SMINFO_MASTER", 8),
         (9, "sminfo: sm lid 1 sm guid 0x100001, activity count 8 priority 10 state 3 SMINFO_MASTER", 9),
         (9, "sminfo: sm lid 1 sm guid 0x100001, activity count 8 priority 9 state 3 SMINFO_MASTER", 8),
@@ -187,7 +187,7 @@ def test_a_subnet_manager_that_comes_later_stands_by(tmp_path, asked, reigns, to
     words = ["0002c903000000aa", str(asked), "ibp1s0", "1"]
     subprocess.run(["sh", tmp_path / "start", *words], check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     said = {name: (tmp_path / name).read_text().split() for name in ("asked", "slept", "told")}
-    assert said["asked"] == ["-C", "ibp1s0", "-P", "1"] and said["slept"] == [str(5 * (10 - asked))]
+    assert said["asked"] == ["-C", "ibp1s0", "-P", "1"] and said["slept"] == [str(5 * (15 - asked))]
     assert said["told"] == ["--guid", "0x0002c903000000aa", "--priority", str(told), "--log_file", "stdout"]
     unit = jinja2.Template((role / "templates/trainyard-opensm.service.j2").read_text()).render(
         item=words[0], _opensm_plan={"priority": asked, "ports": {words[0]: "ibp1s0 1"}}

@@ -64,11 +64,12 @@ def directory(
         settings["calls"] = "whole, as the template takes them"
     if read.kind(dataset, config) != "text" and re.search("think|reason", str(tokenizer.chat_template)):
         settings["thoughts"] = "where the template has them"
-    runs = any(path.suffix == ".txt" for path in dataset.files)
-    if runs and _marks_beginnings(tokenizer):
-        settings["paragraphs"] = "as in the whole text"
-    if runs and _looks_ahead(tokenizer):
-        settings["paragraph_ends"] = "as in the whole text"
+    if any(path.suffix == ".txt" for path in dataset.files):
+        backend = _placing(tokenizer)
+        if _marks_beginnings(backend):
+            settings["paragraphs"] = "as in the whole text"
+        if _looks_ahead(backend):
+            settings["paragraph_ends"] = "as in the whole text"
     placed = config.loss_on == "answers" and read.kind(dataset, config) != "text"
     if (placed or "paragraphs" in settings) and _trims(tokenizer):
         settings["spaces"] = "in their place"
@@ -120,7 +121,8 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
     number = 0
     overlong: list[str] = []
     too_long = 0
-    for batch in _batches(_joined(_placed(read.samples(dataset, config), config, splits))):
+    placed = _placed(read.samples(dataset, config), config, splits)
+    for batch in _batches(_joined(placed) if encode.looks_ahead else placed):
         for (sample, side, starts, _), (ids, loss) in zip(batch, encode(batch), strict=True):
             if starts and sample.messages is None:
                 ids, loss = np.concatenate([begin, ids]), np.concatenate([begin > 0, loss])
@@ -221,8 +223,8 @@ class _Encoder:
         self.answers = config.loss_on == "answers"
         self.render = Renderer(tokenizer, self.answers)
         self.end = np.array([tokenizer.eos_token_id])
-        self.marks_beginnings, self.looks_ahead = _marks_beginnings(tokenizer), _looks_ahead(tokenizer)
-        self.backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
+        self.backend = _placing(tokenizer)
+        self.marks_beginnings, self.looks_ahead = _marks_beginnings(self.backend), _looks_ahead(self.backend)
 
     def __call__(self, batch: list[_Placed]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         rendered = [
@@ -290,38 +292,42 @@ def _trims(tokenizer) -> bool:
 
 
 def _placing(tokenizer):
-    """Its backend without what comes behind it: tokens stand where they do. Special tokens, which that adds, are not
-    asked for."""
+    """Its backend; without what comes behind it where that moves tokens: they stand where they do. Special tokens,
+    which that adds, are not asked for."""
     from tokenizers import Tokenizer
 
+    if not _trims(tokenizer):
+        return tokenizer.backend_tokenizer
     made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     made.post_processor = None
     return made
 
 
-def _marks_beginnings(tokenizer) -> bool:
+def _marks_beginnings(backend) -> bool:
     """Whether it begins a text otherwise than what follows a line's end: some put a space before every text."""
-    backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
     alone, follows = (backend.encode(text, add_special_tokens=False) for text in ("a", "\na"))
     return _within(follows, 1, 2) not in (None, alone.ids)
 
 
-def _looks_ahead(tokenizer) -> bool:
+def _looks_ahead(backend) -> bool:
     """Whether it ends a text otherwise than a paragraph that another one follows."""
-    backend = _placing(tokenizer) if _trims(tokenizer) else tokenizer.backend_tokenizer
     alone, goes_on = (backend.encode(text, add_special_tokens=False) for text in ("a\n\n", "a\n\na"))
     return _within(goes_on, 0, 3) not in (None, alone.ids)
 
 
 def _within(encoding, begin: int, end: int) -> list[int] | None:
     """The ids of the text's characters from `begin` to `end`; None where a token reaches over one of these."""
-    places = list(zip(encoding.ids, encoding.offsets, strict=True))
-    if any(first < cut < last for _, (first, last) in places for cut in (begin, end)):
-        return None
+    first, last = 0, len(encoding.ids)
     # What some put before every text stands nowhere.
-    return [
-        one for one, (first, last) in places if begin <= first and last <= end and (last > begin or not begin)
-    ]
+    while begin and first < last and encoding.token_to_chars(first)[1] <= begin:
+        first += 1
+    while first < last and encoding.token_to_chars(last - 1)[0] >= end:
+        last -= 1
+    if first < last and (
+        encoding.token_to_chars(first)[0] < begin or encoding.token_to_chars(last - 1)[1] > end
+    ):
+        return None
+    return encoding.ids[first:last]
 
 
 class _Part:
