@@ -186,6 +186,11 @@ REFUSED = {
         '{"instruction": "i", "output": "o"}\n{"instruction": "i"}\n',
         "a.jsonl:2: no field 'output'; its fields are: instruction",
     ),
+    "a system beside a prompt": (
+        "a.jsonl",
+        '{"system": "Be a pirate.", "prompt": "Hi", "response": "Arr"}\n',
+        "a.jsonl:1: field 'system': found \"Be a pirate.\"; an instruction has none of its own: write such records as",
+    ),
     "a speaker that nobody knows": (
         "a.jsonl",
         '{"conversations": [{"from": "narrator", "value": "hi"}]}\n',
@@ -385,6 +390,18 @@ FORMS = {  # as the sets of others have it
     "Dolly, with a context": (
         {"instruction": "Why?", "context": "It rains.", "response": "So."},
         [{"role": "user", "content": "Why?\n\nIt rains."}, ANSWERED],
+    ),
+    "an input beside a response": (
+        {"instruction": "Why?", "input": "It rains.", "response": "So."},
+        [{"role": "user", "content": "Why?\n\nIt rains."}, ANSWERED],
+    ),
+    "a prompt with a context": (
+        {"prompt": "Why?", "context": "It rains.", "response": "So."},
+        [{"role": "user", "content": "Why?\n\nIt rains."}, ANSWERED],
+    ),
+    "messages that are none, and conversations": (
+        {"messages": None, "conversations": TURNS},
+        [ASKED, ANSWERED],
     ),
     "TRL": ({"prompt": "Why?", "completion": "So."}, [ASKED, ANSWERED]),
     "TRL, messages": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWERED]}, [SYSTEM, ASKED, ANSWERED]),

@@ -35,14 +35,16 @@ class Sample(NamedTuple):
         return len(self.text) + sum(len(str(one)) for one in (*(self.messages or ()), *(self.tools or ())))
 
 
-# By which names instructions come with their answers, and what they are about: Alpaca's, Dolly's and others'.
+# By which names instructions come with their answers: Alpaca's, Dolly's, TRL's and others'; and what they are about.
 PAIRS = (
-    ("instruction", "output", "input"),
-    ("instruction", "response", "context"),
-    ("prompt", "completion", ""),
-    ("prompt", "response", ""),
-    ("question", "answer", "context"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
 )
+ABOUT = ("input", "context")
+SYSTEMS = ("system", "system_prompt")
 # Who speaks in ShareGPT's conversations, and in what came of them.
 SPEAKERS = {
     "system": ("system",),
@@ -68,22 +70,22 @@ def kind(record: dict, config: Config) -> str:
     return "instruction" if _pair(record) else "text"
 
 
-def _pair(record: dict) -> tuple[str, str, str] | None:
+def _pair(record: dict) -> tuple[str, str] | None:
     """By which of PAIRS the record has its instruction and its answer."""
-    return next((one for one in PAIRS if set(one[:2]) <= set(record)), None)
+    return next((one for one in PAIRS if set(one) <= set(record)), None)
 
 
 def _pair_of_messages(record: dict) -> list | None:
     """The messages of a record that has those which ask, and those that answer, apart, as TRL's may."""
     pair = _pair(record)
-    found = [record[name] for name in pair[:2]] if pair else []
+    found = [record[name] for name in pair] if pair else []
     return [*found[0], *found[1]] if found and all(isinstance(one, list) for one in found) else None
 
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
 BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
 AROUND = ("function", "name", "id", "type", "index")  # the same of a call around its function
-OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair if name))
+OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 
 
 def telling(config: Config) -> tuple[str, ...]:
@@ -96,7 +98,7 @@ def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
     return {
         "text": ([config.text_field], []),
         "instruction": (["instruction", "output"], ["input"]),
-        "chat": (["messages"], ["tools"]),
+        "chat": (["messages"], ["tools", "conversations", "system"]),
     }[kind]
 
 
@@ -128,7 +130,7 @@ def _text(where: str, record: dict, config: Config) -> dict:
 
 
 def _instruction(where: str, record: dict, config: Config) -> dict:
-    asks, answers, about = _pair(record) or PAIRS[0]
+    asks, answers = _pair(record) or PAIRS[0]
     for field in (asks, answers):
         if field not in record:
             raise BadInput(
@@ -136,14 +138,22 @@ def _instruction(where: str, record: dict, config: Config) -> dict:
                 "and, if need be, input; data_format says what records are where the first one misleads"
             )
     question, answer = _string(where, record, asks), _string(where, record, answers)
-    if record.get(about) not in (None, ""):
-        question = f"{question}\n\n{_string(where, record, about)}"
+    is_alpaca = (asks, answers) == PAIRS[0]  # read so before the others were
+    for name in ABOUT[:1] if is_alpaca else ABOUT:
+        if record.get(name) not in (None, ""):
+            question = f"{question}\n\n{_string(where, record, name)}"
+    for name in () if is_alpaca else SYSTEMS:
+        if record.get(name):
+            raise BadInput(
+                f"{where}: field '{name}': found {_short(record[name])}; an instruction has none of its own: write "
+                "such records as messages, of which the first has the role system"
+            )
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def _chat(where: str, record: dict, config: Config) -> dict:
     messages = record.get("messages")
-    if "messages" not in record:
+    if messages is None:
         messages = _conversation(where, record)
         messages = _pair_of_messages(record) if messages is None else messages
     if messages is None and "messages" not in record:
