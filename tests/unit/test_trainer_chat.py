@@ -61,7 +61,8 @@ FORGETFUL = _THINKS.replace(  # thoughts are taken out of every answer
 )
 LAST = _THINKS.replace(  # thoughts, or none, in the last answer alone, as it comes or of a field
     "{{ m['content'] }}",
-    "{% set parts = m['content'].split('</think>') %}{% if m['role'] == 'assistant' and loop.last %}"
+    "{% set parts = [m['content']] if m.reasoning_content else m['content'].split('</think>') %}"
+    "{% if m['role'] == 'assistant' and loop.last %}"
     "<think>\n{{ (m.reasoning_content or parts[0].split('<think>')[-1] if parts[1:] else m.reasoning_content or '') "
     "| trim }}\n</think>\n\n{{ parts[-1] | trim }}{% elif m['role'] == 'assistant' %}{{ parts[-1] | trim }}"
     "{% else %}{{ m['content'] }}{% endif %}",
@@ -391,7 +392,8 @@ BETWEEN = f"<|sep|>{THOUGHT}<|sep|>{ANSWERS[1]}<|end|>"
         (LAST, TALK, f"\n</think>\n\n{ANSWERS[1]}<|end|>"),
         *((LAST, talk, AFTER_THE_PROMPT) for talk in (THINKING, BARE, IN_A_FIELD)),
         (OF_A_FIELD, TALK, f"{ANSWERS[1]}<|end|>"),
-        *((OF_A_FIELD, talk, BETWEEN) for talk in (THINKING, BARE, IN_A_FIELD)),
+        *((OF_A_FIELD, talk, BETWEEN) for talk in (THINKING, IN_A_FIELD)),
+        (OF_A_FIELD, BARE, BARE[3]["content"] + "<|end|>"),  # words of HTML, say: no prompt opens thoughts
         (ON_REQUEST, IN_A_FIELD, BETWEEN),
         (ON_REQUEST, THINKING, BETWEEN),
         (ENDED, THINKING, THINKING[3]["content"] + "<|end|>"),
@@ -417,6 +419,73 @@ def test_what_the_last_answer_has_thought_is_learnt_as_the_template_has_it(
         # What is not there when nothing was thought is what opens thoughts, and no more.
         shown = text[: text.rindex(last)]
         assert asked in (shown, shown + "<think>\n")
+
+
+@pytest.mark.parametrize("template", [OF_A_FIELD, ON_REQUEST])
+def test_an_earlier_answers_thoughts_are_no_words_either(tmp_path, make_tokenizer, template):
+    """Of a tool's call, say, whose result is told without any."""
+    first = {**TALK[1], "content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWERS[0]}"}
+    tokens = make_tokenizer(template)
+    _, learnt = whole_and_learnt(
+        prepared(tmp_path, tokens, [{"messages": [TALK[0], first, *TALK[2:]]}]), tokens
+    )
+    assert learnt == [f"<|sep|>{THOUGHT}<|sep|>{ANSWERS[0]}<|end|>", ANSWERS[1] + "<|end|>"]
+
+
+@pytest.mark.parametrize("template", [FORGETFUL, LAST])
+@pytest.mark.parametrize("words", ["First, then </think> and last.", "Sure: <think>hm</think> so."])
+def test_words_that_read_like_tags_are_words(tmp_path, make_tokenizer, template, words):
+    """A template that splits an answer at them would leave out what is between."""
+    answer = {**TALK[1], "content": f"<think>\n{THOUGHT}\n</think>\n\n{words}"}
+    tokens = make_tokenizer(template)
+    _, learnt = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": [TALK[0], answer]}]), tokens)
+    assert learnt == [f"{THOUGHT}\n</think>\n\n{words}<|end|>"]
+
+
+def test_words_before_thoughts_are_not_left_out(tmp_path, make_tokenizer):
+    """A template takes all before the tag for nothing."""
+    drops = FORGETFUL.replace("<think>\n{% endif %}", "{% endif %}")
+    answer = {**TALK[1], "content": f"Sure: <think>{THOUGHT}</think>{ANSWERS[0]}"}
+    with pytest.raises(BadInput, match="leaves out the answer's thoughts, before </think>"):
+        prepared(tmp_path, make_tokenizer(drops), [{"messages": [TALK[0], answer]}], loss_on="all")
+
+
+@pytest.mark.parametrize("template", [NOWHERE, FORGETFUL, LAST, ENDED])
+def test_an_empty_pair_of_tags_is_no_thought(tmp_path, make_tokenizer, template):
+    answer = {**TALK[1], "content": f"<think>\n\n</think>\n\n{ANSWERS[0]}"}
+    tokens = make_tokenizer(template)
+    _, (learnt,) = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": [TALK[0], answer]}]), tokens)
+    empty = {LAST: "\n</think>\n\n", ENDED: "<think>\n\n</think>\n\n"}
+    assert learnt == empty.get(template, "") + ANSWERS[0] + "<|end|>"
+
+
+def test_a_template_that_denies_thoughts_before_it_has_them_is_refused(tmp_path, make_tokenizer):
+    denies = ENDED.replace(
+        "{{ m['content'] }}", "{% if m['role'] == 'assistant' %}<think></think>{% endif %}{{ m['content'] }}"
+    )
+    with pytest.raises(
+        BadInput, match=r"messages\[3\]: before the answer's thoughts .* there are none.*reasoning_content"
+    ):
+        prepared(tmp_path, make_tokenizer(denies), [{"messages": THINKING}])
+    prepared(tmp_path, make_tokenizer(denies), [{"messages": TALK}])
+
+
+def test_thoughts_and_calls_whose_arguments_are_text_come_together(tmp_path, make_tokenizer):
+    template = AS_TEXT.replace("HOW", "+ ' ' + call['function']['arguments']").replace(
+        "<|start|>assistant\n{% endif %}", "<|start|>assistant\n<think>\n{% endif %}"
+    )
+    assert "<think>" in template
+    tokens = make_tokenizer(template)
+    talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "mat"}, THINKING[3]]
+    _, learnt = whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
+    assert learnt[-1] == AFTER_THE_PROMPT and '"' in learnt[0]
+
+
+def test_spaces_before_an_answer_are_read_once(tmp_path, make_tokenizer):
+    answer = {**TALK[1], "content": " " * 100_000 + ANSWERS[0] + " </think"}
+    begun = time.monotonic()
+    prepared(tmp_path, make_tokenizer(ENDED), [{"messages": [TALK[0], answer]}], overlong="split")
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("loss_on", ["answers", "all"])

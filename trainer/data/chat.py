@@ -13,6 +13,7 @@ from typing import NamedTuple
 from trainer.data.exchange import (
     FIXED,
     MORE,
+    OPENED,
     THOUGHTS,
     Exchange,
     Span,
@@ -32,8 +33,8 @@ INSTRUCTION_TEMPLATE = (
     "{% endfor %}"
 )
 # An answer's thoughts in its content, as models write them: what opens them may have been the prompt's.
-IN_CONTENT = re.compile(r"\s*(?:<think>\s*)?(.*?)</think>", re.DOTALL)
-OPENED = re.compile(r"<think>\s*\Z")
+IN_CONTENT = re.compile(r"\s*+(<think>\s*+)?(.*?)</think>", re.DOTALL)
+EMPTY = re.compile(r"\s*+<think>\s*+</think>\s*+")
 HIDDEN = {
     "<think>": f"{MORE}think{MORE}",
     "</think>": f"{MORE}/think{MORE}",
@@ -84,7 +85,7 @@ class Renderer:
         self.tokenizer, self.answers = tokenizer, answers
         self.ends = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
         self.in_parts = reads_parts(tokenizer)
-        self._way = functools.cache(self._way_of_thoughts)
+        self._ways = functools.cache(self._ways_of_thoughts)
 
     def __call__(self, sample: Sample) -> tuple[str, list[Span]]:
         """The whole text, and in it the answers with their end-of-turn tokens, in characters. Raises BadInput.
@@ -93,12 +94,7 @@ class Renderer:
         """
         template = self.tokenizer.get_chat_template(tools=sample.tools)
         explained(sample, lambda: fix_today(template))
-        exchange = self._exchange(sample, {})
-        if found := _thoughts(sample.messages[-1]):
-            way, options = self._way(template, found.of_content)
-            exchange = way(self._exchange(sample, options)) or exchange
-        exchange = exchange.as_taken()
-        text, spans = exchange.text, exchange.answers() if self.answers else []
+        text, spans = self._as_a_template_has_it(sample, template)
         bare = text.rstrip()
         if not bare.endswith(self.ends):
             text = bare + self.tokenizer.eos_token
@@ -109,30 +105,44 @@ class Renderer:
     def _exchange(self, sample: Sample, options: dict) -> Exchange:
         return Exchange(self.tokenizer, self.ends, sample, options, self.in_parts)
 
-    def _way_of_thoughts(self, template: str, of_content: bool):
-        """How `template` is given what the last answer's model has thought, and with which options.
+    def _as_a_template_has_it(self, sample: Sample, template: str) -> tuple[str, list[Span]]:
+        plain = self._exchange(sample, {})
+        found = next(filter(None, (_thoughts(one, plain) for one in sample.messages)), None)
+        ways = self._ways(template, found.of_content) if found else ((_as_it_comes, {}), (_without_empty, {}))
+        faults = []
+        for way, options in ways:
+            try:
+                exchange = way(self._exchange(sample, options))
+                if exchange is not None:
+                    exchange = exchange.as_taken()
+                    return exchange.text, exchange.answers() if self.answers else []
+            except BadInput as fault:
+                faults.append(fault)
+        raise faults[0]
 
-        of_content: thoughts that come in the content. It is the first way in which nothing of such an answer is left
-        out, and in which it is what follows the prompt. Where there is none, they are given as they come, and a record
+    def _ways_of_thoughts(self, template: str, of_content: bool) -> list[tuple]:
+        """How `template` may be given what an answer's model has thought, and with which options; the best one first.
+
+        of_content: thoughts that come in the content. These are the ways in which nothing of such an answer is left
+        out, and in which it is what follows the prompt. Where there are none, they are given as they come, and a record
         that loses them so will be refused.
         """
         answer = {"role": "assistant", "content": "It is.", THOUGHTS[0]: "Is it?"}
         if of_content:
             answer = {"role": "assistant", "content": "<think>\nIs it?\n</think>\n\nIt is."}
         probe = Sample(Path(), 0, messages=[{"role": "user", "content": "Is it?"}, answer])
-        for way, options in itertools.product(
-            (_in_a_field, _after_the_prompt, _as_it_comes), ({}, ASKED_TO_THINK)
-        ):
-            text = self._tried(way, probe, options)
-            if text is not None:
-                as_it_comes = self._tried(_as_it_comes, probe, options) or ""
-                # Where a template has both, an answer's own spaces and lines are as its model has written them.
-                has_both = "".join(as_it_comes.split()) == "".join(text.split())
-                return (_as_it_comes if has_both else way), options
-        for options in ({}, ASKED_TO_THINK):
-            if self._tried(_unseen, probe, options) is not None:
-                return _unseen, options
-        return _as_it_comes, {}
+        tried = [
+            *itertools.product((_in_a_field, _after_the_prompt), ({}, ASKED_TO_THINK)),
+            (_as_it_comes, {}),
+            *itertools.product((_unseen,), ({}, ASKED_TO_THINK)),
+        ]
+        made = [(self._tried(way, probe, options), way, options) for way, options in tried]
+        good = [(way, options) for text, way, options in made if text is not None]
+        texts = ["".join(text.split()) for text, _, _ in made if text is not None]
+        if (_as_it_comes, {}) in good and texts[good.index((_as_it_comes, {}))] == texts[0]:
+            # Where a template has both, an answer's own spaces and lines are as its model has written them.
+            good.sort(key=lambda one: one[0] is not _as_it_comes)
+        return good or [(_as_it_comes, {})]
 
     def _tried(self, way, probe: Sample, options: dict) -> str | None:
         """What becomes of the probe this way; None where that is nothing to be trained on."""
@@ -155,29 +165,42 @@ class _Thoughts(NamedTuple):
     of_content: bool
 
 
-def _thoughts(message: dict) -> _Thoughts | None:
-    """Of an answer that has thoughts."""
+def _thoughts(message: dict, exchange: Exchange) -> _Thoughts | None:
+    """Of an answer in that exchange, if it has some. What nothing opens are thoughts where the prompt opens them."""
     if message["role"] != "assistant":
         return None
     for name in THOUGHTS:
         if isinstance(message.get(name), str) and message[name].strip():
             return _Thoughts(message[name], message["content"], False)
-    found = IN_CONTENT.match(message["content"])
-    return _Thoughts(found[1], message["content"][found.end() :], True) if found else None
+    found = IN_CONTENT.match(message["content"]) if "</think>" in message["content"] else None
+    if found is None or not found[2].strip() or not (found[1] or exchange.opens_thoughts):
+        return None
+    return _Thoughts(found[2], message["content"][found.end() :], True)
 
 
 def _as_it_comes(exchange: Exchange) -> Exchange:
     return exchange
 
 
+def _without_empty(exchange: Exchange) -> Exchange | None:
+    """Where nothing was thought, and an empty pair of tags says so, which the template may have in its own place."""
+    told = [
+        {**one, "content": EMPTY.sub("", one["content"], count=1)}
+        if one["role"] == "assistant" and EMPTY.match(one["content"])
+        else one
+        for one in exchange.messages
+    ]
+    return None if told == exchange.messages else exchange.of(told)
+
+
 def _in_a_field(exchange: Exchange) -> Exchange:
     """Each answer's thoughts in the field that templates look for."""
 
     def told(message):
-        found = _thoughts(message)
+        found = _thoughts(message, exchange)
         if found is None or not found.of_content:
             return message
-        return {**message, THOUGHTS[0]: found.thoughts.strip(), "content": found.rest.strip()}
+        return {**message, THOUGHTS[0]: found.thoughts.strip(), "content": found.rest.strip("\n")}
 
     return exchange.of([told(one) for one in exchange.messages])
 
@@ -185,15 +208,23 @@ def _in_a_field(exchange: Exchange) -> Exchange:
 def _after_the_prompt(exchange: Exchange, hidden: bool = False) -> Exchange | None:
     """The last answer's thoughts in its content, opened as the prompt has opened them; None where it does not."""
     last = exchange.messages[-1]
-    before = exchange.before(len(exchange.messages) - 1)
-    found, opened = _thoughts(last), OPENED.search(before)
+    found = _thoughts(last, exchange)
+    if found is None:
+        return exchange
+    try:
+        before = exchange.before(len(exchange.messages) - 1)
+    except BadInput:
+        exchange = exchange.as_openai()
+        before = exchange.before(len(exchange.messages) - 1)
+    opened = OPENED.search(before)
     if opened is None:
         return None
     content = f"{opened[0]}{found.thoughts}</think>{found.rest}"
     if not found.of_content:
         content = f"{opened[0]}{found.thoughts.strip()}\n</think>\n\n{found.rest}"
     if hidden:
-        content = content.replace("<think>", HIDDEN["<think>"], 1).replace("</think>", HIDDEN["</think>"], 1)
+        for tag, other in HIDDEN.items():
+            content = content.replace(tag, other)
     plain = {name: last[name] for name in last if name not in THOUGHTS}
     made = exchange.of([*exchange.messages[:-1], {**plain, "content": content}])
     follows = made.text.removeprefix(before)

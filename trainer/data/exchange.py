@@ -20,7 +20,10 @@ MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MORE = "\ue000"  # a private character, put into a message to see where it stands
 MARK = re.compile(f"{MORE}([0-9]+){MORE}")
 UNSEEN = re.compile(f"{MORE}(/?think){MORE}")  # tags that a template was not to see
+OPENED = re.compile(r"<think>\s*\Z")
 CLOSED = re.compile(rf"</(?:\w+:)?think>|{MORE}/think{MORE}")
+OPENING = re.compile(rf"\s*+(?:<(?:\w+:)?think>|{MORE}think{MORE})")
+OVER = re.compile(r"</(?:\w+:)?think>\s*\Z")
 # What well-known templates have of thoughts: whole ones, what opens them at the end, what closes none.
 OF_THOUGHTS = re.compile(
     r"<(?:\w+:)?think>(?:.*?</(?:\w+:)?think>|\s*\Z)|</(?:\w+:)?think>"
@@ -62,6 +65,17 @@ class Exchange:
         """What the model is given when message `n`, an answer, is asked for."""
         return self._rendered(self.messages[:n], add_generation_prompt=True)
 
+    @functools.cached_property
+    def opens_thoughts(self) -> bool:
+        """Whether a prompt ends so that the answer begins within thoughts."""
+        try:
+            return bool(OPENED.search(self.before(len(self.messages) - 1)))
+        except BadInput:
+            return False
+
+    def as_openai(self) -> "Exchange":
+        return self.of([_as_openai(one) for one in self.messages])
+
     def as_taken(self) -> "Exchange":
         """This one as the template takes it. Raises BadInput where nothing has all that was said.
 
@@ -70,7 +84,7 @@ class Exchange:
         fault = self._fault()
         calls = [call for message in self.messages for call in _calls(message)]
         if fault or any(call["arguments"] and str(call["arguments"]) in self.text for call in calls):
-            other = self.of([_as_openai(one) for one in self.messages])
+            other = self.as_openai()
             wrong = other._fault() if calls else fault
             # Where the template makes JSON of it, that of a text is another one.
             if not wrong and all(_json(call["arguments"]) in other.text for call in calls):
@@ -107,11 +121,31 @@ class Exchange:
             looks = any(last[name].strip() for name in thoughts)
             if looks and not self._stands(-1, {**last, **thoughts}):
                 return self._left_out(len(self.messages) - 1, f"the answer's {' and '.join(thoughts)}")
-            closed = CLOSED.search(last["content"]) if last["role"] == "assistant" else None
-            if closed and not self._stands(-1, _with_mark(last, closed.start())):
-                return self._left_out(len(self.messages) - 1, f"the answer's thoughts, before {closed[0]}")
+            return self._fault_of_thoughts(len(self.messages) - 1)
         except BadInput as fault:
             return fault
+        return None
+
+    def _fault_of_thoughts(self, n: int) -> BadInput | None:
+        """What is wrong with the `n`th message, an answer, if thoughts end in its content, or words say how."""
+        content = self.messages[n]["content"]
+        closed = CLOSED.search(content) if self.messages[n]["role"] == "assistant" else None
+        if closed is None:
+            return None
+        if not self._stands(n, _with_mark(self.messages[n], closed.start())):
+            return self._left_out(n, f"the answer's thoughts, before {closed[0]}")
+        begins = 0 if not OPENING.match(content) else closed.end()
+        for at in (begins, closed.end()):
+            if not self._stands(n, _with_mark(self.messages[n], at)):
+                return self._left_out(n, f"some of the answer's words, for there is {closed[0]} among them")
+        begin = _common_length(self.text, self._with(n, _with_mark(self.messages[n], 0)))
+        in_field = any(self.messages[n].get(name) for name in THOUGHTS)
+        if OVER.search(self.text[:begin]) and not in_field:
+            return BadInput(
+                f"{self.sample.place}: messages[{n}]: before the answer's thoughts the model's chat template says that "
+                f"there are none, and has {closed[0]} among its words then: give them as {THOUGHTS[0]}, or take a "
+                "model whose template reads them"
+            )
         return None
 
     def _there(self) -> set[int]:
@@ -143,6 +177,12 @@ class Exchange:
         end = len(upto.rstrip()) if self.text.startswith(upto) else self._end(n, upto)
         if end < begin:
             raise self._unclear(n, "it does not render the answer")
+        if _calls(self.messages[n]) and not self.text.startswith(before):
+            # Where it begins another answer for the words that there are none of, that is no part of this one.
+            header = before.removeprefix(self._rendered(self.messages[:n]))
+            first = next((one for one in self.ends if header.startswith(one)), None)
+            if first and first in self.text[begin:end]:
+                raise self._unclear(n, "it has the answer's words as another answer")
         return begin, end
 
     def _begin(self, n: int, before: str) -> int:
