@@ -481,6 +481,15 @@ def test_thoughts_and_calls_whose_arguments_are_text_come_together(tmp_path, mak
     assert learnt[-1] == AFTER_THE_PROMPT and '"' in learnt[0]
 
 
+def test_thoughts_are_refused_where_only_another_prompt_opens_some(tmp_path, make_tokenizer):
+    at_first = FORGETFUL.replace(
+        "<think>\n{% endif %}", "{% if messages | length < 2 %}<think>\n{% endif %}{% endif %}"
+    )
+    for loss_on in ("answers", "all"):
+        with pytest.raises(BadInput, match="leaves out the answer's thoughts, before </think>"):
+            prepared(tmp_path, make_tokenizer(at_first), [{"messages": THINKING}], loss_on=loss_on)
+
+
 def test_spaces_before_an_answer_are_read_once(tmp_path, make_tokenizer):
     answer = {**TALK[1], "content": " " * 100_000 + ANSWERS[0] + " </think"}
     begun = time.monotonic()

@@ -106,6 +106,7 @@ class Renderer:
         return Exchange(self.tokenizer, self.ends, sample, options, self.in_parts)
 
     def _as_a_template_has_it(self, sample: Sample, template: str) -> tuple[str, list[Span]]:
+        """The whole text and its answers, in the first way in which nothing is amiss."""
         plain = self._exchange(sample, {})
         found = next(filter(None, (_thoughts(one, plain) for one in sample.messages)), None)
         ways = self._ways(template, found.of_content) if found else ((_as_it_comes, {}), (_without_empty, {}))
@@ -118,7 +119,10 @@ class Renderer:
                     return exchange.text, exchange.answers() if self.answers else []
             except BadInput as fault:
                 faults.append(fault)
-        raise faults[0]
+        if faults:
+            raise faults[0]
+        exchange = plain.as_taken()  # no way is one for these messages, though it was for others
+        return exchange.text, exchange.answers() if self.answers else []
 
     def _ways_of_thoughts(self, template: str, of_content: bool) -> list[tuple]:
         """How `template` may be given what an answer's model has thought, and with which options; the best one first.
