@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.data import chat as turns
-from trainer.data.exchange import in_parts, reads_parts
+from trainer.data.exchange import as_read
 from trainer.errors import BadInput, OutOfMemory
 from trainer.model import saved
 
@@ -141,7 +141,7 @@ def _answer(model, tokenizer, messages: list[dict], sampling: Sampling) -> str:
 
 def _rendered(tokenizer, messages: list[dict]):
     """The ids (1, S) of the messages by the model's template, up to where the answer begins."""
-    messages = in_parts(messages) if reads_parts(tokenizer) else messages
+    messages = as_read(tokenizer, messages)
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # whatever a template may raise

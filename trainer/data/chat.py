@@ -17,9 +17,9 @@ from trainer.data.exchange import (
     THOUGHTS,
     Exchange,
     Span,
+    as_read,
     explained,
     fix_today,
-    in_parts,
     reads_parts,
 )
 from trainer.data.records import Sample
@@ -61,7 +61,7 @@ def end_of_turn(tokenizer) -> int | None:
     if not tokenizer.chat_template:
         return None
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MORE}]
-    messages = in_parts(messages) if reads_parts(tokenizer) else messages
+    messages = as_read(tokenizer, messages)
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **FIXED)
     except Exception:  # whatever a template may raise; who renders with it will say so
@@ -113,15 +113,16 @@ class Renderer:
         faults = []
         for way, options in ways:
             try:
-                exchange = way(self._exchange(sample, options))
+                exchange = self._by(way, sample, options)
                 if exchange is not None:
-                    exchange = exchange.as_taken()
                     return exchange.text, exchange.answers() if self.answers else []
             except BadInput as fault:
                 faults.append(fault)
         if faults:
             raise faults[0]
-        exchange = plain.as_taken()  # no way is one for these messages, though it was for others
+        exchange = self._by(
+            _as_it_comes, sample, {}
+        )  # no way is one for these messages, though it was for others
         return exchange.text, exchange.answers() if self.answers else []
 
     def _ways_of_thoughts(self, template: str, of_content: bool) -> list[tuple]:
@@ -151,14 +152,16 @@ class Renderer:
     def _tried(self, way, probe: Sample, options: dict) -> str | None:
         """What becomes of the probe this way; None where that is nothing to be trained on."""
         try:
-            exchange = way(self._exchange(probe, options))
-            if exchange is None:
-                return None
-            exchange = exchange.as_taken()
-            exchange.answers()
+            exchange = self._by(way, probe, options)
+            if exchange is not None:
+                exchange.answers()
         except BadInput:
             return None
-        return exchange.text
+        return exchange and exchange.text
+
+    def _by(self, way, sample: Sample, options: dict) -> Exchange | None:
+        exchange = way(self._exchange(sample, options))
+        return exchange and exchange.as_taken()
 
 
 class _Thoughts(NamedTuple):

@@ -124,7 +124,6 @@ class Exchange:
             return self._fault_of_thoughts(len(self.messages) - 1)
         except BadInput as fault:
             return fault
-        return None
 
     def _fault_of_thoughts(self, n: int) -> BadInput | None:
         """What is wrong with the `n`th message, an answer, if thoughts end in its content, or words say how."""
@@ -135,7 +134,7 @@ class Exchange:
         if not self._stands(n, _with_mark(self.messages[n], closed.start())):
             return self._left_out(n, f"the answer's thoughts, before {closed[0]}")
         begins = 0 if not OPENING.match(content) else closed.end()
-        for at in (begins, closed.end()):
+        for at in {begins, closed.end()}:
             if not self._stands(n, _with_mark(self.messages[n], at)):
                 return self._left_out(n, f"some of the answer's words, for there is {closed[0]} among them")
         begin = _common_length(self.text, self._with(n, _with_mark(self.messages[n], 0)))
@@ -173,11 +172,12 @@ class Exchange:
     def _answer(self, n: int) -> Span:
         """Where message `n`, an answer, stands in the whole."""
         before, upto = self.before(n), self._rendered(self.messages[: n + 1])
-        begin = len(before) if self.text.startswith(before) else self._begin(n, before)
+        is_asked_so = self.text.startswith(before)
+        begin = len(before) if is_asked_so else self._begin(n, before)
         end = len(upto.rstrip()) if self.text.startswith(upto) else self._end(n, upto)
         if end < begin:
             raise self._unclear(n, "it does not render the answer")
-        if _calls(self.messages[n]) and not self.text.startswith(before):
+        if _calls(self.messages[n]) and not is_asked_so:
             # Where it begins another answer for the words that there are none of, that is no part of this one.
             header = before.removeprefix(self._rendered(self.messages[:n]))
             first = next((one for one in self.ends if header.startswith(one)), None)
@@ -208,7 +208,7 @@ class Exchange:
         As templates have it that leave out an earlier answer's thoughts, or have a token for the end of the last one:
         what follows the answer's own text is compared, and is the answer's as far as it agrees.
         """
-        more = {**self.messages[n], "content": self.messages[n]["content"] + MORE}
+        more = _with_mark(self.messages[n], len(self.messages[n]["content"]))
         tail = _common_end(upto, self._rendered([*self.messages[:n], more])).rstrip()
         follows = _common_end(self.text, self._with(n, more))
         agreed = tail
@@ -220,8 +220,7 @@ class Exchange:
 
     def _agreed(self, one: str, other: str) -> str:
         """How both begin, up to the end of the first special token; nothing where that is not the same."""
-        cut = re.compile("|".join(map(re.escape, sorted(self.ends, key=len, reverse=True))))
-        first = cut.search(one)
+        first = _any_of(self.ends).search(one)
         return one[: first.end()] if first and other.startswith(one[: first.end()]) else ""
 
     def _marked(self) -> list[Span]:
@@ -274,6 +273,11 @@ def reads_parts(tokenizer) -> bool:
     return not reads(messages) and reads(in_parts(messages))
 
 
+def as_read(tokenizer, messages: list[dict]) -> list[dict]:
+    """The messages as the template reads them."""
+    return in_parts(messages) if reads_parts(tokenizer) else messages
+
+
 def in_parts(messages: list[dict]) -> list[dict]:
     return [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
 
@@ -296,6 +300,11 @@ def explained(sample: Sample, rendering):
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise BadInput(f"{sample.place}: the model's chat template refuses these messages: {text}") from None
+
+
+@functools.cache
+def _any_of(tokens: tuple[str, ...]) -> re.Pattern:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
 
 
 def _is_looked_for(message: dict) -> bool:

@@ -61,7 +61,7 @@ def kind(record: dict, config: Config) -> str:
         return config.data_format
     if isinstance(record.get("messages"), list):
         return "chat"
-    if {"instruction", "output"} <= set(record):
+    if set(PAIRS[0]) <= set(record):
         return "instruction"
     if config.text_field in record:
         return "text"
