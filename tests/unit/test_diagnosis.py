@@ -618,6 +618,16 @@ echo '[{"thread_name": "MainThread", "frames": [{"name": "f", "short_filename": 
 """
 
 
+def soon_gone(command, seconds=20):
+    """Whether no process has this command line: one that was killed is there until the kernel comes to it."""
+    end = time.monotonic() + seconds
+    while subprocess.run(["pgrep", "-fx", command], check=False, stdout=subprocess.DEVNULL).returncode == 0:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def test_eight_ranks_are_looked_at_in_the_time_of_one_and_who_does_not_answer_is_named(run_module, tmp_path):
     """Six stacks take a second each, two hang: all in the 4 s that a host has, and nothing of it is left behind."""
     spy, opt = tmp_path / "env/bin/py-spy", tmp_path / "opt/current"
@@ -639,9 +649,7 @@ def test_eight_ranks_are_looked_at_in_the_time_of_one_and_who_does_not_answer_is
     try:
         result = run_module("diagnose_host", keeper="process", **places)
         found = result["diagnosis"]
-        left = subprocess.run(
-            ["pgrep", "-fx", "sleep 987"], capture_output=True, text=True, check=False
-        ).stdout
+        left = not soon_gone("sleep 987")
     finally:
         for one in ranks:
             one.kill()
@@ -650,7 +658,7 @@ def test_eight_ranks_are_looked_at_in_the_time_of_one_and_who_does_not_answer_is
     assert [bool(one["stack"]) for one in found["ranks"]] == [True] * 6 + [False] * 2, found
     assert found["late"] == ["rank 6's stack", "rank 7's stack"]
     assert found["seconds"] < 6, "one after another would take 16"
-    assert left == ""
+    assert not left
 
 
 def test_looks_are_made_at_once_and_a_fault_of_one_is_raised(load_module):
@@ -670,9 +678,7 @@ def test_a_command_that_hangs_is_left_with_all_that_it_began(load_module):
     hangs = ["sh", "-c", "sleep 986 & sleep 986"]
     assert runs.within(0.3, hangs) == (124, "", "no answer within 0 s")
     assert time.monotonic() - begin < 5 and module
-    assert (
-        subprocess.run(["pgrep", "-fx", "sleep 986"], check=False, stdout=subprocess.DEVNULL).returncode == 1
-    )
+    assert soon_gone("sleep 986")
     assert runs.within(30, ["sh", "-c", "echo a; echo b >&2; exit 3"]) == (3, "a\n", "b\n")
     assert runs.within(30, ["/nowhere"])[0] == 127
 
