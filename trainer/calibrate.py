@@ -34,6 +34,7 @@ def begin(run: Run) -> list[dict[int, float]]:
     """
     world, balance = run.world, run.balance
     memory, start = tries_memory(world.device), time.perf_counter()
+    run.width = None
     if not (memory or balance.learns):
         return []
     found = []

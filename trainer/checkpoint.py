@@ -51,7 +51,7 @@ SHAPING = {
     "model": ("model", "adapter", "lora_rank", "lora_targets"),
     "dataset": (
         *("dataset", "dataset_weights", "data_format", "text_field", "max_samples", "validation_split"),
-        *("loss_on", "overlong"),
+        *("loss_on", "overlong", "packing"),
     ),
 }
 MARGIN = 32 << 20  # bytes for what lies beside the tensors

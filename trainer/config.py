@@ -115,10 +115,15 @@ class Config:
         "and one that is longer than sequence_length is cut (cut) or refused (refuse)",
         choices=("split", "cut", "refuse"),
     )
+    packing: bool = key(
+        True,
+        "fill sequences with documents that do not see each other; false: a sequence is one document, or a part of "
+        "one, and padding, which models with recurrent layers want",
+    )
     vocab_size: int = key(
         2048, "tokens in the tokenizer that `model: tiny` trains on the dataset", least=257, most=1_000_000
     )
-    sequence_length: int = key(256, "tokens in a packed sequence", least=2, most=1 << 24)
+    sequence_length: int = key(256, "tokens in a sequence", least=2, most=1 << 24)
 
     batch_size: int = key(16, "sequences in an optimizer step, over all ranks", least=1, most=1 << 20)
     micro_batch_size: int = key(

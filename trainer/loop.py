@@ -1,7 +1,7 @@
 """The training loop. Read this first.
 
-A step takes `batch_size` packed sequences, which every rank knows from (seed, cursor) alone. Each rank computes its
-share of them, in micro-batches. Its loss is the sum over its tokens divided by the number of tokens of the *whole*
+A step takes `batch_size` sequences, which every rank knows from (seed, cursor) alone. Each rank computes its share of
+them, in micro-batches. Its loss is the sum over its tokens divided by the number of tokens of the *whole*
 batch, and gradients are summed over ranks: the gradient is that of the batch's mean token loss, however the batch is
 split. So the loss curve depends on data, seed, batch, model and optimizer, and on nothing else.
 """
@@ -81,6 +81,8 @@ class Run:
     )
     router_coef: float = 0.0  # weight of the routers' auxiliary loss (model/router.py)
     from_random: bool = False  # weights, of a model that came without
+    # Tokens of a sequence that are computed in this step, the same on all ranks; all, before the first one.
+    width: int | None = None
     # Seconds of this rank's last step: compression, and the optimizer with the clipping.
     last_own: tuple[float, float] = (0.0, 0.0)
 
@@ -93,7 +95,8 @@ class StepReport:
     grad_norm: float
     lr: float
     router_loss: float | None  # the routers' auxiliary loss, before its weight, where there is one
-    tokens: int
+    tokens: int  # with a loss
+    inputs: int  # that were computed, but for padding after a sequence's only document
     epoch: int
     shares: list[int]
     stop: bool  # some rank was asked to stop
@@ -201,6 +204,7 @@ def train_step(run: Run, observer) -> StepReport:
     tokens = int(run.packed.valid[batch].sum())
     if not tokens:
         raise Wordless(f"step {progress.step + 1}: none of the batch's tokens counts")
+    run.width = run.packed.width(batch)
     split = run.balance.split
     offset = sum(split[: world.rank])
     mine = batch[offset : offset + split[world.rank]]
@@ -249,7 +253,8 @@ def train_step(run: Run, observer) -> StepReport:
     # Where a host has several ranks, one codes for all of them while they wait for it.
     alone = world.size == len(world.firsts)
     besides = [*map(sum, zip(compression, optimizer, strict=True))] if alone else optimizer
-    run.balance.learn(rank_seconds, besides)
+    full = config.sequence_length / run.width  # what whole sequences would have taken
+    run.balance.learn([seconds * full for seconds in rank_seconds], besides)
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
     refuse_harm(run, loss, grad_norm)
@@ -275,6 +280,7 @@ def train_step(run: Run, observer) -> StepReport:
         lr=lr,
         router_loss=router_loss if routed is not None else None,
         tokens=tokens,
+        inputs=sum(run.packed.inputs(batch)),
         epoch=epoch,
         shares=split,
         stop=stop > 0,
@@ -371,7 +377,9 @@ def tensors(run: Run, packed: Packed, sequences: list[int]) -> list[torch.Tensor
 
     Without sequences they are a few tokens without a loss: a rank that only keeps step has next to nothing to compute.
     """
-    arrays = [np.stack(array) for array in zip(*(packed[k] for k in sequences or [0]), strict=True)]
+    width = run.width if packed is run.packed else packed.width(sequences or [0])
+    rows = zip(*(packed[k] for k in sequences or [0]), strict=True)
+    arrays = [np.stack([row[:width] for row in array]) for array in rows]
     if not sequences:
         arrays = [array[:, :EMPTY] for array in arrays]
         arrays[1] = np.full_like(arrays[1], IGNORE)

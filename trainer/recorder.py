@@ -692,8 +692,7 @@ class Recorder:
         """
         if self.peak is None:
             return None
-        tokens = self.run.config.batch_size * self.run.config.sequence_length
-        return tokens * self.flops / (report.step_seconds * self.peak)
+        return report.inputs * self.flops / (report.step_seconds * self.peak)
 
     def __enter__(self) -> "Recorder":
         return self

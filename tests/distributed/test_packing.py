@@ -75,6 +75,19 @@ def test_a_model_that_mixes_documents_never_takes_a_step(recurrent, tmp_path, si
     assert not ranks.records(one.directory())
 
 
+def test_it_is_trained_and_resumed_where_nothing_is_packed(recurrent, tmp_path, capsys):
+    """At another world size and other shares, too; check and plan take it, and what is written generates."""
+    chosen = (recurrent, "packing=false", "steps=4", "checkpoint_every=2")
+    whole = ranks.run(tmp_path / "whole", 1, *chosen)
+    assert whole[-1] < whole[0]
+    other = ranks.Ranks(tmp_path / "other", 2, *chosen, stop_in=2)
+    assert set(other.codes()) == {75}, other.log()
+    assert ranks.run(tmp_path / "other", 1, *chosen) == pytest.approx(whole, rel=1e-5)
+    for command in (["check"], ["plan"]):
+        assert cli.main([*command, *map(str, chosen)]) == 0, capsys.readouterr()
+    assert cli.main(["generate", str(tmp_path / "whole" / "node0"), "--max-new-tokens", "3"]) == 0
+
+
 def test_check_and_plan_refuse_it_in_the_same_words(recurrent, gpt_oss, tmp_path, capsys):
     one = ranks.Ranks(tmp_path, 1, recurrent)
     assert one.codes() == [2]

@@ -1,5 +1,6 @@
 """One loss curve: a plain loop's, on any number of ranks, with any micro-batch."""
 
+import functools
 import itertools
 import json
 import math
@@ -198,6 +199,70 @@ def test_documents_that_are_kept_whole_on_four_unlike_ranks(material, tmp_path, 
     found = ranks.run(tmp_path, 4, material / "run.yaml", *chosen, "balance=4,2,1,1", "micro_batch_size=1")
     assert found == pytest.approx(expected, rel=1e-5)
     assert abs(found[-1] - found[0]) > 0.01
+
+
+@pytest.fixture(scope="module")
+def references_alone(material):
+    """Eight documents of up to 64 tokens a step, or parts of them, each for itself."""
+    parts = [[ids[at : at + 65]] for ids in documents(material) for at in range(0, len(ids) - 1, 64)]
+    assert max(map(len, documents(material))) > 65 > 10 > min(map(len, documents(material)))
+    return {
+        adapter: plain_loop(material, batch_size=8, adapter=adapter, rows=parts)
+        for adapter in ("none", "lora")
+    }
+
+
+@pytest.mark.parametrize(
+    ("adapter", "strategy", "size"),
+    [
+        ("none", "ddp", 1),
+        ("none", "fsdp", 3),
+        ("lora", "ddp", 4),
+        *(
+            pytest.param(*chosen, marks=pytest.mark.full)
+            for chosen in itertools.product(("none", "lora"), STRATEGIES, (1, 2, 4))
+            if chosen not in (("none", "ddp", 1), ("lora", "ddp", 4))
+        ),
+    ],
+)
+def test_documents_that_are_not_packed(material, references_alone, tmp_path, adapter, strategy, size):
+    """Steps are as wide as their longest document; shares are uneven, accumulated over 4 to 8 micro-batches."""
+    shares = {1: "8", 2: "5,3", 3: "4,1,3", 4: "4,2,1,1"}[size]
+    chosen = (f"strategy={strategy}", f"adapter={adapter}", "lora_rank=4", "packing=false", "batch_size=8")
+    chosen += ("sequence_length=64", f"balance={shares}", "micro_batch_size=1")
+    patch = {("trainer.data.pack", "STRIDE"): 8}
+    found = ranks.run(tmp_path, size, material / "run.yaml", *chosen, patch=patch)
+    assert found == pytest.approx(references_alone[adapter], rel=1e-5)
+    assert abs(found[-1] - found[0]) > 0.01
+
+
+def test_a_step_is_as_wide_as_its_longest_document_on_all_ranks(material, tmp_path):
+    chosen = ("packing=false", "sequence_length=64", "batch_size=3", "balance=auto")
+    patch = {
+        ("trainer.data.pack", "STRIDE"): 8,
+        ("trainer.loop", "train_step"): functools.partial(_looked_at, tmp_path),
+    }
+    ranks.run(tmp_path, 2, material / "run.yaml", *chosen, patch=patch)
+    told = [(tmp_path / f"widths-{rank}").read_text().split() for rank in range(2)]
+    assert told[0] == told[1] and len(set(told[0])) > 2
+
+
+def _looked_at(folder, run, observer):
+    """A step, of which the balance is told what whole sequences would have taken."""
+    from trainer import loop
+
+    learnt, learn = [], run.balance.learn
+    run.balance.learn = lambda seconds, besides: learnt.append(seconds) or learn(seconds, besides)
+    report = loop.train_step_really(run, observer)
+    del run.balance.learn
+    before = run.progress.cursor - run.config.batch_size
+    lengths = run.packed.inputs(run.index.batch(before, run.config.batch_size))
+    assert report.inputs == sum(lengths)
+    assert run.width == min(64, math.ceil(max(lengths) / 8) * 8)
+    assert learnt == [pytest.approx([seconds * 64 / run.width for seconds in report.rank_seconds])]
+    with (folder / f"widths-{run.world.rank}").open("a") as file:
+        file.write(f"{run.width}\n")
+    return report
 
 
 @pytest.mark.full

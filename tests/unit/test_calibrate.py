@@ -95,7 +95,9 @@ def passes(monkeypatch, seconds) -> list[int]:
 def test_shares_begin_by_what_was_tried(monkeypatch):
     passes(monkeypatch, 0.001)
     one = run()
+    one.width = 5
     found = calibrate.begin(one)
+    assert one.width is None, "whole sequences are tried, as memory must hold them"
     assert [list(times) for times in found] == [[1, 4], [1, 4]]
     assert one.balance.split == [12, 4] and one.balance.expected == pytest.approx(2)
     assert one.balance.speeds == pytest.approx([1, 1 / 3])

@@ -662,6 +662,49 @@ def test_a_neighbour_document_changes_nothing(packed):
         assert torch.allclose(before, alone, atol=1e-5)
 
 
+@pytest.mark.parametrize("overlong", ["split", "cut"])
+def test_a_document_has_sequences_of_its_own_where_nothing_is_packed(tmp_path, monkeypatch, overlong):
+    """What the next one is no document tells; a part in which nothing is learnt is no sequence."""
+    monkeypatch.setattr("trainer.data.pack.WINDOW", 7)
+    texts = [" ".join(f"w{(n * k) % 23}" for k in range(1 + (n * 7) % 40)) for n in range(60)] + ["é" * 8]
+    path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    settings = {"dataset": path, "vocab_size": 330, "sequence_length": 16, "overlong": overlong}
+    config = from_mapping({**settings, "packing": False})
+    tokens = tokenizer.wrap(tokenizer.train(config))
+    documents = [[*tokens(text).input_ids, tokens.eos_token_id] for text in texts]
+    assert 17 in map(len, documents), "its last part would have a single token"
+    found, _ = pack.prepare(config, read.digests(config), tokens, tmp_path / "cache")
+    expected = [
+        (one[at : at + 16], one[at + 1 : at + 17])
+        for one in (one[:16] if overlong == "cut" else one for one in documents)
+        for at in range(0, len(one) - 1, 16)
+    ]
+    assert len(found) == len(expected) and found.layout == "alone"
+    for k, (ids, following) in enumerate(expected):
+        inputs, labels, positions = found[k]
+        assert inputs.tolist() == ids + [tokens.pad_token_id] * (16 - len(ids))
+        assert labels.tolist() == following + [pack.IGNORE] * (16 - len(following))
+        assert positions.tolist() == [*range(len(ids)), *range(16 - len(ids))]
+        assert (found.valid[k], found.inputs([k])) == (len(following), [len(ids)])
+    other, _ = pack.prepare(from_mapping(settings), read.digests(config), tokens, tmp_path / "cache")
+    assert other.digest != found.digest
+    assert (other.inputs([0, 1]), other.width([0])) == ([16, 16], 16)
+
+
+def test_of_padding_no_more_is_computed_than_the_longest_document_wants(tmp_path):
+    texts = ["b" * n for n in (3, 70, 200)]
+    paths = [write_lines(tmp_path / f"{n}.jsonl", [{"text": one}] * 2) for n, one in enumerate(texts)]
+    settings = {"dataset": ",".join(paths), "vocab_size": 257, "sequence_length": 256, "packing": False}
+    found, _ = prepared(from_mapping(settings), tmp_path / "cache")
+    assert found.inputs(range(6)) == [4, 4, 71, 71, 201, 201]
+    assert [found.width(some) for some in ([0], [1, 2], [0, 5, 1])] == [64, 128, 256]
+    short, _ = prepared(from_mapping({**settings, "sequence_length": 210}), tmp_path / "cache")
+    assert short.width([4]) == 210
+    for fixed in ({"compile": True}, {"attention": "flex_attention"}):
+        found, _ = prepared(from_mapping({**settings, **fixed}), tmp_path / "cache")
+        assert found.width([0]) == 256, "another width would be compiled anew"
+
+
 def test_best_fit_loses_nothing_and_fits():
     chance = random.Random(5)
     lengths = [chance.randint(1, 50) for _ in range(300)] + [50, 1]
@@ -807,6 +850,7 @@ def test_what_another_host_has_made_is_seen_late_and_taken(tmp_path, monkeypatch
         ({"max_samples": 3}, True),
         ({"validation_split": 0.3}, True),
         ({"text_field": "other"}, True),
+        ({"packing": False}, False),
     ],
 )
 def test_what_the_tokens_depend_on_is_in_their_name(tmp_path, changes, anew):
@@ -1242,10 +1286,11 @@ def test_the_number_of_steps_is_that_of_the_decimal_fraction():
         assert index.last_step(config, sequences) == last
 
 
-@pytest.mark.parametrize("overlong", ["split", "refuse"])
-def test_how_much_is_done_at_once_changes_nothing(tmp_path, monkeypatch, overlong):
+@pytest.mark.parametrize(("overlong", "packing"), [("split", True), ("refuse", True), ("split", False)])
+def test_how_much_is_done_at_once_changes_nothing(tmp_path, monkeypatch, overlong, packing):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "word " * (n % 3 + 1)} for n in range(90)])
-    config = from_mapping({"dataset": path, "vocab_size": 257, "sequence_length": 19, "overlong": overlong})
+    settings = {"dataset": path, "vocab_size": 257, "sequence_length": 19}
+    config = from_mapping({**settings, "overlong": overlong, "packing": packing})
     at_once, _ = prepared(config, tmp_path / "cache")
     monkeypatch.setattr("trainer.data.cache.BATCH", 37)
     monkeypatch.setattr("trainer.data.pack.TOGETHER", 40)
@@ -1257,6 +1302,7 @@ def test_how_much_is_done_at_once_changes_nothing(tmp_path, monkeypatch, overlon
     counted = [int((in_pieces[k][1] != pack.IGNORE).sum()) for k in range(len(in_pieces))]
     assert in_pieces.valid.tolist() == counted
     if overlong == "split":
+        assert len(in_pieces) == len(at_once)
         for k in range(len(at_once)):
             assert all(np.array_equal(a, b) for a, b in zip(in_pieces[k], at_once[k], strict=True))
 

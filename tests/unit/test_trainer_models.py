@@ -180,6 +180,7 @@ MIXING = {
         "decoder_attention_heads": 4,
         "decoder_ffn_dim": 48,
         "vocab_size": 96,
+        "dropout": 0.0,
     },
 }
 
@@ -190,11 +191,60 @@ def test_an_architecture_that_cannot_keep_documents_apart_is_refused(kind, world
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MIXING[kind]))
-    said = r"see other documents in a packed sequence .* choose another model"
+    said = r"see other documents in a packed sequence .* set packing to false.* or choose another model"
     with pytest.raises(BadInput, match=said):
         packing.check(from_mapping({}), TokenLoss(model), world)
     with pytest.raises(BadInput, match=said):
         packing.foresee(from_mapping({}), model.config)
+
+
+@pytest.mark.parametrize("kind", [*MIXING, "jamba"])
+def test_it_is_trained_where_each_document_has_a_row(kind, world):
+    """Its loss is that of each document alone, whatever is computed beside it, and behind it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    settings = MIXING.get(kind) or {**SMALL, **EXPERTS, "attn_layer_offset": 1, "attn_layer_period": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(3 if one.ndim > 1 else 1)
+    unpacked = from_mapping({"packing": False})
+    module = TokenLoss(load.in_training(model), 16, packed=False)
+    packing.check(unpacked, module, world)
+    packing.foresee(unpacked, model.config)
+    lengths = (3, 12, 9)
+    inputs, labels = torch.randint(2, 96, (2, 3, 12), generator=torch.Generator().manual_seed(1))
+    expected = 0.0
+    with torch.no_grad():
+        for row, length in enumerate(lengths):
+            logits = model(input_ids=inputs[row : row + 1, :length], use_cache=False).logits[0]
+            expected += torch.nn.functional.cross_entropy(
+                logits, labels[row, :length], reduction="sum"
+            ).item()
+            inputs[row, length:], labels[row, length:] = 0, IGNORE
+    positions = torch.stack([torch.cat([torch.arange(one), torch.arange(12 - one)]) for one in lengths])
+    assert module(inputs, labels, positions).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_rows_that_change_each_other_are_refused_though_each_is_one_document(world):
+    class Crowded(torch.nn.Module):
+        """As experts with room for so many tokens of a batch would."""
+
+        def __init__(self):
+            super().__init__()
+            self.config, self.base_model_prefix = make("llama").config, "model"
+            self.head = torch.nn.Embedding(96, 96)
+
+        def get_output_embeddings(self):
+            return None
+
+        def forward(self, input_ids, use_cache):
+            some = self.head(input_ids)
+            return types.SimpleNamespace(logits=some + some.mean(0))
+
+    with pytest.raises(BadInput, match="depends on the others that are computed at once"):
+        packing.check(from_mapping({"packing": False}), TokenLoss(Crowded(), packed=False), world)
 
 
 def test_what_is_foreseen_of_a_large_model_takes_no_memory(monkeypatch):

@@ -171,7 +171,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
         "seed": config.seed,
         **model_load.frozen(config, source, world),
     }
-    module = TokenLoss(model, config.loss_chunk, config.loss_kernel, world.device.type)
+    module = TokenLoss(model, config.loss_chunk, config.loss_kernel, world.device.type, config.packing)
     strategy = strategies.make(config, module, world)
     world.gather(None)  # who has read its weights waits patiently for slower disks, and not in a step's time
     packing.check(config, strategy.module, world)
@@ -356,9 +356,12 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     """Say what is about to be trained on what, by whom."""
     config, packed, world = run.config, run.packed, run.world
     log(f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}")
+    each = f"{config.sequence_length}"
+    if not config.packing:
+        each = f"one document each, {packed.token_count / len(packed):,.0f} of {each} tokens on average"
     log(
         f"{_parameters(run):,} parameters; {packed.token_count:,} tokens in {count(packed.documents, 'document')}, "
-        f"{len(packed):,} sequences of {config.sequence_length}; {run.steps} steps of {config.batch_size} sequences; "
+        f"{len(packed):,} sequences of {each}; {run.steps} steps of {config.batch_size} sequences; "
         f"{config.strategy}, {config.dtype}, {', '.join(map(str, world.devices))}, "
         f"{torch.get_num_threads()} threads a rank"
     )

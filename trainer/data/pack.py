@@ -5,6 +5,9 @@ tokens k*S+1 to k*S+S. With cut and refuse every record stays whole within a seq
 the records that fit best. Either way no token is dropped (but by cut, which counts them) and each is predicted once,
 except a document's first one, which no other document can foretell. Positions begin anew at every document (and
 sequence): that is what keeps attention within a document.
+
+With `packing: false` each document, or each part of one that is longer, has a sequence of its own, and the rest of that
+is padding, of which a step computes as much as its longest document wants. A part without a loss is left out.
 """
 
 import bisect
@@ -23,6 +26,7 @@ from trainer.data import cache, chat, read
 IGNORE = -100  # the label of a position without a loss
 WINDOW = 4096  # documents among which those that fill a sequence best are looked for
 TOGETHER = 1 << 20  # tokens whose losses are counted at once
+STRIDE = 64  # widths that are no multiple of it would be too many: each is memory of its own size
 
 
 class Packed:
@@ -48,7 +52,9 @@ class Packed:
         self.dropped = sum(one["dropped"] for one in facts)
         self.largest_id = max(one["largest_id"] for one in facts)
         self.unigram_entropy = _entropy([one.counts for one in sets], weights)
-        whole = [[one["digest"] for one in facts], self.sizes, self.weights, sets[0].whole]
+        self.layout = sets[0].layout
+        how = "alone" if self.layout == "alone" else self.layout == "whole"  # as earlier releases wrote it
+        whole = [[one["digest"] for one in facts], self.sizes, self.weights, how]
         self.digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()
         self.valid = (
             sets[0].valid
@@ -64,8 +70,25 @@ class Packed:
 
         Labels without a loss are IGNORE.
         """
+        one, k = self._at(k)
+        return one[k]
+
+    def _at(self, k: int) -> tuple["_Set", int]:
+        """The set that has sequence k, and which of its own that is."""
         number = int(np.searchsorted(self._ends, k, side="right"))
-        return self._sets[number][k - (int(self._ends[number - 1]) if number else 0)]
+        return self._sets[number], k - (int(self._ends[number - 1]) if number else 0)
+
+    def inputs(self, sequences: Sequence[int]) -> list[int]:
+        """How many tokens each of these has before its padding; of packed ones it is not asked: all are full."""
+        if self.layout != "alone":
+            return [self.length] * len(sequences)
+        return [one.inputs(k) for one, k in map(self._at, sequences)]
+
+    def width(self, sequences: Sequence[int]) -> int:
+        """Tokens of a sequence that are to be computed where these are computed together: what is beyond is padding."""
+        if self._sets[0].fixed:
+            return self.length
+        return min(self.length, -(-max(self.inputs(sequences)) // STRIDE) * STRIDE)
 
 
 def prepare(
@@ -110,14 +133,16 @@ class _Set:
         self.tokens = self._mapped(part / "tokens.bin", np.uint32)
         self.starts = self._mapped(part / "starts.bin", np.int64)
         self.loss = self._mapped(part / "loss.bin", np.uint8)
-        self.whole = config.overlong != "split"
-        layout = cache.made(
-            part / f"{'whole' if self.whole else 'stream'}-{self.length}",
-            self._lay_whole if self.whole else self._lay_stream,
-        )
+        lays = {"stream": self._lay_stream, "whole": self._lay_pieces, "alone": self._lay_pieces}
+        self.layout = "stream" if config.overlong == "split" else "whole"
+        if not config.packing:
+            self.layout = "alone"
+        # What is compiled for one width would be compiled anew for another.
+        self.fixed = config.packing or config.compile or config.attention == "flex_attention"
+        layout = cache.made(part / f"{self.layout}-{self.length}", lays[self.layout])
         self.facts |= json.loads((layout / "facts.json").read_text())
         self.valid = self._mapped(layout / "valid.bin", np.int64)
-        if self.whole:
+        if self.layout != "stream":
             self.pieces = self._mapped(layout / "pieces.bin", np.int64).reshape(-1, 2)
             self.edges = self._mapped(layout / "edges.bin", np.int64)
 
@@ -141,9 +166,13 @@ class _Set:
         self._forget()
         return inputs, labels, positions
 
+    def inputs(self, k: int) -> int:
+        """Tokens of sequence k before its padding."""
+        return sum(end - begin for begin, end in self._pieces_of(k))
+
     def _pieces_of(self, k: int) -> list[tuple[int, int]]:
         """The documents, or parts of such, of sequence k, as [begin, end) in the stream."""
-        if self.whole:
+        if self.layout != "stream":
             return self.pieces[self.edges[k] : self.edges[k + 1]].tolist()
         begin = k * self.length
         end = min(begin + self.length, len(self.tokens) - 1)
@@ -157,6 +186,11 @@ class _Set:
         bits = np.unpackbits(self.loss[begin // 8 : (end + 7) // 8], bitorder="little")
         return bits[begin % 8 : begin % 8 + end - begin].astype(bool)
 
+    def _carried(self, piece: tuple[int, int]) -> int:
+        """Tokens with a loss that a piece [begin, end) predicts."""
+        begin, end = piece
+        return int(self._carries(begin + 1, end + 1).sum())
+
     def _lay_stream(self, folder: Path) -> None:
         """Write valid.bin: the tokens with a loss that each sequence of the stream predicts."""
         last = len(self.tokens) - 1
@@ -169,7 +203,7 @@ class _Set:
                 self._forget(now=True)
         self._write_facts(folder)
 
-    def _lay_whole(self, folder: Path) -> None:
+    def _lay_pieces(self, folder: Path) -> None:
         """Write pieces.bin (begin, end), edges.bin (the first piece of each sequence, and the end) and valid.bin."""
         pieces_before = 0
         with (
@@ -185,13 +219,16 @@ class _Set:
                     for begin, end in itertools.pairwise(bounds)
                     for at in range(begin, end, self.length)
                 ]
-                sequences = best_fit([end - begin for begin, end in pieces], self.length)
-                inside = [[pieces[n] for n in sequence] for sequence in sequences]
+                if self.layout == "alone":
+                    inside = [[piece] for piece in pieces if self._carried(piece)]
+                else:
+                    sequences = best_fit([end - begin for begin, end in pieces], self.length)
+                    inside = [[pieces[n] for n in sequence] for sequence in sequences]
                 np.array([piece for one in inside for piece in one], dtype=np.int64).tofile(pieces_file)
-                edges = pieces_before + np.cumsum([len(one) for one in inside])
-                edges.astype(np.int64).tofile(edges_file)
-                pieces_before = int(edges[-1])
-                valid = [sum(int(self._carries(b + 1, e + 1).sum()) for b, e in one) for one in inside]
+                edges = pieces_before + np.cumsum([len(one) for one in inside], dtype=np.int64)
+                edges.tofile(edges_file)
+                pieces_before += sum(map(len, inside))
+                valid = [sum(map(self._carried, one)) for one in inside]
                 np.array(valid, dtype=np.int64).tofile(valid_file)
                 self._forget(now=True)
         self._write_facts(folder)

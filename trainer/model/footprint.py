@@ -126,7 +126,7 @@ def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[i
     """
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         stack.callback(_swap(model, mode))
-        module = TokenLoss(model, config.loss_chunk, device=device)
+        module = TokenLoss(model, config.loss_chunk, device=device, packed=config.packing)
         if whole:
             module.whole()
         tracker = Tracker(model)

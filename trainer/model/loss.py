@@ -67,13 +67,19 @@ class TokenLoss(nn.Module):
     chunk: tokens whose logits are computed at once; 0: all; None: as many as make CHUNK_ELEMENTS logits
     of the kind of device that it is to compute on.
     kernel: torch, or liger, which makes chunks of its own; raises BadInput where the head is not one for it.
+    packed: whether a row has several documents, whose borders the model is to be told.
     """
 
     def __init__(
-        self, model: nn.Module, chunk: int | None = None, kernel: str = "torch", device: str = "cpu"
+        self,
+        model: nn.Module,
+        chunk: int | None = None,
+        kernel: str = "torch",
+        device: str = "cpu",
+        packed: bool = True,
     ):
         super().__init__()
-        self.model = model
+        self.model, self.packed = model, packed
         vocabulary = model.config.get_text_config().vocab_size
         self.chunk = max(256, CHUNK_ELEMENTS[device] // vocabulary) if chunk is None else chunk
         base = without_adapter(model)
@@ -102,10 +108,12 @@ class TokenLoss(nn.Module):
         """The summed cross-entropy (nats, float32 scalar) of tokens (B, S) with a label other than IGNORE.
 
         labels[b, s] is the token after inputs[b, s]; None: the logits (B, S, V) are asked for. Attention stays within
-        each document, told by positions, which begin at 0 in each and in each row.
+        each document, told by positions, which begin at 0 in each and in each row, and in the padding.
         routed: what is asked of a mixture of experts' routers besides; then (cross-entropy, its answer).
         """
-        asked = {**self._packed(inputs, positions), "use_cache": False}
+        # A row's only document begins with it; the padding comes after all that counts, and none of that sees it.
+        told = self._with_borders(inputs, positions) if self.packed else {"input_ids": inputs}
+        asked = {**told, "use_cache": False}
         if labels is None:
             return self.model(**asked).logits.reshape(*inputs.shape, -1)
         if routed is not None:
@@ -128,7 +136,7 @@ class TokenLoss(nn.Module):
             return loss
         return loss, routed([layer.to(inputs.device) for layer in output.router_logits], real)
 
-    def _packed(self, inputs: torch.Tensor, positions: torch.Tensor) -> dict:
+    def _with_borders(self, inputs: torch.Tensor, positions: torch.Tensor) -> dict:
         """`inputs` and `positions`, both (B, S), as the model takes them, so that it knows the documents' borders."""
         if not self.flash:
             # Without a mask transformers takes the borders from the positions, of most architectures.

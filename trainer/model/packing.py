@@ -1,4 +1,5 @@
-"""Whether a model keeps the documents of a packed sequence apart: measured, and masks given to one that needs them.
+"""Whether a model keeps documents apart, be they in one sequence or computed at once: measured, and masks given to one
+that needs them in a packed sequence.
 
 And whether its logits are its head's product with what its layers give, and nothing else: measured, too.
 """
@@ -16,12 +17,15 @@ from trainer.model import load, stored
 from trainer.model.loss import TokenLoss, autocast, not_for_liger
 from trainer.world import World, log
 
+UNPACKED = "set packing to false, which gives each document a sequence of its own"
+
 
 def check(config: Config, module: TokenLoss, world: World) -> None:
     """Refuse a model whose tokens see other documents of their packed sequence, as those with recurrent layers do.
 
     Measured, with a strategy's TokenLoss and where it computes. A model that does not take the borders from the
-    positions gets masks from now on, where these keep the documents apart. All ranks must call.
+    positions gets masks from now on, where these keep the documents apart. Of sequences of one document each (packing:
+    false) a model is refused which computes one otherwise beside others. All ranks must call.
     """
     if any(world.gather(world.together(lambda: _mixes(config, module, world.device)))):
         world.together(lambda: _mask(config, module, world.device))
@@ -72,6 +76,11 @@ def _eager(config: Config) -> contextlib.AbstractContextManager:
 
 def _mask(config: Config, module: TokenLoss, device: torch.device) -> None:
     """Have masks tell `module` the documents' borders; raises BadInput where that does not help."""
+    if not module.packed:
+        raise BadInput(
+            f"model: {config.model}: what it makes of a sequence depends on the others that are computed at once with "
+            "it, and so on who computes which; choose another model"
+        )
     module.masked = not module.flash
     try:
         mixes = module.flash or _mixes(config, module, device)
@@ -82,8 +91,7 @@ def _mask(config: Config, module: TokenLoss, device: torch.device) -> None:
     if mixes:
         raise BadInput(
             f"model: {config.model}: its tokens see other documents in a packed sequence (recurrent layers, or an "
-            "attention that takes neither positions nor masks); this trainer packs, so choose another model or "
-            "attention"
+            f"attention that takes neither positions nor masks); {UNPACKED}, or choose another model or attention"
         )
 
 
@@ -91,7 +99,8 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
     """Whether what comes out for a document depends on the others of its sequence, or on its place there.
 
     Of two rows of two documents the first one is changed; the second one is the first of the other row, too. A third
-    row is one document, whose last token is changed: raises BadInput where earlier ones see it.
+    row is one document, whose last token is changed: raises BadInput where earlier ones see it. Where a row is never
+    more than one document, it is only asked whether a row depends on the others.
     """
     length, half = 8, 4
     vocabulary = module.model.config.get_text_config().vocab_size
@@ -108,7 +117,9 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
     except TypeError as error:
         raise BadInput(
             f"model: {config.model}: it does not take what tells documents apart in a packed sequence ({error}); "
-            "choose another model or attention"
+            f"{UNPACKED}, or choose another model or attention"
+            if module.packed
+            else f"model: {config.model}: it does not take what this trainer gives to models ({error}); choose another"
         ) from None
     except (
         ImportError,
@@ -116,8 +127,8 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
         ValueError,
     ) as error:  # transformers' and the kernels' own refusals
         raise BadInput(
-            f"model: {config.model}: it cannot compute packed sequences here: {' '.join(str(error).split())[:300]}; "
-            "choose another model or attention"
+            f"model: {config.model}: it cannot compute {'packed ' if module.packed else ''}sequences here: "
+            f"{' '.join(str(error).split())[:300]}; choose another model or attention"
         ) from None
     near = _near(config, before)
 
@@ -130,6 +141,8 @@ def _mixes(config: Config, module: TokenLoss, device: torch.device) -> bool:
             f"model: {config.model}: its tokens see those that come after them, as an encoder's do; this trainer "
             "teaches to foretell these, so choose a model that is made to generate text"
         )
+    if not module.packed:
+        return rows
     second = before[0, half:]
     return rows or differ(second, after[0, half:]) or differ(second, before[1, :half])
 
@@ -138,7 +151,7 @@ def _foreseen(config: Config, model_config) -> tuple[Config, TokenLoss | None]:
     """How a model can be tried without its weights, on the CPU; None where it cannot be made (load.rehearse)."""
     plain = dataclasses.replace(config, dtype="float32", compile=False)
     try:
-        return plain, TokenLoss(_stand_in(plain, model_config))
+        return plain, TokenLoss(_stand_in(plain, model_config), packed=config.packing)
     except Exception:  # whatever a model's own code raises
         return plain, None
 
