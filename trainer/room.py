@@ -6,6 +6,7 @@
 import dataclasses
 import math
 import os
+import re
 
 from trainer.balance import given, shares
 from trainer.commands import plan
@@ -19,6 +20,10 @@ from trainer.world import World, log
 
 DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
 MIB = plan.MIB
+# What a configuration has whose layers are not those of a dense transformer: experts, recurrent or convolutional
+# layers, embeddings in each layer, layers of different sizes.
+OTHERWISE = re.compile("experts|mamba|ssm|conv|linear|lru|per_layer|altup")
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def at_once(config: Config, model_config, world: World) -> list[int]:
@@ -201,13 +206,16 @@ def at_most(config: Config, model_config, rows: int) -> int | None:
     rows: sequences that are computed at once. To count takes seconds, which small models would wait for in vain.
     """
     text = model_config.get_text_config()
+    if any(value and OTHERWISE.search(name) for name, value in text.to_dict().items()):
+        return None
+    if {*(getattr(text, "layer_types", None) or ())} - ATTENTION:
+        return None
     names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
-    if any(not isinstance(getattr(text, name, None), int) for name in names):
+    width, layers, vocabulary, heads = sizes = [getattr(text, name, None) for name in names]
+    inner = getattr(text, "intermediate_size", None) or 0
+    if any(not isinstance(one, int) for one in (*sizes, inner)):  # a list has one for each layer
         return None
-    if any(getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
-        return None
-    width, layers, vocabulary, heads = (getattr(text, name) for name in names)
-    inner = max(4 * width, getattr(text, "intermediate_size", None) or 0)
+    inner = max(4 * width, inner)
     length = config.sequence_length
     weights = layers * (4 * width**2 + 3 * width * inner) + 2 * vocabulary * width + length * width
     # Of a weight: itself, its gradient, two moments, copies in a checkpoint, and as many in a lossy way. Of a token:

@@ -59,7 +59,40 @@ def test_what_is_told_without_counting_is_never_too_little(model, keys):
 
 
 def test_a_model_of_unknown_shape_is_counted():
-    assert room.at_most(asked(), SimpleNamespace(get_text_config=lambda: SimpleNamespace()), 8) is None
+    unknown = SimpleNamespace(to_dict=dict)
+    assert room.at_most(asked(), SimpleNamespace(get_text_config=lambda: unknown), 8) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        ("gpt2", True),
+        ("llama", True),
+        ("gemma3_text", True),
+        ("gemma3n_text", False),  # embeddings in each layer, whose widths are a list
+        (
+            "gemma4_text",
+            False,
+        ),  # its layers differ, and transformers raises where they are asked for one number
+        ("falcon_h1", False),
+        ("qwen3_5_text", False),
+        ("lfm2", False),
+        ("deepseek_v3", False),
+    ],
+)
+def test_a_model_whose_layers_are_not_a_dense_transformers_is_counted(kind, known):
+    from transformers import AutoConfig
+
+    assert (room.at_most(asked(), AutoConfig.for_model(kind), 8) is not None) == known
+
+
+def test_of_a_model_whose_inner_decoder_is_asked_the_memory_is_told():
+    from transformers import OPTConfig
+
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "word_embed_proj_dim": 32, "num_hidden_layers": 2}
+    model = OPTConfig(**sizes, num_attention_heads=4, vocab_size=96, max_position_embeddings=64)
+    found = footprint.measure(asked(sequence_length=32), model)
+    assert found.activations > 2 * 32 * 32 * 4
 
 
 def test_a_rank_with_room_computes_as_many_as_it_was_told_to(monkeypatch):

@@ -507,6 +507,40 @@ def test_an_architecture_that_peft_does_not_know_gets_no_adapter_for_each_expert
         lora.add(make(kind), from_mapping(everywhere))
 
 
+def test_a_gate_of_attention_is_not_taken_for_an_expert_s():
+    """peft does, of whatever is called so, and refuses it for want of the other half."""
+    wrapped = lora.add(make("afmoe"), from_mapping({"adapter": "lora"}))
+    adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
+    assert {name.rsplit(".", 1)[-1] for name in adapted} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_where_attention_has_experts_the_layers_beside_them_get_adapters(monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "jetmoe", {**EXPERTS, "kv_channels": 8})
+    wrapped = lora.add(make("jetmoe"), from_mapping({"adapter": "lora"}))
+    adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
+    assert adapted and not any("experts" in name or "router" in name for name in adapted)
+
+
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
+@pytest.mark.parametrize("kind", ["mamba", "bamba", "falcon_h1", "jamba"])
+def test_what_a_kernel_reads_by_itself_gets_no_adapter(kind, targets, monkeypatch):
+    """It would be trained, and change nothing, on a GPU; peft refuses that of some of these alone."""
+    sizes = {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 8,
+    }
+    periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "state_size": 4}
+    own = {"attn_layer_indices": [1]} if kind == "bamba" else {}
+    monkeypatch.setitem(ARCHITECTURES, kind, {**sizes, **periods, **own, "num_experts": 1})
+    wrapped = lora.add(make(kind), from_mapping({"adapter": "lora", "lora_targets": targets}))
+    adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
+    mixers = {name.rsplit(".", 1)[-1] for name in adapted if "mamba" in name or "mixer" in name}
+    assert "in_proj" in mixers and not mixers & {"out_proj", "dt_proj", "conv1d"}
+
+
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
 def test_weights_that_quantize_leaves_whole_are_told_of(kind, in_parts, world, tmp_path, capsys):

@@ -138,7 +138,8 @@ def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[i
         kept = []
         base = lora.without_adapter(model)
         decoder = getattr(base, base.base_model_prefix, base)
-        hooks.append(decoder.register_forward_hook(lambda *_: kept.append(tracker.now)))
+        for one in {decoder, getattr(decoder, "decoder", decoder)}:  # OPT asks the inner one itself
+            hooks.append(one.register_forward_hook(lambda *_: kept.append(tracker.now)))
         rows = min(config.micro_batch_size, config.batch_size)
         ids = torch.zeros(rows, config.sequence_length, dtype=torch.long)
         positions = torch.arange(config.sequence_length).repeat(rows, 1)
@@ -149,7 +150,7 @@ def _step(config: Config, model: nn.Module, device: str, whole: bool) -> tuple[i
             loss.backward()
         for hook in hooks:
             hook.remove()
-    return kept[0], max(0, tracker.peak - kept[0]), max(0, tracker.growing_peak - kept[0])
+    return kept[-1], max(0, tracker.peak - kept[-1]), max(0, tracker.growing_peak - kept[-1])
 
 
 def _swap(model: nn.Module, mode: FakeTensorMode):

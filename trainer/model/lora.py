@@ -1,11 +1,16 @@
 """LoRA by peft: where the adapter goes, and a dropout that does not depend on who computes."""
 
+import re
+
 import torch
 import torch.nn as nn
 
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import senses
+
+# The last names of layers that peft takes for the experts' own, which are one parameter, in a model that has experts.
+OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 
 
 def add(model: nn.Module, config: Config) -> nn.Module:
@@ -16,13 +21,15 @@ def add(model: nn.Module, config: Config) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     targets = _targets(model, config)
+    excluded = [senses.WITHIN] if senses.found(model) else []
+    excluded += map(re.escape, _passed_by(model))
     torch.manual_seed(config.seed)
     adapter = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
-        exclude_modules=senses.WITHIN if senses.found(model) else None,
+        exclude_modules="|".join(excluded) or None,
         task_type="CAUSAL_LM",
     )
     try:
@@ -79,9 +86,23 @@ def _beside_experts(model: nn.Module) -> list[str]:
     router, too: an adapter for each expert, which is many times the memory.
     """
     holders = {name.split(".")[-2] for name, _ in model.named_modules() if name.endswith(".experts")}
+    experts = {"experts", "router"}
     # A number is a whole layer's name.
-    left = {"experts", "router", *(one for one in holders if not one.isdigit())}
-    return [name for name in _linear(model) if left.isdisjoint(name.split("."))]
+    left = experts | {one for one in holders if not one.isdigit()}
+    names = [name for name in _linear(model) if left.isdisjoint(name.split("."))]
+    if holders:
+        names = [name for name in names if name.rsplit(".", 1)[-1] not in OF_EXPERTS]
+    # Where attention has experts, too, what is beside them is all that there is.
+    return names or [name for name in _linear(model) if experts.isdisjoint(name.split("."))]
+
+
+def _passed_by(model: nn.Module) -> list[str]:
+    """The layers of Mamba's mixers whose weights a kernel reads by itself: an adapter beside them would be without use.
+
+    A mixer is known by its parameters: what its state decays by, and what goes past that.
+    """
+    mixers = [name for name, one in model.named_modules() if hasattr(one, "A_log") and hasattr(one, "D")]
+    return [f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj", "conv1d")]
 
 
 def without_adapter(model: nn.Module) -> nn.Module:
