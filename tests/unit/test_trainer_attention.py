@@ -150,6 +150,20 @@ def test_rows_whose_documents_run_together_are_refused(flash, world):
         packing.check(asked, module, world)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_rows_of_one_document_stay_rows_with_flash_attention(kind, flash, world):
+    """Recurrent layers beside it would else go on from one to the next."""
+    model = make(kind)
+    inputs, labels, _ = batch()
+    positions = torch.arange(LENGTH).repeat(ROWS, 1)
+    other = twin(model, "flash_attention_2")
+    expected, found = (TokenLoss(one, 16, packed=False)(inputs, labels, positions) for one in (model, other))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert set(flash) == {LENGTH}
+    asked = from_mapping({"attention": "flash_attention_2", "dtype": "bfloat16", "packing": False})
+    packing.check(asked, TokenLoss(other, packed=False), world)
+
+
 def test_no_pass_is_made_before_a_strategy_has_the_weights_where_they_compute(flash, world):
     asked = from_mapping({"model": "small", "attention": "flash_attention_2", "dtype": "bfloat16"})
     model = load.build(asked, load.Source(make("llama").config, None, None, {}), world)
@@ -160,7 +174,7 @@ def test_no_pass_is_made_before_a_strategy_has_the_weights_where_they_compute(fl
 
 def test_what_a_model_or_a_kernel_refuses_is_told_with_a_cure(world):
     class Refusing(torch.nn.Module):
-        model = types.SimpleNamespace(config=make("llama").config)
+        model, packed = types.SimpleNamespace(config=make("llama").config), True
 
         def forward(self, inputs, labels, positions):
             raise ValueError("it cannot keep\npacked sequences")
