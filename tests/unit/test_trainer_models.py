@@ -522,6 +522,24 @@ def test_where_attention_has_experts_the_layers_beside_them_get_adapters(monkeyp
 
 
 @pytest.mark.parametrize("targets", ["auto", "all-linear"])
+def test_what_multiplies_in_a_way_of_its_own_gets_no_adapter(targets):
+    class Grouped(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight).unflatten(-1, (4, -1))
+
+    model = make("llama")
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = Grouped(32, 32, bias=False)
+    config = from_mapping({"adapter": "lora", "lora_targets": targets})
+    wrapped = lora.add(model, config)
+    adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
+    assert adapted and not any("o_proj" in name for name in adapted)
+    assert "o_proj" not in lora.linear_names(model)
+    # Falcon's multiply by themselves, and as others do.
+    assert any("lora_A" in name for name, _ in lora.add(make("falcon"), config).named_parameters())
+
+
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
 @pytest.mark.parametrize("kind", ["mamba", "bamba", "falcon_h1", "jamba"])
 def test_what_a_kernel_reads_by_itself_gets_no_adapter(kind, targets, monkeypatch):
     """It would be trained, and change nothing, on a GPU; peft refuses that of some of these alone."""

@@ -97,12 +97,29 @@ def _beside_experts(model: nn.Module) -> list[str]:
 
 
 def _passed_by(model: nn.Module) -> list[str]:
-    """The layers of Mamba's mixers whose weights a kernel reads by itself: an adapter beside them would be without use.
+    """The layers that an adapter fits by their kind alone, and beside which it would be without use, or wrong.
 
-    A mixer is known by its parameters: what its state decays by, and what goes past that.
+    Of Mamba's mixers, known by their parameters (what their state decays by, and what goes past that), a kernel reads
+    the weights of these by itself. And what calls itself a linear layer may multiply otherwise, as DeepSeek-V4's in
+    groups.
     """
     mixers = [name for name, one in model.named_modules() if hasattr(one, "A_log") and hasattr(one, "D")]
-    return [f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj", "conv1d")]
+    own = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and not _plain(one)]
+    return [*own, *(f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj", "conv1d"))]
+
+
+def _plain(linear: nn.Linear) -> bool:
+    """Whether it gives what a linear layer does: Falcon's do by code of their own, and bitsandbytes' as peft knows."""
+    if type(linear).forward is nn.Linear.forward or type(linear).__module__.startswith("bitsandbytes."):
+        return True
+    weight = linear.weight
+    token = torch.zeros(1, 1, linear.in_features, dtype=weight.dtype, device=weight.device)
+    try:
+        with torch.no_grad():
+            found = linear(token)
+    except Exception:  # what its own code raises
+        return False
+    return isinstance(found, torch.Tensor) and found.shape == (1, 1, linear.out_features)
 
 
 def without_adapter(model: nn.Module) -> nn.Module:
@@ -128,7 +145,8 @@ def _linear(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
+        if (isinstance(module, Conv1D) or (isinstance(module, nn.Linear) and _plain(module)))
+        and module is not head
     ]
 
 
