@@ -1110,7 +1110,11 @@ def test_an_epoch_is_what_is_trained_on(tmp_path):
         ({"validation_split": 0.2}, 800),
         ({"validation": str(tmp_path / "b.jsonl")}, 1000),
     ):
-        assert plan.trained_on(from_mapping({**data, **held_out})) == letters
+        assert plan.trained_on(from_mapping({**data, **held_out})) == (letters, letters // 100)
+    for packing, file, steps in ((True, "a.jsonl", 1), (False, "a.jsonl", 5), (False, "a.txt", 1)):
+        (tmp_path / "a.txt").write_text("a line\n\n" * 10)
+        config = from_mapping({"dataset": str(tmp_path / file), "packing": packing, "batch_size": 2})
+        assert plan._epoch(config, *plan.trained_on(config)) == steps
     with pytest.raises(BadInput, match=r"validation: .*no such file"):
         plan.trained_on(from_mapping({**data, "validation": "none.jsonl"}))
 

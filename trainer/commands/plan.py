@@ -102,7 +102,7 @@ def main(
     with _countable(config):
         _load_code(source.config, config)
     overhead = resident_bytes() + KERNELS
-    place = dataclasses.replace(place, epoch=_epoch(config, trained_on(config)))
+    place = dataclasses.replace(place, epoch=_epoch(config, *trained_on(config)))
     if problems := check.refused(config, source, environment.cache_dir, world.device.type):
         raise BadInput("\n".join(problems))
     with _countable(config):
@@ -613,18 +613,27 @@ def _load_code(model_config, config: Config) -> None:
         import tensorboardX  # noqa: F401
 
 
-def trained_on(config: Config) -> int:
-    """Characters of an epoch: what is held out is read, too, and not counted. Raises BadInput as read.check does."""
+def trained_on(config: Config) -> tuple[int, int]:
+    """Characters and samples of an epoch: what is held out is read, too, and not counted.
+
+    Raises BadInput as read.check does.
+    """
     from trainer.data import read
 
-    _, letters = read.check(config)
-    _, held_out = read.check(config, ("validation",))
-    return round((letters - held_out) * (1 - (config.validation_split or 0)))
+    everything, held_out = read.check(config), read.check(config, ("validation",))
+    part = 1 - (config.validation_split or 0)
+    samples, letters = (round((one - other) * part) for one, other in zip(everything, held_out, strict=True))
+    return letters, samples
 
 
-def _epoch(config: Config, letters: int) -> int:
-    """Steps through so many letters, about."""
-    return max(1, math.ceil(letters / LETTERS / (config.batch_size * config.sequence_length)))
+def _epoch(config: Config, letters: int, samples: int) -> int:
+    """Steps through so many letters, about; where nothing is packed, each sample but a paragraph has a sequence."""
+    from trainer.data import read
+
+    sequences = letters / LETTERS / config.sequence_length
+    if not config.packing and read.of_records(config):
+        sequences = max(sequences, samples)
+    return max(1, math.ceil(sequences / config.batch_size))
 
 
 def _steps(config: Config, epoch: int) -> int:

@@ -242,6 +242,11 @@ def check(
     return count, letters
 
 
+def of_records(config: Config) -> bool:
+    """Whether what is trained on is records alone, and no running text."""
+    return not any(path.suffix == ".txt" for one in training(config) for path in one.files)
+
+
 def answers_exist(kinds: set[str], config: Config) -> None:
     """Refuse a loss on answers where no set has any."""
     if config.loss_on == "answers" and kinds == {"text"}:
