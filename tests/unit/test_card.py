@@ -1,6 +1,7 @@
 """The model card: what the hub reads, and whether its way to load the model is one."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -44,6 +45,15 @@ def test_what_was_brought_has_the_name_that_it_has_elsewhere(tmp_path):
     assert "/var/lib/trainyard" not in text and "origins" not in text
     for damaged in ("{", "[1]", 7, None):
         assert f"`{model}`" in written(tmp_path, {**settings, "origins": damaged})[1]
+
+
+@pytest.mark.parametrize(
+    ("packing", "words"), [({}, "of 64"), ({"packing": False}, "of one document each, .* of up to 64 tokens")]
+)
+def test_what_a_sequence_was_is_told(tmp_path, packing, words):
+    facts = {"dataset_tokens": 500, "sequences": 9, "settings": {"sequence_length": 64, **packing}}
+    card.write(tmp_path, facts, None)
+    assert re.search(f"500 tokens in 9 sequences {words}\n", (tmp_path / "README.md").read_text())
 
 
 def test_beside_random_weights_nobody_is_told_to_load_them(tmp_path):

@@ -97,7 +97,10 @@ def _data(facts: dict, settings: dict) -> str:
     if facts.get("dataset_tokens"):
         lines[0] += f", {facts['dataset_tokens']:,} tokens"
         if facts.get("sequences"):
-            lines[0] += f" in {facts['sequences']:,} sequences of {settings.get('sequence_length'):,}"
+            each = f"{settings.get('sequence_length'):,}"
+            if settings.get("packing") is False:
+                each = f"one document each, or a part of it, of up to {each} tokens"
+            lines[0] += f" in {facts['sequences']:,} sequences of {each}"
     lines += _cut(facts, settings)
     if settings.get("dataset_weights"):
         lines.append(f"- shares of a batch: {settings['dataset_weights']}")
