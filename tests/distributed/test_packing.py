@@ -88,6 +88,25 @@ def test_it_is_trained_and_resumed_where_nothing_is_packed(recurrent, tmp_path, 
     assert cli.main(["generate", str(tmp_path / "whole" / "node0"), "--max-new-tokens", "3"]) == 0
 
 
+def test_a_model_that_transformers_cannot_have_generate_is_refused_in_its_words(
+    recurrent, tmp_path, capsys, monkeypatch
+):
+    """As one of recurrent layers alone, whose length its cache cannot tell."""
+    from transformers import AutoConfig, AutoModelForCausalLM, JambaForCausalLM
+
+    def generate(*_, **__):
+        raise ValueError("the cache has\nno length")
+
+    monkeypatch.setattr(JambaForCausalLM, "generate", generate)
+    folder = tmp_path / "model"
+    shutil.copytree(recurrent.parent / "model", folder)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    assert cli.main(["generate", str(folder)]) == 2
+    assert capsys.readouterr().err.endswith(
+        "error: JambaForCausalLM cannot generate with this configuration: the cache has no length\n"
+    )
+
+
 def test_check_and_plan_refuse_it_in_the_same_words(recurrent, gpt_oss, tmp_path, capsys):
     one = ranks.Ranks(tmp_path, 1, recurrent)
     assert one.codes() == [2]
