@@ -524,6 +524,11 @@ def netplan_hits(documents, ours, links, made):
         hit = [name for name in meant if name in ours] or [
             name for name in (identifier,) if name in ours or name in ours.values()
         ]
+        if hit and meant and not any(name in ours for name in meant):
+            raise Refused(
+                f"{path}: '{identifier}' is {', '.join(meant)} by its match, and netplan would take it for "
+                f"{identifier} of network_interfaces, too: call it {meant[0]} there, and what refers to it, too"
+            )
         if not hit:
             # By the interface's name, or by that of a definition which matches it.
             members = below(kind, definition or {}) if kind != "vlans" else []

@@ -566,6 +566,21 @@ def test_a_match_for_ours_and_others_is_refused(match):
     assert "'all' configures eth0 together with eth1" in found["errors"][0]
 
 
+OTHERS = f"network: {{ethernets: {{eth0: {{match: {{macaddress: '{ETH1['mac']}'}}, dhcp4: true}}}}}}"
+
+
+def test_a_definition_that_has_the_name_of_ours_and_means_another_card_is_refused():
+    """Netplan joins the two; and whoever put the other card into network_interfaces would take a lease from it."""
+    (refused,) = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": OTHERS}}), [STATIC])["errors"]
+    assert refused == (
+        "/etc/netplan/01.yaml: 'eth0' is eth1 by its match, and netplan would take it for eth0 of network_interfaces, "
+        "too: call it eth1 there, and what refers to it, too"
+    )
+    cured = OTHERS.replace("{eth0:", "{eth1:")
+    plan = planned([STATIC], files={"netplan": {"/etc/netplan/01.yaml": cured}})
+    assert written(plan, "/etc/netplan/01.yaml") is None
+
+
 # As NetworkManager's window writes them by netplan.
 ANY = """\
 network:
