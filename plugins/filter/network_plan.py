@@ -7,6 +7,7 @@ import fnmatch
 import ipaddress
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -58,6 +59,8 @@ NETWORKD_DEVICES = {
     **dict.fromkeys(("BatmanAdvanced", "IPoIB", "IPVLAN", "IPVTAP", "MACsec", "MACVLAN", "MACVTAP")),
     **dict.fromkeys(("Tunnel", "VRF", "VXLAN", "Xfrm")),
 }
+# What a .network file can ask of a wireless card alone.
+OF_WIRELESS = {"SSID", "BSSID", "WLANInterfaceType"}
 # NetworkManager's words for what a port belongs to.
 PORT_TYPES = {"bond": "bonds", "bridge": "bridges"}
 # And for what it makes.
@@ -358,9 +361,16 @@ def matches(kind, identifier, definition, links):
     """The names of `links` that a netplan definition speaks for; an empty match is for all of its kind."""
     match = definition.get("match") if isinstance(definition, dict) else None
     if match is None:
-        return [link["name"] for link in links if link["name"] == identifier]
+        return [link["name"] for link in links if identifier in (link["name"], *link["altnames"])]
     found = []
-    named = [link["name"] for link in links if fnmatch.fnmatchcase(link["name"], str(match.get("name", "*")))]
+    named = [
+        link["name"]
+        for link in links
+        if any(
+            fnmatch.fnmatchcase(name, str(match.get("name", "*")))
+            for name in (link["name"], *link["altnames"])
+        )
+    ]
     # A card that has got its set-name has lost the name by which it was known.
     named = named or [definition.get("set-name")]
     for link in links:
@@ -613,33 +623,71 @@ def check_name_stays(path, identifier, names, place, kind, other):
 
 
 def networkd_matches(said, links):
-    """The names of `links` that a .network file of systemd-networkd speaks for; `said`: its settings."""
-    names, macs, drivers, types = [], [], [], []
+    """The names of `links` that a .network file of systemd-networkd speaks for; `said`: its settings.
+
+    What it asks of the host (Host=, KernelVersion=, …) counts as given: no harm comes to a file that is for another.
+    """
+    asked = {}
     for section, key, value in said:
-        if section == "Match" and key == "Name":
-            names += value.split()
-        elif section == "Match" and key in ("MACAddress", "PermanentMACAddress"):
-            macs += value.lower().replace("-", ":").split()
-        elif section == "Match" and key == "Driver":
-            drivers += value.split()
-        elif section == "Match" and key == "Type":
-            types += value.split()
+        if section == "Match":  # an empty word takes back what stood there before
+            asked[key] = [*asked.get(key, []), *patterns(value)] if value else []
+    asked = {key: found for key, found in asked.items() if found}
+    macs = {mac_address(word) for key in ("MACAddress", "PermanentMACAddress") for word in asked.get(key, [])}
     return [
         link["name"]
         for link in links
-        if (names or macs or drivers or types)
-        and fits(names, link["name"])
+        if asked
+        and any(fits(asked.get("Name"), name) for name in (link["name"], *link["altnames"]))
         and (not macs or link["mac"] in macs)
-        and fits(drivers, link["driver"] or "")
-        and fits(types, {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]))
+        and fits(asked.get("Driver"), link["driver"] or "")
+        and fits(asked.get("Type"), networkd_type(link))
+        and fits(asked.get("Kind"), kernel_kind(link) or "")
+        and fits(asked.get("Path"), link["properties"].get("ID_PATH", ""))
+        and all(has_property(word, link["properties"]) for word in asked.get("Property", []))
+        and (link["kind"] == "wlan" or not asked.keys() & OF_WIRELESS)
     ]
 
 
-def fits(patterns, word):
-    """Whether a word is one of systemd's patterns: any where there are none; after a ! none of them."""
-    but = bool(patterns) and patterns[0].startswith("!")
-    found = any(fnmatch.fnmatchcase(word, pattern.removeprefix("!")) for pattern in patterns)
-    return not patterns or found is not but
+def patterns(value):
+    """The words of a setting under [Match]; a ! before the first is before each."""
+    but = "!" * value.startswith("!")
+    try:
+        words = shlex.split(value.removeprefix("!"), comments=False)
+    except ValueError:  # a quote that nothing ends
+        words = value.removeprefix("!").split()
+    return [but + word for word in words]
+
+
+def fits(wanted, word):
+    """Whether a word is one of systemd's patterns, and none of those after a !; any where there are none."""
+    unwanted = [pattern[1:] for pattern in wanted or () if pattern.startswith("!")]
+    rest = [pattern for pattern in wanted or () if not pattern.startswith("!")] or ["*"]
+    return any(fnmatch.fnmatchcase(word, pattern) for pattern in rest) and not any(
+        fnmatch.fnmatchcase(word, pattern) for pattern in unwanted
+    )
+
+
+def has_property(wanted, properties):
+    """Whether udev says KEY=PATTERN of an interface, or does not, where a ! comes first."""
+    key, _, pattern = wanted.removeprefix("!").partition("=")
+    return wanted.startswith("!") is not (key in properties and fnmatch.fnmatchcase(properties[key], pattern))
+
+
+def kernel_kind(link):
+    """The kernel's word for what software makes; None for a card."""
+    return None if link["kind"] == "wlan" else link["kind"]
+
+
+def networkd_type(link):
+    """systemd-networkd's word for what an interface is (`networkctl`)."""
+    plain_ = link["kind"] in (None, "veth", "dummy")
+    return link["properties"].get("DEVTYPE") or (link["link_type"] if plain_ else link["kind"])
+
+
+def mac_address(word):
+    """A hardware address of systemd's as we have it: 525400123456 by twos, whatever stands between them."""
+    digits = re.sub(r"[-:.]", "", word.lower())
+    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
 
 
 def check_networkd_devices(files, ours, links, made):

@@ -16,9 +16,10 @@ SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, master, driver, enabled, up, mtu, mtu_range, addresses: [CIDR], dynamic: [CIDR]}] without
-    loopback.
+    """[{name, altnames, mac, link_type, kind, master, driver, enabled, up, mtu, mtu_range, addresses: [CIDR],
+    dynamic: [CIDR]}] without loopback.
 
+    altnames: by which else it may be called; link_type: of its hardware addresses, such as ether or infiniband;
     kind is None for a wired card, wlan for a wireless one, else the virtual device's; master: the bond or bridge that
     has it in, or None; driver None where none says its name; enabled: somebody set it up; up: there is a carrier, too;
     mtu_range: [least, most] that it takes, 0 where that is not known; dynamic: those of the addresses that a router or
@@ -40,6 +41,8 @@ def interfaces(run_command):
         found.append(
             {
                 "name": link["ifname"],
+                "altnames": link.get("altnames", []),
+                "link_type": link.get("link_type", "ether"),
                 "mac": (link.get("permaddr") or link.get("address") or "").lower(),
                 "kind": link.get("linkinfo", {}).get("info_kind") or ("wlan" if wireless else None),
                 "master": link.get("master"),

@@ -79,6 +79,22 @@ def configuration(ifupdown):
     return {**files, "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {}}
 
 
+def properties(name, root="/"):
+    """{key: value} of what the kernel and udev know of an interface, as systemd-networkd's [Match] has it."""
+    found = {}
+    device = os.path.join(root, "sys/class/net", name)
+    try:
+        with open(f"{device}/ifindex") as source:
+            index = source.read().strip()
+        for path, mark in ((f"{device}/uevent", ""), (os.path.join(root, f"run/udev/data/n{index}"), "E:")):
+            with open(path, errors="replace") as source:
+                lines = [line.rstrip("\n") for line in source if line.startswith(mark)]
+            found.update(line[len(mark) :].split("=", 1) for line in lines if "=" in line)
+    except OSError:  # gone by now, or a host without udev
+        pass
+    return found
+
+
 def hidden_profiles():
     """The uuids of the profiles that links to /dev/null hide from NetworkManager."""
     found = glob.glob("/etc/NetworkManager/system-connections/*.nmmeta")
@@ -104,7 +120,9 @@ def main():
     resolv_conf, resolv_link = resolver()
     try:
         survey = {
-            "interfaces": interfaces(module.run_command),
+            "interfaces": [
+                {**link, "properties": properties(link["name"])} for link in interfaces(module.run_command)
+            ],
             "routes": routes(module.run_command),
             "session": ssh_session(),
             "files": configuration(bool(module.get_bin_path("ifup"))),

@@ -6,6 +6,9 @@ from plugins.filter.network_plan import network_plan
 
 ETH0 = {
     "name": "eth0",
+    "altnames": [],
+    "link_type": "ether",
+    "properties": {},
     "mac": "52:54:00:00:00:01",
     "kind": None,
     "master": None,
@@ -19,6 +22,9 @@ ETH0 = {
 }
 ETH1 = {
     "name": "eth1",
+    "altnames": [],
+    "link_type": "ether",
+    "properties": {},
     "mac": "52:54:00:00:00:02",
     "kind": None,
     "master": None,

@@ -957,6 +957,74 @@ def test_a_networkd_file_for_all_but_some_comes_after_ours(match, meant):
     assert bool(written(plan, path)) is meant
 
 
+@pytest.mark.parametrize(
+    ("match", "meant"),
+    [
+        ("Path=pci-0000:02:*", ["eth0"]),
+        ("Path=!pci-0000:02:*", ["eth1", "wlan0", "br0"]),
+        ("Path=pci-0000:03:*", []),
+        ("Kind=bridge", ["br0"]),
+        ("Kind=!bridge", ["eth0", "eth1", "wlan0"]),
+        ("Name=eth0\nKind=veth", []),
+        ("Type=ether", ["eth0"]),
+        ("Type=infiniband", ["eth1"]),
+        ("Property=ID_VENDOR_ID=0x10ec", ["eth0"]),
+        ('Property="ID_MODEL=RTL *" ID_BUS=pci', ["eth0"]),
+        ("Property=ID_BUS=pci ID_MODEL=Other", []),
+        ("Property=!ID_BUS=pci", ["eth1", "wlan0", "br0"]),
+        ("Name=enp2s0", ["eth0"]),  # its other name
+        ("MACAddress=525400.000001 52-54-00-00-00-02", ["eth0", "eth1"]),
+        ("WLANInterfaceType=station", ["wlan0"]),
+        ("Name=eth0\nSSID=home", []),
+        ("Host=node7", ["eth0", "eth1", "wlan0", "br0"]),  # whatever that is
+        ("Name=eth1\nName=\nName=eth0", ["eth0"]),
+        ("Name=eth*\nName=!eth0", ["eth1"]),
+        ("Name=", []),
+        ("", []),
+    ],
+)
+def test_what_a_networkd_file_matches_by(match, meant):
+    pci = {"ID_PATH": "pci-0000:02:00.0", "ID_VENDOR_ID": "0x10ec", "ID_MODEL": "RTL 8125", "ID_BUS": "pci"}
+    links = [
+        {**ETH0, "properties": pci, "altnames": ["enp2s0"]},
+        {**ETH1, "link_type": "infiniband"},
+        WLAN,
+        card("br0", kind="bridge"),
+    ]
+    assert planner.networkd_matches(planner.settings(f"[Match]\n{match}\n"), links) == meant
+    path = "/etc/systemd/network/05-lan.network"
+    plan = planned([STATIC], interfaces=links, files={"networkd": {path: f"[Match]\n{match}\n"}})
+    gives_way = (written(plan, path) or {}).get("move_to")
+    aside = {True: f"{path}.before-trainyard", False: "/etc/systemd/network/20-trainyard-05-lan.network"}
+    assert gives_way == (aside[meant == ["eth0"]] if "eth0" in meant else None)
+
+
+@pytest.mark.parametrize("match", ["", "match: {name: enp2s0}, "])
+def test_netplan_knows_a_card_by_its_other_names_too(match):
+    """As systemd-networkd does: enp2s0's file would come before eth0's of ours."""
+    path, links = "/etc/netplan/50.yaml", [{**ETH0, "altnames": ["enp2s0"]}, copy.deepcopy(ETH1)]
+    files = {"netplan": {path: f"network: {{ethernets: {{enp2s0: {{{match}dhcp4: true}}}}}}"}}
+    assert (
+        written(planned([STATIC], interfaces=links, files=files), path)["move_to"]
+        == f"{path}.before-trainyard"
+    )
+
+
+def test_what_udev_knows_of_an_interface(load_module, tmp_path):
+    survey = load_module("network_survey")
+    assert survey.properties("eth0", tmp_path) == {}
+    device, data = tmp_path / "sys/class/net/eth0", tmp_path / "run/udev/data"
+    device.mkdir(parents=True), data.mkdir(parents=True)
+    (device / "ifindex").write_text("7\n")
+    (device / "uevent").write_text("DEVTYPE=wlan\nINTERFACE=eth0\nIFINDEX=7\n")
+    assert survey.properties("eth0", tmp_path)["DEVTYPE"] == "wlan"  # without udev
+    (data / "n7").write_text("I:1\nE:ID_PATH=pci-0000:02:00.0\nE:ID_MODEL=a=b\nG:systemd\n")
+    assert survey.properties("eth0", tmp_path) == {
+        **{"DEVTYPE": "wlan", "INTERFACE": "eth0", "IFINDEX": "7"},
+        **{"ID_PATH": "pci-0000:02:00.0", "ID_MODEL": "a=b"},
+    }
+
+
 @pytest.mark.parametrize("base", ["05-lan.network", "50-lan.network"])  # before netplan's, and hidden by it
 @pytest.mark.parametrize(
     ("line", "cure"),
@@ -1855,13 +1923,22 @@ def test_what_is_read_of_an_interface():
     sizes = {"min_mtu": 68, "max_mtu": 9194}
     shown = [
         {"ifname": "lo", "flags": ["LOOPBACK"]},
-        {**common, **sizes, "ifname": "none0", "master": "br0", "addr_info": []},
+        {
+            **common,
+            **sizes,
+            "altnames": ["enp1s0"],
+            "link_type": "infiniband",
+            "ifname": "none0",
+            "master": "br0",
+            "addr_info": [],
+        },
         {**common, "ifname": "br0", "linkinfo": {"info_kind": "bridge"}, "addr_info": [fixed, leased]},
     ]
     card, bridge = interfaces(lambda command: (0, json.dumps(shown), ""))
     assert (card["kind"], card["master"], card["addresses"]) == (None, "br0", [])
     assert (bridge["kind"], bridge["master"]) == ("bridge", None)
     assert (card["mtu_range"], bridge["mtu_range"]) == ([68, 9194], [0, 0])
+    assert (card["altnames"], card["link_type"]) == (["enp1s0"], "infiniband")
     assert bridge["addresses"] == ["192.168.1.50/24", "2001:db8::7/64"] and bridge["dynamic"] == [
         "2001:db8::7/64"
     ]
