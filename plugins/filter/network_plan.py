@@ -489,7 +489,8 @@ def netplan_claims(files, documents, ours, links, taken, made):
                 del network[kind][identifier]
                 claimed = True
                 continue
-            check_name_stays(path, identifier, [ours.get(name, name) for name in hit], *referring[identifier])
+            names = [ours.get(name, name) for name in hit]
+            check_name_stays(path, kind, identifier, names, *referring[identifier])
             network[kind][identifier] = bare(kind, definition or {})
             claimed = claimed or definition != network[kind][identifier]
         for kind in KINDS:
@@ -607,19 +608,31 @@ def join_link(item, network, documents, ours, links):
         )
     _, after, identifier, kind, definition = min(found, key=lambda one: one[:2])
     network[item["kind"]][item["name"]]["link"] = identifier
+    if after and kind == "wifis":
+        raise Refused(
+            f"{item['where']}.options.link: {link} is wireless, and stands in a netplan file that comes after "
+            f"{OUR_FILE}, in which netplan does not take its name alone: put {link} into network_interfaces too (kind: "
+            f"wifis), or give that file a name that comes before {os.path.basename(OUR_FILE)}"
+        )
     if after and kind in KINDS:
         network.setdefault(kind, {}).setdefault(identifier, bare(kind, definition or {}))
 
 
-def check_name_stays(path, identifier, names, place, kind, other):
-    """Refuse to leave nothing but a definition's name where our file has the interface by another one."""
-    if identifier in names:
-        return
-    wish = f"put {other} into network_interfaces too (kind: {kind}), or " if kind in KINDS else ""
-    raise Refused(
-        f"{place}: '{other}' lies on '{identifier}', which is {', '.join(names)} in network_interfaces, so that it "
-        f"would lie on nothing: {wish}have {path} call '{identifier}' {names[0]}, and what refers to it, too"
-    )
+def check_name_stays(path, kind, identifier, names, place, other_kind, other):
+    """Refuse to leave nothing but a definition's name where our file has the interface by another one, or where netplan
+    takes no name alone: of what is wireless.
+    """
+    wish = f"put {other} into network_interfaces too (kind: {other_kind}), or " if other_kind in KINDS else ""
+    if identifier not in names:
+        raise Refused(
+            f"{place}: '{other}' lies on '{identifier}', which is {', '.join(names)} in network_interfaces, so that it "
+            f"would lie on nothing: {wish}have {path} call '{identifier}' {names[0]}, and what refers to it, too"
+        )
+    if kind == "wifis":
+        raise Refused(
+            f"{place}: '{other}' lies on '{identifier}', of whose definition in {path} network_interfaces would leave "
+            f"nothing but the name, which netplan does not take of what is wireless: {wish}take '{other}' out there"
+        )
 
 
 def networkd_matches(said, links):

@@ -692,6 +692,36 @@ def test_a_vlan_of_ours_lies_on_a_card_by_the_name_that_it_gets():
     assert network["vlans"]["v7"]["link"] == "lan0"
 
 
+def test_of_what_is_wireless_no_name_alone_is_left():
+    """Netplan says: no access points defined."""
+    points = {"access-points": {"home": {"password": "hunter22"}}}
+    own = {"name": "wlan0", "kind": "wifis", "addresses": ["10.1.0.1/24"], "options": points}
+    vlan = {
+        "name": "v7",
+        "kind": "vlans",
+        "addresses": ["10.7.0.1/24"],
+        "options": {"id": 7, "link": "wlan0"},
+    }
+    on_it = f"{WIFI % 'hunter22'}  vlans: {{v7: {{id: 7, link: wlan0}}}}\n"
+    links = [copy.deepcopy(ETH0), WLAN, card("v7", kind="vlan")]
+
+    def refused(wanted, path, content):
+        return network_plan(survey(interfaces=links, files={"netplan": {path: content}}), wanted)["errors"]
+
+    (said,) = refused([own], "/etc/netplan/50.yaml", on_it)
+    assert said == (
+        "/etc/netplan/50.yaml: 'v7' lies on 'wlan0', of whose definition in /etc/netplan/50.yaml network_interfaces "
+        "would leave nothing but the name, which netplan does not take of what is wireless: put v7 into "
+        "network_interfaces too (kind: vlans), or take 'v7' out there"
+    )
+    assert refused([own, vlan], "/etc/netplan/50.yaml", on_it) == []
+    (said,) = refused([vlan], "/etc/netplan/99.yaml", WIFI % "hunter22")
+    assert said.startswith(
+        "network_interfaces[0].options.link: wlan0 is wireless, and stands in a netplan file that"
+    )
+    assert refused([vlan], "/etc/netplan/50.yaml", WIFI % "hunter22") == []
+
+
 def test_a_name_is_left_for_other_files_too_but_not_for_those_after_ours():
     base, more = "/etc/netplan/10-base.yaml", "network: {vlans: {v7: {id: 7, link: eth0}}}"
     for path, name_stays in (("/etc/netplan/60-more.yaml", True), ("/etc/netplan/99-more.yaml", False)):
