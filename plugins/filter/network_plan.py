@@ -315,7 +315,7 @@ def speaking(survey):
     for path, file in files["ifupdown"].items():
         for device, option, words, _ in ifupdown_options(file["text"]):
             servers = words if option in ("dns-nameservers", "dns-nameserver") else []
-            found.append((path, None, words if option in TAKEN_IN else [device], servers))
+            found.append((path, None, taken_in(words, present) if option in TAKEN_IN else [device], servers))
     return [
         (path, unit, [name for name in names if name in present], servers)
         for path, unit, names, servers in found
@@ -791,6 +791,32 @@ def ifupdown_options(text):
     return found
 
 
+def taken_in(words, names):
+    """Those of `names` that a bridge or a bond of ifupdown's takes in: by name, all, those that fit an expression
+    (bridge-utils-interfaces(5)), or a range of them, as ifupdown2 has it.
+    """
+    found, way = set(), None
+    for word in words:
+        if word in ("regex", "noregex", "glob"):
+            way = word
+        elif word == "all":
+            found |= set(names)
+        elif way == "regex":
+            found |= {name for name in names if fits_expression(word, name)}
+        elif way == "glob" and (span := re.fullmatch(r"(.*?)(\d+)-(\d+)", word)):
+            found |= {f"{span[1]}{number}" for number in range(int(span[2]), min(int(span[3]), 4095) + 1)}
+        else:
+            found.add(word)
+    return [name for name in names if name in found]
+
+
+def fits_expression(pattern, name):
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error:  # of another kind than ours: perhaps
+        return True
+
+
 def card_of(device):
     """The card that a stanza of ifupdown's is for: eth0:1 is but a label of some of eth0's addresses."""
     return device.partition(":")[0]
@@ -879,8 +905,7 @@ def ifupdown_claims(files, ours, links, made):
             if kind and device in ours:
                 check_made(path, device, kind, made)
             if option in TAKEN_IN and device not in ours:
-                taken_in = [name for name in ours if name in words or words == ["all"]]
-                check_taken_in(path, device, TAKEN_IN[option], taken_in)
+                check_taken_in(path, device, TAKEN_IN[option], taken_in(words, ours))
             if option == "bond-master" and device in ours and words and words[0] not in (*made, "none"):
                 check_taken_in(path, words[0], "bonds", [device])
             if option in HOOKS and card_of(device) in ours:
@@ -912,6 +937,15 @@ def ifupdown_claims(files, ours, links, made):
         text = "\n".join(kept) + "\n"
         texts.append(text)
         if kept != file["text"].splitlines():
+            if path.startswith("/run/"):
+                words = {card_of(word) for word in file["text"].split()}
+                cards = ", ".join(name for name in ours if name in words)
+                raise Refused(
+                    f"{path} configures {cards}: what wrote it does so again at the next boot, mostly "
+                    "/etc/network/cloud-ifupdown-helper, and ifupdown reads it then: write its lines into "
+                    "/etc/network/interfaces, for the one there by which it is read (source, source-directory); or "
+                    f"leave {cards} out of network_interfaces"
+                )
             changes.append({"path": path, "content": text, "mode": file["mode"]})
     if names:
         record = [*inherited(record, texts), *record]

@@ -1196,6 +1196,35 @@ def test_what_takes_ours_in_by_ifupdown_is_refused(option, kind):
 
 
 @pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ("bridge_ports regex eth.* noregex lan9", True),
+        ("bridge_ports eth1 regex (eth|em)0", True),
+        ("bridge_ports lan9 all", True),
+        ("bridge-ports glob eth0-3", True),  # as ifupdown2 has it
+        ("bridge-ports regex (eth", True),  # whatever that takes in
+        ("bridge_ports regex em.* noregex eth.*", False),
+        ("bridge_ports regex eth.?[1-9]", False),
+        ("bridge_ports glob eth1-3 em0-1", False),
+    ],
+)
+def test_what_takes_ours_in_by_a_pattern_of_ifupdowns_is_refused(option, refused):
+    assert bool(stanzas("iface br0 inet dhcp", f"    {option}")["errors"]) is refused
+
+
+def test_a_file_of_ifupdowns_in_run_cannot_give_way():
+    """As Debian's cloud images have it: it is written again at the next boot."""
+    path = "/run/network/interfaces.d/eth0"
+    files = {"ifupdown": {path: "auto eth0\niface eth0 inet dhcp\n"}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused.startswith(
+        f"{path} configures eth0: what wrote it does so again at the next boot, mostly /etc/"
+    )
+    assert refused.endswith("(source, source-directory); or leave eth0 out of network_interfaces")
+    planned([CLUSTERS], files=files)
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         (
