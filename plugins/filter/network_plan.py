@@ -31,13 +31,16 @@ from network_files import (
     RESOLV_CONF,
     WORDS,
     bare,
+    beneath,
     form_fault,
+    is_a_packages,
     keyed,
     made_by,
     netplan_after,
     network_of,
     profile_for,
     read_at,
+    read_by_netplan,
     read_netplan,
     settings,
     yaml_fault,
@@ -292,9 +295,8 @@ def speaking(survey):
     """
     files, links, active = survey["files"], survey["interfaces"], survey["active"]
     present, found = {"lo", *(link["name"] for link in links)}, []
-    visible = {os.path.basename(path): path for path in files["netplan"]}  # as netplan_after
-    for path in visible.values():
-        for kind, definitions in network_of(files["netplan"][path]["text"]).items():
+    for path, file in read_by_netplan(files["netplan"]).items():
+        for kind, definitions in network_of(file["text"]).items():
             for identifier, one in definitions.items():
                 servers = one.get("nameservers")
                 servers = servers.get("addresses") if isinstance(servers, dict) else []
@@ -444,9 +446,9 @@ def check_made(path, name, kind, made):
 
 
 def netplan_documents(files):
-    """{path: what it holds} of the other netplan files; refused where netplan itself could not read it."""
+    """{path: what it holds} of the other files that netplan reads; refused where it could not read one."""
     documents = {}
-    for path, file in files.items():
+    for path, file in read_by_netplan(files).items():
         if path == OUR_FILE:
             continue
         try:
@@ -512,10 +514,11 @@ def netplan_claims(files, documents, ours, links, taken, made):
             changes.append(
                 {"path": f"/etc/netplan/{os.path.basename(path)}", "content": left, "mode": "0600"}
             )
-        elif set(network) <= {"version"}:
+        elif set(network) <= {"version"} and not beneath(path, files):
             changes.append({"path": path, "move_to": aside(path, taken)})
         else:
-            changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
+            if not is_a_packages(path, file["text"], files):
+                changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
             changes.append({"path": path, "content": left, "mode": file["mode"]})
     return changes
 

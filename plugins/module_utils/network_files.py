@@ -41,6 +41,15 @@ def read_at(place):
     return os.path.join(READ_BY[os.path.dirname(place)], os.path.basename(place))
 
 
+UNREADABLE = (
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)  # what YAML says of `!!int word`
+
+
 class NetplanLoader(yaml.SafeLoader):
     """Reads YAML as netplan does, to which all is words: 52:54:00:12:34:56 without quotes is no number of base 60,
     2024-13-45 no date, a wireless key 1234567.50 keeps its last digit, and `activation-mode: off` is not false. Only
@@ -61,7 +70,7 @@ def read_netplan(text):
     loader = NetplanLoader(text)
     try:
         return loader.get_single_data()
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):  # as of `!!int word`
+    except UNREADABLE:
         raise yaml.MarkedYAMLError(problem="a value that cannot be read") from None
     finally:
         loader.dispose()
@@ -122,6 +131,60 @@ def network_of(text):
         return {}
 
 
+def read_by_netplan(files):
+    """Those of its files that netplan reads: of several of one name, the one in /run, or else in /etc."""
+    named = {os.path.basename(path): path for path in sorted(files, key=netplan_rank)}
+    return {path: file for path, file in files.items() if named[os.path.basename(path)] == path}
+
+
+def netplan_rank(path):
+    """The later of two files of one name is that which netplan reads."""
+    return path.startswith("/run/"), path.startswith("/etc/"), path.startswith("/lib/")
+
+
+def narrowed(text, original):
+    """Whether `text` is what the role network has left of a netplan file: definitions less, or just their names.
+
+    An earlier version wrote `yes` and `off` anew as true and false.
+    """
+    return any(narrowed_by(load, text, original) for load in (read_netplan, yaml.safe_load))
+
+
+def narrowed_by(load, text, original):
+    try:
+        now, before = load(text), load(original)
+    except (yaml.YAMLError, *UNREADABLE):
+        return False
+    if (
+        not isinstance(now, dict)
+        or not isinstance(before, dict)
+        or text != yaml.safe_dump(now, sort_keys=False)
+    ):
+        return False
+    rest, whole = now.pop("network", None) or {}, before.pop("network", None) or {}
+    if now != before or rest == whole or not isinstance(rest, dict) or not isinstance(whole, dict):
+        return False
+    for kind in KINDS:
+        fewer, all_ = rest.pop(kind, None) or {}, whole.pop(kind, None) or {}
+        if not isinstance(fewer, dict) or not isinstance(all_, dict):
+            return False
+        for name, one in fewer.items():
+            if name not in all_ or one not in (all_[name], bare(kind, all_[name] or {})):
+                return False
+    return rest == whole
+
+
+def is_a_packages(path, text, files):
+    """Whether `text`, in /etc, is what the role network has left of a package's netplan file of that name."""
+    return any(narrowed(text, files[other]["text"]) for other in beneath(path, files))
+
+
+def beneath(path, files):
+    """The packages' files that one in /etc hides from netplan."""
+    same = [other for other in files if os.path.basename(other) == os.path.basename(path)]
+    return [other for other in same if other.startswith(("/usr/", "/lib/"))]
+
+
 def netplan_after(files, changes, kept=None):
     """{name: text} of all netplan files as they will be. kept: as `files`, those that may move there."""
     texts = {path: file["text"] for path, file in files.items()}
@@ -134,8 +197,8 @@ def netplan_after(files, changes, kept=None):
                 (kept or {}).get(change["path"], {}).get("text", "") if text is None else text
             )
     return {
-        os.path.basename(path): text
-        for path, text in texts.items()
+        os.path.basename(path): texts[path]
+        for path in sorted(texts, key=netplan_rank)
         if os.path.basename(os.path.dirname(path)) == "netplan" and path.endswith(".yaml")
     }
 

@@ -548,6 +548,16 @@ def test_a_netplan_file_outside_etc_is_hidden_not_changed():
     assert written(plan, "/usr/lib/netplan/lan.yaml") is None
 
 
+@pytest.mark.parametrize("content", [CLOUD, BOTH])
+@pytest.mark.parametrize("hidden", ["/usr/lib/netplan/lan.yaml", "/lib/netplan/lan.yaml"])
+def test_what_is_hidden_stands_at_the_second_run(hidden, content):
+    first = planned([STATIC], files={"netplan": {hidden: content}})
+    ours = {change["path"]: change["content"] for change in first["files"]}
+    again = planned([STATIC], files={"netplan": {**ours, hidden: content}})
+    assert again["stands"] and [change["path"] for change in again["files"]] == [OUR_FILE]
+    assert again["netplan"] == first["netplan"] == {os.path.basename(path): ours[path] for path in ours}
+
+
 def test_a_netplan_file_in_run_cannot_be_hidden():
     """Of a name that stands twice, netplan reads that in /run (netplan-generate(8))."""
     files = {"netplan": {"/run/netplan/eth0.yaml": CLOUD}}
