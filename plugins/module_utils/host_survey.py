@@ -59,17 +59,23 @@ def interfaces(run_command):
 
 
 def routes(run_command):
-    """[{to, via, interface, version, told}] of the kernel's main tables.
+    """[{to, via, interface, version, told, beside}] of the kernel's main tables, of each way where a route has several.
 
-    `to` is default or a network, `via` None on the link, version that of IP; told: a router has advertised it.
+    `to` is default or a network, `via` None on the link, version that of IP; told: a router has advertised it; beside:
+    the interfaces of its other ways.
     """
     found = []
     for version in (4, 6):
         rc, out, _ = run_command(["ip", f"-{version}", "-json", "route", "show"])
         for one in json.loads(out or "[]") if rc == 0 else []:  # a kernel without IPv6
-            if "dev" in one:
-                route = {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
-                found.append({**route, "version": version, "told": one.get("protocol") == "ra"})
+            ways = [way for way in one.get("nexthops", [one]) if "dev" in way]
+            for way in ways:
+                via = way.get(
+                    "gateway", way.get("via", {}).get("host")
+                )  # of IPv6, where the route is of IPv4
+                route = {"to": one["dst"], "via": via, "interface": way["dev"], "version": version}
+                beside = [other["dev"] for other in ways if other is not way]
+                found.append({**route, "told": one.get("protocol") == "ra", "beside": beside})
     return found
 
 

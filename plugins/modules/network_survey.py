@@ -30,6 +30,10 @@ PLACES = {
         "/run/NetworkManager/system-connections/*",
         "/usr/lib/NetworkManager/system-connections/*",
     ],
+    "resolved": [
+        "/etc/systemd/resolved.conf",
+        *(f"/{place}/systemd/resolved.conf.d/*.conf" for place in ("usr/lib", "run", "etc")),
+    ],
     "kept": [
         *(f"/etc/{place}/*.before-trainyard*" for place in ("netplan", "systemd/network", "NetworkManager")),
         "/run/NetworkManager/*.before-trainyard*",

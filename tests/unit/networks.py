@@ -36,13 +36,20 @@ ETH1 = {
     "addresses": [],
     "dynamic": [],
 }
-DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0", "version": 4, "told": False}
+DEFAULT = {
+    "to": "default",
+    "via": "192.168.1.1",
+    "interface": "eth0",
+    "version": 4,
+    "told": False,
+    "beside": [],
+}
 STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
 
 
 def survey(**more):
     """A host with two interfaces, configured by nothing, reached at eth0's address; `more` replaces parts of it."""
-    files = {"netplan": {}, "networkd": {}, "ifupdown": {}, "networkmanager": {}}
+    files = {"netplan": {}, "networkd": {}, "ifupdown": {}, "networkmanager": {}, "resolved": {}}
     files.update(
         {
             kind: {path: text(content) for path, content in found.items()}

@@ -1640,6 +1640,36 @@ def test_what_stays_tells_its_name_servers(path, content):
         )  # of a card that is not there
 
 
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"/etc/systemd/resolved.conf": "[Resolve]\nDNS=10.0.0.53 1.1.1.1\n"}, True),
+        ({"/etc/systemd/resolved.conf": "[Resolve]\n#DNS=\n"}, False),
+        ({"/etc/systemd/resolved.conf": "[Resolve]\nFallbackDNS=10.0.0.53\n"}, False),
+        ({"/etc/systemd/resolved.conf.d/lan.conf": "[Resolve]\nDNS=10.0.0.53\n"}, True),
+        ({"/etc/systemd/resolved.conf.d/lan.conf": "[Resolve]\nDNS=10.0.0.53\nDNS=\n"}, False),
+        (
+            {
+                "/usr/lib/systemd/resolved.conf.d/lan.conf": "[Resolve]\nDNS=10.0.0.53\n",
+                "/etc/systemd/resolved.conf.d/lan.conf": "",
+            },
+            False,
+        ),
+    ],
+)
+def test_systemd_resolveds_own_files_tell_its_name_servers(files, told):
+    leased = [{**ETH0, "dynamic": ETH0["addresses"]}, copy.deepcopy(ETH1)]
+    read = read_from("/etc/netplan/50-cloud-init.yaml")
+    for more in (
+        {"files": {"resolved": files}, "interfaces": leased},
+        {"files": {**read["files"], "resolved": files}},
+    ):
+        for resolved in (True, False):
+            active = {**survey()["active"], "systemd-resolved": resolved}
+            errors = network_plan(survey(**copy.deepcopy(more), active=active), [STATIC])["errors"]
+            assert bool(errors) is not (told and resolved)
+
+
 def test_what_has_been_hidden_since_an_earlier_run_tells_no_name_servers():
     first = written(planned([STATIC]))["content"]
     planned(
@@ -1742,7 +1772,7 @@ def test_a_card_that_is_gone_or_had_nothing_may_go_out_of_network_interfaces():
 
 OUT = "the default route of this host, via 192.168.1.1 on eth0, would be lost, since no entry of network_interfaces "
 STATIC_ALONE = {"name": "eth0", "addresses": ["192.168.1.100/24"]}
-OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False}
+OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False, "beside": []}
 BOTH_VERSIONS = {**STATIC, "addresses": ["192.168.1.100/24", "2001:db8::5/64"]}
 
 
@@ -1825,6 +1855,40 @@ def test_what_is_read_of_routes():
     found = routes(lambda command: (0, json.dumps(answers[command[1]]), ""))
     assert found[0] == DEFAULT and found[1] == {**OUT_BY_6, "told": True}
     assert (found[2]["via"], found[2]["told"]) == (None, False) and len(found) == 3
+
+
+def test_of_a_route_that_has_several_ways_each_is_read():
+    ways = [{"gateway": "192.168.1.1", "dev": "eth0", "weight": 1}, {"gateway": "10.1.0.9", "dev": "eth1"}]
+    other = {"dst": "10.9.0.0/24", "via": {"family": "inet6", "host": "fe80::9"}, "dev": "eth1"}
+    answers = {"-4": [{"dst": "default", "nexthops": ways}, other], "-6": []}
+    found = routes(lambda command: (0, json.dumps(answers[command[1]]), ""))
+    assert found[0] == {**DEFAULT, "beside": ["eth1"]}
+    assert [(one["via"], one["interface"]) for one in found[1:]] == [
+        ("10.1.0.9", "eth1"),
+        ("fe80::9", "eth1"),
+    ]
+
+
+@pytest.mark.parametrize("entry", [{"name": "eth0"}, {"name": "eth1"}])
+def test_a_way_out_that_has_several_ways_does_not_go_unsaid(entry):
+    """What sets it up goes with either card."""
+    ways = [
+        {**DEFAULT, "beside": ["eth1"]},
+        {**DEFAULT, "via": "10.1.0.9", "interface": "eth1", "beside": ["eth0"]},
+    ]
+    wanted = {**entry, "addresses": ["192.168.1.100/24"]}
+    (refused,) = network_plan(survey(routes=ways), [wanted])["errors"]
+    way = next(one for one in ways if one["interface"] == entry["name"])
+    assert refused == (
+        f"network_interfaces[0]: the default route of this host, via {way['via']} on {entry['name']}, would be lost, "
+        f"since no entry of network_interfaces gives it one: write gateway: {way['via']}, or gateway: none where none "
+        "is meant"
+    )
+    planned([{**wanted, "gateway": "none"}], routes=ways)
+    (refused,) = network_plan(survey(routes=[{**DEFAULT, "via": None}]), [{**wanted, "name": "eth0"}])[
+        "errors"
+    ]
+    assert "default route of this host, on eth0, would be lost" in refused
 
 
 @pytest.mark.parametrize(
