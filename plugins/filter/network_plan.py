@@ -5,11 +5,13 @@ Pure functions: nothing here reads a file or talks to a host.
 
 import fnmatch
 import ipaddress
+import itertools
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -45,6 +47,7 @@ from network_files import (
     settings,
     yaml_fault,
 )
+from network_settings import NETWORKD_DEVICES, cure, of_netplan, of_networkd, of_profile, of_stanza
 
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
@@ -56,12 +59,6 @@ HOOKS = ("pre-up", "up", "post-up", "pre-down", "down", "post-down")
 # What images bring: Vagrant's boxes wait for dhclient (chef/bento, debian/scripts/networking.sh), and cloud-init sets
 # default routes (cloudinit/net/eni.py, _render_route), to which check_default_route sees.
 HARMLESS = re.compile(r"sleep [\d.]+|route (add|del) (-A inet6 )?default gw [\da-fA-F.:]+( \|\| true)?")
-# systemd-networkd's keys for what takes an interface in or lies on it, with our kind of it where there is one.
-NETWORKD_DEVICES = {
-    **{"Bond": "bonds", "Bridge": "bridges", "VLAN": "vlans"},
-    **dict.fromkeys(("BatmanAdvanced", "IPoIB", "IPVLAN", "IPVTAP", "MACsec", "MACVLAN", "MACVTAP")),
-    **dict.fromkeys(("Tunnel", "VRF", "VXLAN", "Xfrm")),
-}
 # What a .network file can ask of a wireless card alone.
 OF_WIRELESS = {"SSID", "BSSID", "WLANInterfaceType"}
 # NetworkManager's words for what a port belongs to.
@@ -188,8 +185,8 @@ def check_nameservers(survey, spoken, entries, said, gone):
     fixed = [item for item in entries if not item["definition"].get("dhcp4")]
     taken = {name for item in entries for name in item["definition"].get("interfaces") or []}
     leased = {link["name"] for link in survey["interfaces"] if any(":" not in one for one in link["dynamic"])}
-    told = [one for one in in_charge(spoken) if one[1] and one[2]]
-    lost = [one for one in told if one[0] == OUR_FILE or set(one[1]) <= ours.keys() | gone]
+    told = [one for one in in_charge(spoken) if one.names and one.servers]
+    lost = [one for one in told if one.path == OUR_FILE or set(one.names) <= ours.keys() | gone]
     if len(lost) < len(told) or leased - {item["now"] for item in fixed} - taken - gone:
         return  # others tell them still
     if survey["active"]["systemd-resolved"] and resolved_servers(survey["files"]["resolved"]):
@@ -203,7 +200,7 @@ def check_nameservers(survey, spoken, entries, said, gone):
             "it needs none"
         )
     if lost and len(fixed) == len(entries) and not resolved_by_hand(survey):
-        path, names, servers = lost[0]
+        path, _, names, servers, _ = lost[0]
         listed = ", ".join(server.partition("#")[0] for server in servers)
         raise Refused(
             f"{ours.get(names[0], 'network_interfaces')}: {path} tells this host its name servers ({listed}), which "
@@ -219,7 +216,7 @@ def check_left_out(survey, spoken, entries, before):
     `speaking` has it.
     """
     ours = {name for item in entries for name in (item["now"], item["name"])}
-    spoken_for = {name for path, _, names, _ in spoken if path != OUR_FILE for name in names}
+    spoken_for = {name for one in spoken if one.path != OUR_FILE for name in one.names}
     for link in survey["interfaces"]:
         name = link["name"]
         definitions = [found[name] for kind, found in before.items() if kind not in MADE and name in found]
@@ -242,6 +239,49 @@ def check_left_out(survey, spoken, entries, before):
             f"network_interfaces no longer names {name}, which {OUR_FILE} sets up, and nothing else would: keep its "
             f"entry ({{name: {name}}} alone gives it no addresses){back}"
         )
+
+
+def check_settings(spoken, entries, said, claims, links):
+    """What a file that gives way says of a card beside its addresses does not go unsaid: 802.1X, MTU, routes and such.
+
+    spoken, said: as above. claims: the changes by which files give way.
+    """
+    ours = {item["now"]: number for number, item in enumerate(entries)}
+    going = {change["path"] for change in claims}
+    for one in in_charge(spoken):
+        hit = [name for name in one.names if name in ours]
+        stays = "/systemd/network/" in one.path and one.path not in going  # hidden by netplan's since long
+        if not hit or one.path == OUR_FILE or stays:
+            continue
+        of_networkd_alone = [place for key, place, _ in one.settings if key is None]
+        if of_networkd_alone:
+            base = os.path.basename(one.path).removesuffix(".network")
+            out = f", or have its [Match] fit {hit[0]} no more" * bool(others(one.names, ours, links))
+            beside = f"/etc/systemd/network/10-netplan-{entries[ours[hit[0]]]['name']}.network.d/{base}.conf"
+            raise Refused(
+                f"{one.path}: {', '.join(dict.fromkeys(of_networkd_alone))} for {hit[0]} would be lost, since "
+                f"network_interfaces has {hit[0]}, and netplan no word for it: move it, below the names of its "
+                f"sections, into {beside}, which is read besides{out}"
+            )
+        for name, (key, place, value) in itertools.product(hit, one.settings):
+            if not any(says(*pair, key, name) for pair in zip(entries, said, strict=True)):
+                write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
+                raise Refused(
+                    f"{entries[ours[name]]['where']}: {one.path} has {place} for {name}, which would be lost, since "
+                    f"its entry has none: {write}, or take it out there"
+                )
+
+
+def says(item, said, key, name):
+    """Whether an entry says a setting of the interface `name`; said: the entry as the inventory has it."""
+    own, inside = item["now"] == name, below(item["kind"], item["definition"])
+    if own and key == "auth" and item["kind"] == "wifis":
+        return True  # with its access-points
+    size_of_bond = key == "mtu" and item["kind"] == "bonds" and name in inside  # which its ports take
+    if not (own or size_of_bond or key in ("routes", "routing-policy")):
+        return False
+    match = key == "macaddress" and item["kind"] not in MADE  # by which the card is known
+    return key in (said.get("options") or {}) or (key in said and not match)
 
 
 def resolved_by_hand(survey):
@@ -303,12 +343,18 @@ def check_bridges(entries, present, renderer):
 # What is there now and speaks for the same interfaces.
 
 
-def speaking(survey):
-    """[(path, unit, names, servers)] of each definition in a host's files: whom of the present interfaces it is for,
-    and the name servers that it tells.
+class Spoken(NamedTuple):
+    """A definition in a host's files."""
 
-    unit: the name of the .network file that systemd-networkd has of it, or None.
-    """
+    path: str
+    unit: str | None  # the name of the .network file that systemd-networkd has of it
+    names: list  # of the present interfaces, those that it is for
+    servers: list  # the name servers that it tells
+    settings: list  # what it says beside addresses, as network_settings has it
+
+
+def speaking(survey):
+    """[Spoken] of all definitions in a host's files."""
     files, links, active = survey["files"], survey["interfaces"], survey["active"]
     present, found = {"lo", *(link["name"] for link in links)}, []
     for path, file in read_by_netplan(files["netplan"]).items():
@@ -319,36 +365,37 @@ def speaking(survey):
                 servers = [str(server) for server in servers] if isinstance(servers, list) else []
                 meant = matches(kind, identifier, one, links)
                 # One that is empty keeps a name for what refers to it, and sets up nothing.
-                found.append((path, f"10-netplan-{identifier}.network", meant if one else [], servers))
-                found.append((path, None, below(kind, one) if kind != "vlans" else [], []))
+                unit = f"10-netplan-{identifier}.network"
+                found.append(Spoken(path, unit, meant if one else [], servers, of_netplan(one)))
+                found.append(Spoken(path, None, below(kind, one) if kind != "vlans" else [], [], []))
     for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
         said = settings(file["text"])
         servers = " ".join(value for section, key, value in said if (section, key) == ("Network", "DNS"))
-        found.append((path, os.path.basename(path), networkd_matches(said, links), servers.split()))
+        meant = networkd_matches(said, links)
+        found.append(Spoken(path, os.path.basename(path), meant, servers.split(), of_networkd(file["text"])))
     for path, file in files["networkmanager"].items() if active["NetworkManager"] else ():
         said = keyed(file["text"])
         if is_read(path, said, survey["hidden_profiles"]):
             servers = " ".join(said.get((kind, "dns"), "") for kind in ("ipv4", "ipv6"))
-            found.append((path, None, profile_for(said, links), servers.replace(";", " ").split()))
+            servers = servers.replace(";", " ").split()
+            found.append(Spoken(path, None, profile_for(said, links), servers, of_profile(said)))
     for path, file in files["ifupdown"].items():
         for device, option, words, _ in ifupdown_options(file["text"]):
             servers = words if option in ("dns-nameservers", "dns-nameserver") else []
-            found.append((path, None, taken_in(words, present) if option in TAKEN_IN else [device], servers))
-    return [
-        (path, unit, [name for name in names if name in present], servers)
-        for path, unit, names, servers in found
-    ]
+            names = taken_in(words, present) if option in TAKEN_IN else [card_of(device)]
+            found.append(Spoken(path, None, names, servers, of_stanza(option, words)))
+    return [one._replace(names=[name for name in one.names if name in present]) for one in found]
 
 
 def in_charge(found):
-    """[(path, names, servers)] of what `speaking` has found: networkd goes by the first file for an interface."""
+    """`found`, as `speaking` has it, of which systemd-networkd goes by the first file for an interface."""
     first = {}
-    for _, unit, names, _ in found:
-        for name in names if unit else ():
-            first[name] = min(unit, first.get(name, unit))
+    for one in found:
+        for name in one.names if one.unit else ():
+            first[name] = min(one.unit, first.get(name, one.unit))
     return [
-        (path, [name for name in names if unit is None or unit == first[name]], servers)
-        for path, unit, names, servers in found
+        one._replace(names=[name for name in one.names if one.unit in (None, first.get(name))])
+        for one in found
     ]
 
 
@@ -1091,6 +1138,7 @@ def plan(survey, entries, said, renderer, before):
     check_left_out(survey, spoken, entries, before)
     check_default_route(survey["routes"], entries, said, gone)
     check_nameservers(survey, spoken, entries, said, gone)
+    check_settings(spoken, entries, said, claims, links)
     return {
         "files": wanted + claims,
         "netplan": after,

@@ -208,17 +208,23 @@ def made_by(network):
     return {name for kind in MADE for name in network.get(kind, {})}
 
 
-def settings(text):
-    """[(section, key, value)] of a file as systemd-networkd and NetworkManager have them."""
-    found, section = [], ""
+def parts(text):
+    """[(section, [(key, value)])] of a file as systemd-networkd and NetworkManager have them, in its order."""
+    found = []
     for line in text.splitlines():
         line = line.strip()
         if line.startswith("[") and line.endswith("]"):
-            section = line[1:-1]
+            found.append((line[1:-1], []))
         elif "=" in line and not line.startswith(("#", ";")):
             key, _, value = line.partition("=")
-            found.append((section, key.strip(), value.strip()))
+            found = found or [("", [])]
+            found[-1][1].append((key.strip(), value.strip()))
     return found
+
+
+def settings(text):
+    """[(section, key, value)] of such a file."""
+    return [(section, key, value) for section, pairs in parts(text) for key, value in pairs]
 
 
 def keyed(text):

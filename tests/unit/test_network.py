@@ -464,7 +464,7 @@ def cloud_init(identifier="eth0", name="eth0", match=f"macaddress: '{ETH0['mac']
         (
             {
                 "50-cloud-init.yaml": cloud_init(match="driver: r8169"),
-                "60-more.yaml": "network: {ethernets: {eth0: {mtu: 1400}}}",
+                "60-more.yaml": "network: {ethernets: {eth0: {optional: true}}}",
             },
             {"driver": "r8169"},
         ),
@@ -1638,6 +1638,199 @@ def test_what_stays_tells_its_name_servers(path, content):
         assert ["name servers" in one for one in errors] == [True] * (
             not stays
         )  # of a card that is not there
+
+
+NETPLAN, LAN_NETWORK = "/etc/netplan/50.yaml", "/etc/systemd/network/05-lan.network"
+WIRED, STANZAS = "/etc/NetworkManager/system-connections/lan", "/etc/network/interfaces"
+AUTH = {"key-management": "802.1x", "method": "ttls", "identity": "me", "password": "hunter22"}
+ROUTE = {"to": "10.8.0.0/16", "via": "192.168.1.7"}
+IN_WORDS = "under options in netplan's words"
+
+
+def said_beside(path, lines):
+    """A file of that kind which sets eth0 up, and says `lines` besides."""
+    if path == NETPLAN:
+        return yaml.safe_dump({"network": {"ethernets": {"eth0": {"dhcp4": True, **lines}}}}, sort_keys=False)
+    if path == STANZAS:
+        return f"auto eth0\niface eth0 inet dhcp\n    {lines}\n"
+    match = (
+        "[Match]\nName=eth0\n[Network]\nDHCP=yes"
+        if path == LAN_NETWORK
+        else "[connection]\ninterface-name=eth0"
+    )
+    return f"{match}\n{lines}\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "place", "cure", "entry"),
+    [
+        (NETPLAN, {"auth": AUTH}, "auth", f"auth {IN_WORDS}", {"options": {"auth": AUTH}}),
+        (
+            WIRED,
+            "[802-1x]\neap=ttls;\npassword=hunter22",
+            "[802-1x]",
+            f"auth {IN_WORDS}",
+            {"options": {"auth": AUTH}},
+        ),
+        (STANZAS, "wpa-conf /etc/lan.conf", "wpa-conf", f"auth {IN_WORDS}", {"options": {"auth": AUTH}}),
+        (NETPLAN, {"mtu": 9000}, "mtu", "mtu: 9000", {"mtu": 9000}),
+        (NETPLAN, {"mtu": 9000}, "mtu", "mtu: 9000", {"options": {"mtu": 9000}}),
+        (LAN_NETWORK, "[Link]\nMTUBytes=9000", "MTUBytes=", "mtu: 9000", {"mtu": 9000}),
+        (LAN_NETWORK, "[Link]\nMTUBytes=9K", "MTUBytes=", "mtu in netplan's words", {"mtu": 9000}),
+        (WIRED, "[ethernet]\nmtu=9000", "mtu=", "mtu: 9000", {"mtu": 9000}),
+        (STANZAS, "mtu 9000", "mtu", "mtu: 9000", {"mtu": 9000}),
+        (
+            NETPLAN,
+            {"routes": [{"to": "default", "via": "192.168.1.1"}, {**ROUTE, "metric": 50}]},
+            "routes",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7, metric: 50}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            NETPLAN,
+            {"routes": [{**ROUTE, "source": "x"}]},
+            "routes",
+            "routes in netplan's words",
+            {"routes": []},
+        ),
+        (
+            LAN_NETWORK,
+            "Gateway=192.168.1.1\n[Route]\nGateway=192.168.1.1\n[Route]\nDestination=10.8.0.0/16\nGateway=192.168.1.7",
+            "[Route]",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            WIRED,
+            "[ipv4]\nroute1=0.0.0.0/0,192.168.1.1\nroute2=10.8.0.0/16,192.168.1.7,50",
+            "the routes",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7, metric: 50}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            NETPLAN,
+            {"routing-policy": [{"from": "10.0.0.0/8", "table": 7}]},
+            "routing-policy",
+            f"routing-policy {IN_WORDS}",
+            {"options": {"routing-policy": []}},
+        ),
+        (
+            LAN_NETWORK,
+            "[RoutingPolicyRule]\nTable=7",
+            "[RoutingPolicyRule]",
+            f"routing-policy {IN_WORDS}",
+            None,
+        ),
+        (WIRED, "[ipv4]\nrouting-rule1=priority 1 table 7", "[ipv4] routing-rule1=", "routing-policy", None),
+        (
+            NETPLAN,
+            {"wakeonlan": True},
+            "wakeonlan",
+            "options: {wakeonlan: true}",
+            {"options": {"wakeonlan": False}},
+        ),
+        (
+            NETPLAN,
+            {"macaddress": ETH1["mac"]},
+            "macaddress",
+            f"options: {{macaddress: '{ETH1['mac']}'}}",
+            None,
+        ),
+        (STANZAS, "hwaddress ether 52:54:00:00:00:02", "hwaddress", f"macaddress {IN_WORDS}", None),
+        (
+            WIRED,
+            "[ethernet]\ncloned-mac-address=52:54:00:00:00:02",
+            "cloned-mac-address=",
+            "options: {macaddress: '52:54",
+            None,
+        ),
+    ],
+)
+def test_what_a_file_says_beside_addresses_does_not_go_with_it_unsaid(path, lines, place, cure, entry):
+    files = {path: said_beside(path, lines)}
+    told = read_from(path, told=files)
+    wanted = {**STATIC, "nameservers": []}
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [wanted])["errors"]
+    assert refused.startswith(
+        f"network_interfaces[0]: {path} has {place} for eth0, which would be lost, since its entry has none: "
+        f"write {cure}"
+    )
+    assert refused.endswith(", or take it out there") and "hunter22" not in refused
+    if entry is not None:
+        planned([{**wanted, **entry}], **copy.deepcopy(told))
+    planned([CLUSTERS], **copy.deepcopy(told))  # theirs stays
+    ours = {"netplan": {OUR_FILE: written(planned([{**wanted, "mtu": 9000}]))["content"]}}
+    planned([wanted], files=ours)  # who takes it out of the inventory means that
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ("IPMasquerade=both", "[Network] IPMasquerade="),
+        ("DHCPServer=yes\n[DHCPServer]\nPoolSize=9\nDNS=1.1.1.1", "[Network] DHCPServer=, [DHCPServer]"),
+        ("[Route]\nMultiPathRoute=192.168.1.7@eth0 1\nDestination=10.8.0.0/16", "[Route] MultiPathRoute="),
+        ("[NextHop]\nId=7\nGateway=192.168.1.7\n[Route]\nNextHop=7", "[NextHop], [Route] NextHop="),
+        ("[SR-IOV]\nVirtualFunction=0", "[SR-IOV]"),
+    ],
+)
+def test_what_systemd_networkd_alone_has_a_word_for_does_not_go_unsaid(lines, place):
+    files = {LAN_NETWORK: said_beside(LAN_NETWORK, lines)}
+    wanted = [{**STATIC, "routes": [ROUTE]}]
+    (refused,) = network_plan(survey(files={"networkd": files}), wanted)["errors"]
+    assert refused == (
+        f"{LAN_NETWORK}: {place} for eth0 would be lost, since network_interfaces has eth0, and netplan no word for "
+        "it: move it, below the names of its sections, into "
+        "/etc/systemd/network/10-netplan-eth0.network.d/05-lan.conf, which is read besides"
+    )
+    files = {LAN_NETWORK: files[LAN_NETWORK].replace("eth0\n[Net", "eth*\n[Net")}
+    (refused,) = network_plan(survey(files={"networkd": files}), wanted)["errors"]
+    assert refused.endswith(", or have its [Match] fit eth0 no more")
+    files = {
+        "/etc/systemd/network/50-lan.network": files[LAN_NETWORK]
+    }  # netplan's hides it at the latest run, too
+    planned(wanted, files={"networkd": files})
+
+
+def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
+    """As images have it: leases, their words, what waits for whom."""
+    overrides = {
+        "dhcp4-overrides": {"route-metric": 100},
+        "optional": True,
+        "accept-ra": True,
+        "critical": True,
+    }
+    cloud = said_beside(NETPLAN, {**overrides, "mtu": 1500, "wakeonlan": False, "link-local": []})
+    planned([STATIC], files={"netplan": {NETPLAN: cloud}})
+    lan = "IPForward=no\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n[Route]\n"
+    planned([STATIC], files={"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, lan)}})
+    wired = said_beside(
+        WIRED, "[ethernet]\nmtu=0\ncloned-mac-address=preserve\n[ipv4]\nmethod=auto\n[proxy]\n"
+    )
+    planned([STATIC], files={"networkmanager": {WIRED: wired}}, active=DESKTOP)
+    # A wireless card's 802.1X stands with its networks.
+    points = {"access-points": {"home": {"auth": AUTH}}}
+    wlan = {"name": "wlan0", "kind": "wifis", "addresses": ["10.1.0.1/24"], "options": points}
+    roaming = "[connection]\ntype=wifi\ninterface-name=wlan0\n[wifi]\nssid=home\n[802-1x]\neap=ttls;\n"
+    planned([wlan], interfaces=[ETH0, WLAN], files={"networkmanager": {WIRED: roaming}}, active=DESKTOP)
+
+
+def test_what_netplan_has_no_word_for_is_left_to_networkmanager():
+    for lines in ("[ipv4]\nmethod=shared", "[ethtool]\nring-rx=4096", "[tc]\nqdisc.root=fq_codel"):
+        files = {"networkmanager": {WIRED: said_beside(WIRED, lines)}}
+        (refused,) = network_plan(survey(files=files, active=DESKTOP), [STATIC])["errors"]
+        assert refused.endswith("has none: leave eth0 out of network_interfaces, or take it out there")
+
+
+def test_the_size_of_a_bonds_ports_is_the_bonds():
+    files = {"netplan": {NETPLAN: said_beside(NETPLAN, {"mtu": 9000})}}
+    wanted = [BARE, {"name": "eth1"}, {**BOND, "mtu": 9000}]
+    planned(wanted, files=files)
+    assert network_plan(survey(files=files), [*wanted[:2], BOND])["errors"]
+    both = {"netplan": {NETPLAN: "network: {ethernets: {all: {match: {name: 'eth*'}, mtu: 9000}}}"}}
+    (refused,) = network_plan(survey(files=both), [{**STATIC, "mtu": 9000}, CLUSTERS])["errors"]
+    assert refused.startswith(
+        "network_interfaces[1]: /etc/netplan/50.yaml has mtu for eth1, which would be lost"
+    )
 
 
 @pytest.mark.parametrize(
