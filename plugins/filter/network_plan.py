@@ -527,7 +527,7 @@ def netplan_documents(files):
                 f"{path}: network, or a kind in it, is no mapping, so netplan cannot work on this host: correct it"
             )
         for kind in KINDS:
-            for identifier, definition in (network.get(kind) or {}).items():
+            for identifier, definition in definitions_in(network, kind).items():
                 if fault := form_fault(definition or {}):
                     place = ".".join(filter(None, ("network", kind, str(identifier), fault[0])))
                     raise Refused(
@@ -535,6 +535,12 @@ def netplan_documents(files):
                     )
         documents[path] = document
     return documents
+
+
+def definitions_in(network, kind):
+    """{identifier: definition} of a kind; a renderer may stand beside them, as a word."""
+    found = network.get(kind) or {}
+    return {key: one for key, one in found.items() if key != "renderer" or not isinstance(one, str)}
 
 
 def netplan_claims(files, documents, ours, links, taken, made):
@@ -559,7 +565,7 @@ def netplan_claims(files, documents, ours, links, taken, made):
             network[kind][identifier] = bare(kind, definition or {})
             claimed = claimed or definition != network[kind][identifier]
         for kind in KINDS:
-            if kind in network and not network[kind]:
+            if kind in network and not definitions_in(network, kind):
                 del network[kind]
         if not claimed:
             continue
@@ -594,7 +600,7 @@ def netplan_hits(documents, ours, links, made):
         (path, kind, identifier, definition, matches(kind, identifier, definition, links))
         for path, document in documents.items()
         for kind in KINDS
-        for identifier, definition in ((document.get("network") or {}).get(kind) or {}).items()
+        for identifier, definition in definitions_in(document.get("network") or {}, kind).items()
     ]
     found = {}
     for path, kind, identifier, definition, meant in every:

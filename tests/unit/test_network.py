@@ -542,6 +542,22 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
     assert "eth1" in plan["netplan"]["50-cloud-init.yaml"]
 
 
+def test_a_renderer_may_stand_beside_the_definitions_of_a_kind():
+    path = "/etc/netplan/50.yaml"
+    one = "network: {ethernets: {renderer: networkd, eth0: {dhcp4: true}}, vlans: {renderer: networkd}}"
+    assert (
+        written(planned([STATIC], files={"netplan": {path: one}}), path)["move_to"]
+        == f"{path}.before-trainyard"
+    )
+    two = "network: {ethernets: {renderer: NetworkManager, eth0: {dhcp4: true}, eth1: {dhcp4: true}}}"
+    left = yaml.safe_load(written(planned([STATIC], files={"netplan": {path: two}}), path)["content"])
+    assert left["network"]["ethernets"] == {"renderer": "NetworkManager", "eth1": {"dhcp4": True}}
+    (refused,) = network_plan(
+        survey(files={"netplan": {path: two.replace("NetworkManager", "[x]")}}), [STATIC]
+    )["errors"]
+    assert "network.ethernets.renderer is no mapping" in refused
+
+
 def test_a_netplan_file_outside_etc_is_hidden_not_changed():
     plan = planned([STATIC], files={"netplan": {"/usr/lib/netplan/lan.yaml": CLOUD}})
     assert yaml.safe_load(written(plan, "/etc/netplan/lan.yaml")["content"]) == {"network": {"version": 2}}

@@ -137,6 +137,7 @@ def in_steps(steps, **more):
         {"netplan": {CLOUD: TWO}},
         {"netplan": {CLOUD: THREE}},
         {"netplan": {CLOUD: THREE, "/etc/netplan/60-more.yaml": TWO}},
+        {"netplan": {CLOUD: TWO.replace("ethernets:", "ethernets:\n    renderer: networkd")}},
         {"netplan": {"/lib/netplan/10-package.yaml": TWO}},
         {"netplan": {"/lib/netplan/10-package.yaml": THREE}},
         {"netplan": {"/lib/netplan/10-package.yaml": "x: [", "/etc/netplan/10-package.yaml": TWO}},
