@@ -27,11 +27,12 @@ READ_BY = {  # where a manager reads a file that gave way, by the directory in w
     "/etc/NetworkManager": PROFILES,
     "/run/NetworkManager": "/run/NetworkManager/system-connections",
 }
-PROFILE_KINDS = {
-    "ethernet": "ethernets",
-    "802-3-ethernet": "ethernets",
-    "wifi": "wifis",
-    "802-11-wireless": "wifis",
+PROFILE_KINDS = {  # NetworkManager's words for a profile's kind of card
+    "ethernet": "ether",
+    "802-3-ethernet": "ether",
+    "infiniband": "infiniband",
+    "wifi": "wlan",
+    "802-11-wireless": "wlan",
 }
 
 
@@ -243,13 +244,40 @@ def profile_for(said, links):
     gives_way = said.get(("connection", "autoconnect-priority"), "0").startswith("-")  # netplan's have 0
     if kind is None or by_hand or gives_way:
         return []
-    patterns = [word.lstrip("|&") for word in said.get(("match", "interface-name"), "").split(";") if word]
-    wanted = [word for word in patterns if not word.startswith("!")] or ["*"]
-    unwanted = [word[1:] for word in patterns if word.startswith("!")]
+    denied = [
+        mac.strip().lower()
+        for (_, key), value in said.items()
+        if key in ("mac-address-blacklist", "mac-address-denylist")
+        for mac in value.split(";")
+    ]
     return [
         link["name"]
         for link in links
-        if (link["kind"] == "wlan") == (kind == "wifis")
-        and any(fnmatch.fnmatchcase(link["name"], word) for word in wanted)
-        and not any(fnmatch.fnmatchcase(link["name"], word) for word in unwanted)
+        if ("wlan" if link["kind"] == "wlan" else link["link_type"]) == kind
+        and link["mac"] not in denied
+        and all(
+            fits_elements(said.get(("match", key), ""), word)
+            for key, word in (
+                ("interface-name", link["name"]),
+                ("driver", link["driver"] or ""),
+                ("path", link["properties"].get("ID_PATH", "")),
+            )
+        )
     ]
+
+
+def fits_elements(value, word):
+    """Whether a word fits a list under a profile's [match] (nm-settings(5)): all that begin with & or !, and one of the
+    others.
+    """
+    optional = []
+    for element in value.split(";"):
+        pattern = element.strip().lstrip("|&")
+        fits = fnmatch.fnmatchcase(word, pattern.removeprefix("!")) is not pattern.startswith("!")
+        if not pattern:
+            continue
+        if not element.strip().startswith(("&", "!")):
+            optional.append(fits)
+        elif not fits:
+            return False
+    return not optional or any(optional)

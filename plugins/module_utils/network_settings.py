@@ -55,9 +55,17 @@ NETWORKD_REPLACED = {
             "Domains",
             "EmitLLDP",
         ),
-        *("Gateway", "IPv4LLRoute", "IPv6AcceptRA", "IPv6DuplicateAddressDetection", "IPv6PrivacyExtensions"),
+        *(
+            "Gateway",
+            "IPv4LLRoute",
+            "IPv4LLStartAddress",
+            "IPv6AcceptRA",
+            "IPv6DuplicateAddressDetection",
+            "IPv6PrivacyExtensions",
+        ),
         *("IPv6LinkLocalAddressGenerationMode", "IgnoreCarrierLoss", "KeepConfiguration", "LLDP", "LLMNR"),
         *("LinkLocalAddressing", "MulticastDNS", "NTP", "PrimarySlave", *NETWORKD_DEVICES),
+        *("IPv6StableSecretAddress", "IPv6Token"),
     },
 }
 NETWORKD_KEYS = {("Link", "MTUBytes"): "mtu", ("Link", "MACAddress"): "macaddress"}
@@ -106,7 +114,9 @@ def of_networkd(text):
                 others = [key for key, _ in pairs if key not in ROUTE_WORDS]
                 found += [(None, f"[Route] {key}=", None) for key in others]
             elif known and not is_default({"to": "default", **known}):
-                routes.append(route(known))
+                on_link = {"scope": "link"} if not known.keys() & {"via", "scope", "type"} else {}
+                by_lease = known.get("via", "").startswith("_")  # _dhcp4, whatever that is
+                routes.append(None if by_lease else route({**known, **on_link}))
         elif section == "RoutingPolicyRule":
             found.append(("routing-policy", f"[{section}]", None))
         elif section in NETWORKD_REPLACED or section == "Network":
@@ -115,7 +125,8 @@ def of_networkd(text):
                 if key == "MTUBytes" and section == "Link":
                     found += size(f"{key}=", value)
                 elif key not in replaced and value.lower() not in OFF:
-                    found.append((NETWORKD_KEYS.get((section, key)), f"[{section}] {key}=", None))
+                    value = value if WORD.fullmatch(value) else None
+                    found.append((NETWORKD_KEYS.get((section, key)), f"[{section}] {key}=", value))
         elif pairs:
             found.append((None, f"[{section}]", None))
     return found + ([("routes", "[Route]", routes)] if routes else [])
@@ -174,7 +185,8 @@ def route(one):
     """A route as an entry has it; None where it says more than that, or what is no word."""
     one = {key: int(value) if str(value).isdecimal() else value for key, value in one.items() if key}
     plain = all(isinstance(value, WORDS) and WORD.fullmatch(str(value)) for value in one.values())
-    return one if plain and set(one) <= {*ROUTE_KEYS} else None
+    known = plain and set(one) <= {*ROUTE_KEYS}
+    return {key: one[key] for key in ROUTE_KEYS if key in one} if known else None
 
 
 def cure(key, value):

@@ -14,7 +14,7 @@ from plugins.filter import network_plan as planner
 from plugins.filter.network_back import network_back
 from plugins.filter.network_plan import network_plan
 from plugins.module_utils.host_survey import interfaces, routes
-from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE
+from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE, keyed, profile_for
 
 GUARD = "/usr/local/lib/trainyard/guard"
 
@@ -1413,6 +1413,31 @@ def test_a_profile_that_names_no_interface_is_for_every_card_of_its_kind(lines, 
     assert (["nmcli", "connection", "reload"] in plan["apply"]) is gives_way
 
 
+@pytest.mark.parametrize(
+    ("lines", "kind", "meant"),
+    [
+        ([], "ethernet", ["eth0", "eth1"]),
+        ([], "infiniband", ["ib0"]),
+        (["[match]", "driver=r8*;"], "ethernet", ["eth0"]),
+        (["[match]", "driver=!r8*;"], "ethernet", ["eth1"]),
+        (["[match]", "path=pci-0000:02:*;pci-0000:07:*;"], "ethernet", ["eth0"]),
+        (["[match]", "interface-name=|eth0;&eth*;|lan0"], "ethernet", ["eth0"]),
+        (["[match]", "interface-name=eth0;&lan*;"], "ethernet", []),
+        (["[match]", "kernel-command-line=lan"], "ethernet", ["eth0", "eth1"]),  # whatever it is
+        (["[ethernet]", f"mac-address-blacklist={ETH0['mac'].upper()};"], "ethernet", ["eth1"]),
+        (["[ethernet]", f"mac-address-denylist={ETH0['mac']};{ETH1['mac']}"], "ethernet", []),
+    ],
+)
+def test_a_profile_is_for_the_cards_that_it_matches(lines, kind, meant):
+    links = [
+        {**ETH0, "properties": {"ID_PATH": "pci-0000:02:00.0"}},
+        copy.deepcopy(ETH1),
+        card("ib0", link_type="infiniband"),
+        WLAN,
+    ]
+    assert profile_for(keyed(profile(*lines, kind=kind)), links) == meant
+
+
 def test_a_profile_for_ours_and_others_is_refused():
     path = f"{PROFILES}/home.nmconnection"
     found = network_plan(survey(files={"networkmanager": {path: profile()}}, active=DESKTOP), [STATIC])
@@ -1717,6 +1742,27 @@ def said_beside(path, lines):
             {"routes": [ROUTE]},
         ),
         (
+            LAN_NETWORK,
+            "[Route]\nGateway=_dhcp4\nDestination=10.8.0.0/16",
+            "[Route]",
+            "routes in netplan's words",
+            {"routes": [ROUTE]},
+        ),
+        (
+            LAN_NETWORK,
+            "[Route]\nMetric=7\nDestination=10.8.0.0/16",
+            "[Route]",
+            "routes: [{to: 10.8.0.0/16, metric: 7, scope: link}]",
+            {"routes": []},
+        ),
+        (
+            LAN_NETWORK,
+            f"[Link]\nMACAddress={ETH1['mac']}",
+            "[Link] MACAddress=",
+            f"options: {{macaddress: '{ETH1['mac']}'}}",
+            None,
+        ),
+        (
             WIRED,
             "[ipv4]\nroute1=0.0.0.0/0,192.168.1.1\nroute2=10.8.0.0/16,192.168.1.7,50",
             "the routes",
@@ -1817,7 +1863,7 @@ def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
     }
     cloud = said_beside(NETPLAN, {**overrides, "mtu": 1500, "wakeonlan": False, "link-local": []})
     planned([STATIC], files={"netplan": {NETPLAN: cloud}})
-    lan = "IPForward=no\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n[Route]\n"
+    lan = "IPForward=no\nIPv6Token=::7\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n"
     planned([STATIC], files={"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, lan)}})
     wired = said_beside(
         WIRED, "[ethernet]\nmtu=0\ncloned-mac-address=preserve\n[ipv4]\nmethod=auto\n[proxy]\n"
