@@ -54,8 +54,21 @@ UNREADABLE = (
 class NetplanLoader(yaml.SafeLoader):
     """Reads YAML as netplan does, to which all is words: 52:54:00:12:34:56 without quotes is no number of base 60,
     2024-13-45 no date, a wireless key 1234567.50 keeps its last digit, and `activation-mode: off` is not false. Only
-    what is written as it was read is a number, or true or false.
+    what is written as it was read is a number, or true or false. A key that stands twice counts twice: what it has is
+    joined.
     """
+
+    def flatten_mapping(self, node):
+        joined = {}
+        for key, value in node.value:
+            before = joined.get(key.value) if isinstance(key, yaml.ScalarNode) else None
+            if before and type(before[1]) is type(value) and not isinstance(value, yaml.ScalarNode):
+                value = type(value)(
+                    value.tag, before[1].value + value.value, value.start_mark, value.end_mark
+                )
+            joined[key.value if isinstance(key, yaml.ScalarNode) else id(key)] = (key, value)
+        node.value = list(joined.values())
+        super().flatten_mapping(node)
 
 
 BOOL, INT, FLOAT, DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "timestamp"))

@@ -14,7 +14,7 @@ from plugins.filter import network_plan as planner
 from plugins.filter.network_back import network_back
 from plugins.filter.network_plan import network_plan
 from plugins.module_utils.host_survey import interfaces, routes
-from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE, keyed, profile_for
+from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE, keyed, profile_for, read_netplan
 
 GUARD = "/usr/local/lib/trainyard/guard"
 
@@ -540,6 +540,33 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
     plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=asides)
     assert written(plan, f"{path}.before-trainyard.4")["content"] == BOTH  # over none of those
     assert "eth1" in plan["netplan"]["50-cloud-init.yaml"]
+
+
+TWICE = """\
+network:
+  ethernets: {eth0: {addresses: [10.0.0.1/24], mtu: 1400, mtu: 1500}, eth0: {addresses: [10.0.0.2/24]}}
+  bridges: {br0: {interfaces: [eth1]}}
+  ethernets: {eth1: {}}
+  bridges: {br1: {dhcp4: true}}
+"""
+
+
+def test_a_key_that_stands_twice_is_read_twice():
+    """As netplan does: else the first of them were lost, as a file is written anew."""
+    path = "/etc/netplan/50.yaml"
+    left = yaml.safe_load(written(planned([STATIC], files={"netplan": {path: TWICE}}), path)["content"])
+    assert left["network"] == {
+        "ethernets": {"eth1": {}},
+        "bridges": {"br0": {"interfaces": ["eth1"]}, "br1": {"dhcp4": True}},
+    }
+    assert read_netplan(TWICE)["network"]["ethernets"]["eth0"] == {
+        "addresses": ["10.0.0.1/24", "10.0.0.2/24"],
+        "mtu": 1500,
+    }
+    (refused,) = network_plan(survey(files={"netplan": {path: TWICE}}), [{"name": "eth1", "addresses": []}])[
+        "errors"
+    ]
+    assert "'br0' takes in eth1" in refused
 
 
 def test_a_renderer_may_stand_beside_the_definitions_of_a_kind():

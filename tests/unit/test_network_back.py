@@ -137,6 +137,7 @@ def in_steps(steps, **more):
         {"netplan": {CLOUD: TWO}},
         {"netplan": {CLOUD: THREE}},
         {"netplan": {CLOUD: THREE, "/etc/netplan/60-more.yaml": TWO}},
+        {"netplan": {CLOUD: THREE.replace("    eth1:", "  ethernets:\n    eth1:")}},
         {"netplan": {CLOUD: TWO.replace("ethernets:", "ethernets:\n    renderer: networkd")}},
         {"netplan": {"/lib/netplan/10-package.yaml": TWO}},
         {"netplan": {"/lib/netplan/10-package.yaml": THREE}},
