@@ -369,10 +369,12 @@ def speaking(survey):
                 found.append(Spoken(path, unit, meant if one else [], servers, of_netplan(one)))
                 found.append(Spoken(path, None, below(kind, one) if kind != "vlans" else [], [], []))
     for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
-        said = settings(file["text"])
+        said = settings(whole(file))
         servers = " ".join(value for section, key, value in said if (section, key) == ("Network", "DNS"))
         meant = networkd_matches(said, links)
-        found.append(Spoken(path, os.path.basename(path), meant, servers.split(), of_networkd(file["text"])))
+        drop_ins = [(key, f"{place} in {path}.d", value) for key, place, value in of_networkd(file["more"])]
+        settings_ = [*of_networkd(file["text"]), *drop_ins]
+        found.append(Spoken(path, os.path.basename(path), meant, servers.split(), settings_))
     for path, file in files["networkmanager"].items() if active["NetworkManager"] else ():
         said = keyed(file["text"])
         if is_read(path, said, survey["hidden_profiles"]):
@@ -743,6 +745,11 @@ def patterns(value):
     return [but + word for word in words]
 
 
+def whole(file):
+    """A .network file's text, with that of its drop-ins."""
+    return f"{file['text']}\n{file['more']}"
+
+
 def fits(wanted, word):
     """Whether a word is one of systemd's patterns, and none of those after a !; any where there are none."""
     unwanted = [pattern[1:] for pattern in wanted or () if pattern.startswith("!")]
@@ -765,8 +772,8 @@ def kernel_kind(link):
 
 def networkd_type(link):
     """systemd-networkd's word for what an interface is (`networkctl`)."""
-    plain_ = link["kind"] in (None, "veth", "dummy")
-    return link["properties"].get("DEVTYPE") or (link["link_type"] if plain_ else link["kind"])
+    known = link["properties"] or link["kind"] is None  # the kernel tells the type of all that have one
+    return link["properties"].get("DEVTYPE") or (link["link_type"] if known else link["kind"])
 
 
 def mac_address(word):
@@ -783,16 +790,16 @@ def check_networkd_devices(files, ours, links, made):
     """
     there = {link["name"] for link in links}
     for path, file in files.items():
-        said = settings(file["text"])
-        meant = networkd_matches(said, links)
+        meant = networkd_matches(settings(whole(file)), links)
         hit = [name for name in meant if name in ours]
         hidden = all(os.path.basename(path) > f"10-netplan-{ours[name]}.network" for name in hit)
         devices = [
-            (key, value)
-            for section, key, value in said
+            (place, key, value)
+            for place, text in ((path, file["text"]), (f"{path}.d", file["more"]))
+            for section, key, value in settings(text)
             if section == "Network" and key in NETWORKD_DEVICES and value
         ]
-        for key, device in devices if hit else []:
+        for place, key, device in devices if hit else []:
             kind = NETWORKD_DEVICES[key]
             if (kind and device in made) or (hidden and device not in there):
                 continue
@@ -808,7 +815,7 @@ def check_networkd_devices(files, ours, links, made):
                 else f"move that line, below a line [Network], into {beside}, which is read besides"
             )
             raise Refused(
-                f"{path}: {key}={device} would be lost at the next boot, since network_interfaces has "
+                f"{place}: {key}={device} would be lost at the next boot, since network_interfaces has "
                 f"{', '.join(hit)} and this file counts no more for that: {cure}"
             )
 
@@ -821,11 +828,18 @@ def networkd_claims(files, ours, links, taken):
     changes = []
     for path, file in files.items():
         base = os.path.basename(path)
-        meant = networkd_matches(settings(file["text"]), links)
+        meant = networkd_matches(settings(whole(file)), links)
         hit = [name for name in meant if name in ours]
         if not any(base < f"10-netplan-{ours[name]}.network" for name in hit):
             continue
         if set(meant) - set(ours):  # it configures others too: let it come after netplan's
+            if file["more"].strip():
+                raise Refused(
+                    f"{path} is for {', '.join(name for name in meant if name not in ours)} as well as for "
+                    f"{', '.join(hit)}, so that it would get a name that comes after netplan's, and what is in "
+                    f"{path}.d would count for none of them: write that into {path} itself, or have its [Match] fit "
+                    f"{', '.join(hit)} no more"
+                )
             changes.append({"path": path, "move_to": f"{os.path.dirname(path)}/{AFTER_NETPLAN}{base}"})
         else:
             changes.append({"path": path, "move_to": aside(path, taken)})

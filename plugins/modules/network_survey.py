@@ -55,6 +55,21 @@ def read(patterns):
     return files
 
 
+def with_drop_ins(files, root="/"):
+    """systemd-networkd's files, each with `more`: what it reads of *.network.d beside it, the first of one name."""
+    places = [
+        os.path.join(root, place, "systemd/network") for place in ("etc", "run", "usr/local/lib", "usr/lib")
+    ]
+    for path, file in files.items():
+        found = {}
+        for place in places:
+            for drop_in in glob.glob(f"{place}/{os.path.basename(path)}.d/*.conf"):
+                found.setdefault(os.path.basename(drop_in), drop_in)
+        texts = [read([found[base]]) for base in sorted(found)]
+        file["more"] = "".join(f"{one['text']}\n" for text in texts for one in text.values())
+    return files
+
+
 SOURCE = re.compile(r"(?m)^[ \t]*(source|source-directory)[ \t]+(\S+)")
 
 
@@ -80,7 +95,11 @@ def configuration(ifupdown):
     Its files outlast it, as on a host that has gone over to another manager.
     """
     files = {kind: read(patterns) for kind, patterns in PLACES.items()}
-    return {**files, "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {}}
+    return {
+        **files,
+        "networkd": with_drop_ins(files["networkd"]),
+        "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {},
+    }
 
 
 def properties(name, root="/"):

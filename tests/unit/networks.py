@@ -82,7 +82,7 @@ def card(name, **more):
 
 
 def text(content):
-    return {"text": content, "mode": "0600"}
+    return {"text": content, "mode": "0600", "more": ""}
 
 
 def planned(wanted, **more):

@@ -1880,6 +1880,43 @@ def test_what_systemd_networkd_alone_has_a_word_for_does_not_go_unsaid(lines, pl
     planned(wanted, files={"networkd": files})
 
 
+def with_drop_in(lines, match="Name=eth0"):
+    """The survey's files, where a drop-in of systemd-networkd's has `lines`."""
+    seen = survey(files={"networkd": {LAN_NETWORK: f"[Match]\n{match}\n[Network]\nDHCP=yes\n"}})
+    seen["files"]["networkd"][LAN_NETWORK]["more"] = f"{lines}\n"
+    return seen
+
+
+def test_what_a_drop_in_says_counts():
+    """What is in NAME.network.d goes with NAME.network."""
+    (refused,) = network_plan(with_drop_in("[Network]\nDNS=10.0.0.53"), [STATIC])["errors"]
+    assert f"{LAN_NETWORK} tells this host its name servers (10.0.0.53)" in refused
+    (refused,) = network_plan(with_drop_in("[Network]\nMACVLAN=lan1"), [STATIC])["errors"]
+    assert refused.startswith(f"{LAN_NETWORK}.d: MACVLAN=lan1 would be lost")
+    (refused,) = network_plan(with_drop_in("[Link]\nMTUBytes=9000"), [STATIC])["errors"]
+    assert f"{LAN_NETWORK} has MTUBytes= in {LAN_NETWORK}.d for eth0, which would be lost" in refused
+    (refused,) = network_plan(with_drop_in("[DHCPv4]\nUseMTU=yes", "Name=eth*"), [STATIC])["errors"]
+    assert refused.startswith(
+        f"{LAN_NETWORK} is for eth1 as well as for eth0, so that it would get a name that"
+    )
+    assert refused.endswith(f"write that into {LAN_NETWORK} itself, or have its [Match] fit eth0 no more")
+    plan = network_plan(with_drop_in("[Match]\nName=\nName=eth1"), [STATIC])
+    assert [change["path"] for change in plan["files"]] == [OUR_FILE]
+
+
+def test_drop_ins_are_read_where_systemd_networkd_reads_them(load_module, tmp_path):
+    survey = load_module("network_survey")
+    for place, content in (("usr/lib", "far"), ("etc", "near"), ("run", "between")):
+        folder = tmp_path / place / "systemd/network/05-lan.network.d"
+        folder.mkdir(parents=True)
+        (folder / "lan.conf").write_text(content)
+    (folder / "a.conf").write_text("first")
+    (tmp_path / "usr/lib/systemd/network/05-lan.network.d/off.conf").write_text("off")
+    (tmp_path / "etc/systemd/network/05-lan.network.d/off.conf").symlink_to("/dev/null")
+    files = survey.with_drop_ins({LAN_NETWORK: {}, "/etc/systemd/network/06-lan.network": {}}, tmp_path)
+    assert [file["more"] for file in files.values()] == ["first\nnear\n", ""]
+
+
 def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
     """As images have it: leases, their words, what waits for whom."""
     overrides = {
