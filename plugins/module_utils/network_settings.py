@@ -17,6 +17,7 @@ NETWORKD_DEVICES = {
     **dict.fromkeys(("BatmanAdvanced", "IPoIB", "IPVLAN", "IPVTAP", "MACsec", "MACVLAN", "MACVTAP")),
     **dict.fromkeys(("Tunnel", "VRF", "VXLAN", "Xfrm")),
 }
+USUAL_WAKING = ("", "0", "1", "32768")  # NetworkManager's: not at all, as it is set up for all, as it is
 USUAL_MTU = "1500"  # which a card has by itself
 # What an entry's own addresses take the place of, or what is for netplan alone.
 REPLACED = {
@@ -80,6 +81,16 @@ ROUTE_WORDS = {
     },
     **{"Protocol": "", "IPv6Preference": "", "QuickAck": ""},
 }
+# NetworkManager's words in routeN_options=.
+ROUTE_OPTIONS = {
+    **{
+        "advmss": "advmss",
+        "cwnd": "congestion-window",
+        "initrwnd": "advertised-receive-window",
+        "mtu": "mtu",
+    },
+    **{"onlink": "on-link", "scope": "scope", "src": "from", "table": "table", "type": "type"},
+}
 PROFILE_SECTIONS = {
     **{"802-1x": "auth", "bond": "parameters", "bridge": "parameters", "sriov": "virtual-function-count"},
     **dict.fromkeys(("dcb", "ethtool", "tc"), ""),
@@ -114,9 +125,8 @@ def of_networkd(text):
                 others = [key for key, _ in pairs if key not in ROUTE_WORDS]
                 found += [(None, f"[Route] {key}=", None) for key in others]
             elif known and not is_default({"to": "default", **known}):
-                on_link = {"scope": "link"} if not known.keys() & {"via", "scope", "type"} else {}
                 by_lease = known.get("via", "").startswith("_")  # _dhcp4, whatever that is
-                routes.append(None if by_lease else route({**known, **on_link}))
+                routes.append(None if by_lease else route(known))
         elif section == "RoutingPolicyRule":
             found.append(("routing-policy", f"[{section}]", None))
         elif section in NETWORKD_REPLACED or section == "Network":
@@ -148,9 +158,17 @@ def of_profile(said):
         elif section in ("ipv4", "ipv6") and re.fullmatch(r"routes?\d+", key):
             to, via, metric = [*re.split("[,;]", value), "", ""][:3]
             one = {"to": to, **({"via": via} if via else {}), **({"metric": metric} if metric else {})}
-            options = said.get((section, f"{key}_options"))
-            if not is_default(one) or "table=" in (options or ""):
-                routes.append(None if options else route(one))
+            options = said.get((section, f"{key}_options"), "").split(",")
+            for word, _, option in (text.partition("=") for text in options if text):
+                one[ROUTE_OPTIONS.get(word, word)] = option
+            if not is_default(one):
+                routes.append(route(one))
+        elif (section, key, value) == ("infiniband", "transport-mode", "connected"):
+            found.append(("infiniband-mode", f"{key}=", value))
+        elif key == "wake-on-lan" and value not in USUAL_WAKING:
+            found.append(
+                ("wakeonlan", f"{key}=", True if value == "64" else None)
+            )  # by its packet, as netplan has it
         elif section in ("ipv4", "ipv6") and re.fullmatch(r"routing-rule\d+", key):
             found.append(("routing-policy", f"[{section}] {key}=", None))
     return found + ([("routes", "the routes", routes)] if routes else [])
@@ -183,10 +201,18 @@ def is_default(route):
 
 def route(one):
     """A route as an entry has it; None where it says more than that, or what is no word."""
-    one = {key: int(value) if str(value).isdecimal() else value for key, value in one.items() if key}
+    one = {key: number_or_word(key, value) for key, value in one.items() if key}
+    if not one.keys() & {"scope", "type", "via"}:
+        one["scope"] = "link"  # which netplan has to be told
     plain = all(isinstance(value, WORDS) and WORD.fullmatch(str(value)) for value in one.values())
     known = plain and set(one) <= {*ROUTE_KEYS}
     return {key: one[key] for key in ROUTE_KEYS if key in one} if known else None
+
+
+def number_or_word(key, value):
+    if key == "on-link":
+        return str(value).lower() not in OFF
+    return int(value) if str(value).isdecimal() else value
 
 
 def cure(key, value):

@@ -1797,6 +1797,42 @@ def said_beside(path, lines):
             {"routes": [ROUTE]},
         ),
         (
+            WIRED,
+            "[ipv4]\nroute1=10.8.0.0/16,192.168.1.7,0\nroute1_options=onlink=true,src=192.168.1.50,table=7",
+            "the routes",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7, metric: 0, on-link: true, table: 7, from: 192.168.1.50}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            WIRED,
+            "[ipv4]\nroute1=10.8.0.0/16\nroute1_options=lock-mtu=true",
+            "the routes",
+            "routes in netplan's words",
+            {"routes": []},
+        ),
+        (
+            LAN_NETWORK,
+            "[Route]\nDestination=10.8.0.0/16\nGateway=10.9.0.1\nGatewayOnLink=yes\nProtocol=static",
+            "[Route]",
+            "routes: [{to: 10.8.0.0/16, via: 10.9.0.1, on-link: true}]",
+            {"routes": []},
+        ),
+        (
+            WIRED,
+            "[ipv6]\nroute1=fd00:8::/64",
+            "the routes",
+            "routes: [{to: 'fd00:8::/64', scope: link}]",
+            {"routes": []},
+        ),
+        (WIRED, "[ethernet]\nwake-on-lan=64", "wake-on-lan=", "options: {wakeonlan: true}", None),
+        (
+            WIRED,
+            "[infiniband]\ntransport-mode=connected",
+            "transport-mode=",
+            "options: {infiniband-mode: conn",
+            None,
+        ),
+        (
             NETPLAN,
             {"routing-policy": [{"from": "10.0.0.0/8", "table": 7}]},
             "routing-policy",
@@ -1930,7 +1966,7 @@ def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
     lan = "IPForward=no\nIPv6Token=::7\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n"
     planned([STATIC], files={"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, lan)}})
     wired = said_beside(
-        WIRED, "[ethernet]\nmtu=0\ncloned-mac-address=preserve\n[ipv4]\nmethod=auto\n[proxy]\n"
+        WIRED, "[ethernet]\nmtu=0\nwake-on-lan=1\ncloned-mac-address=preserve\n[ipv4]\nmethod=auto\n[proxy]\n"
     )
     planned([STATIC], files={"networkmanager": {WIRED: wired}}, active=DESKTOP)
     # A wireless card's 802.1X stands with its networks.
