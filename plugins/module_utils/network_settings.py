@@ -21,52 +21,24 @@ USUAL_WAKING = ("", "0", "1", "32768")  # NetworkManager's: not at all, as it is
 USUAL_MTU = "1500"  # which a card has by itself
 # What an entry's own addresses take the place of, or what is for netplan alone.
 REPLACED = {
-    *(
-        "accept-ra",
-        "activation-mode",
-        "addresses",
-        "critical",
-        "gateway4",
-        "gateway6",
-        "ignore-carrier",
-        "link-local",
-    ),
-    *("dhcp4", "dhcp4-overrides", "dhcp6", "dhcp6-overrides", "dhcp-identifier", "match", "nameservers"),
-    *("ipv6-address-generation", "ipv6-address-token", "ipv6-privacy", "networkmanager", "optional"),
-    *("optional-addresses", "ra-overrides", "renderer", "set-name"),
+    *("accept-ra", "activation-mode", "addresses", "critical", "dhcp-identifier", "dhcp4"),
+    *("dhcp4-overrides", "dhcp6", "dhcp6-overrides", "gateway4", "gateway6", "ignore-carrier"),
+    *("ipv6-address-generation", "ipv6-address-token", "ipv6-privacy", "link-local", "match"),
+    *("nameservers", "networkmanager", "optional", "optional-addresses", "ra-overrides"),
+    *("renderer", "set-name"),
 }
 NETWORKD_REPLACED = {
     **dict.fromkeys(("Match", "Address", "DHCP", "DHCPv4", "DHCPv6", "IPv6AcceptRA"), None),  # all of it
     "Link": {"ActivationPolicy", "RequiredFamilyForOnline", "RequiredForOnline", "Unmanaged"},
     "Network": {
-        *(
-            "ActiveSlave",
-            "Address",
-            "ConfigureWithoutCarrier",
-            "DHCP",
-            "DNS",
-            "DNSDefaultRoute",
-            "DNSOverTLS",
-        ),
-        *(
-            "DNSSEC",
-            "DNSSECNegativeTrustAnchors",
-            "DefaultRouteOnDevice",
-            "Description",
-            "Domains",
-            "EmitLLDP",
-        ),
-        *(
-            "Gateway",
-            "IPv4LLRoute",
-            "IPv4LLStartAddress",
-            "IPv6AcceptRA",
-            "IPv6DuplicateAddressDetection",
-            "IPv6PrivacyExtensions",
-        ),
-        *("IPv6LinkLocalAddressGenerationMode", "IgnoreCarrierLoss", "KeepConfiguration", "LLDP", "LLMNR"),
-        *("LinkLocalAddressing", "MulticastDNS", "NTP", "PrimarySlave", *NETWORKD_DEVICES),
-        *("IPv6StableSecretAddress", "IPv6Token"),
+        *NETWORKD_DEVICES,
+        *("ActiveSlave", "Address", "ConfigureWithoutCarrier", "DHCP", "DNS", "DNSDefaultRoute"),
+        *("DNSOverTLS", "DNSSEC", "DNSSECNegativeTrustAnchors", "DefaultRouteOnDevice"),
+        *("Description", "Domains", "EmitLLDP", "Gateway", "IPv4LLRoute", "IPv4LLStartAddress"),
+        *("IPv6AcceptRA", "IPv6DuplicateAddressDetection", "IPv6LinkLocalAddressGenerationMode"),
+        *("IPv6PrivacyExtensions", "IPv6StableSecretAddress", "IPv6Token", "IgnoreCarrierLoss"),
+        *("KeepConfiguration", "LLDP", "LLMNR", "LinkLocalAddressing", "MulticastDNS"),
+        *("NTP", "PrimarySlave"),
     },
 }
 NETWORKD_KEYS = {("Link", "MTUBytes"): "mtu", ("Link", "MACAddress"): "macaddress"}
@@ -75,21 +47,14 @@ ROUTE_WORDS = {
     **{"Destination": "to", "Gateway": "via", "GatewayOnLink": "on-link", "GatewayOnlink": "on-link"},
     **{"Metric": "metric", "Table": "table", "Type": "type", "Scope": "scope", "PreferredSource": "from"},
     **{"Source": "source", "MTUBytes": "mtu", "InitialCongestionWindow": "congestion-window"},
-    **{
-        "InitialAdvertisedReceiveWindow": "advertised-receive-window",
-        "TCPAdvertisedMaximumSegmentSize": "advmss",
-    },
+    **{"InitialAdvertisedReceiveWindow": "advertised-receive-window"},
+    **{"TCPAdvertisedMaximumSegmentSize": "advmss"},
     **{"Protocol": "", "IPv6Preference": "", "QuickAck": ""},
 }
 # NetworkManager's words in routeN_options=.
 ROUTE_OPTIONS = {
-    **{
-        "advmss": "advmss",
-        "cwnd": "congestion-window",
-        "initrwnd": "advertised-receive-window",
-        "mtu": "mtu",
-    },
-    **{"onlink": "on-link", "scope": "scope", "src": "from", "table": "table", "type": "type"},
+    **{"advmss": "advmss", "cwnd": "congestion-window", "initrwnd": "advertised-receive-window"},
+    **{"mtu": "mtu", "onlink": "on-link", "scope": "scope", "src": "from", "table": "table", "type": "type"},
 }
 PROFILE_SECTIONS = {
     **{"802-1x": "auth", "bond": "parameters", "bridge": "parameters", "sriov": "virtual-function-count"},
@@ -129,7 +94,7 @@ def of_networkd(text):
                 routes.append(None if by_lease else route(known))
         elif section == "RoutingPolicyRule":
             found.append(("routing-policy", f"[{section}]", None))
-        elif section in NETWORKD_REPLACED or section == "Network":
+        elif section in NETWORKD_REPLACED:
             replaced = NETWORKD_REPLACED[section]
             for key, value in pairs if replaced is not None else ():
                 if key == "MTUBytes" and section == "Link":
@@ -166,9 +131,8 @@ def of_profile(said):
         elif (section, key, value) == ("infiniband", "transport-mode", "connected"):
             found.append(("infiniband-mode", f"{key}=", value))
         elif key == "wake-on-lan" and value not in USUAL_WAKING:
-            found.append(
-                ("wakeonlan", f"{key}=", True if value == "64" else None)
-            )  # by its packet, as netplan has it
+            by_packet = True if value == "64" else None  # as netplan has it
+            found.append(("wakeonlan", f"{key}=", by_packet))
         elif section in ("ipv4", "ipv6") and re.fullmatch(r"routing-rule\d+", key):
             found.append(("routing-policy", f"[{section}] {key}=", None))
     return found + ([("routes", "the routes", routes)] if routes else [])
