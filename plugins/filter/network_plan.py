@@ -47,7 +47,7 @@ from network_files import (
     settings,
     yaml_fault,
 )
-from network_settings import NETWORKD_DEVICES, cure, of_netplan, of_networkd, of_profile, of_stanza
+from network_settings import NETWORKD_DEVICES, SEARCH, cure, of_netplan, of_networkd, of_profile, of_stanza
 
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
@@ -274,6 +274,9 @@ def check_settings(spoken, entries, said, claims, links):
 
 def says(item, said, key, name):
     """Whether an entry says a setting of the interface `name`; said: the entry as the inventory has it."""
+    if key == SEARCH:
+        named = said.get("nameservers", (said.get("options") or {}).get("nameservers"))
+        return named == [] or (isinstance(named, dict) and "search" in named)
     own, inside = item["now"] == name, below(item["kind"], item["definition"])
     if own and key == "auth" and item["kind"] == "wifis":
         return True  # with its access-points

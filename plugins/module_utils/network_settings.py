@@ -61,6 +61,7 @@ PROFILE_SECTIONS = {
     **dict.fromkeys(("dcb", "ethtool", "tc"), ""),
 }
 STANZA_OPTIONS = {"mtu": "mtu", "hwaddress": "macaddress", "ethernet-wol": "wakeonlan"}
+SEARCH = "nameservers.search"
 OFF = ("", "0", "no", "n", "f", "false", "off", "none")
 
 
@@ -74,6 +75,8 @@ def of_netplan(definition):
             found += [(key, key, [route(one) for one in routes])] if routes else []
         elif key == "mtu":
             found += size(key, value)
+        elif key == "nameservers" and isinstance(value, dict) and isinstance(value.get("search"), list):
+            found += search("nameservers.search", value["search"])
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))
@@ -99,6 +102,8 @@ def of_networkd(text):
             for key, value in pairs if replaced is not None else ():
                 if key == "MTUBytes" and section == "Link":
                     found += size(f"{key}=", value)
+                elif key == "Domains":
+                    found += search(f"{key}=", value.split())
                 elif key not in replaced and value.lower() not in OFF:
                     value = value if WORD.fullmatch(value) else None
                     found.append((NETWORKD_KEYS.get((section, key)), f"[{section}] {key}=", value))
@@ -118,6 +123,8 @@ def of_profile(said):
             found.append(("", f"[{section}] method=shared", None))
         elif key == "mtu" and value != "0" and section not in ("connection", "ipv6"):
             found += size("mtu=", value)
+        elif key == "dns-search":
+            found += search(f"{key}=", value.split(";"))
         elif key == "cloned-mac-address" and ":" in value:
             found.append(("macaddress", f"{key}=", value if WORD.fullmatch(value) else None))
         elif section in ("ipv4", "ipv6") and re.fullmatch(r"routes?\d+", key):
@@ -143,6 +150,8 @@ def of_stanza(option, words):
     value = words[-1] if words else ""
     if option == "mtu":
         return size(option, value)
+    if option == "dns-search":
+        return search(option, words)
     if option in STANZA_OPTIONS:
         return [(STANZA_OPTIONS[option], option, None)]
     if option.startswith("wpa-"):
@@ -156,6 +165,12 @@ def size(where, value):
     """An MTU, if it is not the one that a card has by itself."""
     word = str(value)
     return [] if word == USUAL_MTU or not word else [("mtu", where, word if word.isdecimal() else None)]
+
+
+def search(where, domains):
+    """The domains in which short names are looked for; ~DOMAIN, which netplan takes too, says but whom to ask."""
+    words = [str(domain) for domain in domains if domain]
+    return [(SEARCH, where, words if all(map(WORD.fullmatch, words)) else None)] if words else []
 
 
 def is_default(route):
@@ -181,6 +196,8 @@ def number_or_word(key, value):
 
 def cure(key, value):
     """What to write into the entry for a setting."""
+    if key == SEARCH:
+        return f"nameservers: {{addresses: […], search: [{', '.join(value or ['…'])}]}}"
     if isinstance(value, list) and None not in value:
         return f"{key}: {yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()}"
     if value is None or isinstance(value, list):

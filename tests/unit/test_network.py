@@ -1976,6 +1976,39 @@ def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
     planned([wlan], interfaces=[ETH0, WLAN], files={"networkmanager": {WIRED: roaming}}, active=DESKTOP)
 
 
+@pytest.mark.parametrize(
+    ("path", "lines", "place"),
+    [
+        (
+            NETPLAN,
+            {"nameservers": {"addresses": ["10.0.0.53"], "search": ["lan", "home.lan"]}},
+            "nameservers.search",
+        ),
+        (LAN_NETWORK, "DNS=10.0.0.53\nDomains=lan home.lan", "Domains="),
+        (WIRED, "[ipv4]\ndns=10.0.0.53\ndns-search=lan;home.lan;", "dns-search="),
+        (STANZAS, "dns-nameservers 10.0.0.53\n    dns-search lan home.lan", "dns-search"),
+    ],
+)
+def test_the_domains_of_short_names_do_not_go_unsaid(path, lines, place):
+    told = read_from(path, told={path: said_beside(path, lines)})
+    wanted = {**STATIC, "nameservers": ["10.0.0.53"]}
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [wanted])["errors"]
+    assert refused == (
+        f"network_interfaces[0]: {path} has {place} for eth0, which would be lost, since its entry has none: write "
+        "nameservers: {addresses: […], search: [lan, home.lan]}, or take it out there"
+    )
+    for named in (
+        {"addresses": ["10.0.0.53"], "search": ["lan"]},
+        {"addresses": ["10.0.0.53"], "search": []},
+        [],
+    ):
+        planned([{**wanted, "nameservers": named}], **copy.deepcopy(told))
+        planned([BARE, {"name": "eth1"}, {**BOND, "nameservers": named}], **copy.deepcopy(told))
+    planned([{**STATIC, "options": {"nameservers": {"search": []}}}], **copy.deepcopy(told))
+    asked = {"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, "Domains=~corp")}}
+    assert "search: [~corp]}" in network_plan(survey(files=asked), [wanted])["errors"][0]
+
+
 def test_what_netplan_has_no_word_for_is_left_to_networkmanager():
     for lines in ("[ipv4]\nmethod=shared", "[ethtool]\nring-rx=4096", "[tc]\nqdisc.root=fq_codel"):
         files = {"networkmanager": {WIRED: said_beside(WIRED, lines)}}
