@@ -185,7 +185,7 @@ def with_stanzas(text: str) -> tuple[str, list[str]]:
         if marked and words[:1] == ["iface"] and words[1:2] and words[1] not in names:
             names.append(words[1])
         lines.append(line)
-    return "\n".join(lines) + "\n", names
+    return "\n".join(lines) + "\n" * (not text or text.endswith("\n")), names
 
 
 def names_set(*networks: dict) -> set[str]:

@@ -1023,7 +1023,7 @@ def ifupdown_claims(files, ours, links, made):
                 record += parts
                 parts = [f"{IFUPDOWN_MARK}{part}" for part in parts]
             kept += parts
-        text = "\n".join(kept) + "\n"
+        text = "\n".join(kept) + "\n" * (not file["text"] or file["text"].endswith("\n"))
         texts.append(text)
         if kept != file["text"].splitlines():
             if path.startswith("/run/"):

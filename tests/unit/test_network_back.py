@@ -105,6 +105,7 @@ def there_and_back(wanted, **more):
         {"networkd": {"/etc/systemd/network/05-lan.network": "[Match]\nName=eth0\n[Network]\nDHCP=yes\n"}},
         {"networkd": {"/etc/systemd/network/05-all.network": "[Match]\nName=eth*\n[Network]\nDHCP=yes\n"}},
         {"ifupdown": {"/etc/network/interfaces": STANZAS}},
+        {"ifupdown": {"/etc/network/interfaces": STANZAS.rstrip()}},
         {"ifupdown": {"/etc/network/interfaces": "source x\n", "/etc/network/interfaces.d/eth0": STANZAS}},
     ],
 )
