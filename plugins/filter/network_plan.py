@@ -823,6 +823,20 @@ def check_networkd_devices(files, ours, links, made):
             )
 
 
+def check_networkd_elsewhere(files, ours, links):
+    """Refuse files outside /etc that systemd-networkd would prefer to netplan's for a name in `ours`."""
+    for path, file in files.items():
+        base = os.path.basename(path)
+        meant = networkd_matches(settings(whole(file)), links)
+        hit = [name for name in meant if name in ours and base < f"10-netplan-{ours[name]}.network"]
+        if hit:
+            raise Refused(
+                f"{path} sets {', '.join(hit)} up, and systemd-networkd reads it before netplan's; it is a package's, "
+                f"or written at each boot: hide it by `ln -s /dev/null /etc/systemd/network/{base}`, or put a copy of "
+                f"your own there that fits {', '.join(hit)} no more"
+            )
+
+
 def networkd_claims(files, ours, links, taken):
     """Changes to .network files that systemd-networkd would prefer to netplan's for a name in `ours`.
 
@@ -1129,6 +1143,7 @@ def plan(survey, entries, said, renderer, before):
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours, links, devices)
     if active["systemd-networkd"]:
         check_networkd_devices(files["networkd"], ours, links, devices)
+        check_networkd_elsewhere(files["networkd_elsewhere"], ours, links)
     profiles = []
     if active["NetworkManager"] or renderer == "NetworkManager":
         profiles = networkmanager_claims(

@@ -70,6 +70,20 @@ def with_drop_ins(files, root="/"):
     return files
 
 
+def networkd_elsewhere(root="/"):
+    """systemd-networkd's files that are no owner's: of a package, or of whatever writes them at each boot.
+
+    One of the same name in /etc, or a link to /dev/null there, hides them; netplan's own are not among them.
+    """
+    found = {}
+    for place in ("etc", "run", "usr/local/lib", "usr/lib"):
+        for path in glob.glob(os.path.join(root, place, "systemd/network/*.network")):
+            found.setdefault(os.path.basename(path), path)
+    owners = os.path.join(root, "etc/")
+    mine = [path for base, path in found.items() if path.startswith(owners) or base.startswith("10-netplan-")]
+    return with_drop_ins(read(sorted(set(found.values()) - set(mine))), root)
+
+
 SOURCE = re.compile(r"(?m)^[ \t]*(source|source-directory)[ \t]+(\S+)")
 
 
@@ -98,6 +112,7 @@ def configuration(ifupdown):
     return {
         **files,
         "networkd": with_drop_ins(files["networkd"]),
+        "networkd_elsewhere": networkd_elsewhere(),
         "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {},
     }
 

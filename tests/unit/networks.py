@@ -50,6 +50,7 @@ STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168
 def survey(**more):
     """A host with two interfaces, configured by nothing, reached at eth0's address; `more` replaces parts of it."""
     files = {"netplan": {}, "networkd": {}, "ifupdown": {}, "networkmanager": {}, "resolved": {}}
+    files["networkd_elsewhere"] = {}
     files.update(
         {
             kind: {path: text(content) for path, content in found.items()}

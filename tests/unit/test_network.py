@@ -1940,6 +1940,36 @@ def test_what_a_drop_in_says_counts():
     assert [change["path"] for change in plan["files"]] == [OUR_FILE]
 
 
+def test_a_networkd_file_outside_etc_that_comes_before_netplans_is_refused():
+    path = "/run/systemd/network/05-boot.network"
+    files = {"networkd_elsewhere": {path: "[Match]\nName=eth*\n[Network]\nDHCP=yes\n"}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused == (
+        f"{path} sets eth0 up, and systemd-networkd reads it before netplan's; it is a package's, or written at each "
+        "boot: hide it by `ln -s /dev/null /etc/systemd/network/05-boot.network`, or put a copy of your own there that "
+        "fits eth0 no more"
+    )
+    for other, content in (("70-eth0.network", "Name=eth0"), ("05-boot.network", "Name=lan0")):
+        planned(
+            [STATIC], files={"networkd_elsewhere": {f"/run/systemd/network/{other}": f"[Match]\n{content}\n"}}
+        )
+    planned([STATIC], files=files, active=DESKTOP)
+
+
+def test_networkd_files_outside_etc_are_read_unless_one_in_etc_hides_them(load_module, tmp_path):
+    folders = [tmp_path / place / "systemd/network" for place in ("etc", "run", "usr/lib")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "05-lan.network").write_text(f"{folder}")
+    (folders[1] / "10-netplan-eth0.network").write_text("netplan's")
+    (folders[2] / "06-lan.network").write_text("hidden")
+    (folders[0] / "06-lan.network").symlink_to("/dev/null")
+    for folder in folders[1:]:
+        (folder / "07-lan.network").write_text(folder.parts[-3])
+    found = load_module("network_survey").networkd_elsewhere(tmp_path)
+    assert {path: file["text"] for path, file in found.items()} == {f"{folders[1]}/07-lan.network": "run"}
+
+
 def test_drop_ins_are_read_where_systemd_networkd_reads_them(load_module, tmp_path):
     survey = load_module("network_survey")
     for place, content in (("usr/lib", "far"), ("etc", "near"), ("run", "between")):
