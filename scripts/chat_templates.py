@@ -18,9 +18,7 @@ from trainer.data.chat import Renderer
 from trainer.data.records import Sample
 from trainer.errors import BadInput
 
-SPECIAL = re.compile(
-    r"<[|\uff5c][^<>\s{}'\"]+?[|\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]|<turn\|>|<\|turn>"
-)
+SPECIAL = re.compile(r"<[|\uff5c][^<>\s{}'\"]+?[|\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]|<turn\|>|<\|turn>")
 THOUGHTS = "<think>\nLet me look.\n</think>\n\n"
 ASKED, AGAIN = {"role": "user", "content": "Where is the cat?"}, {"role": "user", "content": "And the dog?"}
 FOUND = {"type": "function", "function": {"name": "find", "arguments": {"what": "cat"}}}
