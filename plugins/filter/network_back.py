@@ -11,11 +11,9 @@ import re
 import sys
 from pathlib import Path
 
-import yaml
-
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-from network_entries import KINDS, plain
+from network_entries import plain
 from network_files import (
     AFTER_NETPLAN,
     ASIDE,
@@ -30,13 +28,14 @@ from network_files import (
     READ_BY,
     RESOLV_CONF,
     bare,
+    is_a_packages,
     keyed,
     made_by,
+    narrowed,
     netplan_after,
     network_of,
     profile_for,
     read_at,
-    read_netplan,
 )
 
 # ifupdown: address 192.168.1.5/24 · networkd: Address= · NetworkManager: address1= or addresses1=
@@ -145,15 +144,9 @@ class Returning:
     def hidden(self, ours: dict) -> None:
         """Packages' files that a file or a link of ours keeps from being read."""
         netplan = self.files["netplan"]
+        back = {change["path"] for change in self.changes}  # what its owner had there
         for path, file in netplan.items():
-            beside = [
-                other
-                for other in netplan
-                if other != path and os.path.basename(other) == os.path.basename(path)
-            ]
-            if path.startswith("/etc/") and any(
-                narrowed(file["text"], netplan[other]["text"]) for other in beside
-            ):
+            if path.startswith("/etc/") and path not in back and is_a_packages(path, file["text"], netplan):
                 self.changes.append({"path": path, "state": "absent"})
         names = {name for definitions in ours.values() for name in definitions}
         for path, file in self.files["networkmanager"].items():
@@ -176,31 +169,6 @@ class Returning:
         return names
 
 
-def narrowed(text: str, original: str) -> bool:
-    """Whether `text` is what the role network has left of a netplan file: definitions less, or just their names."""
-    try:
-        now, before = read_netplan(text), read_netplan(original)
-    except yaml.YAMLError:
-        return False
-    if (
-        not isinstance(now, dict)
-        or not isinstance(before, dict)
-        or text != yaml.safe_dump(now, sort_keys=False)
-    ):
-        return False
-    rest, whole = now.pop("network", None) or {}, before.pop("network", None) or {}
-    if now != before or rest == whole or not isinstance(rest, dict) or not isinstance(whole, dict):
-        return False
-    for kind in KINDS:
-        fewer, all_ = rest.pop(kind, None) or {}, whole.pop(kind, None) or {}
-        if not isinstance(fewer, dict) or not isinstance(all_, dict):
-            return False
-        for name, one in fewer.items():
-            if name not in all_ or one not in (all_[name], bare(kind, all_[name] or {})):
-                return False
-    return rest == whole
-
-
 def with_stanzas(text: str) -> tuple[str, list[str]]:
     """A file of ifupdown's as it was before lines of it were commented out, and the interfaces of those lines."""
     lines: list[str] = []
@@ -217,7 +185,7 @@ def with_stanzas(text: str) -> tuple[str, list[str]]:
         if marked and words[:1] == ["iface"] and words[1:2] and words[1] not in names:
             names.append(words[1])
         lines.append(line)
-    return "\n".join(lines) + "\n", names
+    return "\n".join(lines) + "\n" * (not text or text.endswith("\n")), names
 
 
 def names_set(*networks: dict) -> set[str]:

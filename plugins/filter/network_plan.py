@@ -5,10 +5,13 @@ Pure functions: nothing here reads a file or talks to a host.
 
 import fnmatch
 import ipaddress
+import itertools
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -30,17 +33,21 @@ from network_files import (
     RESOLV_CONF,
     WORDS,
     bare,
+    beneath,
     form_fault,
+    is_a_packages,
     keyed,
     made_by,
     netplan_after,
     network_of,
     profile_for,
     read_at,
+    read_by_netplan,
     read_netplan,
     settings,
     yaml_fault,
 )
+from network_settings import NETWORKD_DEVICES, SEARCH, cure, of_netplan, of_networkd, of_profile, of_stanza
 
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
@@ -52,12 +59,8 @@ HOOKS = ("pre-up", "up", "post-up", "pre-down", "down", "post-down")
 # What images bring: Vagrant's boxes wait for dhclient (chef/bento, debian/scripts/networking.sh), and cloud-init sets
 # default routes (cloudinit/net/eni.py, _render_route), to which check_default_route sees.
 HARMLESS = re.compile(r"sleep [\d.]+|route (add|del) (-A inet6 )?default gw [\da-fA-F.:]+( \|\| true)?")
-# systemd-networkd's keys for what takes an interface in or lies on it, with our kind of it where there is one.
-NETWORKD_DEVICES = {
-    **{"Bond": "bonds", "Bridge": "bridges", "VLAN": "vlans"},
-    **dict.fromkeys(("BatmanAdvanced", "IPoIB", "IPVLAN", "IPVTAP", "MACsec", "MACVLAN", "MACVTAP")),
-    **dict.fromkeys(("Tunnel", "VRF", "VXLAN", "Xfrm")),
-}
+# What a .network file can ask of a wireless card alone.
+OF_WIRELESS = {"SSID", "BSSID", "WLANInterfaceType"}
 # NetworkManager's words for what a port belongs to.
 PORT_TYPES = {"bond": "bonds", "bridge": "bridges"}
 # And for what it makes.
@@ -148,13 +151,15 @@ def check_default_route(routes, entries, said, gone):
     defaults = [one for one in routes if one["to"] == "default"]
     for version in {6 if ":" in address else 4 for address in addresses} or {4}:
         held = [one for one in defaults if one["version"] == version and not one["told"]]
-        lost = [one for one in held if one["interface"] in ours.keys() | gone]
+        going = ours.keys() | gone  # a route that has several ways goes as a whole
+        lost = [one for one in held if going & {one["interface"], *one["beside"]}]
         by_others = [one.get("dhcp4") if version == 4 else "accept-ra" in one for one in definitions]
         if not lost or len(lost) < len(held) or any(by_others):
             continue
         if any(version in default_versions(one) for one in definitions):
             continue
-        via, interface = lost[0]["via"] or "ADDRESS", lost[0]["interface"]
+        first = min(lost, key=lambda one: one["interface"] not in going)
+        via, interface = first["via"] or "ADDRESS", first["interface"]
         write = f"gateway: {via}, or gateway: none where none is meant"
         if version == 6:  # beside which there may be a gateway for IPv4
             write = (
@@ -162,7 +167,8 @@ def check_default_route(routes, entries, said, gone):
                 "it, false where none is meant"
             )
         raise Refused(
-            f"{ours.get(interface, 'network_interfaces')}: the default route of this host, via {via} on {interface}, "
+            f"{ours.get(interface, 'network_interfaces')}: the default route of this host, "
+            f"{f'via {via} ' * bool(first['via'])}on {interface}, "
             f"would be lost, since no entry of network_interfaces gives it one: write {write}"
         )
 
@@ -179,10 +185,12 @@ def check_nameservers(survey, spoken, entries, said, gone):
     fixed = [item for item in entries if not item["definition"].get("dhcp4")]
     taken = {name for item in entries for name in item["definition"].get("interfaces") or []}
     leased = {link["name"] for link in survey["interfaces"] if any(":" not in one for one in link["dynamic"])}
-    told = [one for one in in_charge(spoken) if one[1] and one[2]]
-    lost = [one for one in told if one[0] == OUR_FILE or set(one[1]) <= ours.keys() | gone]
+    told = [one for one in in_charge(spoken) if one.names and one.servers]
+    lost = [one for one in told if one.path == OUR_FILE or set(one.names) <= ours.keys() | gone]
     if len(lost) < len(told) or leased - {item["now"] for item in fixed} - taken - gone:
         return  # others tell them still
+    if survey["active"]["systemd-resolved"] and resolved_servers(survey["files"]["resolved"]):
+        return  # whatever an interface's are
     outward = next((item for item in fixed if default_versions(item["definition"])), None)
     if outward and leased:
         raise Refused(
@@ -192,7 +200,7 @@ def check_nameservers(survey, spoken, entries, said, gone):
             "it needs none"
         )
     if lost and len(fixed) == len(entries) and not resolved_by_hand(survey):
-        path, names, servers = lost[0]
+        path, _, names, servers, _ = lost[0]
         listed = ", ".join(server.partition("#")[0] for server in servers)
         raise Refused(
             f"{ours.get(names[0], 'network_interfaces')}: {path} tells this host its name servers ({listed}), which "
@@ -208,7 +216,7 @@ def check_left_out(survey, spoken, entries, before):
     `speaking` has it.
     """
     ours = {name for item in entries for name in (item["now"], item["name"])}
-    spoken_for = {name for path, _, names, _ in spoken if path != OUR_FILE for name in names}
+    spoken_for = {name for one in spoken if one.path != OUR_FILE for name in one.names}
     for link in survey["interfaces"]:
         name = link["name"]
         definitions = [found[name] for kind, found in before.items() if kind not in MADE and name in found]
@@ -233,11 +241,68 @@ def check_left_out(survey, spoken, entries, before):
         )
 
 
+def check_settings(spoken, entries, said, claims, links):
+    """What a file that gives way says of a card beside its addresses does not go unsaid: 802.1X, MTU, routes and such.
+
+    spoken, said: as above. claims: the changes by which files give way.
+    """
+    ours = {item["now"]: number for number, item in enumerate(entries)}
+    going = {change["path"] for change in claims}
+    for one in in_charge(spoken):
+        hit = [name for name in one.names if name in ours]
+        stays = "/systemd/network/" in one.path and one.path not in going  # hidden by netplan's since long
+        if not hit or one.path == OUR_FILE or stays:
+            continue
+        of_networkd_alone = [place for key, place, _ in one.settings if key is None]
+        if of_networkd_alone:
+            base = os.path.basename(one.path).removesuffix(".network")
+            out = f", or have its [Match] fit {hit[0]} no more" * bool(others(one.names, ours, links))
+            beside = f"/etc/systemd/network/10-netplan-{entries[ours[hit[0]]]['name']}.network.d/{base}.conf"
+            raise Refused(
+                f"{one.path}: {', '.join(dict.fromkeys(of_networkd_alone))} for {hit[0]} would be lost, since "
+                f"network_interfaces has {hit[0]}, and netplan no word for it: move it, below the names of its "
+                f"sections, into {beside}, which is read besides{out}"
+            )
+        for name, (key, place, value) in itertools.product(hit, one.settings):
+            if not any(says(*pair, key, name) for pair in zip(entries, said, strict=True)):
+                write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
+                raise Refused(
+                    f"{entries[ours[name]]['where']}: {one.path} has {place} for {name}, which would be lost, since "
+                    f"its entry has none: {write}, or take it out there"
+                )
+
+
+def says(item, said, key, name):
+    """Whether an entry says a setting of the interface `name`; said: the entry as the inventory has it."""
+    if key == SEARCH:
+        named = said.get("nameservers", (said.get("options") or {}).get("nameservers"))
+        return named == [] or (isinstance(named, dict) and "search" in named)
+    own, inside = item["now"] == name, below(item["kind"], item["definition"])
+    if own and key == "auth" and item["kind"] == "wifis":
+        return True  # with its access-points
+    size_of_bond = key == "mtu" and item["kind"] == "bonds" and name in inside  # which its ports take
+    if not (own or size_of_bond or key in ("routes", "routing-policy")):
+        return False
+    match = key == "macaddress" and item["kind"] not in MADE  # by which the card is known
+    return key in (said.get("options") or {}) or (key in said and not match)
+
+
 def resolved_by_hand(survey):
     """Whether /etc/resolv.conf names servers and is its owner's: no manager writes it, nor a lease's client."""
     text = survey["resolv_conf"] or ""
     servers = re.search(r"(?m)^\s*nameserver\s+\S", text)
     return bool(servers and not survey["resolv_link"] and not re.search("(?i)generated by", text))
+
+
+def resolved_servers(files):
+    """The servers that systemd-resolved's own files name (resolved.conf(5)); of two of one name, the last counts."""
+    named = {os.path.basename(path): file["text"] for path, file in files.items()}
+    servers = []
+    for base in sorted(named, key=lambda base: (base != "resolved.conf", base)):
+        for section, key, value in settings(named[base]):
+            if (section, key) == ("Resolve", "DNS"):
+                servers = [*servers, *value.split()] if value else []
+    return servers
 
 
 def default_versions(definition):
@@ -281,53 +346,61 @@ def check_bridges(entries, present, renderer):
 # What is there now and speaks for the same interfaces.
 
 
-def speaking(survey):
-    """[(path, unit, names, servers)] of each definition in a host's files: whom of the present interfaces it is for,
-    and the name servers that it tells.
+class Spoken(NamedTuple):
+    """A definition in a host's files."""
 
-    unit: the name of the .network file that systemd-networkd has of it, or None.
-    """
+    path: str
+    unit: str | None  # the name of the .network file that systemd-networkd has of it
+    names: list  # of the present interfaces, those that it is for
+    servers: list  # the name servers that it tells
+    settings: list  # what it says beside addresses, as network_settings has it
+
+
+def speaking(survey):
+    """[Spoken] of all definitions in a host's files."""
     files, links, active = survey["files"], survey["interfaces"], survey["active"]
     present, found = {"lo", *(link["name"] for link in links)}, []
-    visible = {os.path.basename(path): path for path in files["netplan"]}  # as netplan_after
-    for path in visible.values():
-        for kind, definitions in network_of(files["netplan"][path]["text"]).items():
+    for path, file in read_by_netplan(files["netplan"]).items():
+        for kind, definitions in network_of(file["text"]).items():
             for identifier, one in definitions.items():
                 servers = one.get("nameservers")
                 servers = servers.get("addresses") if isinstance(servers, dict) else []
                 servers = [str(server) for server in servers] if isinstance(servers, list) else []
                 meant = matches(kind, identifier, one, links)
                 # One that is empty keeps a name for what refers to it, and sets up nothing.
-                found.append((path, f"10-netplan-{identifier}.network", meant if one else [], servers))
-                found.append((path, None, below(kind, one) if kind != "vlans" else [], []))
+                unit = f"10-netplan-{identifier}.network"
+                found.append(Spoken(path, unit, meant if one else [], servers, of_netplan(one)))
+                found.append(Spoken(path, None, below(kind, one) if kind != "vlans" else [], [], []))
     for path, file in files["networkd"].items() if active["systemd-networkd"] else ():
-        said = settings(file["text"])
+        said = settings(whole(file))
         servers = " ".join(value for section, key, value in said if (section, key) == ("Network", "DNS"))
-        found.append((path, os.path.basename(path), networkd_matches(said, links), servers.split()))
+        meant = networkd_matches(said, links)
+        drop_ins = [(key, f"{place} in {path}.d", value) for key, place, value in of_networkd(file["more"])]
+        settings_ = [*of_networkd(file["text"]), *drop_ins]
+        found.append(Spoken(path, os.path.basename(path), meant, servers.split(), settings_))
     for path, file in files["networkmanager"].items() if active["NetworkManager"] else ():
         said = keyed(file["text"])
         if is_read(path, said, survey["hidden_profiles"]):
             servers = " ".join(said.get((kind, "dns"), "") for kind in ("ipv4", "ipv6"))
-            found.append((path, None, profile_for(said, links), servers.replace(";", " ").split()))
+            servers = servers.replace(";", " ").split()
+            found.append(Spoken(path, None, profile_for(said, links), servers, of_profile(said)))
     for path, file in files["ifupdown"].items():
         for device, option, words, _ in ifupdown_options(file["text"]):
             servers = words if option in ("dns-nameservers", "dns-nameserver") else []
-            found.append((path, None, words if option in TAKEN_IN else [device], servers))
-    return [
-        (path, unit, [name for name in names if name in present], servers)
-        for path, unit, names, servers in found
-    ]
+            names = taken_in(words, present) if option in TAKEN_IN else [card_of(device)]
+            found.append(Spoken(path, None, names, servers, of_stanza(option, words)))
+    return [one._replace(names=[name for name in one.names if name in present]) for one in found]
 
 
 def in_charge(found):
-    """[(path, names, servers)] of what `speaking` has found: networkd goes by the first file for an interface."""
+    """`found`, as `speaking` has it, of which systemd-networkd goes by the first file for an interface."""
     first = {}
-    for _, unit, names, _ in found:
-        for name in names if unit else ():
-            first[name] = min(unit, first.get(name, unit))
+    for one in found:
+        for name in one.names if one.unit else ():
+            first[name] = min(one.unit, first.get(name, one.unit))
     return [
-        (path, [name for name in names if unit is None or unit == first[name]], servers)
-        for path, unit, names, servers in found
+        one._replace(names=[name for name in one.names if one.unit in (None, first.get(name))])
+        for one in found
     ]
 
 
@@ -358,9 +431,16 @@ def matches(kind, identifier, definition, links):
     """The names of `links` that a netplan definition speaks for; an empty match is for all of its kind."""
     match = definition.get("match") if isinstance(definition, dict) else None
     if match is None:
-        return [link["name"] for link in links if link["name"] == identifier]
+        return [link["name"] for link in links if identifier in (link["name"], *link["altnames"])]
     found = []
-    named = [link["name"] for link in links if fnmatch.fnmatchcase(link["name"], str(match.get("name", "*")))]
+    named = [
+        link["name"]
+        for link in links
+        if any(
+            fnmatch.fnmatchcase(name, str(match.get("name", "*")))
+            for name in (link["name"], *link["altnames"])
+        )
+    ]
     # A card that has got its set-name has lost the name by which it was known.
     named = named or [definition.get("set-name")]
     for link in links:
@@ -434,9 +514,9 @@ def check_made(path, name, kind, made):
 
 
 def netplan_documents(files):
-    """{path: what it holds} of the other netplan files; refused where netplan itself could not read it."""
+    """{path: what it holds} of the other files that netplan reads; refused where it could not read one."""
     documents = {}
-    for path, file in files.items():
+    for path, file in read_by_netplan(files).items():
         if path == OUR_FILE:
             continue
         try:
@@ -452,7 +532,7 @@ def netplan_documents(files):
                 f"{path}: network, or a kind in it, is no mapping, so netplan cannot work on this host: correct it"
             )
         for kind in KINDS:
-            for identifier, definition in (network.get(kind) or {}).items():
+            for identifier, definition in definitions_in(network, kind).items():
                 if fault := form_fault(definition or {}):
                     place = ".".join(filter(None, ("network", kind, str(identifier), fault[0])))
                     raise Refused(
@@ -460,6 +540,12 @@ def netplan_documents(files):
                     )
         documents[path] = document
     return documents
+
+
+def definitions_in(network, kind):
+    """{identifier: definition} of a kind; a renderer may stand beside them, as a word."""
+    found = network.get(kind) or {}
+    return {key: one for key, one in found.items() if key != "renderer" or not isinstance(one, str)}
 
 
 def netplan_claims(files, documents, ours, links, taken, made):
@@ -479,11 +565,12 @@ def netplan_claims(files, documents, ours, links, taken, made):
                 del network[kind][identifier]
                 claimed = True
                 continue
-            check_name_stays(path, identifier, [ours.get(name, name) for name in hit], *referring[identifier])
+            names = [ours.get(name, name) for name in hit]
+            check_name_stays(path, kind, identifier, names, *referring[identifier])
             network[kind][identifier] = bare(kind, definition or {})
             claimed = claimed or definition != network[kind][identifier]
         for kind in KINDS:
-            if kind in network and not network[kind]:
+            if kind in network and not definitions_in(network, kind):
                 del network[kind]
         if not claimed:
             continue
@@ -501,10 +588,11 @@ def netplan_claims(files, documents, ours, links, taken, made):
             changes.append(
                 {"path": f"/etc/netplan/{os.path.basename(path)}", "content": left, "mode": "0600"}
             )
-        elif set(network) <= {"version"}:
+        elif set(network) <= {"version"} and not beneath(path, files):
             changes.append({"path": path, "move_to": aside(path, taken)})
         else:
-            changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
+            if not is_a_packages(path, file["text"], files):
+                changes.append({"path": aside(path, taken), "content": file["text"], "mode": "0600"})
             changes.append({"path": path, "content": left, "mode": file["mode"]})
     return changes
 
@@ -517,13 +605,18 @@ def netplan_hits(documents, ours, links, made):
         (path, kind, identifier, definition, matches(kind, identifier, definition, links))
         for path, document in documents.items()
         for kind in KINDS
-        for identifier, definition in ((document.get("network") or {}).get(kind) or {}).items()
+        for identifier, definition in definitions_in(document.get("network") or {}, kind).items()
     ]
     found = {}
     for path, kind, identifier, definition, meant in every:
         hit = [name for name in meant if name in ours] or [
             name for name in (identifier,) if name in ours or name in ours.values()
         ]
+        if hit and meant and not any(name in ours for name in meant):
+            raise Refused(
+                f"{path}: '{identifier}' is {', '.join(meant)} by its match, and netplan would take it for "
+                f"{identifier} of network_interfaces, too: call it {meant[0]} there, and what refers to it, too"
+            )
         if not hit:
             # By the interface's name, or by that of a definition which matches it.
             members = below(kind, definition or {}) if kind != "vlans" else []
@@ -592,49 +685,104 @@ def join_link(item, network, documents, ours, links):
         )
     _, after, identifier, kind, definition = min(found, key=lambda one: one[:2])
     network[item["kind"]][item["name"]]["link"] = identifier
+    if after and kind == "wifis":
+        raise Refused(
+            f"{item['where']}.options.link: {link} is wireless, and stands in a netplan file that comes after "
+            f"{OUR_FILE}, in which netplan does not take its name alone: put {link} into network_interfaces too (kind: "
+            f"wifis), or give that file a name that comes before {os.path.basename(OUR_FILE)}"
+        )
     if after and kind in KINDS:
         network.setdefault(kind, {}).setdefault(identifier, bare(kind, definition or {}))
 
 
-def check_name_stays(path, identifier, names, place, kind, other):
-    """Refuse to leave nothing but a definition's name where our file has the interface by another one."""
-    if identifier in names:
-        return
-    wish = f"put {other} into network_interfaces too (kind: {kind}), or " if kind in KINDS else ""
-    raise Refused(
-        f"{place}: '{other}' lies on '{identifier}', which is {', '.join(names)} in network_interfaces, so that it "
-        f"would lie on nothing: {wish}have {path} call '{identifier}' {names[0]}, and what refers to it, too"
-    )
+def check_name_stays(path, kind, identifier, names, place, other_kind, other):
+    """Refuse to leave nothing but a definition's name where our file has the interface by another one, or where netplan
+    takes no name alone: of what is wireless.
+    """
+    wish = f"put {other} into network_interfaces too (kind: {other_kind}), or " if other_kind in KINDS else ""
+    if identifier not in names:
+        raise Refused(
+            f"{place}: '{other}' lies on '{identifier}', which is {', '.join(names)} in network_interfaces, so that it "
+            f"would lie on nothing: {wish}have {path} call '{identifier}' {names[0]}, and what refers to it, too"
+        )
+    if kind == "wifis":
+        raise Refused(
+            f"{place}: '{other}' lies on '{identifier}', of whose definition in {path} network_interfaces would leave "
+            f"nothing but the name, which netplan does not take of what is wireless: {wish}take '{other}' out there"
+        )
 
 
 def networkd_matches(said, links):
-    """The names of `links` that a .network file of systemd-networkd speaks for; `said`: its settings."""
-    names, macs, drivers, types = [], [], [], []
+    """The names of `links` that a .network file of systemd-networkd speaks for; `said`: its settings.
+
+    What it asks of the host (Host=, KernelVersion=, …) counts as given: no harm comes to a file that is for another.
+    """
+    asked = {}
     for section, key, value in said:
-        if section == "Match" and key == "Name":
-            names += value.split()
-        elif section == "Match" and key in ("MACAddress", "PermanentMACAddress"):
-            macs += value.lower().replace("-", ":").split()
-        elif section == "Match" and key == "Driver":
-            drivers += value.split()
-        elif section == "Match" and key == "Type":
-            types += value.split()
+        if section == "Match":  # an empty word takes back what stood there before
+            asked[key] = [*asked.get(key, []), *patterns(value)] if value else []
+    asked = {key: found for key, found in asked.items() if found}
+    macs = {mac_address(word) for key in ("MACAddress", "PermanentMACAddress") for word in asked.get(key, [])}
     return [
         link["name"]
         for link in links
-        if (names or macs or drivers or types)
-        and fits(names, link["name"])
+        if asked
+        and any(fits(asked.get("Name"), name) for name in (link["name"], *link["altnames"]))
         and (not macs or link["mac"] in macs)
-        and fits(drivers, link["driver"] or "")
-        and fits(types, {None: "ether", "veth": "ether"}.get(link["kind"], link["kind"]))
+        and fits(asked.get("Driver"), link["driver"] or "")
+        and fits(asked.get("Type"), networkd_type(link))
+        and fits(asked.get("Kind"), kernel_kind(link) or "")
+        and fits(asked.get("Path"), link["properties"].get("ID_PATH", ""))
+        and all(has_property(word, link["properties"]) for word in asked.get("Property", []))
+        and (link["kind"] == "wlan" or not asked.keys() & OF_WIRELESS)
     ]
 
 
-def fits(patterns, word):
-    """Whether a word is one of systemd's patterns: any where there are none; after a ! none of them."""
-    but = bool(patterns) and patterns[0].startswith("!")
-    found = any(fnmatch.fnmatchcase(word, pattern.removeprefix("!")) for pattern in patterns)
-    return not patterns or found is not but
+def patterns(value):
+    """The words of a setting under [Match]; a ! before the first is before each."""
+    but = "!" * value.startswith("!")
+    try:
+        words = shlex.split(value.removeprefix("!"), comments=False)
+    except ValueError:  # a quote that nothing ends
+        words = value.removeprefix("!").split()
+    return [but + word for word in words]
+
+
+def whole(file):
+    """A .network file's text, with that of its drop-ins."""
+    return f"{file['text']}\n{file['more']}"
+
+
+def fits(wanted, word):
+    """Whether a word is one of systemd's patterns, and none of those after a !; any where there are none."""
+    unwanted = [pattern[1:] for pattern in wanted or () if pattern.startswith("!")]
+    rest = [pattern for pattern in wanted or () if not pattern.startswith("!")] or ["*"]
+    return any(fnmatch.fnmatchcase(word, pattern) for pattern in rest) and not any(
+        fnmatch.fnmatchcase(word, pattern) for pattern in unwanted
+    )
+
+
+def has_property(wanted, properties):
+    """Whether udev says KEY=PATTERN of an interface, or does not, where a ! comes first."""
+    key, _, pattern = wanted.removeprefix("!").partition("=")
+    return wanted.startswith("!") is not (key in properties and fnmatch.fnmatchcase(properties[key], pattern))
+
+
+def kernel_kind(link):
+    """The kernel's word for what software makes; None for a card."""
+    return None if link["kind"] == "wlan" else link["kind"]
+
+
+def networkd_type(link):
+    """systemd-networkd's word for what an interface is (`networkctl`)."""
+    known = link["properties"] or link["kind"] is None  # the kernel tells the type of all that have one
+    return link["properties"].get("DEVTYPE") or (link["link_type"] if known else link["kind"])
+
+
+def mac_address(word):
+    """A hardware address of systemd's as we have it: 525400123456 by twos, whatever stands between them."""
+    digits = re.sub(r"[-:.]", "", word.lower())
+    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
 
 
 def check_networkd_devices(files, ours, links, made):
@@ -645,16 +793,16 @@ def check_networkd_devices(files, ours, links, made):
     """
     there = {link["name"] for link in links}
     for path, file in files.items():
-        said = settings(file["text"])
-        meant = networkd_matches(said, links)
+        meant = networkd_matches(settings(whole(file)), links)
         hit = [name for name in meant if name in ours]
         hidden = all(os.path.basename(path) > f"10-netplan-{ours[name]}.network" for name in hit)
         devices = [
-            (key, value)
-            for section, key, value in said
+            (place, key, value)
+            for place, text in ((path, file["text"]), (f"{path}.d", file["more"]))
+            for section, key, value in settings(text)
             if section == "Network" and key in NETWORKD_DEVICES and value
         ]
-        for key, device in devices if hit else []:
+        for place, key, device in devices if hit else []:
             kind = NETWORKD_DEVICES[key]
             if (kind and device in made) or (hidden and device not in there):
                 continue
@@ -670,8 +818,22 @@ def check_networkd_devices(files, ours, links, made):
                 else f"move that line, below a line [Network], into {beside}, which is read besides"
             )
             raise Refused(
-                f"{path}: {key}={device} would be lost at the next boot, since network_interfaces has "
+                f"{place}: {key}={device} would be lost at the next boot, since network_interfaces has "
                 f"{', '.join(hit)} and this file counts no more for that: {cure}"
+            )
+
+
+def check_networkd_elsewhere(files, ours, links):
+    """Refuse files outside /etc that systemd-networkd would prefer to netplan's for a name in `ours`."""
+    for path, file in files.items():
+        base = os.path.basename(path)
+        meant = networkd_matches(settings(whole(file)), links)
+        hit = [name for name in meant if name in ours and base < f"10-netplan-{ours[name]}.network"]
+        if hit:
+            raise Refused(
+                f"{path} sets {', '.join(hit)} up, and systemd-networkd reads it before netplan's; it is a package's, "
+                f"or written at each boot: hide it by `ln -s /dev/null /etc/systemd/network/{base}`, or put a copy of "
+                f"your own there that fits {', '.join(hit)} no more"
             )
 
 
@@ -683,11 +845,18 @@ def networkd_claims(files, ours, links, taken):
     changes = []
     for path, file in files.items():
         base = os.path.basename(path)
-        meant = networkd_matches(settings(file["text"]), links)
+        meant = networkd_matches(settings(whole(file)), links)
         hit = [name for name in meant if name in ours]
         if not any(base < f"10-netplan-{ours[name]}.network" for name in hit):
             continue
         if set(meant) - set(ours):  # it configures others too: let it come after netplan's
+            if file["more"].strip():
+                raise Refused(
+                    f"{path} is for {', '.join(name for name in meant if name not in ours)} as well as for "
+                    f"{', '.join(hit)}, so that it would get a name that comes after netplan's, and what is in "
+                    f"{path}.d would count for none of them: write that into {path} itself, or have its [Match] fit "
+                    f"{', '.join(hit)} no more"
+                )
             changes.append({"path": path, "move_to": f"{os.path.dirname(path)}/{AFTER_NETPLAN}{base}"})
         else:
             changes.append({"path": path, "move_to": aside(path, taken)})
@@ -723,6 +892,32 @@ def ifupdown_options(text):
         if device and words and not words[0].startswith("#"):
             found.append((device, words[0].replace("_", "-"), words[1:], number))
     return found
+
+
+def taken_in(words, names):
+    """Those of `names` that a bridge or a bond of ifupdown's takes in: by name, all, those that fit an expression
+    (bridge-utils-interfaces(5)), or a range of them, as ifupdown2 has it.
+    """
+    found, way = set(), None
+    for word in words:
+        if word in ("regex", "noregex", "glob"):
+            way = word
+        elif word == "all":
+            found |= set(names)
+        elif way == "regex":
+            found |= {name for name in names if fits_expression(word, name)}
+        elif way == "glob" and (span := re.fullmatch(r"(.*?)(\d+)-(\d+)", word)):
+            found |= {f"{span[1]}{number}" for number in range(int(span[2]), min(int(span[3]), 4095) + 1)}
+        else:
+            found.add(word)
+    return [name for name in names if name in found]
+
+
+def fits_expression(pattern, name):
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error:  # of another kind than ours: perhaps
+        return True
 
 
 def card_of(device):
@@ -813,8 +1008,7 @@ def ifupdown_claims(files, ours, links, made):
             if kind and device in ours:
                 check_made(path, device, kind, made)
             if option in TAKEN_IN and device not in ours:
-                taken_in = [name for name in ours if name in words or words == ["all"]]
-                check_taken_in(path, device, TAKEN_IN[option], taken_in)
+                check_taken_in(path, device, TAKEN_IN[option], taken_in(words, ours))
             if option == "bond-master" and device in ours and words and words[0] not in (*made, "none"):
                 check_taken_in(path, words[0], "bonds", [device])
             if option in HOOKS and card_of(device) in ours:
@@ -843,9 +1037,18 @@ def ifupdown_claims(files, ours, links, made):
                 record += parts
                 parts = [f"{IFUPDOWN_MARK}{part}" for part in parts]
             kept += parts
-        text = "\n".join(kept) + "\n"
+        text = "\n".join(kept) + "\n" * (not file["text"] or file["text"].endswith("\n"))
         texts.append(text)
         if kept != file["text"].splitlines():
+            if path.startswith("/run/"):
+                words = {card_of(word) for word in file["text"].split()}
+                cards = ", ".join(name for name in ours if name in words)
+                raise Refused(
+                    f"{path} configures {cards}: what wrote it does so again at the next boot, mostly "
+                    "/etc/network/cloud-ifupdown-helper, and ifupdown reads it then: write its lines into "
+                    "/etc/network/interfaces, for the one there by which it is read (source, source-directory); or "
+                    f"leave {cards} out of network_interfaces"
+                )
             changes.append({"path": path, "content": text, "mode": file["mode"]})
     if names:
         record = [*inherited(record, texts), *record]
@@ -940,6 +1143,7 @@ def plan(survey, entries, said, renderer, before):
     stanzas, ifupdown = ifupdown_claims(files["ifupdown"], ours, links, devices)
     if active["systemd-networkd"]:
         check_networkd_devices(files["networkd"], ours, links, devices)
+        check_networkd_elsewhere(files["networkd_elsewhere"], ours, links)
     profiles = []
     if active["NetworkManager"] or renderer == "NetworkManager":
         profiles = networkmanager_claims(
@@ -972,6 +1176,7 @@ def plan(survey, entries, said, renderer, before):
     check_left_out(survey, spoken, entries, before)
     check_default_route(survey["routes"], entries, said, gone)
     check_nameservers(survey, spoken, entries, said, gone)
+    check_settings(spoken, entries, said, claims, links)
     return {
         "files": wanted + claims,
         "netplan": after,

@@ -16,9 +16,10 @@ SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
 def interfaces(run_command):
-    """[{name, mac, kind, master, driver, enabled, up, mtu, mtu_range, addresses: [CIDR], dynamic: [CIDR]}] without
-    loopback.
+    """[{name, altnames, mac, link_type, kind, master, driver, enabled, up, mtu, mtu_range, addresses: [CIDR],
+    dynamic: [CIDR]}] without loopback.
 
+    altnames: by which else it may be called; link_type: of its hardware addresses, such as ether or infiniband;
     kind is None for a wired card, wlan for a wireless one, else the virtual device's; master: the bond or bridge that
     has it in, or None; driver None where none says its name; enabled: somebody set it up; up: there is a carrier, too;
     mtu_range: [least, most] that it takes, 0 where that is not known; dynamic: those of the addresses that a router or
@@ -40,6 +41,8 @@ def interfaces(run_command):
         found.append(
             {
                 "name": link["ifname"],
+                "altnames": link.get("altnames", []),
+                "link_type": link.get("link_type", "ether"),
                 "mac": (link.get("permaddr") or link.get("address") or "").lower(),
                 "kind": link.get("linkinfo", {}).get("info_kind") or ("wlan" if wireless else None),
                 "master": link.get("master"),
@@ -56,17 +59,23 @@ def interfaces(run_command):
 
 
 def routes(run_command):
-    """[{to, via, interface, version, told}] of the kernel's main tables.
+    """[{to, via, interface, version, told, beside}] of the kernel's main tables, of each way where a route has several.
 
-    `to` is default or a network, `via` None on the link, version that of IP; told: a router has advertised it.
+    `to` is default or a network, `via` None on the link, version that of IP; told: a router has advertised it; beside:
+    the interfaces of its other ways.
     """
     found = []
     for version in (4, 6):
         rc, out, _ = run_command(["ip", f"-{version}", "-json", "route", "show"])
         for one in json.loads(out or "[]") if rc == 0 else []:  # a kernel without IPv6
-            if "dev" in one:
-                route = {"to": one["dst"], "via": one.get("gateway"), "interface": one["dev"]}
-                found.append({**route, "version": version, "told": one.get("protocol") == "ra"})
+            ways = [way for way in one.get("nexthops", [one]) if "dev" in way]
+            for way in ways:
+                via = way.get(
+                    "gateway", way.get("via", {}).get("host")
+                )  # of IPv6, where the route is of IPv4
+                route = {"to": one["dst"], "via": via, "interface": way["dev"], "version": version}
+                beside = [other["dev"] for other in ways if other is not way]
+                found.append({**route, "told": one.get("protocol") == "ra", "beside": beside})
     return found
 
 

@@ -27,11 +27,12 @@ READ_BY = {  # where a manager reads a file that gave way, by the directory in w
     "/etc/NetworkManager": PROFILES,
     "/run/NetworkManager": "/run/NetworkManager/system-connections",
 }
-PROFILE_KINDS = {
-    "ethernet": "ethernets",
-    "802-3-ethernet": "ethernets",
-    "wifi": "wifis",
-    "802-11-wireless": "wifis",
+PROFILE_KINDS = {  # NetworkManager's words for a profile's kind of card
+    "ethernet": "ether",
+    "802-3-ethernet": "ether",
+    "infiniband": "infiniband",
+    "wifi": "wlan",
+    "802-11-wireless": "wlan",
 }
 
 
@@ -41,11 +42,33 @@ def read_at(place):
     return os.path.join(READ_BY[os.path.dirname(place)], os.path.basename(place))
 
 
+UNREADABLE = (
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)  # what YAML says of `!!int word`
+
+
 class NetplanLoader(yaml.SafeLoader):
     """Reads YAML as netplan does, to which all is words: 52:54:00:12:34:56 without quotes is no number of base 60,
     2024-13-45 no date, a wireless key 1234567.50 keeps its last digit, and `activation-mode: off` is not false. Only
-    what is written as it was read is a number, or true or false.
+    what is written as it was read is a number, or true or false. A key that stands twice counts twice: what it has is
+    joined.
     """
+
+    def flatten_mapping(self, node):
+        joined = {}
+        for key, value in node.value:
+            before = joined.get(key.value) if isinstance(key, yaml.ScalarNode) else None
+            if before and type(before[1]) is type(value) and not isinstance(value, yaml.ScalarNode):
+                value = type(value)(
+                    value.tag, before[1].value + value.value, value.start_mark, value.end_mark
+                )
+            joined[key.value if isinstance(key, yaml.ScalarNode) else id(key)] = (key, value)
+        node.value = list(joined.values())
+        super().flatten_mapping(node)
 
 
 BOOL, INT, FLOAT, DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "timestamp"))
@@ -61,7 +84,7 @@ def read_netplan(text):
     loader = NetplanLoader(text)
     try:
         return loader.get_single_data()
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):  # as of `!!int word`
+    except UNREADABLE:
         raise yaml.MarkedYAMLError(problem="a value that cannot be read") from None
     finally:
         loader.dispose()
@@ -122,6 +145,60 @@ def network_of(text):
         return {}
 
 
+def read_by_netplan(files):
+    """Those of its files that netplan reads: of several of one name, the one in /run, or else in /etc."""
+    named = {os.path.basename(path): path for path in sorted(files, key=netplan_rank)}
+    return {path: file for path, file in files.items() if named[os.path.basename(path)] == path}
+
+
+def netplan_rank(path):
+    """The later of two files of one name is that which netplan reads."""
+    return path.startswith("/run/"), path.startswith("/etc/"), path.startswith("/lib/")
+
+
+def narrowed(text, original):
+    """Whether `text` is what the role network has left of a netplan file: definitions less, or just their names.
+
+    An earlier version wrote `yes` and `off` anew as true and false.
+    """
+    return any(narrowed_by(load, text, original) for load in (read_netplan, yaml.safe_load))
+
+
+def narrowed_by(load, text, original):
+    try:
+        now, before = load(text), load(original)
+    except (yaml.YAMLError, *UNREADABLE):
+        return False
+    if (
+        not isinstance(now, dict)
+        or not isinstance(before, dict)
+        or text != yaml.safe_dump(now, sort_keys=False)
+    ):
+        return False
+    rest, whole = now.pop("network", None) or {}, before.pop("network", None) or {}
+    if now != before or rest == whole or not isinstance(rest, dict) or not isinstance(whole, dict):
+        return False
+    for kind in KINDS:
+        fewer, all_ = rest.pop(kind, None) or {}, whole.pop(kind, None) or {}
+        if not isinstance(fewer, dict) or not isinstance(all_, dict):
+            return False
+        for name, one in fewer.items():
+            if name not in all_ or one not in (all_[name], bare(kind, all_[name] or {})):
+                return False
+    return rest == whole
+
+
+def is_a_packages(path, text, files):
+    """Whether `text`, in /etc, is what the role network has left of a package's netplan file of that name."""
+    return any(narrowed(text, files[other]["text"]) for other in beneath(path, files))
+
+
+def beneath(path, files):
+    """The packages' files that one in /etc hides from netplan."""
+    same = [other for other in files if os.path.basename(other) == os.path.basename(path)]
+    return [other for other in same if other.startswith(("/usr/", "/lib/"))]
+
+
 def netplan_after(files, changes, kept=None):
     """{name: text} of all netplan files as they will be. kept: as `files`, those that may move there."""
     texts = {path: file["text"] for path, file in files.items()}
@@ -134,8 +211,8 @@ def netplan_after(files, changes, kept=None):
                 (kept or {}).get(change["path"], {}).get("text", "") if text is None else text
             )
     return {
-        os.path.basename(path): text
-        for path, text in texts.items()
+        os.path.basename(path): texts[path]
+        for path in sorted(texts, key=netplan_rank)
         if os.path.basename(os.path.dirname(path)) == "netplan" and path.endswith(".yaml")
     }
 
@@ -145,17 +222,23 @@ def made_by(network):
     return {name for kind in MADE for name in network.get(kind, {})}
 
 
-def settings(text):
-    """[(section, key, value)] of a file as systemd-networkd and NetworkManager have them."""
-    found, section = [], ""
+def parts(text):
+    """[(section, [(key, value)])] of a file as systemd-networkd and NetworkManager have them, in its order."""
+    found = []
     for line in text.splitlines():
         line = line.strip()
         if line.startswith("[") and line.endswith("]"):
-            section = line[1:-1]
+            found.append((line[1:-1], []))
         elif "=" in line and not line.startswith(("#", ";")):
             key, _, value = line.partition("=")
-            found.append((section, key.strip(), value.strip()))
+            found = found or [("", [])]
+            found[-1][1].append((key.strip(), value.strip()))
     return found
+
+
+def settings(text):
+    """[(section, key, value)] of such a file."""
+    return [(section, key, value) for section, pairs in parts(text) for key, value in pairs]
 
 
 def keyed(text):
@@ -174,13 +257,40 @@ def profile_for(said, links):
     gives_way = said.get(("connection", "autoconnect-priority"), "0").startswith("-")  # netplan's have 0
     if kind is None or by_hand or gives_way:
         return []
-    patterns = [word.lstrip("|&") for word in said.get(("match", "interface-name"), "").split(";") if word]
-    wanted = [word for word in patterns if not word.startswith("!")] or ["*"]
-    unwanted = [word[1:] for word in patterns if word.startswith("!")]
+    denied = [
+        mac.strip().lower()
+        for (_, key), value in said.items()
+        if key in ("mac-address-blacklist", "mac-address-denylist")
+        for mac in value.split(";")
+    ]
     return [
         link["name"]
         for link in links
-        if (link["kind"] == "wlan") == (kind == "wifis")
-        and any(fnmatch.fnmatchcase(link["name"], word) for word in wanted)
-        and not any(fnmatch.fnmatchcase(link["name"], word) for word in unwanted)
+        if ("wlan" if link["kind"] == "wlan" else link["link_type"]) == kind
+        and link["mac"] not in denied
+        and all(
+            fits_elements(said.get(("match", key), ""), word)
+            for key, word in (
+                ("interface-name", link["name"]),
+                ("driver", link["driver"] or ""),
+                ("path", link["properties"].get("ID_PATH", "")),
+            )
+        )
     ]
+
+
+def fits_elements(value, word):
+    """Whether a word fits a list under a profile's [match] (nm-settings(5)): all that begin with & or !, and one of the
+    others.
+    """
+    optional = []
+    for element in value.split(";"):
+        pattern = element.strip().lstrip("|&")
+        fits = fnmatch.fnmatchcase(word, pattern.removeprefix("!")) is not pattern.startswith("!")
+        if not pattern:
+            continue
+        if not element.strip().startswith(("&", "!")):
+            optional.append(fits)
+        elif not fits:
+            return False
+    return not optional or any(optional)

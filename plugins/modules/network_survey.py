@@ -30,6 +30,10 @@ PLACES = {
         "/run/NetworkManager/system-connections/*",
         "/usr/lib/NetworkManager/system-connections/*",
     ],
+    "resolved": [
+        "/etc/systemd/resolved.conf",
+        *(f"/{place}/systemd/resolved.conf.d/*.conf" for place in ("usr/lib", "run", "etc")),
+    ],
     "kept": [
         *(f"/etc/{place}/*.before-trainyard*" for place in ("netplan", "systemd/network", "NetworkManager")),
         "/run/NetworkManager/*.before-trainyard*",
@@ -49,6 +53,35 @@ def read(patterns):
             if os.path.islink(path):
                 files[path]["link"] = os.readlink(path)
     return files
+
+
+def with_drop_ins(files, root="/"):
+    """systemd-networkd's files, each with `more`: what it reads of *.network.d beside it, the first of one name."""
+    places = [
+        os.path.join(root, place, "systemd/network") for place in ("etc", "run", "usr/local/lib", "usr/lib")
+    ]
+    for path, file in files.items():
+        found = {}
+        for place in places:
+            for drop_in in glob.glob(f"{place}/{os.path.basename(path)}.d/*.conf"):
+                found.setdefault(os.path.basename(drop_in), drop_in)
+        texts = [read([found[base]]) for base in sorted(found)]
+        file["more"] = "".join(f"{one['text']}\n" for text in texts for one in text.values())
+    return files
+
+
+def networkd_elsewhere(root="/"):
+    """systemd-networkd's files that are no owner's: of a package, or of whatever writes them at each boot.
+
+    One of the same name in /etc, or a link to /dev/null there, hides them; netplan's own are not among them.
+    """
+    found = {}
+    for place in ("etc", "run", "usr/local/lib", "usr/lib"):
+        for path in glob.glob(os.path.join(root, place, "systemd/network/*.network")):
+            found.setdefault(os.path.basename(path), path)
+    owners = os.path.join(root, "etc/")
+    mine = [path for base, path in found.items() if path.startswith(owners) or base.startswith("10-netplan-")]
+    return with_drop_ins(read(sorted(set(found.values()) - set(mine))), root)
 
 
 SOURCE = re.compile(r"(?m)^[ \t]*(source|source-directory)[ \t]+(\S+)")
@@ -76,7 +109,28 @@ def configuration(ifupdown):
     Its files outlast it, as on a host that has gone over to another manager.
     """
     files = {kind: read(patterns) for kind, patterns in PLACES.items()}
-    return {**files, "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {}}
+    return {
+        **files,
+        "networkd": with_drop_ins(files["networkd"]),
+        "networkd_elsewhere": networkd_elsewhere(),
+        "ifupdown": with_sources(files["ifupdown"]) if ifupdown else {},
+    }
+
+
+def properties(name, root="/"):
+    """{key: value} of what the kernel and udev know of an interface, as systemd-networkd's [Match] has it."""
+    found = {}
+    device = os.path.join(root, "sys/class/net", name)
+    try:
+        with open(f"{device}/ifindex") as source:
+            index = source.read().strip()
+        for path, mark in ((f"{device}/uevent", ""), (os.path.join(root, f"run/udev/data/n{index}"), "E:")):
+            with open(path, errors="replace") as source:
+                lines = [line.rstrip("\n") for line in source if line.startswith(mark)]
+            found.update(line[len(mark) :].split("=", 1) for line in lines if "=" in line)
+    except OSError:  # gone by now, or a host without udev
+        pass
+    return found
 
 
 def hidden_profiles():
@@ -104,7 +158,9 @@ def main():
     resolv_conf, resolv_link = resolver()
     try:
         survey = {
-            "interfaces": interfaces(module.run_command),
+            "interfaces": [
+                {**link, "properties": properties(link["name"])} for link in interfaces(module.run_command)
+            ],
             "routes": routes(module.run_command),
             "session": ssh_session(),
             "files": configuration(bool(module.get_bin_path("ifup"))),

@@ -6,6 +6,9 @@ from plugins.filter.network_plan import network_plan
 
 ETH0 = {
     "name": "eth0",
+    "altnames": [],
+    "link_type": "ether",
+    "properties": {},
     "mac": "52:54:00:00:00:01",
     "kind": None,
     "master": None,
@@ -19,6 +22,9 @@ ETH0 = {
 }
 ETH1 = {
     "name": "eth1",
+    "altnames": [],
+    "link_type": "ether",
+    "properties": {},
     "mac": "52:54:00:00:00:02",
     "kind": None,
     "master": None,
@@ -30,13 +36,21 @@ ETH1 = {
     "addresses": [],
     "dynamic": [],
 }
-DEFAULT = {"to": "default", "via": "192.168.1.1", "interface": "eth0", "version": 4, "told": False}
+DEFAULT = {
+    "to": "default",
+    "via": "192.168.1.1",
+    "interface": "eth0",
+    "version": 4,
+    "told": False,
+    "beside": [],
+}
 STATIC = {"name": "eth0", "addresses": ["192.168.1.100/24"], "gateway": "192.168.1.1"}
 
 
 def survey(**more):
     """A host with two interfaces, configured by nothing, reached at eth0's address; `more` replaces parts of it."""
-    files = {"netplan": {}, "networkd": {}, "ifupdown": {}, "networkmanager": {}}
+    files = {"netplan": {}, "networkd": {}, "ifupdown": {}, "networkmanager": {}, "resolved": {}}
+    files["networkd_elsewhere"] = {}
     files.update(
         {
             kind: {path: text(content) for path, content in found.items()}
@@ -69,7 +83,7 @@ def card(name, **more):
 
 
 def text(content):
-    return {"text": content, "mode": "0600"}
+    return {"text": content, "mode": "0600", "more": ""}
 
 
 def planned(wanted, **more):

@@ -14,7 +14,7 @@ from plugins.filter import network_plan as planner
 from plugins.filter.network_back import network_back
 from plugins.filter.network_plan import network_plan
 from plugins.module_utils.host_survey import interfaces, routes
-from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE
+from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE, keyed, profile_for, read_netplan
 
 GUARD = "/usr/local/lib/trainyard/guard"
 
@@ -464,7 +464,7 @@ def cloud_init(identifier="eth0", name="eth0", match=f"macaddress: '{ETH0['mac']
         (
             {
                 "50-cloud-init.yaml": cloud_init(match="driver: r8169"),
-                "60-more.yaml": "network: {ethernets: {eth0: {mtu: 1400}}}",
+                "60-more.yaml": "network: {ethernets: {eth0: {optional: true}}}",
             },
             {"driver": "r8169"},
         ),
@@ -542,10 +542,63 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
     assert "eth1" in plan["netplan"]["50-cloud-init.yaml"]
 
 
+TWICE = """\
+network:
+  ethernets: {eth0: {addresses: [10.0.0.1/24], mtu: 1400, mtu: 1500}, eth0: {addresses: [10.0.0.2/24]}}
+  bridges: {br0: {interfaces: [eth1]}}
+  ethernets: {eth1: {}}
+  bridges: {br1: {dhcp4: true}}
+"""
+
+
+def test_a_key_that_stands_twice_is_read_twice():
+    """As netplan does: else the first of them were lost, as a file is written anew."""
+    path = "/etc/netplan/50.yaml"
+    left = yaml.safe_load(written(planned([STATIC], files={"netplan": {path: TWICE}}), path)["content"])
+    assert left["network"] == {
+        "ethernets": {"eth1": {}},
+        "bridges": {"br0": {"interfaces": ["eth1"]}, "br1": {"dhcp4": True}},
+    }
+    assert read_netplan(TWICE)["network"]["ethernets"]["eth0"] == {
+        "addresses": ["10.0.0.1/24", "10.0.0.2/24"],
+        "mtu": 1500,
+    }
+    (refused,) = network_plan(survey(files={"netplan": {path: TWICE}}), [{"name": "eth1", "addresses": []}])[
+        "errors"
+    ]
+    assert "'br0' takes in eth1" in refused
+
+
+def test_a_renderer_may_stand_beside_the_definitions_of_a_kind():
+    path = "/etc/netplan/50.yaml"
+    one = "network: {ethernets: {renderer: networkd, eth0: {dhcp4: true}}, vlans: {renderer: networkd}}"
+    assert (
+        written(planned([STATIC], files={"netplan": {path: one}}), path)["move_to"]
+        == f"{path}.before-trainyard"
+    )
+    two = "network: {ethernets: {renderer: NetworkManager, eth0: {dhcp4: true}, eth1: {dhcp4: true}}}"
+    left = yaml.safe_load(written(planned([STATIC], files={"netplan": {path: two}}), path)["content"])
+    assert left["network"]["ethernets"] == {"renderer": "NetworkManager", "eth1": {"dhcp4": True}}
+    (refused,) = network_plan(
+        survey(files={"netplan": {path: two.replace("NetworkManager", "[x]")}}), [STATIC]
+    )["errors"]
+    assert "network.ethernets.renderer is no mapping" in refused
+
+
 def test_a_netplan_file_outside_etc_is_hidden_not_changed():
     plan = planned([STATIC], files={"netplan": {"/usr/lib/netplan/lan.yaml": CLOUD}})
     assert yaml.safe_load(written(plan, "/etc/netplan/lan.yaml")["content"]) == {"network": {"version": 2}}
     assert written(plan, "/usr/lib/netplan/lan.yaml") is None
+
+
+@pytest.mark.parametrize("content", [CLOUD, BOTH])
+@pytest.mark.parametrize("hidden", ["/usr/lib/netplan/lan.yaml", "/lib/netplan/lan.yaml"])
+def test_what_is_hidden_stands_at_the_second_run(hidden, content):
+    first = planned([STATIC], files={"netplan": {hidden: content}})
+    ours = {change["path"]: change["content"] for change in first["files"]}
+    again = planned([STATIC], files={"netplan": {**ours, hidden: content}})
+    assert again["stands"] and [change["path"] for change in again["files"]] == [OUR_FILE]
+    assert again["netplan"] == first["netplan"] == {os.path.basename(path): ours[path] for path in ours}
 
 
 def test_a_netplan_file_in_run_cannot_be_hidden():
@@ -564,6 +617,21 @@ def test_a_match_for_ours_and_others_is_refused(match):
     content = f"network:\n  ethernets:\n    all: {{match: {match}, dhcp4: true}}\n"
     found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])
     assert "'all' configures eth0 together with eth1" in found["errors"][0]
+
+
+OTHERS = f"network: {{ethernets: {{eth0: {{match: {{macaddress: '{ETH1['mac']}'}}, dhcp4: true}}}}}}"
+
+
+def test_a_definition_that_has_the_name_of_ours_and_means_another_card_is_refused():
+    """Netplan joins the two; and whoever put the other card into network_interfaces would take a lease from it."""
+    (refused,) = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": OTHERS}}), [STATIC])["errors"]
+    assert refused == (
+        "/etc/netplan/01.yaml: 'eth0' is eth1 by its match, and netplan would take it for eth0 of network_interfaces, "
+        "too: call it eth1 there, and what refers to it, too"
+    )
+    cured = OTHERS.replace("{eth0:", "{eth1:")
+    plan = planned([STATIC], files={"netplan": {"/etc/netplan/01.yaml": cured}})
+    assert written(plan, "/etc/netplan/01.yaml") is None
 
 
 # As NetworkManager's window writes them by netplan.
@@ -675,6 +743,36 @@ def test_a_vlan_of_ours_lies_on_a_card_by_the_name_that_it_gets():
     vlan = {"name": "v7", "kind": "vlans", "addresses": ["10.7.0.1/24"], "options": {"id": 7, "link": "eth1"}}
     network = yaml.safe_load(written(planned([lan, vlan]))["content"])["network"]
     assert network["vlans"]["v7"]["link"] == "lan0"
+
+
+def test_of_what_is_wireless_no_name_alone_is_left():
+    """Netplan says: no access points defined."""
+    points = {"access-points": {"home": {"password": "hunter22"}}}
+    own = {"name": "wlan0", "kind": "wifis", "addresses": ["10.1.0.1/24"], "options": points}
+    vlan = {
+        "name": "v7",
+        "kind": "vlans",
+        "addresses": ["10.7.0.1/24"],
+        "options": {"id": 7, "link": "wlan0"},
+    }
+    on_it = f"{WIFI % 'hunter22'}  vlans: {{v7: {{id: 7, link: wlan0}}}}\n"
+    links = [copy.deepcopy(ETH0), WLAN, card("v7", kind="vlan")]
+
+    def refused(wanted, path, content):
+        return network_plan(survey(interfaces=links, files={"netplan": {path: content}}), wanted)["errors"]
+
+    (said,) = refused([own], "/etc/netplan/50.yaml", on_it)
+    assert said == (
+        "/etc/netplan/50.yaml: 'v7' lies on 'wlan0', of whose definition in /etc/netplan/50.yaml network_interfaces "
+        "would leave nothing but the name, which netplan does not take of what is wireless: put v7 into "
+        "network_interfaces too (kind: vlans), or take 'v7' out there"
+    )
+    assert refused([own, vlan], "/etc/netplan/50.yaml", on_it) == []
+    (said,) = refused([vlan], "/etc/netplan/99.yaml", WIFI % "hunter22")
+    assert said.startswith(
+        "network_interfaces[0].options.link: wlan0 is wireless, and stands in a netplan file that"
+    )
+    assert refused([vlan], "/etc/netplan/50.yaml", WIFI % "hunter22") == []
 
 
 def test_a_name_is_left_for_other_files_too_but_not_for_those_after_ours():
@@ -942,6 +1040,74 @@ def test_a_networkd_file_for_all_but_some_comes_after_ours(match, meant):
     assert bool(written(plan, path)) is meant
 
 
+@pytest.mark.parametrize(
+    ("match", "meant"),
+    [
+        ("Path=pci-0000:02:*", ["eth0"]),
+        ("Path=!pci-0000:02:*", ["eth1", "wlan0", "br0"]),
+        ("Path=pci-0000:03:*", []),
+        ("Kind=bridge", ["br0"]),
+        ("Kind=!bridge", ["eth0", "eth1", "wlan0"]),
+        ("Name=eth0\nKind=veth", []),
+        ("Type=ether", ["eth0"]),
+        ("Type=infiniband", ["eth1"]),
+        ("Property=ID_VENDOR_ID=0x10ec", ["eth0"]),
+        ('Property="ID_MODEL=RTL *" ID_BUS=pci', ["eth0"]),
+        ("Property=ID_BUS=pci ID_MODEL=Other", []),
+        ("Property=!ID_BUS=pci", ["eth1", "wlan0", "br0"]),
+        ("Name=enp2s0", ["eth0"]),  # its other name
+        ("MACAddress=525400.000001 52-54-00-00-00-02", ["eth0", "eth1"]),
+        ("WLANInterfaceType=station", ["wlan0"]),
+        ("Name=eth0\nSSID=home", []),
+        ("Host=node7", ["eth0", "eth1", "wlan0", "br0"]),  # whatever that is
+        ("Name=eth1\nName=\nName=eth0", ["eth0"]),
+        ("Name=eth*\nName=!eth0", ["eth1"]),
+        ("Name=", []),
+        ("", []),
+    ],
+)
+def test_what_a_networkd_file_matches_by(match, meant):
+    pci = {"ID_PATH": "pci-0000:02:00.0", "ID_VENDOR_ID": "0x10ec", "ID_MODEL": "RTL 8125", "ID_BUS": "pci"}
+    links = [
+        {**ETH0, "properties": pci, "altnames": ["enp2s0"]},
+        {**ETH1, "link_type": "infiniband"},
+        WLAN,
+        card("br0", kind="bridge"),
+    ]
+    assert planner.networkd_matches(planner.settings(f"[Match]\n{match}\n"), links) == meant
+    path = "/etc/systemd/network/05-lan.network"
+    plan = planned([STATIC], interfaces=links, files={"networkd": {path: f"[Match]\n{match}\n"}})
+    gives_way = (written(plan, path) or {}).get("move_to")
+    aside = {True: f"{path}.before-trainyard", False: "/etc/systemd/network/20-trainyard-05-lan.network"}
+    assert gives_way == (aside[meant == ["eth0"]] if "eth0" in meant else None)
+
+
+@pytest.mark.parametrize("match", ["", "match: {name: enp2s0}, "])
+def test_netplan_knows_a_card_by_its_other_names_too(match):
+    """As systemd-networkd does: enp2s0's file would come before eth0's of ours."""
+    path, links = "/etc/netplan/50.yaml", [{**ETH0, "altnames": ["enp2s0"]}, copy.deepcopy(ETH1)]
+    files = {"netplan": {path: f"network: {{ethernets: {{enp2s0: {{{match}dhcp4: true}}}}}}"}}
+    assert (
+        written(planned([STATIC], interfaces=links, files=files), path)["move_to"]
+        == f"{path}.before-trainyard"
+    )
+
+
+def test_what_udev_knows_of_an_interface(load_module, tmp_path):
+    survey = load_module("network_survey")
+    assert survey.properties("eth0", tmp_path) == {}
+    device, data = tmp_path / "sys/class/net/eth0", tmp_path / "run/udev/data"
+    device.mkdir(parents=True), data.mkdir(parents=True)
+    (device / "ifindex").write_text("7\n")
+    (device / "uevent").write_text("DEVTYPE=wlan\nINTERFACE=eth0\nIFINDEX=7\n")
+    assert survey.properties("eth0", tmp_path)["DEVTYPE"] == "wlan"  # without udev
+    (data / "n7").write_text("I:1\nE:ID_PATH=pci-0000:02:00.0\nE:ID_MODEL=a=b\nG:systemd\n")
+    assert survey.properties("eth0", tmp_path) == {
+        **{"DEVTYPE": "wlan", "INTERFACE": "eth0", "IFINDEX": "7"},
+        **{"ID_PATH": "pci-0000:02:00.0", "ID_MODEL": "a=b"},
+    }
+
+
 @pytest.mark.parametrize("base", ["05-lan.network", "50-lan.network"])  # before netplan's, and hidden by it
 @pytest.mark.parametrize(
     ("line", "cure"),
@@ -1080,6 +1246,35 @@ def test_what_takes_ours_in_by_ifupdown_is_refused(option, kind):
     assert f"    {option}" not in written(plan, path)["content"].splitlines()
     other = [{"name": "eth2", "addresses": ["10.1.0.1/24"]}]
     assert written(planned(other, interfaces=[ETH0, ETH1, card("eth2")], files=files), path) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ("bridge_ports regex eth.* noregex lan9", True),
+        ("bridge_ports eth1 regex (eth|em)0", True),
+        ("bridge_ports lan9 all", True),
+        ("bridge-ports glob eth0-3", True),  # as ifupdown2 has it
+        ("bridge-ports regex (eth", True),  # whatever that takes in
+        ("bridge_ports regex em.* noregex eth.*", False),
+        ("bridge_ports regex eth.?[1-9]", False),
+        ("bridge_ports glob eth1-3 em0-1", False),
+    ],
+)
+def test_what_takes_ours_in_by_a_pattern_of_ifupdowns_is_refused(option, refused):
+    assert bool(stanzas("iface br0 inet dhcp", f"    {option}")["errors"]) is refused
+
+
+def test_a_file_of_ifupdowns_in_run_cannot_give_way():
+    """As Debian's cloud images have it: it is written again at the next boot."""
+    path = "/run/network/interfaces.d/eth0"
+    files = {"ifupdown": {path: "auto eth0\niface eth0 inet dhcp\n"}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused.startswith(
+        f"{path} configures eth0: what wrote it does so again at the next boot, mostly /etc/"
+    )
+    assert refused.endswith("(source, source-directory); or leave eth0 out of network_interfaces")
+    planned([CLUSTERS], files=files)
 
 
 @pytest.mark.parametrize(
@@ -1243,6 +1438,31 @@ def test_a_profile_that_names_no_interface_is_for_every_card_of_its_kind(lines, 
     plan = planned([STATIC], interfaces=[copy.deepcopy(ETH0), WLAN, *DEVICES], files=files, active=DESKTOP)
     assert bool(written(plan, path)) is gives_way
     assert (["nmcli", "connection", "reload"] in plan["apply"]) is gives_way
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "meant"),
+    [
+        ([], "ethernet", ["eth0", "eth1"]),
+        ([], "infiniband", ["ib0"]),
+        (["[match]", "driver=r8*;"], "ethernet", ["eth0"]),
+        (["[match]", "driver=!r8*;"], "ethernet", ["eth1"]),
+        (["[match]", "path=pci-0000:02:*;pci-0000:07:*;"], "ethernet", ["eth0"]),
+        (["[match]", "interface-name=|eth0;&eth*;|lan0"], "ethernet", ["eth0"]),
+        (["[match]", "interface-name=eth0;&lan*;"], "ethernet", []),
+        (["[match]", "kernel-command-line=lan"], "ethernet", ["eth0", "eth1"]),  # whatever it is
+        (["[ethernet]", f"mac-address-blacklist={ETH0['mac'].upper()};"], "ethernet", ["eth1"]),
+        (["[ethernet]", f"mac-address-denylist={ETH0['mac']};{ETH1['mac']}"], "ethernet", []),
+    ],
+)
+def test_a_profile_is_for_the_cards_that_it_matches(lines, kind, meant):
+    links = [
+        {**ETH0, "properties": {"ID_PATH": "pci-0000:02:00.0"}},
+        copy.deepcopy(ETH1),
+        card("ib0", link_type="infiniband"),
+        WLAN,
+    ]
+    assert profile_for(keyed(profile(*lines, kind=kind)), links) == meant
 
 
 def test_a_profile_for_ours_and_others_is_refused():
@@ -1488,6 +1708,386 @@ def test_what_stays_tells_its_name_servers(path, content):
         )  # of a card that is not there
 
 
+NETPLAN, LAN_NETWORK = "/etc/netplan/50.yaml", "/etc/systemd/network/05-lan.network"
+WIRED, STANZAS = "/etc/NetworkManager/system-connections/lan", "/etc/network/interfaces"
+AUTH = {"key-management": "802.1x", "method": "ttls", "identity": "me", "password": "hunter22"}
+ROUTE = {"to": "10.8.0.0/16", "via": "192.168.1.7"}
+IN_WORDS = "under options in netplan's words"
+
+
+def said_beside(path, lines):
+    """A file of that kind which sets eth0 up, and says `lines` besides."""
+    if path == NETPLAN:
+        return yaml.safe_dump({"network": {"ethernets": {"eth0": {"dhcp4": True, **lines}}}}, sort_keys=False)
+    if path == STANZAS:
+        return f"auto eth0\niface eth0 inet dhcp\n    {lines}\n"
+    match = (
+        "[Match]\nName=eth0\n[Network]\nDHCP=yes"
+        if path == LAN_NETWORK
+        else "[connection]\ninterface-name=eth0"
+    )
+    return f"{match}\n{lines}\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "place", "cure", "entry"),
+    [
+        (NETPLAN, {"auth": AUTH}, "auth", f"auth {IN_WORDS}", {"options": {"auth": AUTH}}),
+        (
+            WIRED,
+            "[802-1x]\neap=ttls;\npassword=hunter22",
+            "[802-1x]",
+            f"auth {IN_WORDS}",
+            {"options": {"auth": AUTH}},
+        ),
+        (STANZAS, "wpa-conf /etc/lan.conf", "wpa-conf", f"auth {IN_WORDS}", {"options": {"auth": AUTH}}),
+        (NETPLAN, {"mtu": 9000}, "mtu", "mtu: 9000", {"mtu": 9000}),
+        (NETPLAN, {"mtu": 9000}, "mtu", "mtu: 9000", {"options": {"mtu": 9000}}),
+        (LAN_NETWORK, "[Link]\nMTUBytes=9000", "MTUBytes=", "mtu: 9000", {"mtu": 9000}),
+        (LAN_NETWORK, "[Link]\nMTUBytes=9K", "MTUBytes=", "mtu in netplan's words", {"mtu": 9000}),
+        (WIRED, "[ethernet]\nmtu=9000", "mtu=", "mtu: 9000", {"mtu": 9000}),
+        (STANZAS, "mtu 9000", "mtu", "mtu: 9000", {"mtu": 9000}),
+        (
+            NETPLAN,
+            {"routes": [{"to": "default", "via": "192.168.1.1"}, {**ROUTE, "metric": 50}]},
+            "routes",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7, metric: 50}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            NETPLAN,
+            {"routes": [{**ROUTE, "source": "x"}]},
+            "routes",
+            "routes in netplan's words",
+            {"routes": []},
+        ),
+        (
+            LAN_NETWORK,
+            "Gateway=192.168.1.1\n[Route]\nGateway=192.168.1.1\n[Route]\nDestination=10.8.0.0/16\nGateway=192.168.1.7",
+            "[Route]",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            LAN_NETWORK,
+            "[Route]\nGateway=_dhcp4\nDestination=10.8.0.0/16",
+            "[Route]",
+            "routes in netplan's words",
+            {"routes": [ROUTE]},
+        ),
+        (
+            LAN_NETWORK,
+            "[Route]\nMetric=7\nDestination=10.8.0.0/16",
+            "[Route]",
+            "routes: [{to: 10.8.0.0/16, metric: 7, scope: link}]",
+            {"routes": []},
+        ),
+        (
+            LAN_NETWORK,
+            f"[Link]\nMACAddress={ETH1['mac']}",
+            "[Link] MACAddress=",
+            f"options: {{macaddress: '{ETH1['mac']}'}}",
+            None,
+        ),
+        (
+            WIRED,
+            "[ipv4]\nroute1=0.0.0.0/0,192.168.1.1\nroute2=10.8.0.0/16,192.168.1.7,50",
+            "the routes",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7, metric: 50}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            WIRED,
+            "[ipv4]\nroute1=10.8.0.0/16,192.168.1.7,0\nroute1_options=onlink=true,src=192.168.1.50,table=7",
+            "the routes",
+            "routes: [{to: 10.8.0.0/16, via: 192.168.1.7, metric: 0, on-link: true, table: 7, from: 192.168.1.50}]",
+            {"routes": [ROUTE]},
+        ),
+        (
+            WIRED,
+            "[ipv4]\nroute1=10.8.0.0/16\nroute1_options=lock-mtu=true",
+            "the routes",
+            "routes in netplan's words",
+            {"routes": []},
+        ),
+        (
+            LAN_NETWORK,
+            "[Route]\nDestination=10.8.0.0/16\nGateway=10.9.0.1\nGatewayOnLink=yes\nProtocol=static",
+            "[Route]",
+            "routes: [{to: 10.8.0.0/16, via: 10.9.0.1, on-link: true}]",
+            {"routes": []},
+        ),
+        (
+            WIRED,
+            "[ipv6]\nroute1=fd00:8::/64",
+            "the routes",
+            "routes: [{to: 'fd00:8::/64', scope: link}]",
+            {"routes": []},
+        ),
+        (WIRED, "[ethernet]\nwake-on-lan=64", "wake-on-lan=", "options: {wakeonlan: true}", None),
+        (
+            WIRED,
+            "[infiniband]\ntransport-mode=connected",
+            "transport-mode=",
+            "options: {infiniband-mode: conn",
+            None,
+        ),
+        (
+            NETPLAN,
+            {"routing-policy": [{"from": "10.0.0.0/8", "table": 7}]},
+            "routing-policy",
+            f"routing-policy {IN_WORDS}",
+            {"options": {"routing-policy": []}},
+        ),
+        (
+            LAN_NETWORK,
+            "[RoutingPolicyRule]\nTable=7",
+            "[RoutingPolicyRule]",
+            f"routing-policy {IN_WORDS}",
+            None,
+        ),
+        (WIRED, "[ipv4]\nrouting-rule1=priority 1 table 7", "[ipv4] routing-rule1=", "routing-policy", None),
+        (
+            NETPLAN,
+            {"wakeonlan": True},
+            "wakeonlan",
+            "options: {wakeonlan: true}",
+            {"options": {"wakeonlan": False}},
+        ),
+        (
+            NETPLAN,
+            {"macaddress": ETH1["mac"]},
+            "macaddress",
+            f"options: {{macaddress: '{ETH1['mac']}'}}",
+            None,
+        ),
+        (STANZAS, "hwaddress ether 52:54:00:00:00:02", "hwaddress", f"macaddress {IN_WORDS}", None),
+        (
+            WIRED,
+            "[ethernet]\ncloned-mac-address=52:54:00:00:00:02",
+            "cloned-mac-address=",
+            "options: {macaddress: '52:54",
+            None,
+        ),
+    ],
+)
+def test_what_a_file_says_beside_addresses_does_not_go_with_it_unsaid(path, lines, place, cure, entry):
+    files = {path: said_beside(path, lines)}
+    told = read_from(path, told=files)
+    wanted = {**STATIC, "nameservers": []}
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [wanted])["errors"]
+    assert refused.startswith(
+        f"network_interfaces[0]: {path} has {place} for eth0, which would be lost, since its entry has none: "
+        f"write {cure}"
+    )
+    assert refused.endswith(", or take it out there") and "hunter22" not in refused
+    if entry is not None:
+        planned([{**wanted, **entry}], **copy.deepcopy(told))
+    planned([CLUSTERS], **copy.deepcopy(told))  # theirs stays
+    ours = {"netplan": {OUR_FILE: written(planned([{**wanted, "mtu": 9000}]))["content"]}}
+    planned([wanted], files=ours)  # who takes it out of the inventory means that
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ("IPMasquerade=both", "[Network] IPMasquerade="),
+        ("DHCPServer=yes\n[DHCPServer]\nPoolSize=9\nDNS=1.1.1.1", "[Network] DHCPServer=, [DHCPServer]"),
+        ("[Route]\nMultiPathRoute=192.168.1.7@eth0 1\nDestination=10.8.0.0/16", "[Route] MultiPathRoute="),
+        ("[NextHop]\nId=7\nGateway=192.168.1.7\n[Route]\nNextHop=7", "[NextHop], [Route] NextHop="),
+        ("[SR-IOV]\nVirtualFunction=0", "[SR-IOV]"),
+    ],
+)
+def test_what_systemd_networkd_alone_has_a_word_for_does_not_go_unsaid(lines, place):
+    files = {LAN_NETWORK: said_beside(LAN_NETWORK, lines)}
+    wanted = [{**STATIC, "routes": [ROUTE]}]
+    (refused,) = network_plan(survey(files={"networkd": files}), wanted)["errors"]
+    assert refused == (
+        f"{LAN_NETWORK}: {place} for eth0 would be lost, since network_interfaces has eth0, and netplan no word for "
+        "it: move it, below the names of its sections, into "
+        "/etc/systemd/network/10-netplan-eth0.network.d/05-lan.conf, which is read besides"
+    )
+    files = {LAN_NETWORK: files[LAN_NETWORK].replace("eth0\n[Net", "eth*\n[Net")}
+    (refused,) = network_plan(survey(files={"networkd": files}), wanted)["errors"]
+    assert refused.endswith(", or have its [Match] fit eth0 no more")
+    files = {
+        "/etc/systemd/network/50-lan.network": files[LAN_NETWORK]
+    }  # netplan's hides it at the latest run, too
+    planned(wanted, files={"networkd": files})
+
+
+def with_drop_in(lines, match="Name=eth0"):
+    """The survey's files, where a drop-in of systemd-networkd's has `lines`."""
+    seen = survey(files={"networkd": {LAN_NETWORK: f"[Match]\n{match}\n[Network]\nDHCP=yes\n"}})
+    seen["files"]["networkd"][LAN_NETWORK]["more"] = f"{lines}\n"
+    return seen
+
+
+def test_what_a_drop_in_says_counts():
+    """What is in NAME.network.d goes with NAME.network."""
+    (refused,) = network_plan(with_drop_in("[Network]\nDNS=10.0.0.53"), [STATIC])["errors"]
+    assert f"{LAN_NETWORK} tells this host its name servers (10.0.0.53)" in refused
+    (refused,) = network_plan(with_drop_in("[Network]\nMACVLAN=lan1"), [STATIC])["errors"]
+    assert refused.startswith(f"{LAN_NETWORK}.d: MACVLAN=lan1 would be lost")
+    (refused,) = network_plan(with_drop_in("[Link]\nMTUBytes=9000"), [STATIC])["errors"]
+    assert f"{LAN_NETWORK} has MTUBytes= in {LAN_NETWORK}.d for eth0, which would be lost" in refused
+    (refused,) = network_plan(with_drop_in("[DHCPv4]\nUseMTU=yes", "Name=eth*"), [STATIC])["errors"]
+    assert refused.startswith(
+        f"{LAN_NETWORK} is for eth1 as well as for eth0, so that it would get a name that"
+    )
+    assert refused.endswith(f"write that into {LAN_NETWORK} itself, or have its [Match] fit eth0 no more")
+    plan = network_plan(with_drop_in("[Match]\nName=\nName=eth1"), [STATIC])
+    assert [change["path"] for change in plan["files"]] == [OUR_FILE]
+
+
+def test_a_networkd_file_outside_etc_that_comes_before_netplans_is_refused():
+    path = "/run/systemd/network/05-boot.network"
+    files = {"networkd_elsewhere": {path: "[Match]\nName=eth*\n[Network]\nDHCP=yes\n"}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert refused == (
+        f"{path} sets eth0 up, and systemd-networkd reads it before netplan's; it is a package's, or written at each "
+        "boot: hide it by `ln -s /dev/null /etc/systemd/network/05-boot.network`, or put a copy of your own there that "
+        "fits eth0 no more"
+    )
+    for other, content in (("70-eth0.network", "Name=eth0"), ("05-boot.network", "Name=lan0")):
+        planned(
+            [STATIC], files={"networkd_elsewhere": {f"/run/systemd/network/{other}": f"[Match]\n{content}\n"}}
+        )
+    planned([STATIC], files=files, active=DESKTOP)
+
+
+def test_networkd_files_outside_etc_are_read_unless_one_in_etc_hides_them(load_module, tmp_path):
+    folders = [tmp_path / place / "systemd/network" for place in ("etc", "run", "usr/lib")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "05-lan.network").write_text(f"{folder}")
+    (folders[1] / "10-netplan-eth0.network").write_text("netplan's")
+    (folders[2] / "06-lan.network").write_text("hidden")
+    (folders[0] / "06-lan.network").symlink_to("/dev/null")
+    for folder in folders[1:]:
+        (folder / "07-lan.network").write_text(folder.parts[-3])
+    found = load_module("network_survey").networkd_elsewhere(tmp_path)
+    assert {path: file["text"] for path, file in found.items()} == {f"{folders[1]}/07-lan.network": "run"}
+
+
+def test_drop_ins_are_read_where_systemd_networkd_reads_them(load_module, tmp_path):
+    survey = load_module("network_survey")
+    for place, content in (("usr/lib", "far"), ("etc", "near"), ("run", "between")):
+        folder = tmp_path / place / "systemd/network/05-lan.network.d"
+        folder.mkdir(parents=True)
+        (folder / "lan.conf").write_text(content)
+    (folder / "a.conf").write_text("first")
+    (tmp_path / "usr/lib/systemd/network/05-lan.network.d/off.conf").write_text("off")
+    (tmp_path / "etc/systemd/network/05-lan.network.d/off.conf").symlink_to("/dev/null")
+    files = survey.with_drop_ins({LAN_NETWORK: {}, "/etc/systemd/network/06-lan.network": {}}, tmp_path)
+    assert [file["more"] for file in files.values()] == ["first\nnear\n", ""]
+
+
+def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
+    """As images have it: leases, their words, what waits for whom."""
+    overrides = {
+        "dhcp4-overrides": {"route-metric": 100},
+        "optional": True,
+        "accept-ra": True,
+        "critical": True,
+    }
+    cloud = said_beside(NETPLAN, {**overrides, "mtu": 1500, "wakeonlan": False, "link-local": []})
+    planned([STATIC], files={"netplan": {NETPLAN: cloud}})
+    lan = "IPForward=no\nIPv6Token=::7\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n"
+    planned([STATIC], files={"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, lan)}})
+    wired = said_beside(
+        WIRED, "[ethernet]\nmtu=0\nwake-on-lan=1\ncloned-mac-address=preserve\n[ipv4]\nmethod=auto\n[proxy]\n"
+    )
+    planned([STATIC], files={"networkmanager": {WIRED: wired}}, active=DESKTOP)
+    # A wireless card's 802.1X stands with its networks.
+    points = {"access-points": {"home": {"auth": AUTH}}}
+    wlan = {"name": "wlan0", "kind": "wifis", "addresses": ["10.1.0.1/24"], "options": points}
+    roaming = "[connection]\ntype=wifi\ninterface-name=wlan0\n[wifi]\nssid=home\n[802-1x]\neap=ttls;\n"
+    planned([wlan], interfaces=[ETH0, WLAN], files={"networkmanager": {WIRED: roaming}}, active=DESKTOP)
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "place"),
+    [
+        (
+            NETPLAN,
+            {"nameservers": {"addresses": ["10.0.0.53"], "search": ["lan", "home.lan"]}},
+            "nameservers.search",
+        ),
+        (LAN_NETWORK, "DNS=10.0.0.53\nDomains=lan home.lan", "Domains="),
+        (WIRED, "[ipv4]\ndns=10.0.0.53\ndns-search=lan;home.lan;", "dns-search="),
+        (STANZAS, "dns-nameservers 10.0.0.53\n    dns-search lan home.lan", "dns-search"),
+    ],
+)
+def test_the_domains_of_short_names_do_not_go_unsaid(path, lines, place):
+    told = read_from(path, told={path: said_beside(path, lines)})
+    wanted = {**STATIC, "nameservers": ["10.0.0.53"]}
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [wanted])["errors"]
+    assert refused == (
+        f"network_interfaces[0]: {path} has {place} for eth0, which would be lost, since its entry has none: write "
+        "nameservers: {addresses: […], search: [lan, home.lan]}, or take it out there"
+    )
+    for named in (
+        {"addresses": ["10.0.0.53"], "search": ["lan"]},
+        {"addresses": ["10.0.0.53"], "search": []},
+        [],
+    ):
+        planned([{**wanted, "nameservers": named}], **copy.deepcopy(told))
+        planned([BARE, {"name": "eth1"}, {**BOND, "nameservers": named}], **copy.deepcopy(told))
+    planned([{**STATIC, "options": {"nameservers": {"search": []}}}], **copy.deepcopy(told))
+    asked = {"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, "Domains=~corp")}}
+    assert "search: [~corp]}" in network_plan(survey(files=asked), [wanted])["errors"][0]
+
+
+def test_what_netplan_has_no_word_for_is_left_to_networkmanager():
+    for lines in ("[ipv4]\nmethod=shared", "[ethtool]\nring-rx=4096", "[tc]\nqdisc.root=fq_codel"):
+        files = {"networkmanager": {WIRED: said_beside(WIRED, lines)}}
+        (refused,) = network_plan(survey(files=files, active=DESKTOP), [STATIC])["errors"]
+        assert refused.endswith("has none: leave eth0 out of network_interfaces, or take it out there")
+
+
+def test_the_size_of_a_bonds_ports_is_the_bonds():
+    files = {"netplan": {NETPLAN: said_beside(NETPLAN, {"mtu": 9000})}}
+    wanted = [BARE, {"name": "eth1"}, {**BOND, "mtu": 9000}]
+    planned(wanted, files=files)
+    assert network_plan(survey(files=files), [*wanted[:2], BOND])["errors"]
+    both = {"netplan": {NETPLAN: "network: {ethernets: {all: {match: {name: 'eth*'}, mtu: 9000}}}"}}
+    (refused,) = network_plan(survey(files=both), [{**STATIC, "mtu": 9000}, CLUSTERS])["errors"]
+    assert refused.startswith(
+        "network_interfaces[1]: /etc/netplan/50.yaml has mtu for eth1, which would be lost"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"/etc/systemd/resolved.conf": "[Resolve]\nDNS=10.0.0.53 1.1.1.1\n"}, True),
+        ({"/etc/systemd/resolved.conf": "[Resolve]\n#DNS=\n"}, False),
+        ({"/etc/systemd/resolved.conf": "[Resolve]\nFallbackDNS=10.0.0.53\n"}, False),
+        ({"/etc/systemd/resolved.conf.d/lan.conf": "[Resolve]\nDNS=10.0.0.53\n"}, True),
+        ({"/etc/systemd/resolved.conf.d/lan.conf": "[Resolve]\nDNS=10.0.0.53\nDNS=\n"}, False),
+        (
+            {
+                "/usr/lib/systemd/resolved.conf.d/lan.conf": "[Resolve]\nDNS=10.0.0.53\n",
+                "/etc/systemd/resolved.conf.d/lan.conf": "",
+            },
+            False,
+        ),
+    ],
+)
+def test_systemd_resolveds_own_files_tell_its_name_servers(files, told):
+    leased = [{**ETH0, "dynamic": ETH0["addresses"]}, copy.deepcopy(ETH1)]
+    read = read_from("/etc/netplan/50-cloud-init.yaml")
+    for more in (
+        {"files": {"resolved": files}, "interfaces": leased},
+        {"files": {**read["files"], "resolved": files}},
+    ):
+        for resolved in (True, False):
+            active = {**survey()["active"], "systemd-resolved": resolved}
+            errors = network_plan(survey(**copy.deepcopy(more), active=active), [STATIC])["errors"]
+            assert bool(errors) is not (told and resolved)
+
+
 def test_what_has_been_hidden_since_an_earlier_run_tells_no_name_servers():
     first = written(planned([STATIC]))["content"]
     planned(
@@ -1590,7 +2190,7 @@ def test_a_card_that_is_gone_or_had_nothing_may_go_out_of_network_interfaces():
 
 OUT = "the default route of this host, via 192.168.1.1 on eth0, would be lost, since no entry of network_interfaces "
 STATIC_ALONE = {"name": "eth0", "addresses": ["192.168.1.100/24"]}
-OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False}
+OUT_BY_6 = {"to": "default", "via": "fe80::1", "interface": "eth0", "version": 6, "told": False, "beside": []}
 BOTH_VERSIONS = {**STATIC, "addresses": ["192.168.1.100/24", "2001:db8::5/64"]}
 
 
@@ -1673,6 +2273,40 @@ def test_what_is_read_of_routes():
     found = routes(lambda command: (0, json.dumps(answers[command[1]]), ""))
     assert found[0] == DEFAULT and found[1] == {**OUT_BY_6, "told": True}
     assert (found[2]["via"], found[2]["told"]) == (None, False) and len(found) == 3
+
+
+def test_of_a_route_that_has_several_ways_each_is_read():
+    ways = [{"gateway": "192.168.1.1", "dev": "eth0", "weight": 1}, {"gateway": "10.1.0.9", "dev": "eth1"}]
+    other = {"dst": "10.9.0.0/24", "via": {"family": "inet6", "host": "fe80::9"}, "dev": "eth1"}
+    answers = {"-4": [{"dst": "default", "nexthops": ways}, other], "-6": []}
+    found = routes(lambda command: (0, json.dumps(answers[command[1]]), ""))
+    assert found[0] == {**DEFAULT, "beside": ["eth1"]}
+    assert [(one["via"], one["interface"]) for one in found[1:]] == [
+        ("10.1.0.9", "eth1"),
+        ("fe80::9", "eth1"),
+    ]
+
+
+@pytest.mark.parametrize("entry", [{"name": "eth0"}, {"name": "eth1"}])
+def test_a_way_out_that_has_several_ways_does_not_go_unsaid(entry):
+    """What sets it up goes with either card."""
+    ways = [
+        {**DEFAULT, "beside": ["eth1"]},
+        {**DEFAULT, "via": "10.1.0.9", "interface": "eth1", "beside": ["eth0"]},
+    ]
+    wanted = {**entry, "addresses": ["192.168.1.100/24"]}
+    (refused,) = network_plan(survey(routes=ways), [wanted])["errors"]
+    way = next(one for one in ways if one["interface"] == entry["name"])
+    assert refused == (
+        f"network_interfaces[0]: the default route of this host, via {way['via']} on {entry['name']}, would be lost, "
+        f"since no entry of network_interfaces gives it one: write gateway: {way['via']}, or gateway: none where none "
+        "is meant"
+    )
+    planned([{**wanted, "gateway": "none"}], routes=ways)
+    (refused,) = network_plan(survey(routes=[{**DEFAULT, "via": None}]), [{**wanted, "name": "eth0"}])[
+        "errors"
+    ]
+    assert "default route of this host, on eth0, would be lost" in refused
 
 
 @pytest.mark.parametrize(
@@ -1840,13 +2474,22 @@ def test_what_is_read_of_an_interface():
     sizes = {"min_mtu": 68, "max_mtu": 9194}
     shown = [
         {"ifname": "lo", "flags": ["LOOPBACK"]},
-        {**common, **sizes, "ifname": "none0", "master": "br0", "addr_info": []},
+        {
+            **common,
+            **sizes,
+            "altnames": ["enp1s0"],
+            "link_type": "infiniband",
+            "ifname": "none0",
+            "master": "br0",
+            "addr_info": [],
+        },
         {**common, "ifname": "br0", "linkinfo": {"info_kind": "bridge"}, "addr_info": [fixed, leased]},
     ]
     card, bridge = interfaces(lambda command: (0, json.dumps(shown), ""))
     assert (card["kind"], card["master"], card["addresses"]) == (None, "br0", [])
     assert (bridge["kind"], bridge["master"]) == ("bridge", None)
     assert (card["mtu_range"], bridge["mtu_range"]) == ([68, 9194], [0, 0])
+    assert (card["altnames"], card["link_type"]) == (["enp1s0"], "infiniband")
     assert bridge["addresses"] == ["192.168.1.50/24", "2001:db8::7/64"] and bridge["dynamic"] == [
         "2001:db8::7/64"
     ]

@@ -105,6 +105,7 @@ def there_and_back(wanted, **more):
         {"networkd": {"/etc/systemd/network/05-lan.network": "[Match]\nName=eth0\n[Network]\nDHCP=yes\n"}},
         {"networkd": {"/etc/systemd/network/05-all.network": "[Match]\nName=eth*\n[Network]\nDHCP=yes\n"}},
         {"ifupdown": {"/etc/network/interfaces": STANZAS}},
+        {"ifupdown": {"/etc/network/interfaces": STANZAS.rstrip()}},
         {"ifupdown": {"/etc/network/interfaces": "source x\n", "/etc/network/interfaces.d/eth0": STANZAS}},
     ],
 )
@@ -137,6 +138,12 @@ def in_steps(steps, **more):
         {"netplan": {CLOUD: TWO}},
         {"netplan": {CLOUD: THREE}},
         {"netplan": {CLOUD: THREE, "/etc/netplan/60-more.yaml": TWO}},
+        {"netplan": {CLOUD: THREE.replace("    eth1:", "  ethernets:\n    eth1:")}},
+        {"netplan": {CLOUD: TWO.replace("ethernets:", "ethernets:\n    renderer: networkd")}},
+        {"netplan": {"/lib/netplan/10-package.yaml": TWO}},
+        {"netplan": {"/lib/netplan/10-package.yaml": THREE}},
+        {"netplan": {"/lib/netplan/10-package.yaml": "x: [", "/etc/netplan/10-package.yaml": TWO}},
+        {"netplan": {"/lib/netplan/10-package.yaml": THREE, "/etc/netplan/10-package.yaml": TWO}},
         {"ifupdown": {"/etc/network/interfaces": STANZAS}},
         {"ifupdown": {"/etc/network/interfaces": STANZAS.replace("auto eth0 eth1", "auto eth0 eth1 eth2")}},
     ],
@@ -249,6 +256,19 @@ def test_the_last_of_several_that_gave_way_comes_back_and_nothing_is_written_ove
     back = network_back(ours)  # it stands where the other one was
     assert back["left"] == [f"{CLOUD}.before-trainyard"]
     assert files_of(after(ours, back["files"]))[CLOUD] == written_again
+
+
+@pytest.mark.parametrize("word", ["yes", "off", "2024-01-02", "1_000"])
+def test_what_an_earlier_version_left_of_a_file_is_recognised(word):
+    """It read a netplan file as YAML 1.1 has it, and wrote true for yes."""
+    whole = TWO.replace("dhcp4: true", "dhcp4: yes") + f"    eth2: {{optional: {word}}}\n"
+    left = yaml.safe_load(whole)
+    del left["network"]["ethernets"]["eth0"]
+    _, ours, _ = there_and_back([STATIC], files={"netplan": {CLOUD: whole}})
+    ours["files"]["netplan"][CLOUD] = text(yaml.safe_dump(left, sort_keys=False))
+    back = network_back(ours)
+    assert back["left"] == [] and files_of(after(ours, back["files"]))[CLOUD] == whole
+    assert not narrowed("network: {x: !!int word}\n", whole)
 
 
 def test_a_copy_that_somebody_made_stays_where_it_is():
