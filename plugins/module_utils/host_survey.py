@@ -152,6 +152,14 @@ def plain(end):
     return address.strip("[]").partition("%")[0].removeprefix("::ffff:"), port
 
 
+def sshd_asked(program, user="root", client="127.0.0.1", own="127.0.0.1", port=22):
+    """The command by which sshd tells its settings, as they are for `user` who comes from `client` to `own`.
+
+    A file with `Match LocalPort` is told of not at all where anything of the connection is left out.
+    """
+    return [program, "-T", "-C", f"user={user},host={client},addr={client},laddr={own},lport={port}"]
+
+
 def ssh_ports(run_command, found, proc="/proc"):
     """The sorted TCP ports on which sshd takes logins, or will after a restart. `found`: the host's sockets().
 
@@ -163,8 +171,8 @@ def ssh_ports(run_command, found, proc="/proc"):
         if item["state"] == "LISTEN" and any(takes_logins(name, pid, proc) for name, pid in item["owners"])
     }
     if sshd := shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.defpath}"):
-        _, out, _ = run_command([sshd, "-T"])
-        ports |= {int(port) for port in re.findall(r"(?m)^listenaddress .*:(\d+)$", out)}
+        _, out, _ = run_command(sshd_asked(sshd))
+        ports |= {int(port) for port in re.findall(r"(?m)^listenaddress \S*:(\d+)(?: rdomain .*)?$", out)}
     # Where systemd listens for it, and sshd has not been started yet.
     _, out, _ = run_command(["systemctl", "show", "--property=ActiveState,Listen", "ssh.socket"])
     if "ActiveState=active" in out.split():

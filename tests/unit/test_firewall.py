@@ -514,6 +514,23 @@ def test_only_sshds_own_ports_are_sshs_not_what_a_login_holds_open(host, tmp_pat
     assert host_survey.ssh_ports(run_command, found, str(tmp_path)) == [22, 22022]
 
 
+def test_sshd_is_asked_for_its_ports_as_of_a_whole_connection(host, tmp_path):
+    """With `Match LocalPort` in its file it tells nothing else; the rules would shut a port that it is yet to take."""
+    answers, run_command = host
+
+    def ask(command):
+        if command[0] == "sshd" and "lport=22" not in command[-1]:
+            return (
+                255,
+                "",
+                "'Match LocalPort' in configuration but 'lport' not in connection test specification.",
+            )
+        return run_command(command)
+
+    answers["sshd"] = (0, "listenaddress [::]:2222\nlistenaddress 10.0.0.1:2200 rdomain vrf1\n", "")
+    assert host_survey.ssh_ports(ask, [], str(tmp_path)) == [2200, 2222]
+
+
 def test_who_is_logged_in_from_elsewhere(host):
     found = host_survey.sockets(host[1])
     assert host_survey.ssh_logins(found, [22]) == ["192.168.1.9"]

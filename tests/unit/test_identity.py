@@ -463,11 +463,18 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
     [
         ({"allowusers": ["admin"]}, "AllowUsers: found admin, by which trainyard"),
         ({"allowusers": ["admin", "train*"]}, ""),
-        ({"allowusers": ["admin@10.0.0.0/8"]}, ""),  # sshd's own matter
+        ({"allowusers": ["trainyard@10.0.0.0/8"]}, ""),  # sshd's own matter
+        ({"allowusers": ["admin@10.0.0.0/8"]}, "AllowUsers: found admin@10.0.0.0/8"),
+        ({"allowusers": ["admin", "root@10.0.0.*"]}, "AllowUsers: found admin root@10.0.0.*"),
         ({"allowusers": ["*", "!trainyard"]}, "AllowUsers"),
+        ({"allowusers": ["train[xy]ard"]}, "AllowUsers"),
+        ({"allowusers": ["train??rd"]}, ""),
         ({"allowgroups": ["sudo", "ssh"]}, "AllowGroups: found sudo ssh"),
         ({"allowgroups": ["trainyard"]}, ""),
+        ({"allowgroups": ["trainyard@corp.example"]}, "AllowGroups"),
         ({"denyusers": ["trainyard"]}, "expected none that is trainyard"),
+        ({"denyusers": ["!trainyard", "*"]}, "DenyUsers: found !trainyard *"),  # it knows no "!" there
+        ({"denyusers": ["trainyard@10.9.*", "!root"]}, ""),
         ({"denygroups": ["other"]}, ""),
         ({"pubkeyauthentication": ["no"]}, "PubkeyAuthentication: found no"),
         ({"authenticationmethods": ["publickey,keyboard-interactive"]}, "AuthenticationMethods"),
@@ -476,6 +483,18 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
         ({"authorizedkeysfile": ["/etc/ssh/keys/%u"]}, "expected .ssh/authorized_keys among them"),
         ({"authorizedkeysfile": [".ssh/authorized_keys", ".ssh/authorized_keys2"]}, ""),
         ({"authorizedkeysfile": ["/home/%u/.ssh/authorized_keys"]}, "AuthorizedKeysFile"),
+        ({"authorizedkeysfile": ["/etc/ssh/keys/%u", "%h//.ssh/authorized_keys"]}, ""),
+        ({"authorizedkeysfile": ["none"]}, "AuthorizedKeysFile: found none"),
+        ({"pubkeyacceptedalgorithms": ["rsa-sha2-512,ssh-ed25519"]}, ""),
+        ({"pubkeyacceptedalgorithms": ["rsa-sha2-512,rsa-sha2-256"]}, "expected ssh-ed25519 among them"),
+        (
+            {"forcecommand": ["internal-sftp", "-l", "VERBOSE"]},
+            "ForceCommand: found internal-sftp -l VERBOSE",
+        ),
+        ({"forcecommand": ["/usr/sbin/nologin"]}, "ForceCommand"),
+        ({"forcecommand": ["/usr/local/bin/log-it"], "chrootdirectory": ["none"]}, ""),
+        ({"forcecommand": ["none"]}, ""),
+        ({"chrootdirectory": ["/srv/sftp"]}, "ChrootDirectory: found /srv/sftp"),
         ({}, ""),
     ],
 )
@@ -490,8 +509,10 @@ def test_a_service_user_that_was_put_into_the_group_of_those_who_log_in_gets_in(
     assert "DenyGroups" in mesh_login_fault(survey | {"sshd": {"denygroups": ["ssh"]}}, "trainyard", HOME)
 
 
-def test_sshds_settings_are_read_as_it_tells_them(load_module):
-    text = "port 22\nallowusers admin\nallowusers root\nauthenticationmethods any\npubkeyauthentication yes\n"
+def test_sshds_settings_are_read_as_it_tells_them(load_module, monkeypatch):
+    text = (
+        "port 22\n\nallowusers admin\nallowusers root\nauthenticationmethods any\npubkeyauthentication yes\n"
+    )
     asked = []
 
     class Module:
@@ -502,12 +523,19 @@ def test_sshds_settings_are_read_as_it_tells_them(load_module):
             asked.append(command)
             return 0, text, ""
 
-    hosts = [{"address": "192.0.2.1"}, {"address": "192.0.2.2"}]
-    found = load_module("identity_survey").sshd(Module(), "trainyard", hosts)
+    hosts = [{"name": "a", "address": "192.0.2.1"}, {"name": "b", "address": "192.0.2.2"}]
+    survey = load_module("identity_survey")
+    monkeypatch.setattr(survey, "ssh_session", lambda: None)
+    found = survey.sshd(Module(), "trainyard", hosts)
     assert found == {
         "allowusers": ["admin", "root"],
         "authenticationmethods": ["any"],
         "pubkeyauthentication": ["yes"],
     }
-    assert asked == [["/usr/sbin/sshd", "-T", "-C", "user=trainyard,host=192.0.2.2,addr=192.0.2.2"]]
-    assert load_module("identity_survey").sshd(Module(), "trainyard", hosts[:1]) == {}
+    # Whole: with `Match LocalPort` in its file sshd would else tell nothing.
+    came = "user=trainyard,host=192.0.2.2,addr=192.0.2.2,laddr={},lport={}"
+    assert asked == [["/usr/sbin/sshd", "-T", "-C", came.format("127.0.0.1", 22)]]
+    assert survey.sshd(Module(), "trainyard", hosts[:1]) == {}
+    monkeypatch.setattr(survey, "ssh_session", lambda: {"port": 2222})
+    survey.sshd(Module(), "trainyard", hosts, "a")
+    assert asked[1:] == [["/usr/sbin/sshd", "-T", "-C", came.format("192.0.2.1", 2222)]]
