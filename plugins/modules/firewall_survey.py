@@ -17,7 +17,7 @@ from ansible.module_utils.host_survey import (
     ssh_ports,
     ssh_session,
 )
-from ansible.module_utils.packet_filters import shut_by_iptables, shut_by_nft
+from ansible.module_utils.packet_filters import iptables_chains, shut_by_iptables, shut_by_nft
 
 DOCUMENTATION = r"""
 module: firewall_survey
@@ -39,6 +39,7 @@ options:
 
 
 FILE = "/etc/nftables.d/trainyard.nft"
+LEGACY = "/proc/net/ip_tables_names"  # the tables that iptables has made by itself, not by nftables; none without it
 GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirmed yet
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
@@ -284,22 +285,46 @@ def shut(module, hosts):
     if not hosts:
         return told
     peers = {host: set(links) or links_to(module, host) for host, links in hosts.items()}
-    found, shown = [], ""
+    found, shown, legacy = [], "", False
     if module.get_bin_path("iptables-save"):
-        shown = module.run_command(["iptables-save", "-t", "filter"])[1]
+        shown = module.run_command(["iptables-save"])[1]
+        legacy = "(legacy)" in module.run_command(["iptables-save", "--version"])[1]
         found += shut_by_iptables(shown, peers)
+    if not legacy:
+        found += shut_by_legacy(module, peers)
     if module.get_bin_path("nft"):
-        # nft shows what iptables has made, too, as ip filter, and not all of it in words of its own.
+        # nft shows what iptables has made, too, as ip filter and the like, and not all of it in words of its own.
+        made = [] if legacy else iptables_chains(shown)
+        known = tuple(f" chain {chain} of table ip {table}" for table, chain in made)
         found += [
             one
             for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
-            if not (":INPUT " in shown and one[0].endswith(" INPUT of table ip filter"))
+            if not one[0].partition(" (hook ")[0].endswith(known)
         ]
     for chain, *outs in found:
         for key, does, out in zip(told, ("shuts out", "may shut out"), outs, strict=True):
             if out:
                 told[key].append(f"{chain} {does} {out[0]}" + f" and {len(out) - 1} more" * (len(out) > 1))
     return told
+
+
+def shut_by_legacy(module, peers, names=LEGACY):
+    """As shut_by_iptables, of the tables that neither nft nor its iptables shows.
+
+    None is asked for that is not there: that would make it. Where nobody shows them, they may shut out all.
+    """
+    try:
+        with open(names) as source:
+            tables = sorted(source.read().split())
+    except OSError:
+        return []
+    if tables and not module.get_bin_path("iptables-legacy-save"):
+        listed = " and ".join(tables)
+        return [
+            (f"iptables-legacy's {listed}, which no program here shows (iptables-legacy-save),", [], [*peers])
+        ]
+    shown = "".join(module.run_command(["iptables-legacy-save", "-t", table])[1] for table in tables)
+    return shut_by_iptables(shown, peers, "iptables-legacy's")
 
 
 def main():

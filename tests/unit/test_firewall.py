@@ -1195,3 +1195,180 @@ def test_what_iptables_has_made_is_read_as_iptables_says_it(load_module):
     native = ["nftables' chain INPUT of table ip filter shuts out 10.0.0.2 and 1 more"]
     assert shut(Module("# Table `filter' is incompatible, use 'nft' tool.\n"), hosts) == native
     assert shut(Module(text), {}) == []
+
+
+def hooked(hook, rules, policy="accept", **more):
+    """A ruleset whose chain is at another hook than input."""
+    parts = json.loads(ruleset(rules, policy, hook=hook))
+    (chain,) = [part["chain"] for part in parts["nftables"] if "chain" in part]
+    chain.update(more)
+    return json.dumps(parts)
+
+
+TO_LAN = where("ip daddr", LAN)
+
+
+@pytest.mark.parametrize(
+    ("hook", "rules", "policy", "more", "judged"),
+    [
+        ("prerouting", [where("ip saddr", LAN, "drop")], "accept", {}, OUT),
+        ("prerouting", [where("ip saddr", "10.9.0.0", "drop"), where("meta iifname", "eth0", "return")], "accept", {},
+         ([], [])),
+        ("prerouting", [where("ip daddr", LAN, "drop")], "accept", {}, ([], [])),  # not of the host's own address alone
+        ("ingress", [where("ip saddr", LAN, "drop")], "accept", {"family": "netdev", "dev": "eth0"}, OUT),
+        ("ingress", [where("ip saddr", LAN, "drop")], "accept", {"family": "netdev", "dev": ["eth1", "eth0"]}, OUT),
+        ("ingress", [where("ip saddr", LAN, "drop")], "accept", {"family": "netdev", "dev": "eth1"}, ([], [])),
+        ("ingress", [], "drop", {"dev": "eth0"}, OUT),
+        ("output", [where("tcp dport", {"set": [22, 443]})], "drop", {}, OUT),
+        ("output", [TO_LAN], "drop", {}, ([], [])),
+        ("output", [where("ip daddr", "10.0.0.2")], "drop", {}, (["10.0.0.7"], [])),
+        ("output", [where("ip saddr", LAN)], "drop", {}, MAYBE),
+        ("output", [where("meta oifname", {"set": ["lo", "eth*"]})], "drop", {}, ([], [])),
+        ("output", [where("meta oifname", "lo"), where("meta iifname", "eth0")], "drop", {}, OUT),
+        ("output", [where("fib daddr", "local")], "drop", {}, OUT),
+        ("output", [where("meta skuid", 0)], "drop", {}, MAYBE),
+        ("postrouting", [where("meta oifname", "eth0", "drop")], "accept", {}, OUT),
+        ("input", [[{"queue": {"num": 0, "flags": ["bypass"]}}]], "accept", {}, MAYBE),
+        ("input", [[{"queue": None}]], "drop", {}, MAYBE),
+        ("input", [[where("tcp dport", 80)[0], {"queue": {"num": 0}}]], "accept", {}, ([], [])),
+        ("output", [[states("new", "related"), {"queue": {"num": 0}}]], "accept", {"type": "route"}, MAYBE),
+    ],
+)  # fmt: skip
+def test_what_no_other_hook_lets_through_is_seen_too(load_module, hook, rules, policy, more, judged):
+    text = hooked(hook, rules, policy, **more)
+    if "family" in more:  # its rules and sets, too
+        text = text.replace('"inet"', f'"{more["family"]}"')
+    ((chain, *found),) = load_module("firewall_survey").shut_by_nft(text, PEERS)
+    assert tuple(found) == judged
+    assert chain.endswith("table inet filter" if hook == "input" else f"filter (hook {hook})")
+
+
+def test_what_opens_a_connection_is_what_peers_begin_with(load_module):
+    """As in the Arch Linux wiki's rules, by which the peers do get in."""
+    survey = load_module("firewall_survey")
+    flags = {"payload": {"protocol": "tcp", "field": "flags"}}
+    masked = {"&": [flags, ["fin", "syn", "rst", "ack"]]}
+    for left in (masked, {"&": [flags, {"|": ["fin", {"|": ["syn", "ack"]}]}]}):
+        syn = {"match": {"op": "==", "left": left, "right": "syn"}}
+        for rule, judged in (
+            ([syn, states("new")], ([], [])),
+            ([syn], OUT),
+            ([syn, states("established")], OUT),
+        ):
+            ((_, *found),) = survey.shut_by_nft(
+                ruleset([[*rule, {"jump": {"target": "known"}}]], "drop"), PEERS
+            )
+            assert tuple(found) == judged
+    rule = "-A INPUT -p tcp -m tcp {} -j ACCEPT"
+    for words, judged in (
+        ("--tcp-flags FIN,SYN,RST,ACK SYN -m conntrack --ctstate NEW", ([], [])),
+        ("--syn -m state --state NEW", ([], [])),
+        ("! --syn -m state --state NEW", OUT),
+        ("--syn", OUT),
+        ("--tcp-flags FIN,SYN FIN,SYN -m state --state NEW", OUT),
+        ("--syn -m conntrack ! --ctstate NEW", OUT),
+    ):
+        ((_, *found),) = survey.shut_by_iptables(f":INPUT DROP [0:0]\n{rule.format(words)}\n", PEERS)
+        assert tuple(found) == judged, words
+
+
+SAVED = """*raw
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+{raw}
+COMMIT
+*mangle
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:HERE - [0:0]
+{mangle}
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT {policy} [0:0]
+{filter}
+COMMIT
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ({}, {}),
+        ({"raw": "-A PREROUTING -s 10.0.0.0/8 -i eth0 -j DROP"}, {"PREROUTING of table raw": OUT}),
+        ({"raw": "-A PREROUTING -d 172.17.0.2/32 ! -i docker0 -j DROP"}, {}),  # Docker's
+        ({"mangle": "-A PREROUTING -j HERE\n-A HERE -s 10.0.0.2 -j DROP"},
+         {"PREROUTING of table mangle": (["10.0.0.2"], [])}),
+        ({"raw": "-A PREROUTING -j HERE", "mangle": "-A HERE -j DROP"}, {}),  # another table's chain of that name
+        ({"mangle": "-A POSTROUTING -o eth0 -d 10.0.0.7 -j DROP"}, {"POSTROUTING of table mangle": (["10.0.0.7"], [])}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -o lo -j ACCEPT\n-A OUTPUT -p udp --dport 53 -j ACCEPT"},
+         {"OUTPUT": OUT}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -d 10.0.0.0/24 -o eth+ -j ACCEPT"}, {}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -m iprange --dst-range 10.0.0.1-10.0.0.9 -j ACCEPT"}, {}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -s 10.0.0.1/32 -j ACCEPT"}, {"OUTPUT": MAYBE}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -m owner --uid-owner 0 -j ACCEPT"}, {"OUTPUT": MAYBE}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT"}, {"OUTPUT": OUT}),
+        ({"filter": "-A INPUT -j NFQUEUE --queue-num 0 --queue-bypass"}, {"INPUT": MAYBE}),
+        ({"filter": "-A INPUT -p tcp -m tcp --dport 2222 -j NFQUEUE --queue-num 0"}, {}),
+        ({"filter": "-A FORWARD -j NFQUEUE --queue-num 0"}, {}),
+    ],
+)  # fmt: skip
+def test_and_what_no_other_chain_of_iptables(load_module, lines, told):
+    text = SAVED.format(**{"raw": "", "mangle": "", "filter": "", "policy": "ACCEPT", **lines})
+    found = load_module("firewall_survey").shut_by_iptables(text, PEERS)
+    assert {
+        chain.removeprefix("iptables' chain "): tuple(outs) for chain, *outs in found if any(outs)
+    } == told
+
+
+class Programs:
+    """A host's programs: `answers` by the words of their commands."""
+
+    def __init__(self, **answers):
+        self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
+        self.asked = []
+
+    def get_bin_path(self, name):
+        return name if name in self.answers else None
+
+    def run_command(self, words):
+        self.asked.append(words)
+        answer = self.answers[words[0]]
+        return 0, answer[words[-1] == "--version"] if isinstance(answer, tuple) else answer, ""
+
+
+SHUT = "*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\nCOMMIT\n"
+
+
+def test_what_iptables_legacy_has_made_is_judged_though_nft_shows_it_not(load_module, tmp_path, monkeypatch):
+    survey = load_module("firewall_survey")
+    names = tmp_path / "names"
+    monkeypatch.setattr(survey.shut_by_legacy, "__defaults__", (str(names),))
+    open_, hosts = "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n", {"10.0.0.2": ["eth0"], "10.0.0.3": ["eth0"]}
+    nft, legacy = (f"iptables-save v1.8.9 ({kind})\n" for kind in ("nf_tables", "legacy"))
+    host = Programs(iptables_save=(open_, nft), iptables_legacy_save=SHUT)
+    assert survey.shut(host, hosts) == {"shut": [], "may_shut": []}
+    # To ask for a table that is not there would make it.
+    assert not any(words[0] == "iptables-legacy-save" for words in host.asked)
+    names.write_text("")
+    assert survey.shut(host, hosts)["shut"] == []
+    names.write_text("filter\n")
+    assert survey.shut(host, hosts)["shut"] == ["iptables-legacy's chain INPUT shuts out 10.0.0.2 and 1 more"]
+    assert host.asked[-1] == ["iptables-legacy-save", "-t", "filter"]
+    # Where iptables itself is that one, it is told once.
+    both = Programs(iptables_save=(SHUT, legacy), iptables_legacy_save=SHUT)
+    assert survey.shut(both, hosts)["shut"] == ["iptables' chain INPUT shuts out 10.0.0.2 and 1 more"]
+    # And what nft has of the same name is another's.
+    native = ruleset([SSH_ALONE], "drop", "ip").replace('"in"', '"INPUT"')
+    both = Programs(iptables_save=(open_, legacy), nft=native)
+    assert survey.shut(both, hosts)["shut"] == [
+        "nftables' chain INPUT of table ip filter shuts out 10.0.0.2 and 1 more"
+    ]
+    names.write_text("nat\nfilter\n")
+    told = survey.shut(Programs(nft=""), hosts)
+    assert told["shut"] == [] and told["may_shut"] == [
+        "iptables-legacy's filter and nat, which no program here shows (iptables-legacy-save), may shut out 10.0.0.2 "
+        "and 1 more"
+    ]
