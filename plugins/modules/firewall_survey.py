@@ -44,9 +44,19 @@ GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirme
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 # To another port of the host: -p tcp … --dport 80 -j REDIRECT --to-ports 8080; tcp dport 80 … redirect to :8080
+# Of several ports: --dports 80,8000:8010; tcp dport { 80, 8000-8010 }
 PASSED_ON = re.compile(
-    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
-    r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
+    r"\b(tcp|udp)\b[^\n]*?\bdports? (\{[^}\n]*\}|[\d,:-]+)\s[^\n]*?"
+    r"(?:--to-destination (\S+)|\bdnat (?:ip6? )?to (\S+)"
+    r"|-j REDIRECT\b(?: --to-ports (\S+))?|\bredirect\b(?: to (\S+))?)"
+)
+# nft: dnat to tcp dport map { 80 : 172.17.0.2, 81 : 172.17.0.3 . 8080 }
+MAPPED = re.compile(r"\bdnat (?:ip6? )?to (tcp|udp) dport map \{([^}\n]*)\}")
+# Kubernetes' node ports lead to chains of its own: -A KUBE-NODEPORTS -p tcp … --dport 30080 -j KUBE-EXT-…; in nft's
+# words they are elements of a map, tcp . 30080 : goto external-…
+NODE_PORT = re.compile(
+    r"^-A KUBE-NODEPORTS -p (tcp|udp)\b.* --dport (\d+) .*-j|(?<!\. )\b(tcp|udp) \. (\d+) : goto external-",
+    re.MULTILINE,
 )
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
@@ -115,13 +125,27 @@ def slurm_settings():
 def published(module):
     """[{proto, port, process}] of the ports that are passed on to containers, or to other ports of the host."""
     found = {}
-    for command in ("iptables-save -t nat", "ip6tables-save -t nat", "nft list ruleset"):
+    for command in ("iptables-save", "ip6tables-save", "nft list ruleset"):
         if module.get_bin_path(command.split()[0]):
-            _, out, _ = module.run_command(command.split())
-            for proto, port, target in PASSED_ON.findall(out):
-                target = re.sub(r"^:?(?=[\d-]+$)", "port ", target)  # 8080 or, as nft has it, :8080
-                found.setdefault((proto, int(port)), f"passed on to {target}")
+            for proto, ports, target in passed_on(module.run_command(command.split())[1]):
+                first, _, last = re.sub("[:-]", " ", ports).partition(" ")
+                target = re.sub(r"^:?(?=[\d-]+$)", "port ", target or ports)  # 8080 or, as nft has it, :8080
+                also = f"with those up to {last} " if last else ""
+                found.setdefault((proto, int(first)), f"{also}passed on to {target}")
     return [{"proto": proto, "port": port, "process": name} for (proto, port), name in sorted(found.items())]
+
+
+def passed_on(rules):
+    """(proto, port or range of ports, to what) of what is passed on, "" where that is the same port of the host's."""
+    for proto, ports, *targets in PASSED_ON.findall(rules):
+        for one in re.findall(r"[\d:-]+", ports):
+            yield proto, one, "".join(targets)
+    for proto, pairs in MAPPED.findall(rules):
+        for one, target in re.findall(r"([\d-]+) : ([^,]+)", pairs):
+            yield proto, one, target.strip().replace(" . ", ":")
+    for words in NODE_PORT.findall(rules):
+        proto, port = filter(None, words)
+        yield proto, port, "a service of Kubernetes"
 
 
 def loaded(module):
@@ -255,18 +279,19 @@ def ipsec(module, found):
     )
 
 
-def ufw_enabled(module):
+def ufw_enabled(module, path="/etc/ufw/ufw.conf"):
     """Whether ufw is there and set to be on: its unit is active on machines where it does nothing, too.
 
-    Its settings stay where apt has removed it.
+    Its settings, which it reads as a shell does, stay where apt has removed it.
     """
     if not module.get_bin_path("ufw"):
         return False
     try:
-        with open("/etc/ufw/ufw.conf") as source:
-            return any(line.strip().lower() == "enabled=yes" for line in source)
+        with open(path, errors="replace") as source:
+            said = re.findall(r"(?im)^\s*enabled=[\"']?(\w*)", source.read())
     except OSError:
         return False
+    return bool(said) and said[-1].lower() == "yes"
 
 
 def links_to(module, peer):

@@ -702,13 +702,47 @@ IPTABLES = """
 -A DOCKER -d 10.0.0.1/32 ! -i docker0 -p udp -m udp --dport 53 -j DNAT --to-destination 172.17.0.3:53
 -A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080
 -A POSTROUTING -p tcp -m tcp --dport 25 -j MASQUERADE --to-ports 1024-31000
+-A PREROUTING -p tcp -m multiport --dports 81,8000:8010 -j DNAT --to-destination 172.17.0.5
+-A PREROUTING -p tcp -m tcp --dport 8100:8110 -j DNAT --to-destination 172.17.0.2:8100-8110
+-A PREROUTING -p tcp -m tcp --dport 82 -j REDIRECT
+-A KUBE-NODEPORTS -p tcp -m comment --comment "default/web:http" -m tcp --dport 30080 -j KUBE-EXT-V7WHPSTR7G6YHTBY
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "default/api" -m tcp --dport 443 -j KUBE-SVC-NPX
+-A KUBE-SEP-2 -p tcp -m comment --comment "default/web:http" -m tcp -j DNAT --to-destination 10.244.0.5:8080
 """
 NFT = """
 		iifname != "docker0" tcp dport 8080 counter packets 0 bytes 0 dnat to 172.17.0.2:80
 		tcp dport 9443 dnat ip to 172.17.0.4:443
 		tcp dport 443 counter packets 0 bytes 0 redirect to :8443
 		ip saddr 172.17.0.2 tcp dport 80 counter packets 0 bytes 0 masquerade
+		udp dport { 83, 5000-5010 } redirect to :6000
+		dnat to tcp dport map { 90 : 10.0.0.2, 91 : 10.0.0.3 . 8080 }
+		tcp dport 92 redirect
+	map service-nodeports {
+		elements = { udp . 30053 : goto external-ABC-dns,
+			tcp . 30081 : goto external-ULMVA6XW-ns1/svc1/tcp/p80 }
+	map service-ips {
+		elements = { 10.96.0.1 . tcp . 444 : goto external-ULMVA6XW-ns1/svc1/tcp/p80 }
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [
+        ("# a comment: ENABLED=yes\nENABLED=no\nLOGLEVEL=low\n", False),
+        ("ENABLED=yes\n", True),
+        ('ENABLED="yes"\n', True),
+        ("ENABLED='YES' # by hand\n", True),
+        ("ENABLED=yes\nENABLED=no\n", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_whether_ufw_is_on_is_read_as_it_reads_it(load_module, tmp_path, text, on):
+    survey, file = load_module("firewall_survey"), tmp_path / "ufw.conf"
+    if text is not None:
+        file.write_text(text)
+    assert survey.ufw_enabled(Programs(ufw=""), str(file)) is on
+    assert survey.ufw_enabled(Programs(), str(file)) is False
 
 
 def test_which_ports_are_passed_on(load_module):
@@ -721,10 +755,22 @@ def test_which_ports_are_passed_on(load_module):
 
     assert [tuple(one.values()) for one in load_module("firewall_survey").published(Module())] == [
         ("tcp", 80, "passed on to port 8080"),
+        ("tcp", 81, "passed on to 172.17.0.5"),
+        ("tcp", 82, "passed on to port 82"),
+        ("tcp", 90, "passed on to 10.0.0.2"),
+        ("tcp", 91, "passed on to 10.0.0.3:8080"),
+        ("tcp", 92, "passed on to port 92"),
         ("tcp", 443, "passed on to port 8443"),
+        ("tcp", 8000, "with those up to 8010 passed on to 172.17.0.5"),
         ("tcp", 8080, "passed on to 172.17.0.2:80"),
+        ("tcp", 8100, "with those up to 8110 passed on to 172.17.0.2:8100-8110"),
         ("tcp", 9443, "passed on to 172.17.0.4:443"),
+        ("tcp", 30080, "passed on to a service of Kubernetes"),
+        ("tcp", 30081, "passed on to a service of Kubernetes"),
         ("udp", 53, "passed on to 172.17.0.3:53"),
+        ("udp", 83, "passed on to port 6000"),
+        ("udp", 5000, "with those up to 5010 passed on to port 6000"),
+        ("udp", 30053, "passed on to a service of Kubernetes"),
     ]
 
 
