@@ -43,7 +43,7 @@ conflicts:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import HOST, hosts_file
-from ansible.module_utils.managed_block import read, write
+from ansible.module_utils.managed_block import endless, read, write
 
 
 def main() -> None:
@@ -56,6 +56,8 @@ def main() -> None:
     )
     path = module.params["path"]
     before = read(path)
+    if fault := endless(path, before):
+        module.fail_json(msg=fault)
     after, found = hosts_file(before, module.params["hosts"])
     for conflict in found:
         module.warn(f"{path} has the line {conflict}. The first line wins; remove yours if it is stale.")

@@ -101,7 +101,7 @@ from ansible.module_utils.host_identity import (
     with_full_name,
 )
 from ansible.module_utils.host_survey import ssh_session, sshd_asked
-from ansible.module_utils.managed_block import read
+from ansible.module_utils.managed_block import endless, read
 from ansible.module_utils.same_files import on_network
 
 # What decides on who gets in by a key.
@@ -253,6 +253,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    for path in ("/etc/hosts", TEMPLATE):
+        if fault := endless(path, read(path)):
+            module.fail_json(msg=fault)
     user, home, login = (module.params[name] for name in ("user", "home", "login"))
     hosts = with_full_name(module.params["hosts"], module.params["own"], read("/etc/hosts"))
     group = group_of(user)

@@ -208,6 +208,30 @@ def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, host_identit
     assert text.encode(errors="surrogateescape").startswith(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n# BEGIN")
 
 
+ENDLESS = "127.0.0.1 localhost\n# BEGIN trainyard: x\n192.168.1.100 node1\n10.1.1.1 printer\n"
+
+
+def test_a_hosts_file_whose_block_lost_its_end_is_refused_before_a_line_of_the_owners_is_lost(
+    load_module, call_main, monkeypatch, run_module, tmp_path
+):
+    said = "line 2: found '# BEGIN trainyard' without '# END trainyard' below it"
+    file = tmp_path / "hosts"
+    file.write_text(ENDLESS)
+    assert said in run_module("etc_hosts", path=str(file), hosts=HOSTS)["msg"]
+    made = [{"what": "x", "path": str(file), "block": True, "own_name": "host"}]
+    for remove in (False, True):
+        assert said in run_module("host_made", made=made, remove=remove)["msg"]
+    assert file.read_text() == ENDLESS
+    survey = load_module("identity_survey")
+    monkeypatch.setattr(survey, "read", lambda path: ENDLESS if path == "/etc/hosts" else "")
+    assert call_main(survey, user="nobody", home="/nowhere", login="root")["msg"].startswith(
+        f"/etc/hosts, {said}"
+    )
+    assert (
+        managed_block.endless("x", ENDLESS + "# END trainyard\n") == managed_block.endless("x", "a\n") == ""
+    )
+
+
 def test_a_block_whose_end_was_lost_is_replaced_whole():
     outside, inside = managed_block.split("a\n# BEGIN trainyard: x\nb\nc\n")
     assert (outside, inside) == (["a"], ["b", "c"])

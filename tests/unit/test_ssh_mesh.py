@@ -273,6 +273,21 @@ def test_lines_of_peers_that_this_run_did_not_ask_stay(load_module):
     assert new == [line("node1", "new"), line("node2", "old"), line("node22", "old")]
 
 
+@pytest.mark.parametrize("end", ["# END trainyard\n", ""])
+def test_a_key_that_its_owner_wrote_into_the_block_stays(run_module, load_module, tmp_path, end):
+    """An editor may have taken the block's end, and every line after it was ours then: the owner's way in, too."""
+    path = tmp_path / "authorized_keys"
+    mine = "ssh-ed25519 MINE me@laptop\n"
+    path.write_text(f"# BEGIN trainyard: x\n{line('node1', 'old')}\n\n{mine}{end}")
+    have = {"path": str(path), "lines": {"node1": [line("node1", "new")]}, "mode": "0600"}
+    assert run_module("peer_lines", files=[have], keep=["node1"])["changed"]
+    ours = f"# BEGIN trainyard: written by the role ssh_mesh\n{line('node1', 'new')}\n# END trainyard\n"
+    assert path.read_text() == f"{mine}{ours}"
+    assert not run_module("peer_lines", files=[have], keep=["node1"])["changed"]
+    path.write_text(f"# BEGIN trainyard\n{line('node1')}\n{mine}{end}")
+    assert load_module("host_made").without_block(str(path), "") == mine
+
+
 def test_peer_lines_on_files(run_module, tmp_path):
     path = tmp_path / ".ssh" / "authorized_keys"
     arguments = {
