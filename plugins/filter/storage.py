@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-def storage_unit(path: str) -> str:
-    """What systemd calls the units of a mount at `path`, without their kind; as systemd-escape --path has it."""
-    name = path.strip("/").replace("/", "\0")
-    # A name cannot begin with a dot. "\0" is what was a slash; a hyphen of the path's own is written out.
-    escaped = re.sub(r"^\.|[^\0A-Za-z0-9:_.]", lambda found: f"\\x{ord(found[0]):02x}", name)
-    return escaped.replace("\0", "-")
+from storage_units import storage_unit
 
 
 def storage_exports(path: str, peers: Iterable[Mapping[str, Any]], account: Mapping[str, int] | None) -> str:
@@ -71,6 +68,12 @@ def _server_fault(survey: Mapping[str, Any], path: str) -> str:
             f"storage_path: found {path}, where the service user {user} may not write; expected that it may, or "
             f"nothing, and then the directory is made. {cure} another storage_path, such as {path}/shared."
         )
+    if survey["fstab"] and survey["place"] != "mount":
+        return (
+            f"storage_path: found {survey['fstab']} to mount at {path}, and nothing mounted there; expected it to be, "
+            f"for else what lies below it would be shared. Type mount {path}, and see why it was not; or take the line "
+            "out, and systemctl daemon-reload; or choose another storage_path."
+        )
     if survey["others"]:
         return (
             f"storage_path: found {path} exported by {', '.join(survey['others'])}, too; expected this role's export "
@@ -81,6 +84,12 @@ def _server_fault(survey: Mapping[str, Any], path: str) -> str:
 
 def _client_fault(survey: Mapping[str, Any], path: str, server: str) -> str:
     expected = f"nothing, for {server}'s directory is mounted there"
+    if owners := [*filter(None, [survey["fstab"]]), *survey["strange_units"]]:
+        return (
+            f"storage_path: found {' and '.join(owners)} to mount at {path}; expected {expected}, by units that would "
+            "take that one's place. Take it out (and unmount what is there, and systemctl daemon-reload); or choose "
+            "another storage_path."
+        )
     if survey["place"] == "mount":
         top = survey["mounts"][-1]
         return (

@@ -65,6 +65,8 @@ survey:
     parent: {description: Whether its parent directory is there and not the role's., type: bool}
     closed: {description: "The first directory above it that not everybody passes through, if any.", type: str}
     mounts: {description: "What is mounted there, as type and source; the last one is seen.", type: list}
+    fstab: {description: "The line of /etc/fstab that mounts something there, if any.", type: str}
+    strange_units: {description: "Files of units of somebody else's that mount there.", type: list}
     units: {description: "The role's mount points, whether mounted or not.", type: list}
     exports: {description: Whether the role's exports are there., type: bool}
     others: {description: "Other exports of the path, as file:line.", type: list}
@@ -79,12 +81,21 @@ survey:
 import glob
 import os
 import pwd
+import re
 import stat
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.managed_block import read
-from ansible.module_utils.storage_units import is_roles, mounts_at, our_units, where
+from ansible.module_utils.storage_units import (
+    FOLDER,
+    is_ours,
+    is_roles,
+    mounts_at,
+    our_units,
+    storage_unit,
+    where,
+)
 
 NETWORK = ("autofs", "nfs", "nfs4")
 MODE = 0o2770  # of the directory that the role makes
@@ -145,17 +156,38 @@ def account(user: str) -> dict | None:
 
 
 def exported(files: list[str]) -> list[tuple[str, str]]:
-    """(path, "file:line") of every export in `files`, as exports(5) has it but for quoted and escaped paths."""
+    """(path, "file:line") of every export in `files`, as exports(5) has it."""
     found = []
     for name in files:
         with open(name, encoding="utf-8", errors="replace") as file:
-            lines = enumerate(file.read().splitlines(), 1)
-        found += [
-            (words[0].rstrip("/") or "/", f"{name}:{number}")
-            for number, line in lines
-            if (words := line.partition("#")[0].split())
-        ]
+            lines = file.read().splitlines()
+        goes_on = False
+        for number, line in enumerate(lines, 1):
+            one = re.match(r'\s*(?:"([^"]*)"|([^\s#]\S*))', line.removesuffix("\\"))
+            if one and not goes_on:
+                found.append((unescaped(one[1] or one[2]).rstrip("/") or "/", f"{name}:{number}"))
+            goes_on = line.endswith("\\")
     return found
+
+
+def unescaped(path: str) -> str:
+    r"""A path of /etc/exports or /etc/fstab, in which a blank is \040."""
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
+
+
+def in_fstab(path: str, table: str = "/etc/fstab") -> str:
+    """The line of /etc/fstab that has something mounted at `path`, at boot or later, as "file:line (what)"; or ""."""
+    for number, line in enumerate(read(table).splitlines(), 1):
+        words = line.split()
+        if len(words) > 1 and not words[0].startswith("#") and unescaped(words[1]).rstrip("/") == path:
+            return f"{table}:{number} ({words[0]})"
+    return ""
+
+
+def strange_units(path: str, folder: str = FOLDER) -> list[str]:
+    """Units of somebody else's that mount at `path`, where the role's are to be: their files."""
+    there = [f"{folder}/{storage_unit(path)}.{kind}" for kind in ("mount", "automount")]
+    return [name for name in there if os.path.lexists(name) and not is_ours(name)]
 
 
 def kernel_has(module: AnsibleModule, name: str, filesystems: str = "/proc/filesystems") -> bool:
@@ -207,6 +239,8 @@ def main() -> None:
             "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
             "closed": closed(path, gid),
             "mounts": mounts,
+            "fstab": in_fstab(path),
+            "strange_units": strange_units(path),
             "units": units,
             "exports": os.path.exists(ours),
             "others": [where for name, where in exports if name == path],

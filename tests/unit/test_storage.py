@@ -60,6 +60,8 @@ GOOD = {
     "parent": False,
     "closed": "",
     "mounts": [],
+    "fstab": "",
+    "strange_units": [],
     "units": [],
     "exports": False,
     "others": [],
@@ -73,6 +75,7 @@ GOOD = {
 NFS = [{"type": "autofs", "source": "systemd-1"}, {"type": "nfs4", "source": f"10.77.0.11:{PATH}"}]
 DISK = [{"type": "ext4", "source": "/dev/sdb1"}]
 NAS = [{"type": "nfs4", "source": "nas:/export"}]
+FSTAB = "/etc/fstab:7 (nas:/x)"
 NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
 
 
@@ -101,6 +104,24 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ("client", {"place": "mount", "mounts": DISK}, ("/dev/sdb1 (ext4) mounted", "Unmount it")),
         ("client", {"place": "mount", "mounts": NAS}, ("nas:/export (nfs4) mounted", "Unmount it")),
         ("client", {"place": "file"}, ("to be a file", "Move it")),
+        ("client", {"fstab": FSTAB}, (f"found {FSTAB} to mount at {PATH}", "choose another")),
+        (
+            "client",
+            {"place": "ours", "mounts": NFS, "fstab": FSTAB},
+            (f"found {FSTAB}", "systemctl daemon-reload"),
+        ),
+        (
+            "client",
+            {"strange_units": ["/etc/systemd/system/x.mount"]},
+            ("found /etc/systemd/system/x.mount to mount",),
+        ),
+        ("server", {"place": "mount", "mounts": DISK, "fstab": FSTAB}, ()),
+        (
+            "server",
+            {"place": "directory", "fstab": FSTAB},
+            (f"found {FSTAB} to mount", "nothing mounted there"),
+        ),
+        ("server", {"strange_units": ["/etc/systemd/system/x.mount"]}, ()),
     ],
 )
 def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
@@ -173,6 +194,43 @@ def test_exports_of_others_are_found_with_their_line(survey, tmp_path):
     file = tmp_path / "exports"
     file.write_text(f"# {PATH} *\n\n/home 10.0.0.0/8(rw)\n{PATH}/ *(ro) # mine\n")
     assert survey.exported([str(file)]) == [("/home", f"{file}:3"), (PATH, f"{file}:4")]
+
+
+def test_exports_are_read_as_exports_has_them(survey, tmp_path):
+    file = tmp_path / "exports"
+    lines = [
+        f'  "{PATH}" 10.0.0.0/8(rw)',
+        "/my\\040data -sync 10.0.0.1 \\",
+        f"  {PATH}/x(ro) \\",
+        "  10.0.0.3",
+        "# x",
+    ]
+    file.write_text("\n".join([*lines, '"/a b"\t*(ro)', f"{PATH}\\", "  *(ro)"]))
+    assert survey.exported([str(file)]) == [
+        (PATH, f"{file}:1"),
+        ("/my data", f"{file}:2"),
+        ("/a b", f"{file}:6"),
+        (PATH, f"{file}:7"),
+    ]
+
+
+def test_what_the_owner_has_mounted_there_at_boot_is_seen(survey, tmp_path):
+    """A unit of ours would take its place, unsaid: those of /etc come before what is made of /etc/fstab."""
+    table = tmp_path / "fstab"
+    table.write_text(
+        "# nas:/y /srv/trainyard/shared nfs\nUUID=1-2 / ext4 defaults 0 1\n\nbroken\n"
+        f"nas:/x\t{PATH}/  nfs noauto,x-systemd.automount 0 0\nLABEL=b /with\\040blank xfs\n"
+    )
+    assert survey.in_fstab(PATH, str(table)) == f"{table}:5 (nas:/x)"
+    assert survey.in_fstab("/with blank", str(table)) == f"{table}:6 (LABEL=b)"
+    assert survey.in_fstab("/srv", str(table)) == survey.in_fstab("/srv", f"{table}.none") == ""
+    units = [tmp_path / f"srv-trainyard-shared.{kind}" for kind in ("mount", "automount")]
+    assert survey.strange_units(PATH, str(tmp_path)) == []
+    units[0].write_text(f"[Mount]\nWhat=nas:/x\nWhere={PATH}\n")
+    units[1].symlink_to("/dev/null")  # masked
+    assert survey.strange_units(PATH, str(tmp_path)) == [*map(str, units)]
+    units[0].write_text(f"{storage_units.MARK}.\n[Mount]\n")
+    assert survey.strange_units(PATH, str(tmp_path)) == [str(units[1])]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
