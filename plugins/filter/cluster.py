@@ -47,8 +47,9 @@ def _own_name(variables: Mapping[str, Any], name: str) -> str:
 
 def ssh_port(variables: Mapping[str, Any]) -> int:
     """The port of a host's SSH server, as the host itself saw the connection that read its facts."""
-    connection = ((variables.get("ansible_facts") or {}).get("env") or {}).get("SSH_CONNECTION") or ""
-    return int(connection.split()[3]) if len(connection.split()) == 4 else 22
+    words = (((variables.get("ansible_facts") or {}).get("env") or {}).get("SSH_CONNECTION") or "").split()
+    # UNKNOWN: it came by no network, as from a machine to its guest.
+    return int(words[3]) if len(words) == 4 and "UNKNOWN" not in words else 22
 
 
 def peer_known_hosts(

@@ -103,7 +103,11 @@ def ssh_session(proc="/proc"):
             return None
         for variable in environment:
             if variable.startswith(b"SSH_CONNECTION="):
-                client, _, address, port = variable.decode().split("=", 1)[1].split()
+                words = variable.decode(errors="replace").split("=", 1)[1].split()
+                # Of what came by no network, as from a machine to its guest (AF_VSOCK), sshd says UNKNOWN.
+                if len(words) != 4 or "UNKNOWN" in words:
+                    return None
+                client, _, address, port = words
                 client, address = client.removeprefix("::ffff:"), address.removeprefix("::ffff:")
                 return {
                     "client": client.partition("%")[0],
@@ -149,7 +153,7 @@ def sockets(run_command):
 def plain(end):
     """(address, port), words, of an end of a socket as ss writes it."""
     address, _, port = end.rpartition(":")
-    return address.strip("[]").partition("%")[0].removeprefix("::ffff:"), port
+    return address.partition("%")[0].strip("[]").removeprefix("::ffff:"), port
 
 
 def sshd_asked(program, user="root", client="127.0.0.1", own="127.0.0.1", port=22):

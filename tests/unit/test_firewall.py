@@ -531,6 +531,41 @@ def test_sshd_is_asked_for_its_ports_as_of_a_whole_connection(host, tmp_path):
     assert host_survey.ssh_ports(ask, [], str(tmp_path)) == [2200, 2222]
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("192.168.1.9 40000 192.168.1.50 22", ("192.168.1.9", "192.168.1.50", 22)),
+        ("::ffff:10.0.0.9 40000 ::ffff:10.0.0.5 2222", ("10.0.0.9", "10.0.0.5", 2222)),
+        ("fe80::9%eth0 40000 fe80::5%eth0 22", ("fe80::9", "fe80::5", 22)),
+        ("UNKNOWN 65535 UNKNOWN 65535", None),  # from the machine whose guest this is: port 65535 is nobody's
+        ("", None),
+    ],
+)
+def test_by_what_connection_the_controller_came(tmp_path, monkeypatch, said, found):
+    monkeypatch.setattr(host_survey.os, "getpid", lambda: 7)
+    for pid, parent, environment in ((7, 6, "A=1"), (6, 1, f"B=2\0SSH_CONNECTION={said}\0C=3")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/environ").write_text(environment)
+        (tmp_path / f"{pid}/stat").write_text(f"{pid} (a) b) S {parent} 1")
+    session = host_survey.ssh_session(str(tmp_path))
+    assert (session and (session["client"], session["address"], session["port"])) == found
+
+
+@pytest.mark.parametrize(
+    ("end", "address"),
+    [
+        ("[fe80::1824:99ff:fee5:70e]%eth0:546", "fe80::1824:99ff:fee5:70e"),
+        ("[::ffff:10.0.0.1]:22", "10.0.0.1"),
+        ("0.0.0.0%eth0:67", "0.0.0.0"),
+        ("*%eth0:547", "*"),
+        ("[::1]:631", "::1"),
+    ],
+)
+def test_an_address_is_plain_whatever_it_is_bound_to(end, address):
+    """As ss writes it, which has an interface behind the bracket; a login to oneself by one was another machine's."""
+    assert host_survey.plain(end)[0] == address
+
+
 def test_who_is_logged_in_from_elsewhere(host):
     found = host_survey.sockets(host[1])
     assert host_survey.ssh_logins(found, [22]) == ["192.168.1.9"]

@@ -256,7 +256,13 @@ def test_a_port_that_is_22_again_is_forgotten_and_that_of_a_host_not_asked_is_no
     assert load_module("peer_lines").merge(old, now, ["node1", "node2"]) == before["node2"]
 
 
-@pytest.mark.parametrize("connection", [{}, {"env": {}}, {"env": {"SSH_CONNECTION": ""}}, {"env": None}])
+UNKNOWN = "UNKNOWN 65535 UNKNOWN 65535"  # sshd's words for one by AF_VSOCK, or from inetd on a socket of this host's
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [{}, {"env": {}}, {"env": {"SSH_CONNECTION": ""}}, {"env": None}, {"env": {"SSH_CONNECTION": UNKNOWN}}],
+)
 def test_without_a_connection_by_ssh_the_port_is_22(connection):
     assert cluster.ssh_port({"ansible_facts": connection}) == 22
     assert cluster.ssh_port({}) == 22
