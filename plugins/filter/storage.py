@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,10 +28,12 @@ def storage_exports(path: str, peers: Iterable[Mapping[str, Any]], account: Mapp
     return f"# Written by Trainyard (the role storage): the other hosts of the cluster.\n{line}"
 
 
-def storage_fault(survey: Mapping[str, Any], part: str, path: str, server: str) -> str:
+def storage_fault(
+    survey: Mapping[str, Any], part: str, path: str, server: str, peers: Iterable[Mapping[str, Any]] = ()
+) -> str:
     """Why a host cannot be the `server` or a `client` of the shared directory; "" where it can.
 
-    `survey`: what the module storage_survey found there.
+    `survey`: what the module storage_survey found there. `peers`: the other hosts, whose addresses count.
     """
     module = "nfsd" if part == "server" else "nfs"
     if not survey["kernel"][module]:
@@ -39,7 +42,26 @@ def storage_fault(survey: Mapping[str, Any], part: str, path: str, server: str) 
             f"can be {'the server' if part == 'server' else 'a client'} of NFS, as the distribution's can. Boot that "
             "one (a container has its machine's); or leave the group storage_server empty, and nothing is shared."
         )
+    if part == "server" and (root := _root_of(survey["roots"], [peer["address"] for peer in peers])):
+        return (
+            f"storage_path: found {root['path']} to be the root of NFS 4 ({root['place']}, fsid=0); expected none but "
+            f"/, for the other hosts ask for {path}, and would look for that below {root['path']}. Take fsid=0 out "
+            "there, and exportfs -ra (its clients then mount it by its whole path); or leave the group storage_server empty."
+        )
     return _server_fault(survey, path) if part == "server" else _client_fault(survey, path, server)
+
+
+def _root_of(roots: Iterable[Mapping[str, Any]], addresses: list[str]) -> Mapping[str, Any] | None:
+    """The first of `roots` that one of the addresses is a client of; a name or a netgroup may be anybody's."""
+
+    def concerns(client: str) -> bool:
+        try:
+            network = ipaddress.ip_network(client, strict=False)
+            return any(ipaddress.ip_address(address) in network for address in addresses)
+        except ValueError:
+            return True
+
+    return next((root for root in roots if addresses and any(map(concerns, root["clients"]))), None)
 
 
 def _server_fault(survey: Mapping[str, Any], path: str) -> str:

@@ -70,6 +70,7 @@ survey:
     units: {description: "The role's mount points, whether mounted or not.", type: list}
     exports: {description: Whether the role's exports are there., type: bool}
     others: {description: "Other exports of the path, as file:line.", type: list}
+    roots: {description: "Exports that are the root of NFS 4, as path, place (file:line) and clients.", type: list}
     foreign: {description: Whether the host exports anything else., type: bool}
     served: {description: Whether NFS was served here before the role came., type: bool}
     v4_alone: {description: "Whether the role has NFS 4 alone here, or was about to.", type: bool}
@@ -157,16 +158,44 @@ def account(user: str) -> dict | None:
 
 def exported(files: list[str]) -> list[tuple[str, str]]:
     """(path, "file:line") of every export in `files`, as exports(5) has it."""
-    found = []
+    return [(path, place) for path, place, _ in exports_of(files)]
+
+
+def exports_of(files: list[str]) -> list[tuple[str, str, list[str]]]:
+    """(path, "file:line", the words after it) of every export in `files`."""
+    found: list[tuple[str, str, list[str]]] = []
     for name in files:
         with open(name, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
         goes_on = False
         for number, line in enumerate(lines, 1):
-            one = re.match(r'\s*(?:"([^"]*)"|([^\s#]\S*))', line.removesuffix("\\"))
-            if one and not goes_on:
-                found.append((unescaped(one[1] or one[2]).rstrip("/") or "/", f"{name}:{number}"))
+            text = line.removesuffix("\\")
+            one = re.match(r'\s*(?:"([^"]*)"|([^\s#]\S*))', text)
+            if goes_on and found:
+                found[-1][2].extend(text.split())
+            elif one:
+                path = unescaped(one[1] or one[2]).rstrip("/") or "/"
+                found.append((path, f"{name}:{number}", text[one.end() :].partition("#")[0].split()))
             goes_on = line.endswith("\\")
+    return found
+
+
+def roots(files: list[str]) -> list[dict]:
+    """[{path, place, clients}] of the exports that are the root of NFS 4 for some clients (fsid=0), but for /."""
+    found = []
+    for path, place, words in exports_of(files):
+        usual, clients = "", []
+        for word in words:
+            if word.startswith("-"):
+                usual = word[1:]
+                continue
+            client, _, options = word.rstrip(")").partition("(")
+            # The last of each counts; a word without a client is everybody's.
+            told = [one for one in f"{usual},{options}".split(",") if one.startswith("fsid=")][-1:]
+            if told and told[0] in ("fsid=0", "fsid=root"):
+                clients.append(client or "*")
+        if clients and path != "/":
+            found.append({"path": path, "place": place, "clients": clients})
     return found
 
 
@@ -228,7 +257,8 @@ def main() -> None:
     files = [
         name for name in ("/etc/exports", *sorted(glob.glob("/etc/exports.d/*.exports"))) if name != ours
     ]
-    exports = exported([name for name in files if os.path.exists(name)])
+    files = [name for name in files if os.path.exists(name)]
+    exports = exported(files)
     module.exit_json(
         changed=False,
         survey={
@@ -244,6 +274,7 @@ def main() -> None:
             "units": units,
             "exports": os.path.exists(ours),
             "others": [where for name, where in exports if name == path],
+            "roots": roots(files),
             "foreign": bool(exports),
             "served": served(module.run_command, module.params["before"], ours),
             "v4_alone": any(map(os.path.exists, module.params["v4_files"])),

@@ -65,6 +65,7 @@ GOOD = {
     "units": [],
     "exports": False,
     "others": [],
+    "roots": [],
     "foreign": False,
     "v4_alone": False,
     "rpcbind": False,
@@ -131,6 +132,27 @@ def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
         assert word in fault
     if fault:
         assert re.match(r"storage_(path|server): found .*; expected .*\. ", fault)
+
+
+@pytest.mark.parametrize(
+    ("clients", "part", "refused"),
+    [
+        (["10.77.0.0/24"], "server", True),
+        (["192.168.1.9", "10.77.0.0/255.255.255.0"], "server", True),
+        (["*"], "server", True),
+        (["*.lan"], "server", True),  # may be theirs
+        (["192.168.1.0/24", "fd00::/8"], "server", False),  # theirs is another root
+        (["*"], "client", False),
+    ],
+)
+def test_a_server_whose_nfs_begins_elsewhere_is_refused(clients, part, refused):
+    """As of old in guides; the other hosts would not find the directory, after all else was set up."""
+    survey = GOOD | {"roots": [{"path": "/srv/nfs4", "place": "/etc/exports:3", "clients": clients}]}
+    fault = storage_fault(survey, part, PATH, "node1", [{"address": "10.77.0.12"}])
+    assert ("found /srv/nfs4 to be the root of NFS 4 (/etc/exports:3, fsid=0)" in fault) is refused
+    assert storage_fault(survey, part, PATH, "node1", []) == ""  # nobody mounts it
+    tasks = (ROOT / "roles/storage/tasks/precheck.yml").read_text()
+    assert "storage_fault(_storage_part, storage_path, _storage_server, _storage_peers)" in tasks
 
 
 # ---- what is looked at ----
@@ -211,6 +233,20 @@ def test_exports_are_read_as_exports_has_them(survey, tmp_path):
         ("/my data", f"{file}:2"),
         ("/a b", f"{file}:6"),
         (PATH, f"{file}:7"),
+    ]
+
+
+def test_which_exports_are_the_root_of_nfs_4(survey, tmp_path):
+    file = tmp_path / "exports"
+    file.write_text(
+        "/srv/nfs4 gss/krb5i(rw,sync,fsid=0,crossmnt) 10.0.0.0/8(ro,fsid=7) \\\n 10.1.0.1(fsid=root)\n"
+        "/a -ro,fsid=0 x y(fsid=3) # (fsid=0)\n/b (ro,fsid=0)\n/c *(rw,no_subtree_check)\n/ *(fsid=0)\n"
+        "# /d *(fsid=0)\n"
+    )
+    assert survey.roots([str(file)]) == [
+        {"path": "/srv/nfs4", "place": f"{file}:1", "clients": ["gss/krb5i", "10.1.0.1"]},
+        {"path": "/a", "place": f"{file}:3", "clients": ["x"]},
+        {"path": "/b", "place": f"{file}:4", "clients": ["*"]},
     ]
 
 
