@@ -46,7 +46,7 @@ def storage_fault(
         return (
             f"storage_path: found {root['path']} to be the root of NFS 4 ({root['place']}, fsid=0); expected none but "
             f"/, for the other hosts ask for {path}, and would look for that below {root['path']}. Take fsid=0 out "
-            "there, and exportfs -ra (its clients then mount it by its whole path); or leave the group storage_server empty."
+            "there, and exportfs -ra (its clients then mount it by its whole path); or leave the group empty."
         )
     return _server_fault(survey, path) if part == "server" else _client_fault(survey, path, server)
 
