@@ -143,7 +143,7 @@ def without_block(path: str, own_name: str) -> str:
     marked = len(others) < len(inside)  # as lines of peers are, and hosts' in /etc/hosts are not
     outside = [*unmarked(outside), *(others if marked and not own_name else [])]
     name = own_name.split()[-1] if own_name else ""
-    if name and not any(name in line.partition("#")[0].split()[1:] for line in outside):
+    if name and not any(name.lower() in line.partition("#")[0].lower().split()[1:] for line in outside):
         full = re.compile(rf"^(127\.0\.1\.1(\s+){re.escape(name)}\.\S+)")
         after = next((n for n, line in enumerate(outside) if line.split()[:1] == ["127.0.0.1"]), -1)
         if any(map(full.match, outside)):

@@ -201,6 +201,23 @@ def test_an_owners_line_with_another_address_is_reported(host_identity):
     assert text.startswith("192.168.1.55 node2\n")
 
 
+def test_a_name_is_the_same_in_capitals(host_identity, load_module, tmp_path):
+    """The C library finds Node1 for node1, and an installer may have written that; peers were told 127.0.1.1."""
+    text = "127.0.0.1 localhost\n127.0.1.1\tNode1.Example.com Node1 other # mine\n10.9.9.9 NODE2\n"
+    after, (conflict,) = host_identity.hosts_file(text, HOSTS)
+    kept, ours = after.split("# BEGIN")
+    assert "\n# trainyard: 127.0.1.1\tNode1.Example.com Node1 other # mine\n" in kept
+    assert "\n127.0.1.1 Node1.Example.com other  # mine\n" in ours and "Node1 " not in ours
+    assert conflict == "'10.9.9.9 NODE2'; the cluster has 192.168.1.101 for NODE2"
+    assert host_identity.hosts_file(after, HOSTS)[0] == after
+    text = text.replace("10.9.9.9 NODE2\n", "")
+    after = rewritten(host_identity, text)
+    assert "\n192.168.1.100 Node1.Example.com node1\n" in after
+    assert rewritten(host_identity, after) == after
+    (tmp_path / "hosts").write_text(after)
+    assert load_module("host_made").without_block(str(tmp_path / "hosts"), "node1") == text
+
+
 def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, host_identity):
     file = tmp_path / "hosts"
     file.write_bytes(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n")
