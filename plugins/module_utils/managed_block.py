@@ -62,6 +62,16 @@ def read(path: str) -> str:
         return ""
 
 
+def through_links(path: str) -> str:
+    """The file itself, where its owner has a link in its place to one that he keeps elsewhere.
+
+    By `write` the link would go, and what he changes there later had no effect. Only for a path where nobody else could
+    have put the link.
+    """
+    file = os.path.realpath(path)
+    return file if os.path.isfile(file) else path
+
+
 def write(module, path: str, text: str, beside: bool = False) -> None:
     """Put `text` into `path` whole, by rename, with the old one's mode and owner.
 

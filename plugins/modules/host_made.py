@@ -60,7 +60,16 @@ import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import TEMPLATE_NAMES, unmarked
-from ansible.module_utils.managed_block import BEGIN, endless, join, read, split, strangers, write
+from ansible.module_utils.managed_block import (
+    BEGIN,
+    endless,
+    join,
+    read,
+    split,
+    strangers,
+    through_links,
+    write,
+)
 
 COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
 USER_BUSY = 8  # userdel's exit code
@@ -210,7 +219,7 @@ class Host:
             if any(line.startswith(BEGIN) for line in text.splitlines()):
                 after = without_block(item["path"], own_name(item["own_name"]))
                 if after:
-                    write(self.module, item["path"], after)
+                    write(self.module, through_links(item["path"]), after)
                 else:
                     os.unlink(item["path"])
         else:

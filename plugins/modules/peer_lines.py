@@ -51,7 +51,7 @@ import os
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.managed_block import join, read, split, strangers, write
+from ansible.module_utils.managed_block import join, read, split, strangers, through_links, write
 
 NOTE = "written by the role ssh_mesh"
 
@@ -106,13 +106,14 @@ def have_as_owner(module: AnsibleModule, file: dict) -> dict:
 
 def have(module: AnsibleModule, file: dict) -> dict:
     """Have the lines in the file: {changed, diff}. Raises OSError."""
-    path = file["path"]
+    # The login user's own links lead where he may write; the service user's lead nowhere.
+    path = file["path"] if file["owner"] else through_links(file["path"])
     for peer, lines in file["lines"].items():
         if any(len(line.splitlines()) > 1 for line in lines):
             module.fail_json(
                 msg=f"{path}: found a line of {peer}'s with an end of line in it; expected none."
             )
-    folder = os.path.dirname(path)
+    folder = os.path.dirname(file["path"])
     before = read(path)
     outside, inside = split(before)
     after = join([*outside, *strangers(inside)], merge(inside, file["lines"], module.params["keep"]), NOTE)

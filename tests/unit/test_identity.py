@@ -218,6 +218,18 @@ def test_a_name_is_the_same_in_capitals(host_identity, load_module, tmp_path):
     assert load_module("host_made").without_block(str(tmp_path / "hosts"), "node1") == text
 
 
+def test_a_hosts_file_that_is_kept_elsewhere_stays_there(run_module, tmp_path):
+    (tmp_path / "kept").write_text("127.0.0.1 localhost\n")
+    (tmp_path / "hosts").symlink_to("kept")
+    path = str(tmp_path / "hosts")
+    assert run_module("etc_hosts", path=path, hosts=HOSTS)["changed"]
+    assert not run_module("etc_hosts", path=path, hosts=HOSTS)["changed"]
+    assert (tmp_path / "hosts").is_symlink() and "192.168.1.101" in (tmp_path / "kept").read_text()
+    made = [{"what": "x", "path": path, "block": True}]
+    assert run_module("host_made", made=made, remove=True)["changed"]
+    assert (tmp_path / "hosts").is_symlink() and (tmp_path / "kept").read_text() == "127.0.0.1 localhost\n"
+
+
 def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, host_identity):
     file = tmp_path / "hosts"
     file.write_bytes(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n")

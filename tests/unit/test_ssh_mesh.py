@@ -294,6 +294,23 @@ def test_a_key_that_its_owner_wrote_into_the_block_stays(run_module, load_module
     assert load_module("host_made").without_block(str(path), "") == mine
 
 
+def test_a_file_that_its_owner_keeps_elsewhere_stays_there(run_module, tmp_path):
+    """As somebody has his files in a repository; the link was replaced, and the repository's file forgotten."""
+    kept, home = tmp_path / "dotfiles", tmp_path / "home/.ssh"
+    kept.mkdir(mode=0o755)
+    home.mkdir(parents=True)
+    (kept / "keys").write_text("ssh-ed25519 MINE me@laptop\n")
+    (home / "authorized_keys").symlink_to("../../dotfiles/keys")
+    lines = {"controller": ["ssh-ed25519 K trainyard@controller"]}
+    have = {"path": str(home / "authorized_keys"), "lines": lines, "mode": "0600", "directory_mode": "0700"}
+    assert run_module("peer_lines", files=[have], keep=["controller"])["changed"]
+    assert not run_module("peer_lines", files=[have], keep=["controller"])["changed"]
+    assert (home / "authorized_keys").is_symlink() and not (kept / "keys").is_symlink()
+    text = (kept / "keys").read_text()
+    assert text.startswith("ssh-ed25519 MINE me@laptop\n# BEGIN") and "trainyard@controller" in text
+    assert (kept.stat().st_mode & 0o777, home.stat().st_mode & 0o777) == (0o755, 0o700)
+
+
 def test_peer_lines_on_files(run_module, tmp_path):
     path = tmp_path / ".ssh" / "authorized_keys"
     arguments = {
