@@ -48,6 +48,12 @@ def storage_fault(
             f"/, for the other hosts ask for {path}, and would look for that below {root['path']}. Take fsid=0 out "
             "there, and exportfs -ra (its clients then mount it by its whole path); or leave the group empty."
         )
+    if part == "server" and survey["other_nfs"]:
+        return (
+            f"storage_server: found {' and '.join(survey['other_nfs'])}; expected NFS 4 at port 2049, by which the "
+            "other hosts mount the directory. Take that out, and systemctl restart nfs-server; or put another host "
+            "into the group."
+        )
     return _server_fault(survey, path) if part == "server" else _client_fault(survey, path, server)
 
 

@@ -71,6 +71,9 @@ survey:
     exports: {description: Whether the role's exports are there., type: bool}
     others: {description: "Other exports of the path, as file:line.", type: list}
     roots: {description: "Exports that are the root of NFS 4, as path, place (file:line) and clients.", type: list}
+    other_nfs:
+      description: "Settings of nfs.conf by which NFS 4 is not served at port 2049, as file:line (setting)."
+      type: list
     foreign: {description: Whether the host exports anything else., type: bool}
     served: {description: Whether NFS was served here before the role came., type: bool}
     v4_alone: {description: "Whether the role has NFS 4 alone here, or was about to.", type: bool}
@@ -99,6 +102,7 @@ from ansible.module_utils.storage_units import (
 )
 
 NETWORK = ("autofs", "nfs", "nfs4")
+NO = ("n", "no", "f", "false", "off", "0")
 MODE = 0o2770  # of the directory that the role makes
 
 
@@ -199,6 +203,23 @@ def roots(files: list[str]) -> list[dict]:
     return found
 
 
+def other_nfs(files: list[str]) -> list[str]:
+    """The lines of nfs.conf, as "file:line (setting)", by which NFS 4 is not at its port: the last of each."""
+    found: dict[str, str] = {}
+    for name in files:
+        section = ""
+        for number, line in enumerate(read(name).splitlines(), 1):
+            if head := re.match(r"\s*\[\s*([^\s\]]+)\s*\]", line):
+                section = head[1].lower()
+            elif section == "nfsd" and (
+                one := re.match(r'\s*(vers4|port)\s*=\s*"?([^"#\s]*)', line, re.IGNORECASE)
+            ):
+                key, value = one[1].lower(), one[2].lower()
+                well = value in ("", "2049") if key == "port" else value not in NO
+                found[key] = "" if well else f"{name}:{number} ({key}={value})"
+    return [one for one in found.values() if one]
+
+
 def unescaped(path: str) -> str:
     r"""A path of /etc/exports or /etc/fstab, in which a blank is \040."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
@@ -275,6 +296,7 @@ def main() -> None:
             "exports": os.path.exists(ours),
             "others": [where for name, where in exports if name == path],
             "roots": roots(files),
+            "other_nfs": other_nfs(["/etc/nfs.conf", *sorted(glob.glob("/etc/nfs.conf.d/*.conf"))]),
             "foreign": bool(exports),
             "served": served(module.run_command, module.params["before"], ours),
             "v4_alone": any(map(os.path.exists, module.params["v4_files"])),

@@ -66,6 +66,7 @@ GOOD = {
     "exports": False,
     "others": [],
     "roots": [],
+    "other_nfs": [],
     "foreign": False,
     "v4_alone": False,
     "rpcbind": False,
@@ -105,6 +106,12 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ("client", {"place": "mount", "mounts": DISK}, ("/dev/sdb1 (ext4) mounted", "Unmount it")),
         ("client", {"place": "mount", "mounts": NAS}, ("nas:/export (nfs4) mounted", "Unmount it")),
         ("client", {"place": "file"}, ("to be a file", "Move it")),
+        ("client", {"other_nfs": ["/etc/nfs.conf:9 (vers4=n)"]}, ()),
+        (
+            "server",
+            {"other_nfs": ["/etc/nfs.conf:9 (vers4=n)"]},
+            ("found /etc/nfs.conf:9 (vers4=n)", "port 2049"),
+        ),
         ("client", {"fstab": FSTAB}, (f"found {FSTAB} to mount at {PATH}", "choose another")),
         (
             "client",
@@ -248,6 +255,24 @@ def test_which_exports_are_the_root_of_nfs_4(survey, tmp_path):
         {"path": "/a", "place": f"{file}:3", "clients": ["x"]},
         {"path": "/b", "place": f"{file}:4", "clients": ["*"]},
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "found"),
+    [  # as nfsconf of nfs-utils 2.6.2 reads them
+        ("[nfsd]\n# vers4=n\n", "", []),
+        ("[nfsd]\n vers4 = no # c\n", "", ["a:2 (vers4=no)"]),
+        ('[ NFSD ]\n\nVERS4="n"\nport=2050\n', "", ["a:3 (vers4=n)", "a:4 (port=2050)"]),
+        ("[nfsd]\nvers4=n\nport=2049\n", "[nfsd]\nvers4=y\nvers3=n\n", []),
+        ("[nfsd]\nvers4=y\n", "[nfsd]\nvers4=off\n", ["b:2 (vers4=off)"]),
+        ("[mountd]\nport=892\n[nfsd]\nvers4.2=n\n", "vers4=n\n", []),
+    ],
+)
+def test_a_server_that_speaks_no_nfs_4_at_its_port_is_known_by_nfs_conf(survey, tmp_path, text, more, found):
+    (tmp_path / "a").write_text(text)
+    (tmp_path / "b").write_text(more)
+    files = [str(tmp_path / name) for name in ("a", "b", "none")]
+    assert survey.other_nfs(files) == [f"{tmp_path}/{one}" for one in found]
 
 
 def test_what_the_owner_has_mounted_there_at_boot_is_seen(survey, tmp_path):
