@@ -27,7 +27,7 @@ TARGETS = {
     "QUEUE": "queue",
 }
 # The hooks by which what a peer says gets here, and what this host says to it goes; by iptables' words the chains.
-INWARD, OUTWARD = ("ingress", "prerouting", "input"), ("output", "postrouting")
+INWARD, OUTWARD = ("ingress", "prerouting", "input"), ("output", "postrouting", "egress")
 # What is let in, or not, by these is but a part of what a peer says: some ports, kinds of packets, or so many of them.
 IN_PART = re.compile(
     r"-f$|--(?:[ds]?ports?|ct\w+port|tcp-|syn|icmp|limit(?!-iface)|hashlimit|connlimit|quota|rcheck|update)"

@@ -321,9 +321,12 @@ def shut(module, hosts):
         # nft shows what iptables has made, too, as ip filter and the like, and not all of it in words of its own.
         made = [] if legacy else iptables_chains(shown)
         known = tuple(f" chain {chain} of table ip {table}" for table, chain in made)
+        code, listed, said = module.run_command(["nft", "-j", "list", "ruleset"])
+        if code:
+            found.append((f"nftables' rules, which nft does not show ({said.strip()[:80]}),", [], [*peers]))
         found += [
             one
-            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
+            for one in shut_by_nft("" if code else listed, peers)
             if not one[0].partition(" (hook ")[0].endswith(known)
         ]
     for chain, *outs in found:

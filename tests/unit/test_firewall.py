@@ -1309,6 +1309,7 @@ TO_LAN = where("ip daddr", LAN)
         ("output", [where("fib daddr", "local")], "drop", {}, OUT),
         ("output", [where("meta skuid", 0)], "drop", {}, MAYBE),
         ("postrouting", [where("meta oifname", "eth0", "drop")], "accept", {}, OUT),
+        ("egress", [where("ip daddr", LAN, "drop")], "accept", {"family": "netdev", "dev": "eth0"}, OUT),
         ("input", [[{"queue": {"num": 0, "flags": ["bypass"]}}]], "accept", {}, MAYBE),
         ("input", [[{"queue": None}]], "drop", {}, MAYBE),
         ("input", [[where("tcp dport", 80)[0], {"queue": {"num": 0}}]], "accept", {}, ([], [])),
@@ -1452,4 +1453,15 @@ def test_what_iptables_legacy_has_made_is_judged_though_nft_shows_it_not(load_mo
     assert told["shut"] == [] and told["may_shut"] == [
         "iptables-legacy's filter and nat, which no program here shows (iptables-legacy-save), may shut out 10.0.0.2 "
         "and 1 more"
+    ]
+
+
+def test_rules_that_nft_does_not_show_are_a_doubt(load_module):
+    class Host(Programs):
+        def run_command(self, words):
+            return 1, "", "Error: JSON support not compiled-in\n"
+
+    told = load_module("firewall_survey").shut(Host(nft=""), {"10.0.0.2": ["eth0"]})
+    assert told["shut"] == [] and told["may_shut"] == [
+        "nftables' rules, which nft does not show (Error: JSON support not compiled-in), may shut out 10.0.0.2"
     ]
