@@ -1,8 +1,8 @@
 """Make sure of the SSH host key of every host before anything logs in.
 
 Known keys pass in silence. Keys that this controller has never seen are shown, all in one table, and
-pinned after one `yes`. A key that differs from the pinned one is refused. A host that does not answer is
-named within seconds.
+pinned after one `yes`. A key that differs from the pinned one, or that is revoked, is refused. A host that
+does not answer is named within seconds.
 
 ssh itself fetches and judges the keys, with the arguments that Ansible's connection has, so that jump
 hosts, ports, aliases, certificates and every known_hosts file count as they will count later. No login is
@@ -59,7 +59,7 @@ Run = Callable[..., subprocess.CompletedProcess]
 class Host:
     """A host as its connection reaches it, and what was found out about its key.
 
-    `state`: known, unknown, changed or unreachable. `lines`: its key as lines of a known_hosts file.
+    `state`: known, unknown, changed, revoked or unreachable. `lines`: its key as lines of a known_hosts file.
     `fingerprint`: that of the key it shows. `old`: that of the pinned key, which stands in `file`, line
     `line`. `reason`: ssh's own words.
     """
@@ -113,6 +113,10 @@ def look(host: Host, run: Run = run_ssh) -> Host:
         host.state, host.file, host.line = "changed", offending[1], int(offending[2])
         host.fingerprint = "".join(re.findall(r"SHA256:[\w+/=]+", answer.stderr)[:1])
         host.old = fingerprint_of(line_of(host.file, host.line), run)
+        return host
+    # In a known_hosts file (@revoked), or in one of ssh's RevokedHostKeys, which must be there, too.
+    if revoked := re.search(r".*(?:marked as revoked|revoked by file|in revoked keys file).*", answer.stderr):
+        host.state, host.reason = "revoked", revoked[0].strip()
         return host
     with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         file = Path(folder, "known_hosts")
@@ -189,6 +193,19 @@ def report_changed(hosts: list[Host]) -> list[str]:
     return lines
 
 
+def report_revoked(hosts: list[Host]) -> list[str]:
+    lines = []
+    for host in hosts:
+        lines += [
+            f"  - {host.name} ({host.address}) shows a host key that is not to be trusted any more. Refused.",
+            f"    ssh says: {host.reason}",
+            "    Give the machine a new key, there: rm /etc/ssh/ssh_host_*; ssh-keygen -A; systemctl restart ssh",
+            "    If the key was revoked in error, take it out of what revokes it: a line with @revoked in a",
+            "    known_hosts file, or the file that RevokedHostKeys names (ssh -G shows them all).",
+        ]
+    return lines
+
+
 def table(hosts: list[Host]) -> list[str]:
     rows = [("host", "reached at", "key"), *((host.name, host.address, host.fingerprint) for host in hosts)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
@@ -218,10 +235,11 @@ class ActionModule(ActionBase):
         hosts = [self._host(name, task_vars["hostvars"][name]) for name in arguments["hosts"]]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             hosts = list(pool.map(look, (host for host in hosts if host)))
-        changed, unreachable, unknown = (
-            [host for host in hosts if host.state == state] for state in ("changed", "unreachable", "unknown")
+        changed, revoked, unreachable, unknown = (
+            [host for host in hosts if host.state == state]
+            for state in ("changed", "revoked", "unreachable", "unknown")
         )
-        refused = report_changed(changed) + report_unreachable(unreachable)
+        refused = report_changed(changed) + report_revoked(revoked) + report_unreachable(unreachable)
         if refused:
             return {"failed": True, "msg": "\n".join(["Nothing was changed.", *refused])}
         if not unknown:

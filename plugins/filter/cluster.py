@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import fnmatch
 import hashlib
+import os
 import re
 import sys
 from collections import Counter
@@ -47,8 +47,9 @@ def _own_name(variables: Mapping[str, Any], name: str) -> str:
 
 def ssh_port(variables: Mapping[str, Any]) -> int:
     """The port of a host's SSH server, as the host itself saw the connection that read its facts."""
-    connection = ((variables.get("ansible_facts") or {}).get("env") or {}).get("SSH_CONNECTION") or ""
-    return int(connection.split()[3]) if len(connection.split()) == 4 else 22
+    words = (((variables.get("ansible_facts") or {}).get("env") or {}).get("SSH_CONNECTION") or "").split()
+    # UNKNOWN: it came by no network, as from a machine to its guest.
+    return int(words[3]) if len(words) == 4 and "UNKNOWN" not in words else 22
 
 
 def peer_known_hosts(
@@ -127,35 +128,45 @@ def next_peers(peers: list[str], host: str, most: int = 16) -> list[str]:
 def mesh_login_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     """Why sshd would not let the service user of another host in by its key; "" where it would.
 
-    `survey`: as `service_user_fault` has it. Patterns with an address are left to sshd, when all is there.
+    `survey`: as `service_user_fault` has it. From which address sshd lets it in is left to sshd, when all is there.
     """
     found = survey["sshd"]
 
-    def names(key: str) -> list[str]:
-        return [one for one in found.get(key, []) if "@" not in one]
-
     def others(key: str, own: Iterable[str]) -> bool:
-        patterns = names(key)
-        return (
-            bool(patterns)
-            and len(patterns) == len(found[key])
-            and not any(_matches(one, patterns) for one in own)
+        patterns = found.get(key, [])
+        if key == "allowusers":  # a group's name may have an @ of its own, as SSSD writes it
+            patterns = [one.partition("@")[0] for one in patterns]
+        # Of these sshd itself knows no "!"; who has written one means it all the same.
+        wanted = any(_is_named(one, patterns) for one in own) and not any(
+            _is_named(one, [pattern[1:] for pattern in patterns if pattern.startswith("!")]) for one in own
         )
+        return bool(patterns) and not wanted
+
+    def denied(
+        key: str, own: Iterable[str]
+    ) -> bool:  # no name of theirs has an @, as what is for some addresses has
+        return any(_is_named(one, found.get(key, [])) for one in own)
 
     groups = survey["groups"] or [user]  # as it is made
-    keys = found.get("authorizedkeysfile", [])
-    places = {".ssh/authorized_keys", "%h/.ssh/authorized_keys", f"{home}/.ssh/authorized_keys"}
+    keys = {_place(one, user, home) for one in found.get("authorizedkeysfile", [])}
     methods = found.get("authenticationmethods", [])
+    algorithms = ",".join(found.get("pubkeyacceptedalgorithms", [])).split(",")
+    forced = found.get("forcecommand", [""])[0].rpartition("/")[2]
     faults = (
         (others("allowusers", [user]), "AllowUsers", "allowusers", user),
         (others("allowgroups", groups), "AllowGroups", "allowgroups", f"one of its groups, such as {user}"),
-        (_matches(user, names("denyusers")), "DenyUsers", "denyusers", f"none that is {user}"),
-        (any(_matches(one, names("denygroups")) for one in groups), "DenyGroups", "denygroups", "none of its groups"),
+        (denied("denyusers", [user]), "DenyUsers", "denyusers", f"none that is {user}"),
+        (denied("denygroups", groups), "DenyGroups", "denygroups", "none of its groups"),
         (found.get("pubkeyauthentication") == ["no"], "PubkeyAuthentication", "pubkeyauthentication", "yes"),
+        (algorithms != [""] and "ssh-ed25519" not in algorithms, "PubkeyAcceptedAlgorithms",
+         "pubkeyacceptedalgorithms", "ssh-ed25519 among them"),
         (bool(methods) and not {"any", "publickey"} & {*methods}, "AuthenticationMethods", "authenticationmethods",
          "publickey among them"),
-        (bool(keys) and not places & {*(one.replace("%u", user) for one in keys)}, "AuthorizedKeysFile",
+        (bool(keys) and f"{home}/.ssh/authorized_keys" not in keys, "AuthorizedKeysFile",
          "authorizedkeysfile", ".ssh/authorized_keys among them"),
+        # Others may be what notes a command and then runs it.
+        (forced in ("internal-sftp", "sftp-server", "false", "nologin"), "ForceCommand", "forcecommand", "none"),
+        (found.get("chrootdirectory", ["none"]) != ["none"], "ChrootDirectory", "chrootdirectory", "none"),
     )  # fmt: skip
     for wrong, name, key, expected in faults:
         if wrong:
@@ -167,11 +178,18 @@ def mesh_login_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     return ""
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of sshd's patterns is `name`, and none says that it is not."""
-    patterns = list(patterns)
-    denied = any(one.startswith("!") and fnmatch.fnmatchcase(name, one[1:]) for one in patterns)
-    return not denied and any(fnmatch.fnmatchcase(name, one) for one in patterns)
+def _is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of sshd's patterns is `name`: but for * and ? each sign stands for itself."""
+    signs = {"*": ".*", "?": "."}
+    return any(
+        re.fullmatch("".join(signs.get(sign, re.escape(sign)) for sign in one), name) for one in patterns
+    )
+
+
+def _place(pattern: str, user: str, home: str) -> str:
+    """The file that sshd's AuthorizedKeysFile is for a user."""
+    path = re.sub("%([%hu])", lambda sign: {"%": "%", "h": home, "u": user}[sign[1]], pattern)
+    return os.path.normpath(os.path.join(home, path))
 
 
 def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:

@@ -168,10 +168,11 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         if survey["shut"]:
             raise Refused(
                 f"On this host {' and '.join(survey['shut'])}: what one firewall drops another cannot let in; nothing "
-                "was changed. Either let the peers in there, too (all that comes from their addresses); or take it "
-                "away, at boot, too (sudo systemctl disable --now nftables, or netfilter-persistent, where it comes "
-                "from their files; what is in force: sudo nft 'chain FAMILY TABLE CHAIN { policy accept; }' and then "
-                "sudo nft flush chain FAMILY TABLE CHAIN, or sudo iptables -P INPUT ACCEPT; sudo iptables -F INPUT); "
+                "was changed. Either let the peers in there, too (all that comes from their addresses, and what goes "
+                "to them out); or take it away, at boot, too (sudo systemctl disable --now nftables, or "
+                "netfilter-persistent, where it comes from their files; what is in force: sudo nft 'chain FAMILY TABLE "
+                "CHAIN { policy accept; }' and then sudo nft flush chain FAMILY TABLE CHAIN, or sudo iptables, or "
+                "iptables-legacy, -t TABLE -P CHAIN ACCEPT, and then -F CHAIN); "
                 "or keep it and set firewall_manage: false for this host (then open to the peers, in it, all TCP and "
                 "UDP ports yourself)."
             )
@@ -246,8 +247,8 @@ def doubt(may_shut):
         return ""
     return (
         f"{' and '.join(may_shut)}: what could let that in there goes by something that is not read here (a set of "
-        "ipset's, an address of this host's own, a mark). If the hosts do not reach each other, let in there all that "
-        "comes from the peers' addresses, by these alone"
+        "ipset's, an address of this host's own, a mark, a program). If the hosts do not reach each other, let in "
+        "there all that comes from the peers' addresses, by these alone"
     )
 
 

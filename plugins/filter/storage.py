@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import ipaddress
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
-def storage_unit(path: str) -> str:
-    """What systemd calls the units of a mount at `path`, without their kind; as systemd-escape --path has it."""
-    name = path.strip("/").replace("/", "\0")
-    # A name cannot begin with a dot. "\0" is what was a slash; a hyphen of the path's own is written out.
-    escaped = re.sub(r"^\.|[^\0A-Za-z0-9:_.]", lambda found: f"\\x{ord(found[0]):02x}", name)
-    return escaped.replace("\0", "-")
+from storage_units import storage_unit
 
 
 def storage_exports(path: str, peers: Iterable[Mapping[str, Any]], account: Mapping[str, int] | None) -> str:
@@ -30,10 +28,12 @@ def storage_exports(path: str, peers: Iterable[Mapping[str, Any]], account: Mapp
     return f"# Written by Trainyard (the role storage): the other hosts of the cluster.\n{line}"
 
 
-def storage_fault(survey: Mapping[str, Any], part: str, path: str, server: str) -> str:
+def storage_fault(
+    survey: Mapping[str, Any], part: str, path: str, server: str, peers: Iterable[Mapping[str, Any]] = ()
+) -> str:
     """Why a host cannot be the `server` or a `client` of the shared directory; "" where it can.
 
-    `survey`: what the module storage_survey found there.
+    `survey`: what the module storage_survey found there. `peers`: the other hosts, whose addresses count.
     """
     module = "nfsd" if part == "server" else "nfs"
     if not survey["kernel"][module]:
@@ -42,7 +42,32 @@ def storage_fault(survey: Mapping[str, Any], part: str, path: str, server: str) 
             f"can be {'the server' if part == 'server' else 'a client'} of NFS, as the distribution's can. Boot that "
             "one (a container has its machine's); or leave the group storage_server empty, and nothing is shared."
         )
+    if part == "server" and (root := _root_of(survey["roots"], [peer["address"] for peer in peers])):
+        return (
+            f"storage_path: found {root['path']} to be the root of NFS 4 ({root['place']}, fsid=0); expected none but "
+            f"/, for the other hosts ask for {path}, and would look for that below {root['path']}. Take fsid=0 out "
+            "there, and exportfs -ra (its clients then mount it by its whole path); or leave the group empty."
+        )
+    if part == "server" and survey["other_nfs"]:
+        return (
+            f"storage_server: found {' and '.join(survey['other_nfs'])}; expected NFS 4 at port 2049, by which the "
+            "other hosts mount the directory. Take that out, and systemctl restart nfs-server; or put another host "
+            "into the group."
+        )
     return _server_fault(survey, path) if part == "server" else _client_fault(survey, path, server)
+
+
+def _root_of(roots: Iterable[Mapping[str, Any]], addresses: list[str]) -> Mapping[str, Any] | None:
+    """The first of `roots` that one of the addresses is a client of; a name or a netgroup may be anybody's."""
+
+    def concerns(client: str) -> bool:
+        try:
+            network = ipaddress.ip_network(client, strict=False)
+            return any(ipaddress.ip_address(address) in network for address in addresses)
+        except ValueError:
+            return True
+
+    return next((root for root in roots if addresses and any(map(concerns, root["clients"]))), None)
 
 
 def _server_fault(survey: Mapping[str, Any], path: str) -> str:
@@ -71,6 +96,12 @@ def _server_fault(survey: Mapping[str, Any], path: str) -> str:
             f"storage_path: found {path}, where the service user {user} may not write; expected that it may, or "
             f"nothing, and then the directory is made. {cure} another storage_path, such as {path}/shared."
         )
+    if survey["fstab"] and survey["place"] != "mount":
+        return (
+            f"storage_path: found {survey['fstab']} to mount at {path}, and nothing mounted there; expected it to be, "
+            f"for else what lies below it would be shared. Type mount {path}, and see why it was not; or take the line "
+            "out, and systemctl daemon-reload; or choose another storage_path."
+        )
     if survey["others"]:
         return (
             f"storage_path: found {path} exported by {', '.join(survey['others'])}, too; expected this role's export "
@@ -81,6 +112,12 @@ def _server_fault(survey: Mapping[str, Any], path: str) -> str:
 
 def _client_fault(survey: Mapping[str, Any], path: str, server: str) -> str:
     expected = f"nothing, for {server}'s directory is mounted there"
+    if owners := [*filter(None, [survey["fstab"]]), *survey["strange_units"]]:
+        return (
+            f"storage_path: found {' and '.join(owners)} to mount at {path}; expected {expected}, by units that would "
+            "take that one's place. Take it out (and unmount what is there, and systemctl daemon-reload); or choose "
+            "another storage_path."
+        )
     if survey["place"] == "mount":
         top = survey["mounts"][-1]
         return (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Iterable
 
 SPREAD = 0.1  # seconds that clocks may be apart
 OWN_CLOCK = "7F7F0101"  # the reference of a chronyd that no source answers, and that serves all the same
@@ -26,6 +28,51 @@ def time_sync_apart(sources: str, head: str) -> float:
         if len(fields) > 9 and fields[2] == head and fields[1] != "*" and int(fields[5], 8):
             return max(0.0, abs(float(fields[7])) - float(fields[9]))
     return 0.0
+
+
+def time_sync_unserved(lines: Iterable[str], address: str, network: str, peers: Iterable[str]) -> str:
+    """The line of `chronyd -p` by which the head would not answer the others, whatever our file says; "" without one.
+
+    address: the head's; network: the cluster's, which our file allows; peers: the others' addresses.
+    """
+    own, cluster = _network(address), _network(network)
+    peers = list(peers)
+    others = [one for one in map(_network, peers) if one]
+    found, allowed = "", False
+    for line in lines if peers else ():
+        word, value = [*line.split(None, 1), "", ""][:2]
+        place = _network(value)
+        if word == "allow" and (value == "all" or (place and place == cluster)):
+            allowed = True
+            found = "" if found == "deny all" or (found.startswith("deny ") and value == "all") else found
+        elif (
+            (word == "port" and value != "123")
+            or (word == "bindaddress" and _is_another(place, own))
+            or (word == "binddevice" and value == "lo")
+            or (word == "deny" and value == "all" and allowed)  # before our file it does nothing to us
+            or (word == "deny" and _shuts(place, cluster, others))
+        ):
+            found = line.strip()
+    return found
+
+
+def _network(text: str):
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:  # a name, or 10.1 for 10.1.0.0/16
+        return None
+
+
+def _is_another(place, own) -> bool:
+    """Whether an address that chrony binds to is of the head's kind, and not its own; all of them are its own, too."""
+    return bool(place and own) and place.version == own.version and place not in (own, _network("0.0.0.0"))
+
+
+def _shuts(place, cluster, others) -> bool:
+    """Whether a `deny` of chrony's is for a smaller network than our `allow`, and one of the others is in it."""
+    if not place or not cluster or place.version != cluster.version or place.prefixlen <= cluster.prefixlen:
+        return False
+    return any(one.version == place.version and one.subnet_of(place) for one in others)
 
 
 def time_sync_fault(rc: int, words: str, head: str = "", apart: float = 0.0) -> str:
@@ -71,4 +118,5 @@ class FilterModule:
             "time_sync_apart": time_sync_apart,
             "time_sync_fault": time_sync_fault,
             "time_sync_off": time_sync_off,
+            "time_sync_unserved": time_sync_unserved,
         }

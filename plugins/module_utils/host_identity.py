@@ -23,12 +23,15 @@ HOST = {  # of the modules' option hosts
 
 
 def without_loopback_names(line: str, names: set[str]) -> str | None:
-    """`line`, an owner's line, without the cluster's `names` on 127.0.1.1; None if nothing is left of it."""
+    """`line`, an owner's line, without the cluster's `names` on 127.0.1.1; None if nothing is left of it.
+
+    `names` are in small letters: Node1 there is found by who asks for node1, and before what comes after it.
+    """
     entry, _, comment = line.partition("#")
     words = entry.split()
-    if not words or words[0] != "127.0.1.1" or not names & set(words[1:]):
+    if not words or words[0] != "127.0.1.1" or not names & {word.lower() for word in words[1:]}:
         return line
-    left = [word for word in words[1:] if word not in names]
+    left = [word for word in words[1:] if word.lower() not in names]
     if not left:
         return None
     return " ".join([words[0], *left]) + (f"  #{comment}" if comment else "")
@@ -54,12 +57,13 @@ def with_full_name(hosts: list[dict], own: str, text: str) -> list[dict]:
         for lines in (unmarked(split(text)[0]), split(text)[1])
     )
     loopback = [words[1] for words in outside if words[:1] == ["127.0.1.1"] and len(words) > 1]
-    taken = {name for host in hosts if host["name"] != own for name in host["names"]}
+    taken = {name.lower() for host in hosts if host["name"] != own for name in host["names"]}
 
     def full(host: dict) -> list[str]:
         name = host["names"][0]
         ours = [words[1] for words in inside if name in words[2:]]  # another line is a peer's, or was
-        return [one for one in loopback + ours if one.startswith(f"{name}.") and one not in taken][:1]
+        fitting = [one for one in loopback + ours if one.lower().startswith(f"{name.lower()}.")]
+        return [one for one in fitting if one.lower() not in taken][:1]
 
     return [
         {**host, "names": list(dict.fromkeys([*full(host), *host["names"]]))} if host["name"] == own else host
@@ -69,14 +73,14 @@ def with_full_name(hosts: list[dict], own: str, text: str) -> list[dict]:
 
 def conflicts(lines: list[str], hosts: list[dict]) -> list[str]:
     """Owner's lines that give a host's name another IPv4 address, in words."""
-    wanted = {name: host["address"] for host in hosts for name in host["names"]}
+    wanted = {name.lower(): host["address"] for host in hosts for name in host["names"]}
     found = []
     for line in lines:
         address, *names = line.partition("#")[0].split() or [""]
         found += [
-            f"{line.strip()!r}; the cluster has {wanted[name]} for {name}"
+            f"{line.strip()!r}; the cluster has {wanted[name.lower()]} for {name}"
             for name in names
-            if name in wanted and address != wanted[name] and "." in address
+            if name.lower() in wanted and address != wanted[name.lower()] and "." in address
         ]
     return found
 
@@ -86,7 +90,7 @@ def hosts_file(text: str, hosts: list[dict]) -> tuple[str, list[str]]:
 
     An owner's line that loses names stays in its place as a comment, so that it can come back as it was.
     """
-    names = {name for host in hosts for name in host["names"]} | {*TEMPLATE_NAMES}
+    names = {name.lower() for host in hosts for name in host["names"]} | {*TEMPLATE_NAMES}
     kept, rest = [], []
     for line in unmarked(split(text)[0]):
         left = without_loopback_names(line, names)

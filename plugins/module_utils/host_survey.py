@@ -112,7 +112,11 @@ def ssh_session(proc="/proc"):
             return None
         for variable in environment:
             if variable.startswith(b"SSH_CONNECTION="):
-                client, _, address, port = variable.decode().split("=", 1)[1].split()
+                words = variable.decode(errors="replace").split("=", 1)[1].split()
+                # Of what came by no network, as from a machine to its guest (AF_VSOCK), sshd says UNKNOWN.
+                if len(words) != 4 or "UNKNOWN" in words:
+                    return None
+                client, _, address, port = words
                 client, address = client.removeprefix("::ffff:"), address.removeprefix("::ffff:")
                 return {
                     "client": client.partition("%")[0],
@@ -158,7 +162,15 @@ def sockets(run_command):
 def plain(end):
     """(address, port), words, of an end of a socket as ss writes it."""
     address, _, port = end.rpartition(":")
-    return address.strip("[]").partition("%")[0].removeprefix("::ffff:"), port
+    return address.partition("%")[0].strip("[]").removeprefix("::ffff:"), port
+
+
+def sshd_asked(program, user="root", client="127.0.0.1", own="127.0.0.1", port=22):
+    """The command by which sshd tells its settings, as they are for `user` who comes from `client` to `own`.
+
+    A file with `Match LocalPort` is told of not at all where anything of the connection is left out.
+    """
+    return [program, "-T", "-C", f"user={user},host={client},addr={client},laddr={own},lport={port}"]
 
 
 def ssh_ports(run_command, found, proc="/proc"):
@@ -172,8 +184,8 @@ def ssh_ports(run_command, found, proc="/proc"):
         if item["state"] == "LISTEN" and any(takes_logins(name, pid, proc) for name, pid in item["owners"])
     }
     if sshd := shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.defpath}"):
-        _, out, _ = run_command([sshd, "-T"])
-        ports |= {int(port) for port in re.findall(r"(?m)^listenaddress .*:(\d+)$", out)}
+        _, out, _ = run_command(sshd_asked(sshd))
+        ports |= {int(port) for port in re.findall(r"(?m)^listenaddress \S*:(\d+)(?: rdomain .*)?$", out)}
     # Where systemd listens for it, and sshd has not been started yet.
     _, out, _ = run_command(["systemctl", "show", "--property=ActiveState,Listen", "ssh.socket"])
     if "ActiveState=active" in out.split():

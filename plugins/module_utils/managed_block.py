@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 
 BEGIN = "# BEGIN trainyard"
@@ -22,6 +23,29 @@ def split(text: str) -> tuple[list[str], list[str]]:
     return outside, inside
 
 
+def strangers(inside: list[str]) -> list[str]:
+    """Of the lines of a block in which each of ours ends with its peer's mark, those that somebody else wrote there.
+
+    As where an editor took the end of the block with it: what an owner has added since, a key of his own, stays his.
+    """
+    return [line for line in inside if line.strip() and not re.search(r"\btrainyard@\S+$", line)]
+
+
+def endless(path: str, text: str) -> str:
+    """What is said of a file whose lines have no mark, and whose block has no end: whose they are cannot be told."""
+    begun = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith((BEGIN, END)):
+            begun = number if line.startswith(BEGIN) else 0
+    if not begun:
+        return ""
+    return (
+        f"{path}, line {begun}: found '{BEGIN}' without '{END}' below it; expected both, since what stands between "
+        f"them is Trainyard's to replace, and what comes after is not. Nothing was changed. Write '{END}' below "
+        "the last of Trainyard's lines, and run it again."
+    )
+
+
 def join(outside: list[str], inside: list[str], note: str = "") -> str:
     """A file's text: the owner's lines as they are, then our block; no block if there is nothing in it."""
     block = [f"{BEGIN}{note and ': '}{note}", *inside, END] if inside else []
@@ -36,6 +60,16 @@ def read(path: str) -> str:
             return file.read()
     except FileNotFoundError:
         return ""
+
+
+def through_links(path: str) -> str:
+    """The file itself, where its owner has a link in its place to one that he keeps elsewhere.
+
+    By `write` the link would go, and what he changes there later had no effect. Only for a path where nobody else could
+    have put the link.
+    """
+    file = os.path.realpath(path)
+    return file if os.path.isfile(file) else path
 
 
 def write(module, path: str, text: str, beside: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""Whether packet filters other than ours let the cluster's hosts in, by their rules as nft and iptables write them.
+"""Whether packet filters other than ours let the cluster's hosts in, by their rules as nft and iptables write them, and
+what goes to them out.
 
 A chain may let a peer in, shut it out, or do either by a match that is not read here: then nothing is said for sure.
 """
@@ -15,7 +16,18 @@ import re
 IPTABLES = re.compile(r'"(?:\\.|[^"\\])*"|\S+')
 # Of its matches, those whose options tell all that they look at.
 READ_MATCHES = ("addrtype", "comment", "conntrack", "iprange", "multiport", "pkttype", "state", "tcp", "udp")
-VERDICTS = ("accept", "drop", "reject", "jump", "goto", "return")  # nft's
+VERDICTS = ("accept", "drop", "reject", "queue", "jump", "goto", "return")  # nft's
+# iptables' targets that are verdicts. What is queued some program lets in, or does not.
+TARGETS = {
+    "ACCEPT": "accept",
+    "DROP": "drop",
+    "REJECT": "reject",
+    "RETURN": "return",
+    "NFQUEUE": "queue",
+    "QUEUE": "queue",
+}
+# The hooks by which what a peer says gets here, and what this host says to it goes; by iptables' words the chains.
+INWARD, OUTWARD = ("ingress", "prerouting", "input"), ("output", "postrouting", "egress")
 # What is let in, or not, by these is but a part of what a peer says: some ports, kinds of packets, or so many of them.
 IN_PART = re.compile(
     r"-f$|--(?:[ds]?ports?|ct\w+port|tcp-|syn|icmp|limit(?!-iface)|hashlimit|connlimit|quota|rcheck|update)"
@@ -113,8 +125,11 @@ def nft_ports_met(match, sets):
     return ports_met(ranges, negated=op == "!=")
 
 
-def has(left, value, peer, links):
-    """Whether what a match looks at, `left`, has that value as a peer begins to speak; None where it is not known."""
+def has(left, value, peer, links, out=False):
+    """Whether what a match looks at, `left`, has that value as a peer begins to speak; None where it is not known.
+
+    out: as this host begins to speak to the peer.
+    """
     if isinstance(value, dict) and value.keys().isdisjoint(("concat", "prefix", "range")):
         return None
     if "concat" in left:
@@ -122,7 +137,7 @@ def has(left, value, peer, links):
         if len(values) != len(left["concat"]):
             return None
         pairs = zip(left["concat"], values, strict=True)
-        return all_of(has(part, one, peer, links) for part, one in pairs)
+        return all_of(has(part, one, peer, links, out) for part, one in pairs)
     ct, key = left.get("ct", {}).get("key"), left.get("meta", {}).get("key")
     payload, fib = left.get("payload", {}), left.get("fib", {})
     field = payload.get("protocol"), payload.get("field")
@@ -136,30 +151,48 @@ def has(left, value, peer, links):
         return value == "ipv4"
     if key == "protocol" or field == ("ether", "type"):
         return value == "ip"
-    if key in ("iif", "iifname"):
+    if key in (("oif", "oifname") if out else ("iif", "iifname")):
         return any(fnmatch.fnmatchcase(link, str(value)) for link in links)
-    if key == "pkttype":
+    if key in ("iif", "iifname"):
+        return False  # it comes by none
+    if key == "pkttype" and not out:
         return value in ("host", "unicast")
-    if field == ("ip", "saddr"):
+    if field == ("ip", "daddr" if out else "saddr"):
         return among(peer, value)
     if field == ("ip", "daddr") and to_a_group(value):
         return False
     if fib.get("result") == "type" and fib.get("flags") in ("daddr", ["daddr"]):
-        return value == "local"
+        return value == ("unicast" if out else "local")
     return None
 
 
-def concerns(words, peer, links, sets):
-    """Whether a rule's matches are met by all that a peer, which comes by one of `links`, begins to say.
+def is_state(match):
+    return isinstance(match.get("left"), dict) and match["left"].get("ct", {}).get("key") == "state"
+
+
+def is_syn(match):
+    """Whether a match is for what opens a connection of TCP: of some flags SYN alone."""
+    masked = match["left"].get("&", [None]) if isinstance(match.get("left"), dict) else [None]
+    flags = masked[0].get("payload", {}) if isinstance(masked[0], dict) else {}
+    field = flags.get("protocol"), flags.get("field")
+    return (field, match.get("op"), match.get("right")) == (("tcp", "flags"), "==", "syn")
+
+
+def concerns(words, peer, links, sets, out=False):
+    """Whether a rule's matches are met by all that a peer, which comes by one of `links`, begins to say; or, `out`, by
+    all that is said to it.
 
     None where that is not known, as of a mark.
     """
+    opens = False
 
     def met(word):
         if "match" not in word:
             return False if word.keys() & NFT_IN_PART else None
         match = word["match"]
         left, op = match.get("left", {}), match.get("op")
+        if opens and is_syn(match):
+            return True
         payload = left.get("payload", {}) if isinstance(left, dict) else {}
         if (
             "of_map" not in match  # in which each port has its own verdict
@@ -171,9 +204,10 @@ def concerns(words, peer, links, sets):
             return False
         if op not in ("==", "!=", "in"):
             return None
-        is_one = any_of(has(left, one, peer, links) for one in members(match.get("right"), sets))
+        is_one = any_of(has(left, one, peer, links, out) for one in members(match.get("right"), sets))
         return is_one if is_one is None or op != "!=" else not is_one
 
+    opens = any(is_state(word.get("match", {})) and met(word) for word in words)
     return all_of(map(met, words))
 
 
@@ -206,11 +240,12 @@ def verdicts(rules, start, met):
 
 
 def lets_in(rules, chain, policy, met):
-    """Whether a chain lets a peer in; None where only a rule of which that is not known could."""
-    for told, surely in ((True, lambda rule: met(rule) is True), (None, met)):
-        if "accept" in {one or policy for one in verdicts(rules, chain, surely)}:
-            return told
-    return False
+    """Whether a chain lets a peer in; None where only a rule of which that is not known could, or a program (queue)."""
+    surely = {one or policy for one in verdicts(rules, chain, lambda rule: met(rule) is True)}
+    if "accept" in surely:
+        return True
+    perhaps = surely | {one or policy for one in verdicts(rules, chain, met)}
+    return False if perhaps.isdisjoint(("accept", "queue")) else None
 
 
 def goes_on(word):
@@ -240,14 +275,16 @@ def nft_rules(words, place, maps):
 def shut_by_nft(text, peers):
     """What `nft -j list ruleset` has for each chain of others: [(chain, peers shut out, peers that may be)].
 
-    peers: by address the interfaces by which it comes. Of IPv4's input: what one such chain drops no other can let in.
+    peers: by address the interfaces by which it comes. Of IPv4's, in and out: what one such chain drops no other can
+    let through.
     """
     parts = json.loads(text or "{}").get("nftables", [])
-    policies, rules, sets, maps = {}, {}, {}, {}
+    bases, rules, sets, maps = {}, {}, {}, {}
     for chain in (part["chain"] for part in parts if "chain" in part):
         ours = (chain["family"], chain["table"]) == ("inet", "trainyard")
-        if chain.get("hook") == "input" and chain["family"] in ("ip", "inet") and not ours:
-            policies[chain["family"], chain["table"], chain["name"]] = chain.get("policy", "accept")
+        judged = chain.get("hook") in INWARD + OUTWARD and chain["family"] in ("ip", "inet", "netdev")
+        if judged and not ours:
+            bases[chain["family"], chain["table"], chain["name"]] = chain
     for kind, known in (("set", sets), ("map", maps)):
         for one in (part[kind] for part in parts if kind in part):
             known.setdefault((one["family"], one["table"]), {})[one["name"]] = one.get("elem", [])
@@ -256,16 +293,22 @@ def shut_by_nft(text, peers):
         place = rule["family"], rule["table"]
         rules.setdefault((*place, rule["chain"]), []).extend(nft_rules(words, place, maps.get(place, {})))
 
-    def judged(chain, peer):
-        known = sets.get(chain[:2], {})
-        return lets_in(rules, chain, policies[chain], lambda words: concerns(words, peer, peers[peer], known))
+    def judged(place, peer):
+        known, base = sets.get(place[:2], {}), bases[place]
+        devices = base.get("dev", [])
+        if devices and peers[peer].isdisjoint([devices] if isinstance(devices, str) else devices):
+            return True  # it sees another card
+        out = base["hook"] in OUTWARD
+        met = functools.partial(concerns, peer=peer, links=peers[peer], sets=known, out=out)
+        return lets_in(rules, place, base.get("policy", "accept"), met)
 
     return [
         (
-            f"nftables' chain {chain[2]} of table {chain[0]} {chain[1]}",
-            *sorted_out(peers, functools.partial(judged, chain)),
+            f"nftables' chain {place[2]} of table {place[0]} {place[1]}"
+            + ("" if base["hook"] == "input" else f" (hook {base['hook']})"),
+            *sorted_out(peers, functools.partial(judged, place)),
         )
-        for chain in policies
+        for place, base in bases.items()
     ]
 
 
@@ -289,15 +332,16 @@ def iptables_options(line):
     return found
 
 
-def iptables_concerns(options, peer, links):
+def iptables_concerns(options, peer, links, out=False):
     """As `concerns`, of a rule of iptables'."""
+    opens = False
 
     def has_it(option, value):
-        if option == "-s":
+        if option == ("-d" if out else "-s"):
             return among(peer, value)
         if option == "-d":
             return False if to_a_group(value) else None
-        if option == "-i":
+        if option == ("-o" if out else "-i"):
             return any(fnmatch.fnmatchcase(link, value.replace("+", "*")) for link in links)
         if option == "-p":
             return value in ("all", "tcp")  # by which the ranks speak
@@ -305,11 +349,13 @@ def iptables_concerns(options, peer, links):
             return "NEW" in value.split(",")
         if option == "--ctstatus":
             return False
-        if option == "--src-range":
+        if option == "--src-range" and not out:
+            return among(peer, {"range": value.split("-")})
+        if option == "--dst-range" and out:
             return among(peer, {"range": value.split("-")})
         if option == "--dst-type":
-            return "LOCAL" in value.split(",")
-        if option == "--pkt-type":
+            return ("UNICAST" if out else "LOCAL") in value.split(",")
+        if option == "--pkt-type" and not out:
             return value == "unicast"
         return None
 
@@ -319,6 +365,8 @@ def iptables_concerns(options, peer, links):
             ranges = [one.split(":") for one in value.split(",")]
             told = all(port.isdigit() for pair in ranges for port in pair)
             return told and ports_met([(int(pair[0]), int(pair[-1])) for pair in ranges], negated)
+        if opens and (option == "--syn" or (option == "--tcp-flags" and arguments[1:] == ["SYN"])):
+            return not negated
         if IN_PART.match(option):
             return False
         if option == "--comment" or (option == "-m" and value in READ_MATCHES):
@@ -326,26 +374,48 @@ def iptables_concerns(options, peer, links):
         found = has_it(option, value)
         return found if found is None or not negated else not found
 
+    opens = any(
+        option in ("--ctstate", "--state") and met(no, option, words) for no, option, words in options
+    )
     return all_of(met(*one) for one in options)
 
 
-def shut_by_iptables(text, peers):
-    """The same of `iptables-save -t filter`."""
-    policy = (re.search(r"^:INPUT (\w+)", text, re.MULTILINE) or ["", "ACCEPT"])[1].lower()
-    rules = {}
+def iptables_chains(text):
+    """{(table, chain): policy} of those that have one, in what `iptables-save` says; of no table's name, filter."""
+    found, table = {}, "filter"
     for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif told := re.match(r":(\S+) (ACCEPT|DROP)\b", line):
+            found[table, told[1]] = told[2].lower()
+    return found
+
+
+def shut_by_iptables(text, peers, whose="iptables'"):
+    """The same of `iptables-save`; whose: of which of the two that may be there."""
+    policies = {("filter", "INPUT"): "accept", **iptables_chains(text)}
+    rules, table = {}, "filter"
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
         (_, first, chain), *options = iptables_options(line) or [(False, "", [])]
         ends = [place for place, (_, option, _) in enumerate(options) if option in ("-j", "-g")]
         if first != "-A" or not ends:
             continue
         _, how, (target, *_) = options[ends[0]]
-        word = {"-j": "jump", "-g": "goto"}[how]
-        if target in ("ACCEPT", "DROP", "REJECT", "RETURN"):
-            word = target.lower()
-        rules.setdefault(chain[0], []).append((word, target, options[: ends[0]]))
+        word = TARGETS.get(target, {"-j": "jump", "-g": "goto"}[how])
+        rules.setdefault((table, chain[0]), []).append((word, (table, target), options[: ends[0]]))
 
-    def judged(peer):
-        met = functools.partial(iptables_concerns, peer=peer, links=peers[peer])
-        return lets_in(rules, "INPUT", policy, met)
+    def judged(place, peer):
+        out = place[1].lower() in OUTWARD
+        met = functools.partial(iptables_concerns, peer=peer, links=peers[peer], out=out)
+        return lets_in(rules, place, policies[place], met)
 
-    return [("iptables' chain INPUT", *sorted_out(peers, judged))]
+    return [
+        (
+            f"{whose} chain {chain}" + (f" of table {table}" if table != "filter" else ""),
+            *sorted_out(peers, functools.partial(judged, (table, chain))),
+        )
+        for table, chain in policies
+        if chain.lower() in INWARD + OUTWARD
+    ]

@@ -28,12 +28,26 @@ def our_units(folder: str = FOLDER) -> dict[str, str]:
     found = {}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if name.endswith((".automount", ".mount")) and os.path.isfile(path) and not os.path.islink(path):
+        if name.endswith((".automount", ".mount")) and is_ours(path):
             with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
-            if text.startswith(MARK):
-                found[name] = text
+                found[name] = file.read()
     return found
+
+
+def is_ours(path: str) -> bool:
+    """Whether the role has written that file."""
+    if not os.path.isfile(path) or os.path.islink(path):
+        return False
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(len(MARK)) == MARK
+
+
+def storage_unit(path: str) -> str:
+    """What systemd calls the units of a mount at `path`, without their kind; as systemd-escape --path has it."""
+    name = path.strip("/").replace("/", "\0")
+    # A name cannot begin with a dot. "\0" is what was a slash; a hyphen of the path's own is written out.
+    escaped = re.sub(r"^\.|[^\0A-Za-z0-9:_.]", lambda found: f"\\x{ord(found[0]):02x}", name)
+    return escaped.replace("\0", "-")
 
 
 def is_roles(directory: str, gid: int | None) -> bool:

@@ -43,7 +43,7 @@ conflicts:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import HOST, hosts_file
-from ansible.module_utils.managed_block import read, write
+from ansible.module_utils.managed_block import endless, read, through_links, write
 
 
 def main() -> None:
@@ -56,11 +56,13 @@ def main() -> None:
     )
     path = module.params["path"]
     before = read(path)
+    if fault := endless(path, before):
+        module.fail_json(msg=fault)
     after, found = hosts_file(before, module.params["hosts"])
     for conflict in found:
         module.warn(f"{path} has the line {conflict}. The first line wins; remove yours if it is stale.")
     if after != before and not module.check_mode:
-        write(module, path, after)
+        write(module, through_links(path), after)
     diff = {"before_header": path, "after_header": path, "before": before, "after": after}
     module.exit_json(changed=after != before, conflicts=found, diff=diff)
 

@@ -17,7 +17,7 @@ from ansible.module_utils.host_survey import (
     ssh_ports,
     ssh_session,
 )
-from ansible.module_utils.packet_filters import shut_by_iptables, shut_by_nft
+from ansible.module_utils.packet_filters import iptables_chains, shut_by_iptables, shut_by_nft
 
 DOCUMENTATION = r"""
 module: firewall_survey
@@ -39,13 +39,24 @@ options:
 
 
 FILE = "/etc/nftables.d/trainyard.nft"
+LEGACY = "/proc/net/ip_tables_names"  # the tables that iptables has made by itself, not by nftables; none without it
 GUARD = "/var/lib/trainyard-guard"  # where the guard keeps what is not confirmed yet
 OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 # iptables-save: -p tcp … --dport 80 -j DNAT --to-destination 172.17.0.2:80; nft: tcp dport 80 … dnat to 172.17.0.2:80
 # To another port of the host: -p tcp … --dport 80 -j REDIRECT --to-ports 8080; tcp dport 80 … redirect to :8080
+# Of several ports: --dports 80,8000:8010; tcp dport { 80, 8000-8010 }
 PASSED_ON = re.compile(
-    r"\b(tcp|udp)\b[^\n]*?\bdport (\d+)\b[^\n]*?"
-    r"(?:--to-destination|dnat (?:ip6? )?to|-j REDIRECT --to-ports|redirect to) (\S+)"
+    r"\b(tcp|udp)\b[^\n]*?\bdports? (\{[^}\n]*\}|[\d,:-]+)\s[^\n]*?"
+    r"(?:--to-destination (\S+)|\bdnat (?:ip6? )?to (\S+)"
+    r"|-j REDIRECT\b(?: --to-ports (\S+))?|\bredirect\b(?: to (\S+))?)"
+)
+# nft: dnat to tcp dport map { 80 : 172.17.0.2, 81 : 172.17.0.3 . 8080 }
+MAPPED = re.compile(r"\bdnat (?:ip6? )?to (tcp|udp) dport map \{([^}\n]*)\}")
+# Kubernetes' node ports lead to chains of its own: -A KUBE-NODEPORTS -p tcp … --dport 30080 -j KUBE-EXT-…; in nft's
+# words they are elements of a map, tcp . 30080 : goto external-…
+NODE_PORT = re.compile(
+    r"^-A KUBE-NODEPORTS -p (tcp|udp)\b.* --dport (\d+) .*-j|(?<!\. )\b(tcp|udp) \. (\d+) : goto external-",
+    re.MULTILINE,
 )
 # What firewall_allow has opened, as `nft list` writes the rules of firewall_plan.
 OPENED = re.compile(
@@ -114,13 +125,27 @@ def slurm_settings():
 def published(module):
     """[{proto, port, process}] of the ports that are passed on to containers, or to other ports of the host."""
     found = {}
-    for command in ("iptables-save -t nat", "ip6tables-save -t nat", "nft list ruleset"):
+    for command in ("iptables-save", "ip6tables-save", "nft list ruleset"):
         if module.get_bin_path(command.split()[0]):
-            _, out, _ = module.run_command(command.split())
-            for proto, port, target in PASSED_ON.findall(out):
-                target = re.sub(r"^:?(?=[\d-]+$)", "port ", target)  # 8080 or, as nft has it, :8080
-                found.setdefault((proto, int(port)), f"passed on to {target}")
+            for proto, ports, target in passed_on(module.run_command(command.split())[1]):
+                first, _, last = re.sub("[:-]", " ", ports).partition(" ")
+                target = re.sub(r"^:?(?=[\d-]+$)", "port ", target or ports)  # 8080 or, as nft has it, :8080
+                also = f"with those up to {last} " if last else ""
+                found.setdefault((proto, int(first)), f"{also}passed on to {target}")
     return [{"proto": proto, "port": port, "process": name} for (proto, port), name in sorted(found.items())]
+
+
+def passed_on(rules):
+    """(proto, port or range of ports, to what) of what is passed on, "" where that is the same port of the host's."""
+    for proto, ports, *targets in PASSED_ON.findall(rules):
+        for one in re.findall(r"[\d:-]+", ports):
+            yield proto, one, "".join(targets)
+    for proto, pairs in MAPPED.findall(rules):
+        for one, target in re.findall(r"([\d-]+) : ([^,]+)", pairs):
+            yield proto, one, target.strip().replace(" . ", ":")
+    for words in NODE_PORT.findall(rules):
+        proto, port = filter(None, words)
+        yield proto, port, "a service of Kubernetes"
 
 
 def loaded(module):
@@ -254,18 +279,19 @@ def ipsec(module, found):
     )
 
 
-def ufw_enabled(module):
+def ufw_enabled(module, path="/etc/ufw/ufw.conf"):
     """Whether ufw is there and set to be on: its unit is active on machines where it does nothing, too.
 
-    Its settings stay where apt has removed it.
+    Its settings, which it reads as a shell does, stay where apt has removed it.
     """
     if not module.get_bin_path("ufw"):
         return False
     try:
-        with open("/etc/ufw/ufw.conf") as source:
-            return any(line.strip().lower() == "enabled=yes" for line in source)
+        with open(path, errors="replace") as source:
+            said = re.findall(r"(?im)^\s*enabled=[\"']?(\w*)", source.read())
     except OSError:
         return False
+    return bool(said) and said[-1].lower() == "yes"
 
 
 def links_to(module, peer):
@@ -284,22 +310,49 @@ def shut(module, hosts):
     if not hosts:
         return told
     peers = {host: set(links) or links_to(module, host) for host, links in hosts.items()}
-    found, shown = [], ""
+    found, shown, legacy = [], "", False
     if module.get_bin_path("iptables-save"):
-        shown = module.run_command(["iptables-save", "-t", "filter"])[1]
+        shown = module.run_command(["iptables-save"])[1]
+        legacy = "(legacy)" in module.run_command(["iptables-save", "--version"])[1]
         found += shut_by_iptables(shown, peers)
+    if not legacy:
+        found += shut_by_legacy(module, peers)
     if module.get_bin_path("nft"):
-        # nft shows what iptables has made, too, as ip filter, and not all of it in words of its own.
+        # nft shows what iptables has made, too, as ip filter and the like, and not all of it in words of its own.
+        made = [] if legacy else iptables_chains(shown)
+        known = tuple(f" chain {chain} of table ip {table}" for table, chain in made)
+        code, listed, said = module.run_command(["nft", "-j", "list", "ruleset"])
+        if code:
+            found.append((f"nftables' rules, which nft does not show ({said.strip()[:80]}),", [], [*peers]))
         found += [
             one
-            for one in shut_by_nft(module.run_command(["nft", "-j", "list", "ruleset"])[1], peers)
-            if not (":INPUT " in shown and one[0].endswith(" INPUT of table ip filter"))
+            for one in shut_by_nft("" if code else listed, peers)
+            if not one[0].partition(" (hook ")[0].endswith(known)
         ]
     for chain, *outs in found:
         for key, does, out in zip(told, ("shuts out", "may shut out"), outs, strict=True):
             if out:
                 told[key].append(f"{chain} {does} {out[0]}" + f" and {len(out) - 1} more" * (len(out) > 1))
     return told
+
+
+def shut_by_legacy(module, peers, names=LEGACY):
+    """As shut_by_iptables, of the tables that neither nft nor its iptables shows.
+
+    None is asked for that is not there: that would make it. Where nobody shows them, they may shut out all.
+    """
+    try:
+        with open(names) as source:
+            tables = sorted(source.read().split())
+    except OSError:
+        return []
+    if tables and not module.get_bin_path("iptables-legacy-save"):
+        listed = " and ".join(tables)
+        return [
+            (f"iptables-legacy's {listed}, which no program here shows (iptables-legacy-save),", [], [*peers])
+        ]
+    shown = "".join(module.run_command(["iptables-legacy-save", "-t", table])[1] for table in tables)
+    return shut_by_iptables(shown, peers, "iptables-legacy's")
 
 
 def main():

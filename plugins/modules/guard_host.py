@@ -8,7 +8,14 @@ import os
 import pwd
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_survey import from_elsewhere, sockets, ssh_logins, ssh_ports, ssh_session
+from ansible.module_utils.host_survey import (
+    from_elsewhere,
+    sockets,
+    ssh_logins,
+    ssh_ports,
+    ssh_session,
+    sshd_asked,
+)
 
 DOCUMENTATION = r"""
 module: guard_host
@@ -79,7 +86,7 @@ def host_keys(module):
     sshd = module.get_bin_path("sshd", opt_dirs=["/usr/sbin"])
     files = []
     if sshd:
-        rc, out, _ = module.run_command([sshd, "-T"])
+        rc, out, _ = module.run_command(sshd_asked(sshd))
         files = (
             [line.split(None, 1)[1] + ".pub" for line in out.splitlines() if line.startswith("hostkey ")]
             if not rc

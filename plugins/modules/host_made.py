@@ -60,7 +60,16 @@ import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import TEMPLATE_NAMES, unmarked
-from ansible.module_utils.managed_block import BEGIN, join, read, split, write
+from ansible.module_utils.managed_block import (
+    BEGIN,
+    endless,
+    join,
+    read,
+    split,
+    strangers,
+    through_links,
+    write,
+)
 
 COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
 USER_BUSY = 8  # userdel's exit code
@@ -138,9 +147,12 @@ def without_block(path: str, own_name: str) -> str:
 
     An earlier release left nothing of the line from which it took that name, or the name with a domain alone.
     """
-    outside = unmarked(split(read(path))[0])
+    outside, inside = split(read(path))
+    others = strangers(inside)
+    marked = len(others) < len(inside)  # as lines of peers are, and hosts' in /etc/hosts are not
+    outside = [*unmarked(outside), *(others if marked and not own_name else [])]
     name = own_name.split()[-1] if own_name else ""
-    if name and not any(name in line.partition("#")[0].split()[1:] for line in outside):
+    if name and not any(name.lower() in line.partition("#")[0].lower().split()[1:] for line in outside):
         full = re.compile(rf"^(127\.0\.1\.1(\s+){re.escape(name)}\.\S+)")
         after = next((n for n, line in enumerate(outside) if line.split()[:1] == ["127.0.0.1"]), -1)
         if any(map(full.match, outside)):
@@ -169,6 +181,8 @@ class Host:
             elif item["block"]:
                 lines = read(item["path"]).splitlines()
                 there = [item["path"]] if any(line.startswith(BEGIN) for line in lines) else []
+                if item["own_name"] and (fault := endless(item["path"], read(item["path"]))):
+                    self.module.fail_json(msg=fault)
             else:
                 there = [path for path in paths_of(item, self.keep) if not self._known(path)]
                 for path in there:
@@ -205,7 +219,7 @@ class Host:
             if any(line.startswith(BEGIN) for line in text.splitlines()):
                 after = without_block(item["path"], own_name(item["own_name"]))
                 if after:
-                    write(self.module, item["path"], after)
+                    write(self.module, through_links(item["path"]), after)
                 else:
                     os.unlink(item["path"])
         else:

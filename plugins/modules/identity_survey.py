@@ -100,13 +100,15 @@ from ansible.module_utils.host_identity import (
     stale_copy,
     with_full_name,
 )
-from ansible.module_utils.managed_block import read
+from ansible.module_utils.host_survey import ssh_session, sshd_asked
+from ansible.module_utils.managed_block import endless, read
 from ansible.module_utils.same_files import on_network
 
 # What decides on who gets in by a key.
 SSHD = (
     *("allowgroups", "allowusers", "denygroups", "denyusers"),
-    *("authenticationmethods", "authorizedkeysfile", "pubkeyauthentication"),
+    *("authenticationmethods", "authorizedkeysfile", "pubkeyauthentication", "pubkeyacceptedalgorithms"),
+    *("chrootdirectory", "forcecommand"),
 )
 JOURNAL = "systemd-journal"  # a launcher speaks into the journal, and logs.yml reads it without root
 
@@ -214,15 +216,17 @@ def own_key(module: AnsibleModule, user: str, home: str) -> str:
         return ""
 
 
-def sshd(module: AnsibleModule, user: str, hosts: list[dict]) -> dict[str, list[str]]:
-    """As `sshd -T` tells them."""
+def sshd(module: AnsibleModule, user: str, hosts: list[dict], own: str = "") -> dict[str, list[str]]:
+    """As `sshd -T` tells them, of the port by which the controller comes. own: this one of `hosts`, by its name."""
     program = module.get_bin_path("sshd", opt_dirs=["/usr/sbin"])
     if not program or len(hosts) < 2:
         return {}
     address = hosts[-1]["address"]
-    code, out, _ = module.run_command([program, "-T", "-C", f"user={user},host={address},addr={address}"])
+    here = next((host["address"] for host in hosts if own and host["name"] == own), "127.0.0.1")
+    port = (ssh_session() or {"port": 22})["port"]
+    code, out, _ = module.run_command(sshd_asked(program, user, address, here, port))
     found: dict[str, list[str]] = {}
-    for key, *words in map(str.split, out.splitlines() if code == 0 else ()):
+    for key, *words in filter(None, map(str.split, out.splitlines() if code == 0 else ())):
         found.setdefault(key.lower(), []).extend(words)
     return {key: words for key, words in found.items() if key in SSHD}
 
@@ -249,6 +253,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    for path in ("/etc/hosts", TEMPLATE):
+        if fault := endless(path, read(path)):
+            module.fail_json(msg=fault)
     user, home, login = (module.params[name] for name in ("user", "home", "login"))
     hosts = with_full_name(module.params["hosts"], module.params["own"], read("/etc/hosts"))
     group = group_of(user)
@@ -271,7 +278,7 @@ def main() -> None:
             "machine_id_stands": not stale and not needs_new(machine_id, module.params["taken"]),
             "public_key": own_key(module, user, home),
             "groups": groups_of(user),
-            "sshd": sshd(module, user, hosts),
+            "sshd": sshd(module, user, hosts, module.params["own"]),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
         },
     )

@@ -55,6 +55,7 @@ import resource
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container
 from ansible.module_utils.managed_block import read, write
+from ansible.module_utils.sysctl_folders import set_elsewhere
 
 ITEMS = {"memlock": (resource.RLIMIT_MEMLOCK, 1024), "nofile": (resource.RLIMIT_NOFILE, 1)}
 
@@ -63,6 +64,15 @@ def most_files() -> int:
     """How many open files the kernel grants now, root, too."""
     with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
         return int(file.read())
+
+
+def not_yet(wanted: int) -> str:
+    """What is said where a file of the host's own has the kernel grant so many files, and has not been read yet."""
+    earlier, later = set_elsewhere("")
+    value, file = {**earlier, **later}.get("fs.nr_open", ("", ""))
+    if not value.isdecimal() or int(value) < wanted:
+        return ""
+    return f"{file} sets it to {value}, which is not in force yet. Have that read: sudo sysctl --system"
 
 
 def number(limit: dict) -> int:
@@ -119,9 +129,13 @@ def main() -> None:
     most = module.params["nr_open"] or most_files()
     beyond = [limit["value"] for limit in limits if limit["item"] == "nofile" and number(limit) > most]
     if beyond and not in_container():
+        cure = (
+            not_yet(int(beyond[0]))
+            or f'Lower it, or raise that, too: tuning_sysctl: {{fs.nr_open: "{beyond[0]}"}}'
+        )
         module.fail_json(
             msg=f"tuning_nofile: found {beyond[0]}; expected at most {most}, fs.nr_open: this machine cannot grant "
-            f'nofile beyond it. Lower it, or raise that, too: tuning_sysctl: {{fs.nr_open: "{beyond[0]}"}}'
+            f"nofile beyond it. {cure}"
         )
     if module.params["only_look"]:
         module.exit_json(changed=False)

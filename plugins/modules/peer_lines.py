@@ -9,6 +9,7 @@ short_description: Lines about peers, in a block of files that otherwise belong 
 description:
   - Each line belongs to a peer and ends with C(trainyard@PEER), so that a run over some of the hosts can
     tell whose lines it must leave.
+  - A line in the block that has no such end is its owner's, and goes before the block.
   - Lines of peers in O(keep) that O(files[].lines) does not name stay as they are; lines of all other peers go.
 options:
   files:
@@ -50,7 +51,7 @@ import os
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.managed_block import join, read, split, write
+from ansible.module_utils.managed_block import join, read, split, strangers, through_links, write
 
 NOTE = "written by the role ssh_mesh"
 
@@ -105,16 +106,17 @@ def have_as_owner(module: AnsibleModule, file: dict) -> dict:
 
 def have(module: AnsibleModule, file: dict) -> dict:
     """Have the lines in the file: {changed, diff}. Raises OSError."""
-    path = file["path"]
+    # The login user's own links lead where he may write; the service user's lead nowhere.
+    path = file["path"] if file["owner"] else through_links(file["path"])
     for peer, lines in file["lines"].items():
         if any(len(line.splitlines()) > 1 for line in lines):
             module.fail_json(
                 msg=f"{path}: found a line of {peer}'s with an end of line in it; expected none."
             )
-    folder = os.path.dirname(path)
+    folder = os.path.dirname(file["path"])
     before = read(path)
     outside, inside = split(before)
-    after = join(outside, merge(inside, file["lines"], module.params["keep"]), NOTE)
+    after = join([*outside, *strangers(inside)], merge(inside, file["lines"], module.params["keep"]), NOTE)
     changed = after != before
     attributes = module.load_file_common_arguments(file, path)
     if not module.check_mode:

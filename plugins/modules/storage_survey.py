@@ -65,9 +65,15 @@ survey:
     parent: {description: Whether its parent directory is there and not the role's., type: bool}
     closed: {description: "The first directory above it that not everybody passes through, if any.", type: str}
     mounts: {description: "What is mounted there, as type and source; the last one is seen.", type: list}
+    fstab: {description: "The line of /etc/fstab that mounts something there, if any.", type: str}
+    strange_units: {description: "Files of units of somebody else's that mount there.", type: list}
     units: {description: "The role's mount points, whether mounted or not.", type: list}
     exports: {description: Whether the role's exports are there., type: bool}
     others: {description: "Other exports of the path, as file:line.", type: list}
+    roots: {description: "Exports that are the root of NFS 4, as path, place (file:line) and clients.", type: list}
+    other_nfs:
+      description: "Settings of nfs.conf by which NFS 4 is not served at port 2049, as file:line (setting)."
+      type: list
     foreign: {description: Whether the host exports anything else., type: bool}
     served: {description: Whether NFS was served here before the role came., type: bool}
     v4_alone: {description: "Whether the role has NFS 4 alone here, or was about to.", type: bool}
@@ -79,14 +85,24 @@ survey:
 import glob
 import os
 import pwd
+import re
 import stat
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.managed_block import read
-from ansible.module_utils.storage_units import is_roles, mounts_at, our_units, where
+from ansible.module_utils.storage_units import (
+    FOLDER,
+    is_ours,
+    is_roles,
+    mounts_at,
+    our_units,
+    storage_unit,
+    where,
+)
 
 NETWORK = ("autofs", "nfs", "nfs4")
+NO = ("n", "no", "f", "false", "off", "0")
 MODE = 0o2770  # of the directory that the role makes
 
 
@@ -145,17 +161,83 @@ def account(user: str) -> dict | None:
 
 
 def exported(files: list[str]) -> list[tuple[str, str]]:
-    """(path, "file:line") of every export in `files`, as exports(5) has it but for quoted and escaped paths."""
-    found = []
+    """(path, "file:line") of every export in `files`, as exports(5) has it."""
+    return [(path, place) for path, place, _ in exports_of(files)]
+
+
+def exports_of(files: list[str]) -> list[tuple[str, str, list[str]]]:
+    """(path, "file:line", the words after it) of every export in `files`."""
+    found: list[tuple[str, str, list[str]]] = []
     for name in files:
         with open(name, encoding="utf-8", errors="replace") as file:
-            lines = enumerate(file.read().splitlines(), 1)
-        found += [
-            (words[0].rstrip("/") or "/", f"{name}:{number}")
-            for number, line in lines
-            if (words := line.partition("#")[0].split())
-        ]
+            lines = file.read().splitlines()
+        goes_on = False
+        for number, line in enumerate(lines, 1):
+            text = line.removesuffix("\\")
+            one = re.match(r'\s*(?:"([^"]*)"|([^\s#]\S*))', text)
+            if goes_on and found:
+                found[-1][2].extend(text.split())
+            elif one:
+                path = unescaped(one[1] or one[2]).rstrip("/") or "/"
+                found.append((path, f"{name}:{number}", text[one.end() :].partition("#")[0].split()))
+            goes_on = line.endswith("\\")
     return found
+
+
+def roots(files: list[str]) -> list[dict]:
+    """[{path, place, clients}] of the exports that are the root of NFS 4 for some clients (fsid=0), but for /."""
+    found = []
+    for path, place, words in exports_of(files):
+        usual, clients = "", []
+        for word in words:
+            if word.startswith("-"):
+                usual = word[1:]
+                continue
+            client, _, options = word.rstrip(")").partition("(")
+            # The last of each counts; a word without a client is everybody's.
+            told = [one for one in f"{usual},{options}".split(",") if one.startswith("fsid=")][-1:]
+            if told and told[0] in ("fsid=0", "fsid=root"):
+                clients.append(client or "*")
+        if clients and path != "/":
+            found.append({"path": path, "place": place, "clients": clients})
+    return found
+
+
+def other_nfs(files: list[str]) -> list[str]:
+    """The lines of nfs.conf, as "file:line (setting)", by which NFS 4 is not at its port: the last of each."""
+    found: dict[str, str] = {}
+    for name in files:
+        section = ""
+        for number, line in enumerate(read(name).splitlines(), 1):
+            if head := re.match(r"\s*\[\s*([^\s\]]+)\s*\]", line):
+                section = head[1].lower()
+            elif section == "nfsd" and (
+                one := re.match(r'\s*(vers4|port)\s*=\s*"?([^"#\s]*)', line, re.IGNORECASE)
+            ):
+                key, value = one[1].lower(), one[2].lower()
+                well = value in ("", "2049") if key == "port" else value not in NO
+                found[key] = "" if well else f"{name}:{number} ({key}={value})"
+    return [one for one in found.values() if one]
+
+
+def unescaped(path: str) -> str:
+    r"""A path of /etc/exports or /etc/fstab, in which a blank is \040."""
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
+
+
+def in_fstab(path: str, table: str = "/etc/fstab") -> str:
+    """The line of /etc/fstab that has something mounted at `path`, at boot or later, as "file:line (what)"; or ""."""
+    for number, line in enumerate(read(table).splitlines(), 1):
+        words = line.split()
+        if len(words) > 1 and not words[0].startswith("#") and unescaped(words[1]).rstrip("/") == path:
+            return f"{table}:{number} ({words[0]})"
+    return ""
+
+
+def strange_units(path: str, folder: str = FOLDER) -> list[str]:
+    """Units of somebody else's that mount at `path`, where the role's are to be: their files."""
+    there = [f"{folder}/{storage_unit(path)}.{kind}" for kind in ("mount", "automount")]
+    return [name for name in there if os.path.lexists(name) and not is_ours(name)]
 
 
 def kernel_has(module: AnsibleModule, name: str, filesystems: str = "/proc/filesystems") -> bool:
@@ -196,7 +278,8 @@ def main() -> None:
     files = [
         name for name in ("/etc/exports", *sorted(glob.glob("/etc/exports.d/*.exports"))) if name != ours
     ]
-    exports = exported([name for name in files if os.path.exists(name)])
+    files = [name for name in files if os.path.exists(name)]
+    exports = exported(files)
     module.exit_json(
         changed=False,
         survey={
@@ -207,9 +290,13 @@ def main() -> None:
             "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
             "closed": closed(path, gid),
             "mounts": mounts,
+            "fstab": in_fstab(path),
+            "strange_units": strange_units(path),
             "units": units,
             "exports": os.path.exists(ours),
             "others": [where for name, where in exports if name == path],
+            "roots": roots(files),
+            "other_nfs": other_nfs(["/etc/nfs.conf", *sorted(glob.glob("/etc/nfs.conf.d/*.conf"))]),
             "foreign": bool(exports),
             "served": served(module.run_command, module.params["before"], ours),
             "v4_alone": any(map(os.path.exists, module.params["v4_files"])),

@@ -67,9 +67,9 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container, ssh_session
 from ansible.module_utils.managed_block import read, write
+from ansible.module_utils.sysctl_folders import FOLDERS, dotted, place, set_elsewhere
 
 PROC = "/proc/sys"
-FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 LATER = ("net.netfilter.nf_conntrack_", "net.nf_conntrack_max")  # they come with the role firewall's rules
 # What the kernel of another answers: no such key in this namespace, mounted read-only, not permitted.
 NOT_OURS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -84,31 +84,9 @@ def render(settings: list[dict]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def set_elsewhere(path: str, folders: tuple[str, ...] = FOLDERS) -> tuple[dict, dict]:
-    """What files of sysctl.d set at boot that are read before `path`, and after it: key to (value, file)."""
-    files = {}
-    for folder in reversed(folders):  # of one name, the first folder's counts
-        files |= {file.name: file for file in Path(folder).glob("*.conf")}
-    own = os.path.basename(path)
-    before, after = {}, {}
-    for name in sorted(files.keys() - {own}):
-        try:
-            lines = files[name].read_text(errors="replace").splitlines()
-        except OSError:
-            continue  # a link to nowhere
-        for line in lines:
-            key, is_one, value = line.strip().lstrip("-").partition("=")
-            if is_one and not key.startswith(("#", ";")):
-                # Where a slash comes first, slashes stand between a name's parts, else dots.
-                separator = next((sign for sign in key if sign in "./"), ".")
-                found = before if name < own else after
-                found[key.strip().replace(separator, ".")] = (value.strip(), str(files[name]))
-    return before, after
-
-
 def kept(setting: dict, before: dict[str, tuple[str, str]]) -> dict:
     """The setting; one that is to be so much at least with the value of a file that is read before, if that is more."""
-    value, file = before.get(setting["key"], ("", ""))
+    value, file = before.get(dotted(setting["key"]), ("", ""))
     theirs, ours = value.split(), setting["value"].split()
     if not setting.get("at_least") or len(theirs) != len(ours) or not all(map(str.isdecimal, theirs)):
         return setting
@@ -126,7 +104,7 @@ def cuts_off(settings: list[dict], address: str, links: str = "/proc/net/if_inet
     holders = [line.split()[-1] for line in Path(links).read_text().splitlines() if line.startswith(number)]
     for setting in settings:
         named = re.fullmatch("net.ipv6.conf.(.+).disable_ipv6", setting["key"])
-        if named and setting["value"] != "0" and named[1] in ("all", "default", *holders):
+        if named and setting["value"] != "0" and named[1].replace("/", ".") in ("all", "default", *holders):
             return setting["key"]
     return ""
 
@@ -149,7 +127,7 @@ def apply(settings: list[dict], root: str, write_it: bool) -> tuple[dict[str, st
     differed, failed = {}, {}
     for setting in settings:
         key = setting["key"]
-        path = os.path.join(root, key.replace(".", "/"))
+        path = os.path.join(root, place(key))
         try:
             with open(path, encoding="ascii") as file:
                 had = file.read()
@@ -190,7 +168,7 @@ def take(settings: list[dict], root: str, write_it: bool, container: bool) -> tu
 
 def may_come(key: str, root: str) -> bool:
     """Whether a key is not there, and may be brought by a module of the kernel that an earlier role of ours loads."""
-    return key.startswith(LATER) and not os.path.exists(os.path.join(root, key.replace(".", "/")))
+    return key.startswith(LATER) and not os.path.exists(os.path.join(root, place(key)))
 
 
 def main() -> None:
@@ -214,7 +192,7 @@ def main() -> None:
     settings = [kept(setting, earlier) for setting in module.params["settings"]]
     before, after = read(path), render(settings)
     write_it = not (module.check_mode or module.params["only_look"])
-    own = [setting for setting in settings if setting["key"] not in later]
+    own = [setting for setting in settings if dotted(setting["key"]) not in later]
     address = (ssh_session() or {"address": ""})["address"]
     if key := cuts_off(own, address):
         module.fail_json(
@@ -235,14 +213,14 @@ def main() -> None:
         module.exit_json(changed=False, applied=applied)
     for setting in settings:
         key, ours = setting["key"], setting["value"]
-        value, file = later.get(key, (ours, ""))
+        value, file = later.get(dotted(key), (ours, ""))
         if canonical(value) != canonical(ours):
             module.warn(
                 f"{key} stays {value}, not {ours}: {file} sets it at each boot. Take it out "
                 "there, or give tuning_sysctl the same value"
             )
-        value, file = earlier.get(key, (ours, ""))
-        told = os.path.dirname(file) == FOLDERS[0] and not setting["asked"] and key not in later
+        value, file = earlier.get(dotted(key), (ours, ""))
+        told = os.path.dirname(file) == FOLDERS[0] and not setting["asked"] and dotted(key) not in later
         if told and canonical(value) != canonical(ours):
             module.warn(
                 f"{key} is {ours}, not {value} as {file} says, which is read before {path}. For that value set "

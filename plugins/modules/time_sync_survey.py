@@ -29,17 +29,20 @@ survey:
   type: dict
   contains:
     container: {description: "Whether the clock is another machine's.", type: bool}
-    rival: {description: Another time daemon's package that somebody has chosen; empty without one., type: str}
+    rival: {description: Another time daemon's package that somebody has chosen or runs; empty without one., type: str}
     chrony: {description: Whether chrony is installed., type: bool}
     timesyncd: {description: Whether systemd-timesyncd is installed., type: bool}
     running: {description: Whether chronyd runs., type: bool}
     reads: {description: "Whether chrony's own file, if there is one, reads that which the role writes.", type: bool}
+    says: {description: "Chrony's settings as they are now, line by line, where it is installed.", type: list}
+    timesyncd_asks: {description: "The servers that somebody has told systemd-timesyncd to ask.", type: list}
     stale: {description: Whether chronyd runs since before the file was written., type: bool}
 """
 
 import fnmatch
 import glob
 import os
+import re
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_survey import in_container, service, stale
@@ -47,6 +50,9 @@ from ansible.module_utils.host_survey import in_container, service, stale
 OURS, DEFAULT = "chrony", "systemd-timesyncd"
 # Of Debian and Ubuntu. For chrony apt removes each but ntpd-rs: of that, systemd stops one where the other starts.
 RIVALS = ("ntpsec", "ntp", "openntpd", "ntpd-rs")
+# Of linuxptp those set the system's clock by that of a network card; its ptp4l alone does not.
+PTP, SETS_CLOCK = "linuxptp", ("phc2sys*", "timemaster*")
+TIMESYNCD = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
 
 
 def installed(run_command) -> set[str]:
@@ -84,6 +90,24 @@ def comes_to(conf: str, name: str, depth: int = 10) -> bool:
     )
 
 
+def timesyncd_asks(folders: tuple[str, ...] = TIMESYNCD) -> list[str]:
+    """The servers of NTP= in timesyncd.conf and the files beside it, as systemd reads them; empty, it begins anew."""
+    first = [f"{folder}/timesyncd.conf" for folder in folders]
+    beside = {}
+    for folder in reversed(folders):  # of one name, the first folder's counts
+        beside |= {os.path.basename(name): name for name in glob.glob(f"{folder}/timesyncd.conf.d/*.conf")}
+    servers: list[str] = []
+    for name in [
+        *[name for name in first if os.path.exists(name)][:1],
+        *(beside[one] for one in sorted(beside)),
+    ]:
+        with open(name, encoding="utf-8", errors="replace") as file:
+            text = file.read().replace("\\\n", " ")
+        for value in re.findall(r"(?m)^[ \t]*NTP[ \t]*=(.*)$", text):
+            servers = [*servers, *value.split()] if value.strip() else []
+    return list(dict.fromkeys(servers))
+
+
 def alike(path: str, pattern: str) -> bool:
     """Whether a path is one that a pattern of chrony's names, in which a star stands for no slash."""
     return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
@@ -91,13 +115,17 @@ def alike(path: str, pattern: str) -> bool:
 
 def survey(run_command, conf: str) -> dict:
     there, started = installed(run_command), service(run_command, "chrony.service")["started"]
+    runs = "active" in run_command(["systemctl", "is-active", *SETS_CLOCK])[1].split()
+    says = run_command(["/usr/sbin/chronyd", "-p"])[1] if OURS in there else ""
     return {
         "container": in_container(),
-        "rival": next((name for name in RIVALS if name in there), ""),
+        "rival": next((name for name in RIVALS if name in there), PTP if runs else ""),
         "chrony": OURS in there,
         "timesyncd": DEFAULT in there,
         "running": started is not None,
         "reads": reads(conf),
+        "says": says.splitlines(),
+        "timesyncd_asks": timesyncd_asks(),
         "stale": stale(started, conf),
     }
 

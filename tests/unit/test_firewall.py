@@ -514,6 +514,58 @@ def test_only_sshds_own_ports_are_sshs_not_what_a_login_holds_open(host, tmp_pat
     assert host_survey.ssh_ports(run_command, found, str(tmp_path)) == [22, 22022]
 
 
+def test_sshd_is_asked_for_its_ports_as_of_a_whole_connection(host, tmp_path):
+    """With `Match LocalPort` in its file it tells nothing else; the rules would shut a port that it is yet to take."""
+    answers, run_command = host
+
+    def ask(command):
+        if command[0] == "sshd" and "lport=22" not in command[-1]:
+            return (
+                255,
+                "",
+                "'Match LocalPort' in configuration but 'lport' not in connection test specification.",
+            )
+        return run_command(command)
+
+    answers["sshd"] = (0, "listenaddress [::]:2222\nlistenaddress 10.0.0.1:2200 rdomain vrf1\n", "")
+    assert host_survey.ssh_ports(ask, [], str(tmp_path)) == [2200, 2222]
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("192.168.1.9 40000 192.168.1.50 22", ("192.168.1.9", "192.168.1.50", 22)),
+        ("::ffff:10.0.0.9 40000 ::ffff:10.0.0.5 2222", ("10.0.0.9", "10.0.0.5", 2222)),
+        ("fe80::9%eth0 40000 fe80::5%eth0 22", ("fe80::9", "fe80::5", 22)),
+        ("UNKNOWN 65535 UNKNOWN 65535", None),  # from the machine whose guest this is: port 65535 is nobody's
+        ("", None),
+    ],
+)
+def test_by_what_connection_the_controller_came(tmp_path, monkeypatch, said, found):
+    monkeypatch.setattr(host_survey.os, "getpid", lambda: 7)
+    for pid, parent, environment in ((7, 6, "A=1"), (6, 1, f"B=2\0SSH_CONNECTION={said}\0C=3")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/environ").write_text(environment)
+        (tmp_path / f"{pid}/stat").write_text(f"{pid} (a) b) S {parent} 1")
+    session = host_survey.ssh_session(str(tmp_path))
+    assert (session and (session["client"], session["address"], session["port"])) == found
+
+
+@pytest.mark.parametrize(
+    ("end", "address"),
+    [
+        ("[fe80::1824:99ff:fee5:70e]%eth0:546", "fe80::1824:99ff:fee5:70e"),
+        ("[::ffff:10.0.0.1]:22", "10.0.0.1"),
+        ("0.0.0.0%eth0:67", "0.0.0.0"),
+        ("*%eth0:547", "*"),
+        ("[::1]:631", "::1"),
+    ],
+)
+def test_an_address_is_plain_whatever_it_is_bound_to(end, address):
+    """As ss writes it, which has an interface behind the bracket; a login to oneself by one was another machine's."""
+    assert host_survey.plain(end)[0] == address
+
+
 def test_who_is_logged_in_from_elsewhere(host):
     found = host_survey.sockets(host[1])
     assert host_survey.ssh_logins(found, [22]) == ["192.168.1.9"]
@@ -685,13 +737,47 @@ IPTABLES = """
 -A DOCKER -d 10.0.0.1/32 ! -i docker0 -p udp -m udp --dport 53 -j DNAT --to-destination 172.17.0.3:53
 -A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080
 -A POSTROUTING -p tcp -m tcp --dport 25 -j MASQUERADE --to-ports 1024-31000
+-A PREROUTING -p tcp -m multiport --dports 81,8000:8010 -j DNAT --to-destination 172.17.0.5
+-A PREROUTING -p tcp -m tcp --dport 8100:8110 -j DNAT --to-destination 172.17.0.2:8100-8110
+-A PREROUTING -p tcp -m tcp --dport 82 -j REDIRECT
+-A KUBE-NODEPORTS -p tcp -m comment --comment "default/web:http" -m tcp --dport 30080 -j KUBE-EXT-V7WHPSTR7G6YHTBY
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "default/api" -m tcp --dport 443 -j KUBE-SVC-NPX
+-A KUBE-SEP-2 -p tcp -m comment --comment "default/web:http" -m tcp -j DNAT --to-destination 10.244.0.5:8080
 """
 NFT = """
 		iifname != "docker0" tcp dport 8080 counter packets 0 bytes 0 dnat to 172.17.0.2:80
 		tcp dport 9443 dnat ip to 172.17.0.4:443
 		tcp dport 443 counter packets 0 bytes 0 redirect to :8443
 		ip saddr 172.17.0.2 tcp dport 80 counter packets 0 bytes 0 masquerade
+		udp dport { 83, 5000-5010 } redirect to :6000
+		dnat to tcp dport map { 90 : 10.0.0.2, 91 : 10.0.0.3 . 8080 }
+		tcp dport 92 redirect
+	map service-nodeports {
+		elements = { udp . 30053 : goto external-ABC-dns,
+			tcp . 30081 : goto external-ULMVA6XW-ns1/svc1/tcp/p80 }
+	map service-ips {
+		elements = { 10.96.0.1 . tcp . 444 : goto external-ULMVA6XW-ns1/svc1/tcp/p80 }
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [
+        ("# a comment: ENABLED=yes\nENABLED=no\nLOGLEVEL=low\n", False),
+        ("ENABLED=yes\n", True),
+        ('ENABLED="yes"\n', True),
+        ("ENABLED='YES' # by hand\n", True),
+        ("ENABLED=yes\nENABLED=no\n", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_whether_ufw_is_on_is_read_as_it_reads_it(load_module, tmp_path, text, on):
+    survey, file = load_module("firewall_survey"), tmp_path / "ufw.conf"
+    if text is not None:
+        file.write_text(text)
+    assert survey.ufw_enabled(Programs(ufw=""), str(file)) is on
+    assert survey.ufw_enabled(Programs(), str(file)) is False
 
 
 def test_which_ports_are_passed_on(load_module):
@@ -704,10 +790,22 @@ def test_which_ports_are_passed_on(load_module):
 
     assert [tuple(one.values()) for one in load_module("firewall_survey").published(Module())] == [
         ("tcp", 80, "passed on to port 8080"),
+        ("tcp", 81, "passed on to 172.17.0.5"),
+        ("tcp", 82, "passed on to port 82"),
+        ("tcp", 90, "passed on to 10.0.0.2"),
+        ("tcp", 91, "passed on to 10.0.0.3:8080"),
+        ("tcp", 92, "passed on to port 92"),
         ("tcp", 443, "passed on to port 8443"),
+        ("tcp", 8000, "with those up to 8010 passed on to 172.17.0.5"),
         ("tcp", 8080, "passed on to 172.17.0.2:80"),
+        ("tcp", 8100, "with those up to 8110 passed on to 172.17.0.2:8100-8110"),
         ("tcp", 9443, "passed on to 172.17.0.4:443"),
+        ("tcp", 30080, "passed on to a service of Kubernetes"),
+        ("tcp", 30081, "passed on to a service of Kubernetes"),
         ("udp", 53, "passed on to 172.17.0.3:53"),
+        ("udp", 83, "passed on to port 6000"),
+        ("udp", 5000, "with those up to 5010 passed on to port 6000"),
+        ("udp", 30053, "passed on to a service of Kubernetes"),
     ]
 
 
@@ -1178,3 +1276,192 @@ def test_what_iptables_has_made_is_read_as_iptables_says_it(load_module):
     native = ["nftables' chain INPUT of table ip filter shuts out 10.0.0.2 and 1 more"]
     assert shut(Module("# Table `filter' is incompatible, use 'nft' tool.\n"), hosts) == native
     assert shut(Module(text), {}) == []
+
+
+def hooked(hook, rules, policy="accept", **more):
+    """A ruleset whose chain is at another hook than input."""
+    parts = json.loads(ruleset(rules, policy, hook=hook))
+    (chain,) = [part["chain"] for part in parts["nftables"] if "chain" in part]
+    chain.update(more)
+    return json.dumps(parts)
+
+
+TO_LAN = where("ip daddr", LAN)
+
+
+@pytest.mark.parametrize(
+    ("hook", "rules", "policy", "more", "judged"),
+    [
+        ("prerouting", [where("ip saddr", LAN, "drop")], "accept", {}, OUT),
+        ("prerouting", [where("ip saddr", "10.9.0.0", "drop"), where("meta iifname", "eth0", "return")], "accept", {},
+         ([], [])),
+        ("prerouting", [where("ip daddr", LAN, "drop")], "accept", {}, ([], [])),  # not of the host's own address alone
+        ("ingress", [where("ip saddr", LAN, "drop")], "accept", {"family": "netdev", "dev": "eth0"}, OUT),
+        ("ingress", [where("ip saddr", LAN, "drop")], "accept", {"family": "netdev", "dev": ["eth1", "eth0"]}, OUT),
+        ("ingress", [where("ip saddr", LAN, "drop")], "accept", {"family": "netdev", "dev": "eth1"}, ([], [])),
+        ("ingress", [], "drop", {"dev": "eth0"}, OUT),
+        ("output", [where("tcp dport", {"set": [22, 443]})], "drop", {}, OUT),
+        ("output", [TO_LAN], "drop", {}, ([], [])),
+        ("output", [where("ip daddr", "10.0.0.2")], "drop", {}, (["10.0.0.7"], [])),
+        ("output", [where("ip saddr", LAN)], "drop", {}, MAYBE),
+        ("output", [where("meta oifname", {"set": ["lo", "eth*"]})], "drop", {}, ([], [])),
+        ("output", [where("meta oifname", "lo"), where("meta iifname", "eth0")], "drop", {}, OUT),
+        ("output", [where("fib daddr", "local")], "drop", {}, OUT),
+        ("output", [where("meta skuid", 0)], "drop", {}, MAYBE),
+        ("postrouting", [where("meta oifname", "eth0", "drop")], "accept", {}, OUT),
+        ("egress", [where("ip daddr", LAN, "drop")], "accept", {"family": "netdev", "dev": "eth0"}, OUT),
+        ("input", [[{"queue": {"num": 0, "flags": ["bypass"]}}]], "accept", {}, MAYBE),
+        ("input", [[{"queue": None}]], "drop", {}, MAYBE),
+        ("input", [[where("tcp dport", 80)[0], {"queue": {"num": 0}}]], "accept", {}, ([], [])),
+        ("output", [[states("new", "related"), {"queue": {"num": 0}}]], "accept", {"type": "route"}, MAYBE),
+    ],
+)  # fmt: skip
+def test_what_no_other_hook_lets_through_is_seen_too(load_module, hook, rules, policy, more, judged):
+    text = hooked(hook, rules, policy, **more)
+    if "family" in more:  # its rules and sets, too
+        text = text.replace('"inet"', f'"{more["family"]}"')
+    ((chain, *found),) = load_module("firewall_survey").shut_by_nft(text, PEERS)
+    assert tuple(found) == judged
+    assert chain.endswith("table inet filter" if hook == "input" else f"filter (hook {hook})")
+
+
+def test_what_opens_a_connection_is_what_peers_begin_with(load_module):
+    """As in the Arch Linux wiki's rules, by which the peers do get in."""
+    survey = load_module("firewall_survey")
+    flags = {"payload": {"protocol": "tcp", "field": "flags"}}
+    masked = {"&": [flags, ["fin", "syn", "rst", "ack"]]}
+    for left in (masked, {"&": [flags, {"|": ["fin", {"|": ["syn", "ack"]}]}]}):
+        syn = {"match": {"op": "==", "left": left, "right": "syn"}}
+        for rule, judged in (
+            ([syn, states("new")], ([], [])),
+            ([syn], OUT),
+            ([syn, states("established")], OUT),
+        ):
+            ((_, *found),) = survey.shut_by_nft(
+                ruleset([[*rule, {"jump": {"target": "known"}}]], "drop"), PEERS
+            )
+            assert tuple(found) == judged
+    rule = "-A INPUT -p tcp -m tcp {} -j ACCEPT"
+    for words, judged in (
+        ("--tcp-flags FIN,SYN,RST,ACK SYN -m conntrack --ctstate NEW", ([], [])),
+        ("--syn -m state --state NEW", ([], [])),
+        ("! --syn -m state --state NEW", OUT),
+        ("--syn", OUT),
+        ("--tcp-flags FIN,SYN FIN,SYN -m state --state NEW", OUT),
+        ("--syn -m conntrack ! --ctstate NEW", OUT),
+    ):
+        ((_, *found),) = survey.shut_by_iptables(f":INPUT DROP [0:0]\n{rule.format(words)}\n", PEERS)
+        assert tuple(found) == judged, words
+
+
+SAVED = """*raw
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+{raw}
+COMMIT
+*mangle
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:HERE - [0:0]
+{mangle}
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT {policy} [0:0]
+{filter}
+COMMIT
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ({}, {}),
+        ({"raw": "-A PREROUTING -s 10.0.0.0/8 -i eth0 -j DROP"}, {"PREROUTING of table raw": OUT}),
+        ({"raw": "-A PREROUTING -d 172.17.0.2/32 ! -i docker0 -j DROP"}, {}),  # Docker's
+        ({"mangle": "-A PREROUTING -j HERE\n-A HERE -s 10.0.0.2 -j DROP"},
+         {"PREROUTING of table mangle": (["10.0.0.2"], [])}),
+        ({"raw": "-A PREROUTING -j HERE", "mangle": "-A HERE -j DROP"}, {}),  # another table's chain of that name
+        ({"mangle": "-A POSTROUTING -o eth0 -d 10.0.0.7 -j DROP"}, {"POSTROUTING of table mangle": (["10.0.0.7"], [])}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -o lo -j ACCEPT\n-A OUTPUT -p udp --dport 53 -j ACCEPT"},
+         {"OUTPUT": OUT}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -d 10.0.0.0/24 -o eth+ -j ACCEPT"}, {}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -m iprange --dst-range 10.0.0.1-10.0.0.9 -j ACCEPT"}, {}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -s 10.0.0.1/32 -j ACCEPT"}, {"OUTPUT": MAYBE}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -m owner --uid-owner 0 -j ACCEPT"}, {"OUTPUT": MAYBE}),
+        ({"policy": "DROP", "filter": "-A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT"}, {"OUTPUT": OUT}),
+        ({"filter": "-A INPUT -j NFQUEUE --queue-num 0 --queue-bypass"}, {"INPUT": MAYBE}),
+        ({"filter": "-A INPUT -p tcp -m tcp --dport 2222 -j NFQUEUE --queue-num 0"}, {}),
+        ({"filter": "-A FORWARD -j NFQUEUE --queue-num 0"}, {}),
+    ],
+)  # fmt: skip
+def test_and_what_no_other_chain_of_iptables(load_module, lines, told):
+    text = SAVED.format(**{"raw": "", "mangle": "", "filter": "", "policy": "ACCEPT", **lines})
+    found = load_module("firewall_survey").shut_by_iptables(text, PEERS)
+    assert {
+        chain.removeprefix("iptables' chain "): tuple(outs) for chain, *outs in found if any(outs)
+    } == told
+
+
+class Programs:
+    """A host's programs: `answers` by the words of their commands."""
+
+    def __init__(self, **answers):
+        self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
+        self.asked = []
+
+    def get_bin_path(self, name):
+        return name if name in self.answers else None
+
+    def run_command(self, words):
+        self.asked.append(words)
+        answer = self.answers[words[0]]
+        return 0, answer[words[-1] == "--version"] if isinstance(answer, tuple) else answer, ""
+
+
+SHUT = "*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\nCOMMIT\n"
+
+
+def test_what_iptables_legacy_has_made_is_judged_though_nft_shows_it_not(load_module, tmp_path, monkeypatch):
+    survey = load_module("firewall_survey")
+    names = tmp_path / "names"
+    monkeypatch.setattr(survey.shut_by_legacy, "__defaults__", (str(names),))
+    open_, hosts = "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n", {"10.0.0.2": ["eth0"], "10.0.0.3": ["eth0"]}
+    nft, legacy = (f"iptables-save v1.8.9 ({kind})\n" for kind in ("nf_tables", "legacy"))
+    host = Programs(iptables_save=(open_, nft), iptables_legacy_save=SHUT)
+    assert survey.shut(host, hosts) == {"shut": [], "may_shut": []}
+    # To ask for a table that is not there would make it.
+    assert not any(words[0] == "iptables-legacy-save" for words in host.asked)
+    names.write_text("")
+    assert survey.shut(host, hosts)["shut"] == []
+    names.write_text("filter\n")
+    assert survey.shut(host, hosts)["shut"] == ["iptables-legacy's chain INPUT shuts out 10.0.0.2 and 1 more"]
+    assert host.asked[-1] == ["iptables-legacy-save", "-t", "filter"]
+    # Where iptables itself is that one, it is told once.
+    both = Programs(iptables_save=(SHUT, legacy), iptables_legacy_save=SHUT)
+    assert survey.shut(both, hosts)["shut"] == ["iptables' chain INPUT shuts out 10.0.0.2 and 1 more"]
+    # And what nft has of the same name is another's.
+    native = ruleset([SSH_ALONE], "drop", "ip").replace('"in"', '"INPUT"')
+    both = Programs(iptables_save=(open_, legacy), nft=native)
+    assert survey.shut(both, hosts)["shut"] == [
+        "nftables' chain INPUT of table ip filter shuts out 10.0.0.2 and 1 more"
+    ]
+    names.write_text("nat\nfilter\n")
+    told = survey.shut(Programs(nft=""), hosts)
+    assert told["shut"] == [] and told["may_shut"] == [
+        "iptables-legacy's filter and nat, which no program here shows (iptables-legacy-save), may shut out 10.0.0.2 "
+        "and 1 more"
+    ]
+
+
+def test_rules_that_nft_does_not_show_are_a_doubt(load_module):
+    class Host(Programs):
+        def run_command(self, words):
+            return 1, "", "Error: JSON support not compiled-in\n"
+
+    told = load_module("firewall_survey").shut(Host(nft=""), {"10.0.0.2": ["eth0"]})
+    assert told["shut"] == [] and told["may_shut"] == [
+        "nftables' rules, which nft does not show (Error: JSON support not compiled-in), may shut out 10.0.0.2"
+    ]

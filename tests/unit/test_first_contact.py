@@ -56,6 +56,23 @@ def test_a_host_that_refuses_only_the_login_is_known():
     assert len(ssh.commands) == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [  # as OpenSSH 9.2 says it
+        "The ED25519 host key for node1 is marked as revoked.",
+        "Host key ED25519 SHA256:I77rsV2Kjgg revoked by file /etc/ssh/revoked",
+        "Error checking host key ED25519 SHA256:I77r in revoked keys file /none: No such file or directory",
+    ],
+)
+def test_a_key_that_was_revoked_is_refused_and_not_shown_as_new(keys, words):
+    """ssh says no more of it than of one that it does not know; its key was offered to be pinned."""
+    ssh = Ssh(f"@@@@\n{words}\nThis could mean …\nHost key verification failed.", key=keys[0][0])
+    found = fc.look(host(), ssh)
+    assert (found.state, found.reason, found.lines) == ("revoked", words, [])
+    said = "\n".join(fc.report_revoked([found]))
+    assert "node1 (192.0.2.1) shows a host key that is not to be trusted" in said and words in said
+
+
 def test_a_host_that_lets_everybody_in_is_known_too():
     assert fc.look(host(), Ssh("", code=0)).state == "known"
 

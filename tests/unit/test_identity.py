@@ -201,11 +201,64 @@ def test_an_owners_line_with_another_address_is_reported(host_identity):
     assert text.startswith("192.168.1.55 node2\n")
 
 
+def test_a_name_is_the_same_in_capitals(host_identity, load_module, tmp_path):
+    """The C library finds Node1 for node1, and an installer may have written that; peers were told 127.0.1.1."""
+    text = "127.0.0.1 localhost\n127.0.1.1\tNode1.Example.com Node1 other # mine\n10.9.9.9 NODE2\n"
+    after, (conflict,) = host_identity.hosts_file(text, HOSTS)
+    kept, ours = after.split("# BEGIN")
+    assert "\n# trainyard: 127.0.1.1\tNode1.Example.com Node1 other # mine\n" in kept
+    assert "\n127.0.1.1 Node1.Example.com other  # mine\n" in ours and "Node1 " not in ours
+    assert conflict == "'10.9.9.9 NODE2'; the cluster has 192.168.1.101 for NODE2"
+    assert host_identity.hosts_file(after, HOSTS)[0] == after
+    text = text.replace("10.9.9.9 NODE2\n", "")
+    after = rewritten(host_identity, text)
+    assert "\n192.168.1.100 Node1.Example.com node1\n" in after
+    assert rewritten(host_identity, after) == after
+    (tmp_path / "hosts").write_text(after)
+    assert load_module("host_made").without_block(str(tmp_path / "hosts"), "node1") == text
+
+
+def test_a_hosts_file_that_is_kept_elsewhere_stays_there(run_module, tmp_path):
+    (tmp_path / "kept").write_text("127.0.0.1 localhost\n")
+    (tmp_path / "hosts").symlink_to("kept")
+    path = str(tmp_path / "hosts")
+    assert run_module("etc_hosts", path=path, hosts=HOSTS)["changed"]
+    assert not run_module("etc_hosts", path=path, hosts=HOSTS)["changed"]
+    assert (tmp_path / "hosts").is_symlink() and "192.168.1.101" in (tmp_path / "kept").read_text()
+    made = [{"what": "x", "path": path, "block": True}]
+    assert run_module("host_made", made=made, remove=True)["changed"]
+    assert (tmp_path / "hosts").is_symlink() and (tmp_path / "kept").read_text() == "127.0.0.1 localhost\n"
+
+
 def test_strange_bytes_and_line_ends_of_the_owner_survive(tmp_path, host_identity):
     file = tmp_path / "hosts"
     file.write_bytes(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n")
     text, _ = host_identity.hosts_file(managed_block.read(str(file)), HOSTS)
     assert text.encode(errors="surrogateescape").startswith(b"10.0.0.1 caf\xe9 \x0c\n\n10.0.0.2 x\n# BEGIN")
+
+
+ENDLESS = "127.0.0.1 localhost\n# BEGIN trainyard: x\n192.168.1.100 node1\n10.1.1.1 printer\n"
+
+
+def test_a_hosts_file_whose_block_lost_its_end_is_refused_before_a_line_of_the_owners_is_lost(
+    load_module, call_main, monkeypatch, run_module, tmp_path
+):
+    said = "line 2: found '# BEGIN trainyard' without '# END trainyard' below it"
+    file = tmp_path / "hosts"
+    file.write_text(ENDLESS)
+    assert said in run_module("etc_hosts", path=str(file), hosts=HOSTS)["msg"]
+    made = [{"what": "x", "path": str(file), "block": True, "own_name": "host"}]
+    for remove in (False, True):
+        assert said in run_module("host_made", made=made, remove=remove)["msg"]
+    assert file.read_text() == ENDLESS
+    survey = load_module("identity_survey")
+    monkeypatch.setattr(survey, "read", lambda path: ENDLESS if path == "/etc/hosts" else "")
+    assert call_main(survey, user="nobody", home="/nowhere", login="root")["msg"].startswith(
+        f"/etc/hosts, {said}"
+    )
+    assert (
+        managed_block.endless("x", ENDLESS + "# END trainyard\n") == managed_block.endless("x", "a\n") == ""
+    )
 
 
 def test_a_block_whose_end_was_lost_is_replaced_whole():
@@ -463,11 +516,18 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
     [
         ({"allowusers": ["admin"]}, "AllowUsers: found admin, by which trainyard"),
         ({"allowusers": ["admin", "train*"]}, ""),
-        ({"allowusers": ["admin@10.0.0.0/8"]}, ""),  # sshd's own matter
+        ({"allowusers": ["trainyard@10.0.0.0/8"]}, ""),  # sshd's own matter
+        ({"allowusers": ["admin@10.0.0.0/8"]}, "AllowUsers: found admin@10.0.0.0/8"),
+        ({"allowusers": ["admin", "root@10.0.0.*"]}, "AllowUsers: found admin root@10.0.0.*"),
         ({"allowusers": ["*", "!trainyard"]}, "AllowUsers"),
+        ({"allowusers": ["train[xy]ard"]}, "AllowUsers"),
+        ({"allowusers": ["train??rd"]}, ""),
         ({"allowgroups": ["sudo", "ssh"]}, "AllowGroups: found sudo ssh"),
         ({"allowgroups": ["trainyard"]}, ""),
+        ({"allowgroups": ["trainyard@corp.example"]}, "AllowGroups"),
         ({"denyusers": ["trainyard"]}, "expected none that is trainyard"),
+        ({"denyusers": ["!trainyard", "*"]}, "DenyUsers: found !trainyard *"),  # it knows no "!" there
+        ({"denyusers": ["trainyard@10.9.*", "!root"]}, ""),
         ({"denygroups": ["other"]}, ""),
         ({"pubkeyauthentication": ["no"]}, "PubkeyAuthentication: found no"),
         ({"authenticationmethods": ["publickey,keyboard-interactive"]}, "AuthenticationMethods"),
@@ -476,6 +536,18 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
         ({"authorizedkeysfile": ["/etc/ssh/keys/%u"]}, "expected .ssh/authorized_keys among them"),
         ({"authorizedkeysfile": [".ssh/authorized_keys", ".ssh/authorized_keys2"]}, ""),
         ({"authorizedkeysfile": ["/home/%u/.ssh/authorized_keys"]}, "AuthorizedKeysFile"),
+        ({"authorizedkeysfile": ["/etc/ssh/keys/%u", "%h//.ssh/authorized_keys"]}, ""),
+        ({"authorizedkeysfile": ["none"]}, "AuthorizedKeysFile: found none"),
+        ({"pubkeyacceptedalgorithms": ["rsa-sha2-512,ssh-ed25519"]}, ""),
+        ({"pubkeyacceptedalgorithms": ["rsa-sha2-512,rsa-sha2-256"]}, "expected ssh-ed25519 among them"),
+        (
+            {"forcecommand": ["internal-sftp", "-l", "VERBOSE"]},
+            "ForceCommand: found internal-sftp -l VERBOSE",
+        ),
+        ({"forcecommand": ["/usr/sbin/nologin"]}, "ForceCommand"),
+        ({"forcecommand": ["/usr/local/bin/log-it"], "chrootdirectory": ["none"]}, ""),
+        ({"forcecommand": ["none"]}, ""),
+        ({"chrootdirectory": ["/srv/sftp"]}, "ChrootDirectory: found /srv/sftp"),
         ({}, ""),
     ],
 )
@@ -490,8 +562,10 @@ def test_a_service_user_that_was_put_into_the_group_of_those_who_log_in_gets_in(
     assert "DenyGroups" in mesh_login_fault(survey | {"sshd": {"denygroups": ["ssh"]}}, "trainyard", HOME)
 
 
-def test_sshds_settings_are_read_as_it_tells_them(load_module):
-    text = "port 22\nallowusers admin\nallowusers root\nauthenticationmethods any\npubkeyauthentication yes\n"
+def test_sshds_settings_are_read_as_it_tells_them(load_module, monkeypatch):
+    text = (
+        "port 22\n\nallowusers admin\nallowusers root\nauthenticationmethods any\npubkeyauthentication yes\n"
+    )
     asked = []
 
     class Module:
@@ -502,12 +576,19 @@ def test_sshds_settings_are_read_as_it_tells_them(load_module):
             asked.append(command)
             return 0, text, ""
 
-    hosts = [{"address": "192.0.2.1"}, {"address": "192.0.2.2"}]
-    found = load_module("identity_survey").sshd(Module(), "trainyard", hosts)
+    hosts = [{"name": "a", "address": "192.0.2.1"}, {"name": "b", "address": "192.0.2.2"}]
+    survey = load_module("identity_survey")
+    monkeypatch.setattr(survey, "ssh_session", lambda: None)
+    found = survey.sshd(Module(), "trainyard", hosts)
     assert found == {
         "allowusers": ["admin", "root"],
         "authenticationmethods": ["any"],
         "pubkeyauthentication": ["yes"],
     }
-    assert asked == [["/usr/sbin/sshd", "-T", "-C", "user=trainyard,host=192.0.2.2,addr=192.0.2.2"]]
-    assert load_module("identity_survey").sshd(Module(), "trainyard", hosts[:1]) == {}
+    # Whole: with `Match LocalPort` in its file sshd would else tell nothing.
+    came = "user=trainyard,host=192.0.2.2,addr=192.0.2.2,laddr={},lport={}"
+    assert asked == [["/usr/sbin/sshd", "-T", "-C", came.format("127.0.0.1", 22)]]
+    assert survey.sshd(Module(), "trainyard", hosts[:1]) == {}
+    monkeypatch.setattr(survey, "ssh_session", lambda: {"port": 2222})
+    survey.sshd(Module(), "trainyard", hosts, "a")
+    assert asked[1:] == [["/usr/sbin/sshd", "-T", "-C", came.format("192.0.2.1", 2222)]]

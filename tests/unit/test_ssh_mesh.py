@@ -256,7 +256,13 @@ def test_a_port_that_is_22_again_is_forgotten_and_that_of_a_host_not_asked_is_no
     assert load_module("peer_lines").merge(old, now, ["node1", "node2"]) == before["node2"]
 
 
-@pytest.mark.parametrize("connection", [{}, {"env": {}}, {"env": {"SSH_CONNECTION": ""}}, {"env": None}])
+UNKNOWN = "UNKNOWN 65535 UNKNOWN 65535"  # sshd's words for one by AF_VSOCK, or from inetd on a socket of this host's
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [{}, {"env": {}}, {"env": {"SSH_CONNECTION": ""}}, {"env": None}, {"env": {"SSH_CONNECTION": UNKNOWN}}],
+)
 def test_without_a_connection_by_ssh_the_port_is_22(connection):
     assert cluster.ssh_port({"ansible_facts": connection}) == 22
     assert cluster.ssh_port({}) == 22
@@ -271,6 +277,38 @@ def test_lines_of_peers_that_this_run_did_not_ask_stay(load_module):
     old = [line("node1", "old"), line("node2", "old"), line("node22", "old"), line("gone", "old")]
     new = merge(old, {"node1": [line("node1", "new")]}, ["node1", "node2", "node22", "node3"])
     assert new == [line("node1", "new"), line("node2", "old"), line("node22", "old")]
+
+
+@pytest.mark.parametrize("end", ["# END trainyard\n", ""])
+def test_a_key_that_its_owner_wrote_into_the_block_stays(run_module, load_module, tmp_path, end):
+    """An editor may have taken the block's end, and every line after it was ours then: the owner's way in, too."""
+    path = tmp_path / "authorized_keys"
+    mine = "ssh-ed25519 MINE me@laptop\n"
+    path.write_text(f"# BEGIN trainyard: x\n{line('node1', 'old')}\n\n{mine}{end}")
+    have = {"path": str(path), "lines": {"node1": [line("node1", "new")]}, "mode": "0600"}
+    assert run_module("peer_lines", files=[have], keep=["node1"])["changed"]
+    ours = f"# BEGIN trainyard: written by the role ssh_mesh\n{line('node1', 'new')}\n# END trainyard\n"
+    assert path.read_text() == f"{mine}{ours}"
+    assert not run_module("peer_lines", files=[have], keep=["node1"])["changed"]
+    path.write_text(f"# BEGIN trainyard\n{line('node1')}\n{mine}{end}")
+    assert load_module("host_made").without_block(str(path), "") == mine
+
+
+def test_a_file_that_its_owner_keeps_elsewhere_stays_there(run_module, tmp_path):
+    """As somebody has his files in a repository; the link was replaced, and the repository's file forgotten."""
+    kept, home = tmp_path / "dotfiles", tmp_path / "home/.ssh"
+    kept.mkdir(mode=0o755)
+    home.mkdir(parents=True)
+    (kept / "keys").write_text("ssh-ed25519 MINE me@laptop\n")
+    (home / "authorized_keys").symlink_to("../../dotfiles/keys")
+    lines = {"controller": ["ssh-ed25519 K trainyard@controller"]}
+    have = {"path": str(home / "authorized_keys"), "lines": lines, "mode": "0600", "directory_mode": "0700"}
+    assert run_module("peer_lines", files=[have], keep=["controller"])["changed"]
+    assert not run_module("peer_lines", files=[have], keep=["controller"])["changed"]
+    assert (home / "authorized_keys").is_symlink() and not (kept / "keys").is_symlink()
+    text = (kept / "keys").read_text()
+    assert text.startswith("ssh-ed25519 MINE me@laptop\n# BEGIN") and "trainyard@controller" in text
+    assert (kept.stat().st_mode & 0o777, home.stat().st_mode & 0o777) == (0o755, 0o700)
 
 
 def test_peer_lines_on_files(run_module, tmp_path):

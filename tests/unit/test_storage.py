@@ -60,9 +60,13 @@ GOOD = {
     "parent": False,
     "closed": "",
     "mounts": [],
+    "fstab": "",
+    "strange_units": [],
     "units": [],
     "exports": False,
     "others": [],
+    "roots": [],
+    "other_nfs": [],
     "foreign": False,
     "v4_alone": False,
     "rpcbind": False,
@@ -73,6 +77,7 @@ GOOD = {
 NFS = [{"type": "autofs", "source": "systemd-1"}, {"type": "nfs4", "source": f"10.77.0.11:{PATH}"}]
 DISK = [{"type": "ext4", "source": "/dev/sdb1"}]
 NAS = [{"type": "nfs4", "source": "nas:/export"}]
+FSTAB = "/etc/fstab:7 (nas:/x)"
 NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
 
 
@@ -101,6 +106,30 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ("client", {"place": "mount", "mounts": DISK}, ("/dev/sdb1 (ext4) mounted", "Unmount it")),
         ("client", {"place": "mount", "mounts": NAS}, ("nas:/export (nfs4) mounted", "Unmount it")),
         ("client", {"place": "file"}, ("to be a file", "Move it")),
+        ("client", {"other_nfs": ["/etc/nfs.conf:9 (vers4=n)"]}, ()),
+        (
+            "server",
+            {"other_nfs": ["/etc/nfs.conf:9 (vers4=n)"]},
+            ("found /etc/nfs.conf:9 (vers4=n)", "port 2049"),
+        ),
+        ("client", {"fstab": FSTAB}, (f"found {FSTAB} to mount at {PATH}", "choose another")),
+        (
+            "client",
+            {"place": "ours", "mounts": NFS, "fstab": FSTAB},
+            (f"found {FSTAB}", "systemctl daemon-reload"),
+        ),
+        (
+            "client",
+            {"strange_units": ["/etc/systemd/system/x.mount"]},
+            ("found /etc/systemd/system/x.mount to mount",),
+        ),
+        ("server", {"place": "mount", "mounts": DISK, "fstab": FSTAB}, ()),
+        (
+            "server",
+            {"place": "directory", "fstab": FSTAB},
+            (f"found {FSTAB} to mount", "nothing mounted there"),
+        ),
+        ("server", {"strange_units": ["/etc/systemd/system/x.mount"]}, ()),
     ],
 )
 def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
@@ -110,6 +139,27 @@ def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
         assert word in fault
     if fault:
         assert re.match(r"storage_(path|server): found .*; expected .*\. ", fault)
+
+
+@pytest.mark.parametrize(
+    ("clients", "part", "refused"),
+    [
+        (["10.77.0.0/24"], "server", True),
+        (["192.168.1.9", "10.77.0.0/255.255.255.0"], "server", True),
+        (["*"], "server", True),
+        (["*.lan"], "server", True),  # may be theirs
+        (["192.168.1.0/24", "fd00::/8"], "server", False),  # theirs is another root
+        (["*"], "client", False),
+    ],
+)
+def test_a_server_whose_nfs_begins_elsewhere_is_refused(clients, part, refused):
+    """As of old in guides; the other hosts would not find the directory, after all else was set up."""
+    survey = GOOD | {"roots": [{"path": "/srv/nfs4", "place": "/etc/exports:3", "clients": clients}]}
+    fault = storage_fault(survey, part, PATH, "node1", [{"address": "10.77.0.12"}])
+    assert ("found /srv/nfs4 to be the root of NFS 4 (/etc/exports:3, fsid=0)" in fault) is refused
+    assert storage_fault(survey, part, PATH, "node1", []) == ""  # nobody mounts it
+    tasks = (ROOT / "roles/storage/tasks/precheck.yml").read_text()
+    assert "storage_fault(_storage_part, storage_path, _storage_server, _storage_peers)" in tasks
 
 
 # ---- what is looked at ----
@@ -173,6 +223,75 @@ def test_exports_of_others_are_found_with_their_line(survey, tmp_path):
     file = tmp_path / "exports"
     file.write_text(f"# {PATH} *\n\n/home 10.0.0.0/8(rw)\n{PATH}/ *(ro) # mine\n")
     assert survey.exported([str(file)]) == [("/home", f"{file}:3"), (PATH, f"{file}:4")]
+
+
+def test_exports_are_read_as_exports_has_them(survey, tmp_path):
+    file = tmp_path / "exports"
+    lines = [
+        f'  "{PATH}" 10.0.0.0/8(rw)',
+        "/my\\040data -sync 10.0.0.1 \\",
+        f"  {PATH}/x(ro) \\",
+        "  10.0.0.3",
+        "# x",
+    ]
+    file.write_text("\n".join([*lines, '"/a b"\t*(ro)', f"{PATH}\\", "  *(ro)"]))
+    assert survey.exported([str(file)]) == [
+        (PATH, f"{file}:1"),
+        ("/my data", f"{file}:2"),
+        ("/a b", f"{file}:6"),
+        (PATH, f"{file}:7"),
+    ]
+
+
+def test_which_exports_are_the_root_of_nfs_4(survey, tmp_path):
+    file = tmp_path / "exports"
+    file.write_text(
+        "/srv/nfs4 gss/krb5i(rw,sync,fsid=0,crossmnt) 10.0.0.0/8(ro,fsid=7) \\\n 10.1.0.1(fsid=root)\n"
+        "/a -ro,fsid=0 x y(fsid=3) # (fsid=0)\n/b (ro,fsid=0)\n/c *(rw,no_subtree_check)\n/ *(fsid=0)\n"
+        "# /d *(fsid=0)\n"
+    )
+    assert survey.roots([str(file)]) == [
+        {"path": "/srv/nfs4", "place": f"{file}:1", "clients": ["gss/krb5i", "10.1.0.1"]},
+        {"path": "/a", "place": f"{file}:3", "clients": ["x"]},
+        {"path": "/b", "place": f"{file}:4", "clients": ["*"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "found"),
+    [  # as nfsconf of nfs-utils 2.6.2 reads them
+        ("[nfsd]\n# vers4=n\n", "", []),
+        ("[nfsd]\n vers4 = no # c\n", "", ["a:2 (vers4=no)"]),
+        ('[ NFSD ]\n\nVERS4="n"\nport=2050\n', "", ["a:3 (vers4=n)", "a:4 (port=2050)"]),
+        ("[nfsd]\nvers4=n\nport=2049\n", "[nfsd]\nvers4=y\nvers3=n\n", []),
+        ("[nfsd]\nvers4=y\n", "[nfsd]\nvers4=off\n", ["b:2 (vers4=off)"]),
+        ("[mountd]\nport=892\n[nfsd]\nvers4.2=n\n", "vers4=n\n", []),
+    ],
+)
+def test_a_server_that_speaks_no_nfs_4_at_its_port_is_known_by_nfs_conf(survey, tmp_path, text, more, found):
+    (tmp_path / "a").write_text(text)
+    (tmp_path / "b").write_text(more)
+    files = [str(tmp_path / name) for name in ("a", "b", "none")]
+    assert survey.other_nfs(files) == [f"{tmp_path}/{one}" for one in found]
+
+
+def test_what_the_owner_has_mounted_there_at_boot_is_seen(survey, tmp_path):
+    """A unit of ours would take its place, unsaid: those of /etc come before what is made of /etc/fstab."""
+    table = tmp_path / "fstab"
+    table.write_text(
+        "# nas:/y /srv/trainyard/shared nfs\nUUID=1-2 / ext4 defaults 0 1\n\nbroken\n"
+        f"nas:/x\t{PATH}/  nfs noauto,x-systemd.automount 0 0\nLABEL=b /with\\040blank xfs\n"
+    )
+    assert survey.in_fstab(PATH, str(table)) == f"{table}:5 (nas:/x)"
+    assert survey.in_fstab("/with blank", str(table)) == f"{table}:6 (LABEL=b)"
+    assert survey.in_fstab("/srv", str(table)) == survey.in_fstab("/srv", f"{table}.none") == ""
+    units = [tmp_path / f"srv-trainyard-shared.{kind}" for kind in ("mount", "automount")]
+    assert survey.strange_units(PATH, str(tmp_path)) == []
+    units[0].write_text(f"[Mount]\nWhat=nas:/x\nWhere={PATH}\n")
+    units[1].symlink_to("/dev/null")  # masked
+    assert survey.strange_units(PATH, str(tmp_path)) == [*map(str, units)]
+    units[0].write_text(f"{storage_units.MARK}.\n[Mount]\n")
+    assert survey.strange_units(PATH, str(tmp_path)) == [str(units[1])]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
-from plugins.filter.time_sync import time_sync_apart, time_sync_fault, time_sync_off
+from plugins.filter.time_sync import time_sync_apart, time_sync_fault, time_sync_off, time_sync_unserved
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/time_sync"
 
@@ -88,6 +88,109 @@ def test_a_daemon_older_than_its_file_is_found(survey, tmp_path, monkeypatch, st
     monkeypatch.setattr(time, "monotonic", lambda: 200.0)
     found = survey.survey(Host(state=state, started=started), str(conf))
     assert (found["running"], found["stale"]) == (state == "active", stale)
+
+
+@pytest.mark.parametrize(
+    ("states", "rival"),
+    [("active\n", "linuxptp"), ("inactive\nactive\n", "linuxptp"), ("inactive\n", ""), ("", "")],
+)
+def test_a_network_cards_clock_that_is_the_systems_leaves_no_room_for_chrony(survey, tmp_path, states, rival):
+    """phc2sys of linuxptp sets it, several times a second; ntpd's package is told before."""
+
+    def run_command(command, packages=()):
+        if command[:2] == ["systemctl", "is-active"]:
+            assert command[2:] == ["phc2sys*", "timemaster*"]
+            return 3, states, ""
+        return Host(packages)(command)
+
+    assert survey.survey(run_command, str(tmp_path / "none"))["rival"] == rival
+    packages = [("ntpsec", "installed")]
+    found = survey.survey(lambda command: run_command(command, packages), str(tmp_path / "none"))
+    assert found["rival"] == "ntpsec"
+
+
+def test_whom_systemd_timesyncd_was_told_to_ask(survey, tmp_path):
+    etc, lib = tmp_path / "etc", tmp_path / "lib"
+    folders = (str(etc), str(lib))
+
+    def asks(**files):
+        for name, text in files.items():
+            place = {"main": etc / "timesyncd.conf", "vendor": lib / "timesyncd.conf"}.get(name)
+            place = place or (lib if name.startswith("lib_") else etc) / f"timesyncd.conf.d/{name[4:]}.conf"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        return survey.timesyncd_asks(folders)
+
+    assert survey.timesyncd_asks(folders) == []
+    assert asks(main="[Time]\n#NTP=\n#FallbackNTP=ntp.ubuntu.com\nFallbackNTP=x\n") == []
+    assert asks(vendor="[Time]\nNTP=vendor\n") == []  # the owner's file is read in its stead
+    assert asks(main="[Time]\n NTP = a.example b.example\n") == ["a.example", "b.example"]
+    assert asks(lib_20="[Time]\nNTP=c a.example\n") == ["a.example", "b.example", "c"]
+    assert asks(etc_20="[Time]\nNTP=d \\\n  e\n") == ["a.example", "b.example", "d", "e"]
+    assert asks(etc_30="[Time]\nNTP=\nNTP=f\n") == ["f"]
+
+
+OURS = ["allow 10.0.0.0/24", "local stratum 10 orphan"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [  # as chronyd 4.3 answered, or did not, in a network of its own
+        (OURS, ""),
+        ([*OURS, "port 0"], "port 0"),
+        (["port 1123", *OURS], "port 1123"),
+        ([*OURS, "port 123"], ""),
+        ([*OURS, "bindaddress 127.0.0.1"], "bindaddress 127.0.0.1"),
+        ([*OURS, "bindaddress 10.0.0.1"], ""),
+        ([*OURS, "bindaddress ::1"], ""),
+        ([*OURS, "binddevice lo"], "binddevice lo"),
+        ([*OURS, "deny all"], "deny all"),
+        (["deny all", *OURS], ""),
+        (["deny all"], ""),  # ours is not there yet
+        ([*OURS, "deny"], ""),
+        ([*OURS, "deny 10.0.0.0/8"], ""),
+        ([*OURS, "deny 10.0.0.2"], "deny 10.0.0.2"),
+        ([*OURS, "deny 10.0.0.9"], ""),
+        ([*OURS, "deny 10.0.0.0/25", "allow all"], ""),
+        (
+            [*OURS, "deny 10.1", "denyall", "local stratum 8", "acquisitionport 123", "", "server 10.0.0.9"],
+            "",
+        ),
+    ],
+)
+def test_a_head_that_would_not_answer_is_known_by_what_its_chrony_says(lines, found):
+    assert time_sync_unserved(lines, "10.0.0.1", "10.0.0.0/24", ["10.0.0.2", "a-name"]) == found
+    assert time_sync_unserved(lines, "10.0.0.1", "10.0.0.0/24", []) == ""  # nobody follows it
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_and_is_refused_before_anything_is_changed_and_before_chrony_is_restarted(host):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    precheck, chrony = (
+        yaml.safe_load((ROLE / f"tasks/{name}.yml").read_text()) for name in ("precheck", "chrony")
+    )
+    (before,) = [task for task in precheck if "_time_sync_silent" in str(task)]
+    (after,) = [task for task in chrony if "_time_sync_silent" in str(task)]
+    assert before["vars"]["__time_sync_says"] == "{{ __time_sync.survey.says }}"
+    restart = next(task for task in chrony if "enabled" in str(task))
+    assert chrony.index(after) < chrony.index(restart)
+    role = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+    names = ("_time_sync_unserved", "_time_sync_silent", "_time_sync_head", "_time_sync_head_address")
+    hostvars = {f"node{n}": {"cluster_address": f"10.0.0.{n}"} for n in (1, 2)}
+    values = {name: trust_as_template(role[name]) for name in names}
+    values |= {"groups": {"cluster": ["node1", "node2"], "head": ["node1"]}, "hostvars": hostvars}
+    values |= {
+        "inventory_hostname": host,
+        "cluster_network": "10.0.0.0/24",
+        "__time_sync_says": [*OURS, "port 0"],
+    }
+    templar = Templar(loader=DataLoader(), variables=values)
+    found = templar.template(trust_as_template(role["_time_sync_unserved"]))
+    assert found == ("port 0" if host == "node1" else "")
+    if found:
+        assert 'found "port 0" in chrony' in templar.template(trust_as_template(role["_time_sync_silent"]))
 
 
 WAITED = "try: 1, refid: 00000000, correction: 0.000000000, skew: 0.000\ntry: 2, refid: {}, correction: {}, skew: 0.1\n"

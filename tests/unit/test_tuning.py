@@ -201,8 +201,27 @@ def test_only_lists_of_numbers_are_read_as_such(sysctl, value):
     assert sysctl.canonical(f"{value}\n") == ([1, 2] if value == "1-2" else value.split())
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["net.ipv4.conf.eth0/100.rp_filter", "net/ipv4/conf/eth0.100/rp_filter", "net/ipv4/conf/eth0/rp_filter"],
+)
+def test_an_interface_with_a_dot_in_its_name_is_found_as_systemd_finds_it(sysctl, host, kernel, key):
+    for link in ("eth0.100", "eth0"):
+        file = kernel / "net/ipv4/conf" / link / "rp_filter"
+        file.parent.mkdir(parents=True)
+        file.write_text("0\n")
+    answer, _ = host([{"key": key, "value": "2"}])
+    assert answer["applied"] == {key: "2"} and not sysctl.may_come(key, str(kernel))
+    assert (kernel / "net/ipv4/conf/eth0.100/rp_filter").read_text() == ("2" if "100" in key else "0\n")
+    assert (kernel / "net/ipv4/conf/eth0/rp_filter").read_text() == ("0\n" if "100" in key else "2")
+    # A file of the owner's that has the same key is known by it, however it is written there.
+    _, (said,) = host([{"key": key, "value": "2"}], True, {"99-owner.conf": f"{key} = 1\n"})
+    assert said.startswith(f"{key} stays 1, not 2: ")
+
+
 LINKS = """fd000000000000000000000000000002 02 40 00 80     eth0
 fe800000000000000000000000000001 03 40 20 80    wlan0
+fd000000000000000000000000000100 04 40 00 80 eth1.100
 """
 
 
@@ -213,6 +232,8 @@ fe800000000000000000000000000001 03 40 20 80    wlan0
         ("net.ipv6.conf.default.disable_ipv6", "1", "fd00::2", True),
         ("net.ipv6.conf.eth0.disable_ipv6", "1", "fd00::2", True),
         ("net/ipv6/conf/eth0/disable_ipv6", "1", "fd00::2", True),
+        ("net.ipv6.conf.eth1/100.disable_ipv6", "1", "fd00::100", True),
+        ("net/ipv6/conf/eth1.100/disable_ipv6", "1", "fd00::100", True),
         ("net.ipv6.conf.wlan0.disable_ipv6", "1", "fd00::2", False),
         ("net.ipv6.conf.all.disable_ipv6", "0", "fd00::2", False),
         ("net.ipv6.conf.all.forwarding", "1", "fd00::2", False),
@@ -324,6 +345,28 @@ def test_what_is_asked_before_anything_is_changed_changes_nothing(
     assert call_main(limits, check=True, path=path, limits=[more]).get("left_out") == (
         ["nofile"] if container else None
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "cure"),
+    [
+        ("fs.nr_open = 2000000\n", "2000000", "50-owner.conf sets it to 2000000, which is not in force yet"),
+        ("fs/nr_open=2000000\n", "1500000", "Have that read: sudo sysctl --system"),
+        ("fs.nr_open = 2000000\n", "2000001", 'tuning_sysctl: {fs.nr_open: "2000001"}'),
+        ("", "2000000", 'tuning_sysctl: {fs.nr_open: "2000000"}'),
+    ],
+)
+def test_a_limit_that_the_hosts_own_file_grants_is_no_reason_to_write_it_once_more(
+    limits, call_main, tmp_path, monkeypatch, text, wanted, cure
+):
+    """With fs.nr_open in a later file than ours, tuning_sysctl would be of no use, and was what was said to help."""
+    (tmp_path / "50-owner.conf").write_text(text)
+    monkeypatch.setattr(limits.set_elsewhere, "__defaults__", ((str(tmp_path),),))
+    monkeypatch.setattr(limits, "in_container", lambda: False)
+    monkeypatch.setattr(limits, "most_files", lambda: 1048576)
+    limit = {"domain": "x", "item": "nofile", "value": wanted, "why": ""}
+    told = call_main(limits, path=str(tmp_path / "limits.conf"), limits=[limit], only_look=True)["msg"]
+    assert f"found {wanted}; expected at most 1048576, fs.nr_open" in told and cure in told
 
 
 @pytest.mark.parametrize("name", ["precheck", "main"])
