@@ -583,6 +583,27 @@ def test_weights_that_quantize_leaves_whole_are_told_of(kind, in_parts, world, t
     assert said.count("warning") == 1
 
 
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_weights_that_a_model_clamps_in_place_stay_whole(bits, world, tmp_path, monkeypatch):
+    """Gemma 3n's, as it trains: a quantised one cannot be clamped."""
+    own = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 0}
+    sizes = {"laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 2, "sliding_window": 6}
+    monkeypatch.setitem(
+        ARCHITECTURES, "gemma3n_text", {**own, **sizes, "layer_types": ["full_attention"] * 2}
+    )
+    model = make("gemma3n_text")
+    model.save_pretrained(tmp_path)
+    config = from_mapping({"model": str(tmp_path), "adapter": "lora", "quantize": bits})
+    built = load.build(config, load.Source(model.config, None, str(tmp_path), {}), world, False)
+    kept = [one.weight.dtype for name, one in built.named_modules() if name.endswith("_coefs")]
+    assert len(kept) == 4 and all(one.is_floating_point for one in kept)
+    assert any(
+        quantize.is_quantised(one.weight) for one in built.modules() if isinstance(one, torch.nn.Linear)
+    )
+    inputs = torch.randint(2, 96, (1, 8))
+    TokenLoss(built)(inputs, inputs, torch.arange(8)[None]).backward()
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "split"])
 def test_weights_that_are_quantised_on_disk_go_where_they_are_wanted(strategy, world, tmp_path, monkeypatch):
     """Left to bitsandbytes they all go to the first GPU."""

@@ -17,6 +17,8 @@ from trainer.model.stored import Stored
 
 # Part of the weights from which on it is told what bitsandbytes leaves whole, and offered what it saves.
 MUCH = 0.1
+# Of Gemma 3n what its code clamps in place, which no quantised weight can be; and the head, as of all models.
+IN_PLACE = ["lm_head", "prediction_coefs", "correction_coefs"]
 LOOKED_AT = ("compress_statistics", "quant_type")  # by peft, of a weight that it puts an adapter beside
 
 
@@ -41,10 +43,12 @@ def settings(config: Config, model_config):
         return None
     from transformers import BitsAndBytesConfig
 
+    whole = IN_PLACE if "gemma3n" in model_config.get_text_config().model_type else None
     if config.quantize == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
     return BitsAndBytesConfig(
         load_in_4bit=True,
+        llm_int8_skip_modules=whole,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=getattr(torch, config.dtype),
