@@ -556,7 +556,7 @@ def test_what_a_kernel_reads_by_itself_gets_no_adapter(kind, targets, monkeypatc
     wrapped = lora.add(make(kind), from_mapping({"adapter": "lora", "lora_targets": targets}))
     adapted = {name.split(".lora_A")[0] for name, _ in wrapped.named_parameters() if "lora_A" in name}
     mixers = {name.rsplit(".", 1)[-1] for name in adapted if "mamba" in name or "mixer" in name}
-    assert "in_proj" in mixers and not mixers & {"out_proj", "dt_proj", "conv1d"}
+    assert "in_proj" in mixers and not mixers & {"out_proj", "dt_proj", "x_proj", "conv1d"}
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
@@ -602,6 +602,28 @@ def test_weights_that_a_model_clamps_in_place_stay_whole(bits, world, tmp_path, 
     )
     inputs = torch.randint(2, 96, (1, 8))
     TokenLoss(built)(inputs, inputs, torch.arange(8)[None]).backward()
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_weights_that_a_kernel_reads_stay_whole(bits, world, tmp_path, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "mamba", {"state_size": 4})
+    model = make("mamba")
+    model.save_pretrained(tmp_path)
+    config = from_mapping({"model": str(tmp_path), "adapter": "lora", "quantize": bits})
+    built = load.build(config, load.Source(model.config, None, str(tmp_path), {}), world, False)
+    names = [name for name, one in built.named_parameters() if quantize.is_quantised(one)]
+    assert {lora.original_name(name).split(".")[-2] for name in names} == {"in_proj"}
+    inputs = torch.randint(2, 96, (1, 8))
+    TokenLoss(built, packed=False)(inputs, inputs, torch.arange(8)[None]).backward()
+
+
+def test_layers_within_layers_are_one(monkeypatch):
+    """transformers names Mamba's mixers beside the layers that they are in; FSDP shares a weight out once."""
+    from trainer.strategies import sharded
+
+    monkeypatch.setitem(ARCHITECTURES, "mamba", {"state_size": 4})
+    model = make("mamba")
+    assert sharded.blocks(model) == list(model.backbone.layers)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "split"])

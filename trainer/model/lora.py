@@ -105,7 +105,10 @@ def _passed_by(model: nn.Module) -> list[str]:
     """
     mixers = [name for name, one in model.named_modules() if hasattr(one, "A_log") and hasattr(one, "D")]
     own = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and not _plain(one)]
-    return [*own, *(f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj", "conv1d"))]
+    return [
+        *own,
+        *(f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj", "x_proj", "conv1d")),
+    ]
 
 
 def _plain(linear: nn.Linear) -> bool:

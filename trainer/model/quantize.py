@@ -5,6 +5,7 @@ adapter is put beside them, and `fill` quantises one weight after the other: nev
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import torch
@@ -17,8 +18,17 @@ from trainer.model.stored import Stored
 
 # Part of the weights from which on it is told what bitsandbytes leaves whole, and offered what it saves.
 MUCH = 0.1
-# Of Gemma 3n what its code clamps in place, which no quantised weight can be; and the head, as of all models.
-IN_PLACE = ["lm_head", "prediction_coefs", "correction_coefs"]
+# Layers, by the end of their names, whose weights an architecture's code reads by itself, as if they were whole:
+# Gemma 3n clamps them in place, and Mamba's mixers (lora.py) give them to a kernel.
+READ = {
+    "gemma3n": ("prediction_coefs", "correction_coefs"),
+    "[mbjz]amba|falcon_h1|granitemoehybrid|nemotron_h": (
+        "mixer.out_proj",
+        "mamba.out_proj",
+        "dt_proj",
+        "x_proj",
+    ),
+}
 LOOKED_AT = ("compress_statistics", "quant_type")  # by peft, of a weight that it puts an adapter beside
 
 
@@ -43,7 +53,9 @@ def settings(config: Config, model_config):
         return None
     from transformers import BitsAndBytesConfig
 
-    whole = IN_PLACE if "gemma3n" in model_config.get_text_config().model_type else None
+    text = model_config.get_text_config()
+    whole = [name for kind, names in READ.items() if re.search(kind, text.model_type) for name in names]
+    whole = ["lm_head", *whole] if whole else None  # the head, as of all models
     if config.quantize == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
     return BitsAndBytesConfig(

@@ -405,7 +405,7 @@ def _layers(world: World) -> Layers | None:
 
 
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The transformer's layers: the modules that transformers says not to split.
+    """The transformer's layers: the modules that transformers says not to split, the outermost ones.
 
     But for those of which a weight is another module's, too, as are BERT's embeddings with a head that is tied to them:
     FSDP gathers a weight in one place.
@@ -419,9 +419,12 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     def whole(place: str, part: torch.nn.Module) -> bool:
         return all(name.startswith(f"{place}.") for one in part.parameters() for name in at[id(one)])
 
-    return [
-        part for place, part in base.named_modules() if type(part).__name__ in names and whole(place, part)
-    ]
+    found: dict[str, torch.nn.Module] = {}
+    for place, part in base.named_modules():
+        within = any(place.startswith(f"{outer}.") for outer in found)  # as Mamba's mixer in its layer
+        if type(part).__name__ in names and not within and whole(place, part):
+            found[place] = part
+    return [*found.values()]
 
 
 class Wire:
