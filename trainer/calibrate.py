@@ -34,7 +34,8 @@ def begin(run: Run) -> list[dict[int, float]]:
     """
     world, balance = run.world, run.balance
     memory, start = tries_memory(world.device), time.perf_counter()
-    run.width = None
+    batch = run.index.batch(run.progress.cursor, run.config.batch_size)
+    run.width = None if memory else run.packed.width(batch)  # memory is tried for whole sequences
     if not (memory or balance.learns):
         return []
     found = []
@@ -43,7 +44,8 @@ def begin(run: Run) -> list[dict[int, float]]:
             _limit(run, _most(run))
         if balance.learns:
             told = world.gather(list(_by_size(run, _size(run)).items()))
-            found = [{int(size): seconds for size, seconds in one} for one in told]
+            full = run.config.sequence_length / run.width if run.width else 1.0  # as the balance counts
+            found = [{int(size): seconds * full for size, seconds in one} for one in told]
             each = [one[max(one)] / max(one) for one in found]
             balance.begin(each, found)
         # Where ranks keep step, a fast one's micro-batches are larger than what was tried; and what one has no memory

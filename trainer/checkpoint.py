@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer import disk, metrics, optim
+from trainer.config import FIELDS
 from trainer.errors import BadInput, TrainerError
 from trainer.model import load as model_load
 from trainer.snapshot import MOMENTS, OPTIMIZER, Snapshot, weights_file
@@ -43,7 +44,8 @@ BACK = (
 )
 # What an earlier release of the trainer did otherwise with the same.
 EARLIER = {
-    "model": ", or an earlier release of the trainer trained what no text reaches of it, too",
+    "model": ", or an earlier release of the trainer trained what no text reaches of it, or put "
+    "an adapter beside other layers",
     "dataset": ", or an earlier release of the trainer left out calls of tools without arguments",
 }
 # Settings that make another architecture, or other tokens of the same data.
@@ -515,10 +517,11 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = f" (the same name, another content){EARLIER.get(what, '')}" if then == now else ""
+            earlier = {name: FIELDS[name].default for name in SHAPING.get(what, ())} | manifest["settings"]
             shaped = [
-                f"{key}: {manifest['settings'].get(key)} then, {settings.get(key)} now"
+                f"{key}: {earlier[key]} then, {settings.get(key)} now"
                 for key in SHAPING.get(what, ())
-                if manifest["settings"].get(key) != settings.get(key)
+                if earlier[key] != settings.get(key)
             ]
             differences += shaped or [f"{what}: {then} then, {now} now{content}"]
     if differences:

@@ -515,9 +515,10 @@ def few_steps(config: Config, sequences: int, steps: int) -> str:
         return ""
     each = "" if sequences >= config.batch_size else ", each of which stands more than once in a batch"
     epochs = f"{config.epochs or 1:g} epochs"
+    up_to, smaller = ("", "batch_size or sequence_length") if config.packing else ("up to ", "batch_size")
     return (
-        f"the data is {sequences} sequences of {config.sequence_length} tokens{each}, and {epochs} are "
-        f"{steps} steps of {config.batch_size}, too few to learn by: a smaller batch_size or sequence_length makes more"
+        f"the data is {sequences} sequences of {up_to}{config.sequence_length} tokens{each}, and {epochs} are "
+        f"{steps} steps of {config.batch_size}, too few to learn by: a smaller {smaller} makes more"
     )
 
 

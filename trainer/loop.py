@@ -96,7 +96,7 @@ class StepReport:
     lr: float
     router_loss: float | None  # the routers' auxiliary loss, before its weight, where there is one
     tokens: int  # with a loss
-    inputs: int  # that were computed, but for padding after a sequence's only document
+    computed: int  # but for padding after a sequence's only document
     epoch: int
     shares: list[int]
     stop: bool  # some rank was asked to stop
@@ -253,8 +253,9 @@ def train_step(run: Run, observer) -> StepReport:
     # Where a host has several ranks, one codes for all of them while they wait for it.
     alone = world.size == len(world.firsts)
     besides = [*map(sum, zip(compression, optimizer, strict=True))] if alone else optimizer
-    full = config.sequence_length / run.width  # what whole sequences would have taken
-    run.balance.learn([seconds * full for seconds in rank_seconds], besides)
+    # As of whole sequences, where they are a rank's own: what it waits, or sends, does not depend on their width.
+    full = config.sequence_length / run.width if run.balance.watched else 1.0
+    run.balance.learn(*([seconds * full for seconds in some] for some in (rank_seconds, besides)))
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
     refuse_harm(run, loss, grad_norm)
@@ -280,7 +281,7 @@ def train_step(run: Run, observer) -> StepReport:
         lr=lr,
         router_loss=router_loss if routed is not None else None,
         tokens=tokens,
-        inputs=sum(run.packed.inputs(batch)),
+        computed=sum(run.packed.lengths(batch)),
         epoch=epoch,
         shares=split,
         stop=stop > 0,
@@ -353,7 +354,7 @@ def expert_weights(run: Run, micro_batches: list[list[int]]) -> tuple[router.Ask
 
 
 def token_loss(run: Run, sequences: list[int], routed: router.Ask | None = None):
-    """The summed cross-entropy (nats, scalar) of some packed sequences of the training data.
+    """The summed cross-entropy (nats, scalar) of some sequences of the training data.
 
     Without sequences it is zero, but the model runs: so that all ranks keep step. With `routed`: see TokenLoss.
     """
@@ -364,7 +365,7 @@ def token_loss(run: Run, sequences: list[int], routed: router.Ask | None = None)
 
 
 def summed_loss(run: Run, packed: Packed, sequences: list[int], routed: router.Ask | None = None):
-    """As `token_loss`, of any packed sequences (model/loss.py)."""
+    """As `token_loss`, of sequences of any data (model/loss.py)."""
     inputs, labels, positions = tensors(run, packed, sequences)
     if not sequences and routed is not None and routed.weights is not None:
         routed = router.Ask(routed.chosen, torch.zeros_like(routed.weights))
@@ -373,7 +374,7 @@ def summed_loss(run: Run, packed: Packed, sequences: list[int], routed: router.A
 
 
 def tensors(run: Run, packed: Packed, sequences: list[int]) -> list[torch.Tensor]:
-    """Inputs, labels and positions (B, S) of some packed sequences, on the device.
+    """Inputs, labels and positions (B, S) of some sequences, on the device; S is the step's width, or what these want.
 
     Without sequences they are a few tokens without a loss: a rank that only keeps step has next to nothing to compute.
     """

@@ -692,7 +692,7 @@ class Recorder:
         """
         if self.peak is None:
             return None
-        return report.inputs * self.flops / (report.step_seconds * self.peak)
+        return report.computed * self.flops / (report.step_seconds * self.peak)
 
     def __enter__(self) -> "Recorder":
         return self

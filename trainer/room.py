@@ -21,8 +21,8 @@ from trainer.world import World, log
 DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
 MIB = plan.MIB
 # What a configuration has whose layers are not those of a dense transformer: experts, recurrent or convolutional
-# layers, embeddings in each layer, layers of different sizes.
-OTHERWISE = re.compile("experts|mamba|ssm|conv|linear|lru|per_layer|altup")
+# layers, embeddings in each layer, layers of different sizes; encoders, and what sees.
+OTHERWISE = re.compile("expert|mamba|ssm|conv|linear|lru|per_layer|altup|^encoder_|^decoder_layers|vision_")
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -206,18 +206,24 @@ def at_most(config: Config, model_config, rows: int) -> int | None:
     rows: sequences that are computed at once. To count takes seconds, which small models would wait for in vain.
     """
     text = model_config.get_text_config()
-    if any(value and OTHERWISE.search(name) for name, value in text.to_dict().items()):
+    if text is not model_config:  # there is more to it, which sees or hears
+        return None
+    keys = text.to_dict()
+    parts = [one for one in keys.values() if isinstance(one, dict)]
+    if any(value and OTHERWISE.search(str(name)) for some in (keys, *parts) for name, value in some.items()):
         return None
     if {*(getattr(text, "layer_types", None) or ())} - ATTENTION:
         return None
     names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
     width, layers, vocabulary, heads = sizes = [getattr(text, name, None) for name in names]
     inner = getattr(text, "intermediate_size", None) or 0
-    if any(not isinstance(one, int) for one in (*sizes, inner)):  # a list has one for each layer
+    head = getattr(text, "head_dim", None) or 0
+    if any(not isinstance(one, int) for one in (*sizes, inner, head)):  # a list has one for each layer
         return None
     inner = max(4 * width, inner)
     length = config.sequence_length
-    weights = layers * (4 * width**2 + 3 * width * inner) + 2 * vocabulary * width + length * width
+    attention = 4 * width * max(width, heads * head)
+    weights = layers * (attention + 3 * width * inner) + 2 * vocabulary * width + length * width
     # Of a weight: itself, its gradient, two moments, copies in a checkpoint, and as many in a lossy way. Of a token:
     # each layer's values of both widths, some of them twice; its attention to all others; its logits, four times.
     kept = layers * (24 * width + 8 * inner + 4 * heads * length) + 4 * vocabulary

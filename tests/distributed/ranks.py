@@ -55,10 +55,10 @@ def _signal_in_step(step: int) -> None:
 
     compute = loop.token_loss
 
-    def token_loss(run, sequences):
+    def token_loss(run, *rest):
         if run.progress.step + 1 == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return compute(run, sequences)
+        return compute(run, *rest)
 
     loop.token_loss = token_loss
 

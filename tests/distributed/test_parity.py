@@ -252,14 +252,17 @@ def _looked_at(folder, run, observer):
     from trainer import loop
 
     learnt, learn = [], run.balance.learn
-    run.balance.learn = lambda seconds, besides: learnt.append(seconds) or learn(seconds, besides)
+    run.balance.learn = lambda *told: learnt.append(told) or learn(*told)
     report = loop.train_step_really(run, observer)
     del run.balance.learn
     before = run.progress.cursor - run.config.batch_size
-    lengths = run.packed.inputs(run.index.batch(before, run.config.batch_size))
-    assert report.inputs == sum(lengths)
+    lengths = run.packed.lengths(run.index.batch(before, run.config.batch_size))
+    assert report.computed == sum(lengths)
     assert run.width == min(64, math.ceil(max(lengths) / 8) * 8)
-    assert learnt == [pytest.approx([seconds * 64 / run.width for seconds in report.rank_seconds])]
+    own = report.rank_compression_seconds, report.rank_optimizer_seconds
+    besides = [sum(both) for both in zip(*own, strict=True)]
+    expected = [[seconds * 64 / run.width for seconds in some] for some in (report.rank_seconds, besides)]
+    assert learnt == [tuple(map(pytest.approx, expected))]
     with (folder / f"widths-{run.world.rank}").open("a") as file:
         file.write(f"{run.width}\n")
     return report

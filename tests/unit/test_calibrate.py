@@ -41,6 +41,11 @@ class World(SimpleNamespace):
 
 
 class Packed:
+    full = config.from_mapping({}).sequence_length
+
+    def width(self, sequences):
+        return self.full
+
     def __getitem__(self, number):
         tokens = (np.arange(LENGTH) * (number + 3)) % 50
         return tokens, np.roll(tokens, -1), np.arange(LENGTH)
@@ -95,15 +100,27 @@ def passes(monkeypatch, seconds) -> list[int]:
 def test_shares_begin_by_what_was_tried(monkeypatch):
     passes(monkeypatch, 0.001)
     one = run()
-    one.width = 5
     found = calibrate.begin(one)
-    assert one.width is None, "whole sequences are tried, as memory must hold them"
+    assert one.width == one.packed.full
     assert [list(times) for times in found] == [[1, 4], [1, 4]]
     assert one.balance.split == [12, 4] and one.balance.expected == pytest.approx(2)
     assert one.balance.speeds == pytest.approx([1, 1 / 3])
     one = run(lambda own: slower(own, 1.05))
     calibrate.begin(one)
     assert one.balance.split == [8, 8]  # as good as even, for what a trial knows
+
+
+def test_narrow_sequences_are_tried_as_they_come_and_count_as_whole_ones(monkeypatch):
+    """But for what memory is tried for, which must hold whole ones."""
+    passes(monkeypatch, 0.001)
+    one = run()
+    one.packed.width = lambda sequences: one.packed.full // 4 if sequences == list(range(16)) else 0
+    found = calibrate.begin(one)
+    assert one.width == one.packed.full // 4 and found[0] == pytest.approx({1: 0.004, 4: 0.016})
+    monkeypatch.setattr(calibrate, "tries_memory", lambda device: True)
+    monkeypatch.setattr(calibrate, "_limit", lambda *_: False)
+    found = calibrate.begin(one)
+    assert one.width is None and found[0] == pytest.approx({1: 0.001, 4: 0.004})
 
 
 def test_what_a_micro_batch_takes_whatever_its_size_is_told_by_both_sizes(monkeypatch):

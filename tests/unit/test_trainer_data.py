@@ -685,10 +685,10 @@ def test_a_document_has_sequences_of_its_own_where_nothing_is_packed(tmp_path, m
         assert inputs.tolist() == ids + [tokens.pad_token_id] * (16 - len(ids))
         assert labels.tolist() == following + [pack.IGNORE] * (16 - len(following))
         assert positions.tolist() == [*range(len(ids)), *range(16 - len(ids))]
-        assert (found.valid[k], found.inputs([k])) == (len(following), [len(ids)])
+        assert (found.valid[k], found.lengths([k])) == (len(following), [len(ids)])
     other, _ = pack.prepare(from_mapping(settings), read.digests(config), tokens, tmp_path / "cache")
     assert other.digest != found.digest
-    assert (other.inputs([0, 1]), other.width([0])) == ([16, 16], 16)
+    assert (other.lengths([0, 1]), other.width([0])) == ([16, 16], 16)
 
 
 def test_of_padding_no_more_is_computed_than_the_longest_document_wants(tmp_path):
@@ -696,7 +696,7 @@ def test_of_padding_no_more_is_computed_than_the_longest_document_wants(tmp_path
     paths = [write_lines(tmp_path / f"{n}.jsonl", [{"text": one}] * 2) for n, one in enumerate(texts)]
     settings = {"dataset": ",".join(paths), "vocab_size": 257, "sequence_length": 256, "packing": False}
     found, _ = prepared(from_mapping(settings), tmp_path / "cache")
-    assert found.inputs(range(6)) == [4, 4, 71, 71, 201, 201]
+    assert found.lengths(range(6)) == [4, 4, 71, 71, 201, 201]
     assert [found.width(some) for some in ([0], [1, 2], [0, 5, 1])] == [64, 128, 256]
     short, _ = prepared(from_mapping({**settings, "sequence_length": 210}), tmp_path / "cache")
     assert short.width([4]) == 210

@@ -507,6 +507,25 @@ def test_an_architecture_that_peft_does_not_know_gets_no_adapter_for_each_expert
         lora.add(make(kind), from_mapping(everywhere))
 
 
+def test_a_gate_of_attention_gets_an_adapter_where_peft_takes_it_for_none_of_experts():
+    own = {"n_routed_experts": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4}
+    own |= {"qk_nope_head_dim": 4, "v_head_dim": 8, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4}
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("hy_v4", **{**SMALL, **EXPERTS, **own}))
+    wrapped = lora.add(load.in_training(model), from_mapping({"adapter": "lora"}))
+    assert any("self_attn.gate_proj.lora_A" in name for name, _ in wrapped.named_parameters())
+
+
+def test_a_layer_that_is_asked_for_and_would_be_without_use_is_refused(monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "mamba", {"state_size": 4})
+    asked = from_mapping({"adapter": "lora", "lora_targets": "in_proj,out_proj"})
+    with pytest.raises(
+        BadInput, match=r"out_proj: in model tiny .* without use; it has in_proj; or write auto"
+    ):
+        lora.add(make("mamba"), asked)
+
+
 def test_a_gate_of_attention_is_not_taken_for_an_expert_s():
     """peft does, of whatever is called so, and refuses it for want of the other half."""
     wrapped = lora.add(make("afmoe"), from_mapping({"adapter": "lora"}))

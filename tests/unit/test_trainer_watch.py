@@ -316,7 +316,7 @@ def test_mfu_counts_the_tokens_that_carry_no_loss():
             world=types.SimpleNamespace(size=2),
         ),
     )
-    report = types.SimpleNamespace(tokens=10, inputs=4 * 500, step_seconds=2.0)
+    report = types.SimpleNamespace(tokens=10, computed=4 * 500, step_seconds=2.0)
     assert recorder.Recorder._mfu(own, report) == pytest.approx(4 * 500 * 1e9 / (2.0 * 1.5e12))
 
 

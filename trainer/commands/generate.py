@@ -234,6 +234,7 @@ def _continue(
         eos_token_id=sorted({*saved.ends(model, tokenizer), also_ends} - {None}),
         pad_token_id=tokenizer.eos_token_id,
     )
+    printed = _Printed(tokenizer, skip=0 if with_prompt else ids.shape[1])
     try:
         with torch.inference_mode():
             output = model.generate(
@@ -241,10 +242,12 @@ def _continue(
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=min(sampling.max_new_tokens, room),
                 logits_processor=[checked],
-                streamer=_Printed(tokenizer, skip=0 if with_prompt else ids.shape[1]),
+                streamer=printed,
                 **how,
             )
     except (ValueError, NotImplementedError) as error:  # transformers' own refusals, of some architectures
+        if len(printed.tokens) > (ids.shape[1] if with_prompt else 0):  # not once it generates
+            raise
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"{type(model).__name__} cannot generate with this configuration: {reason}") from None
     return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)

@@ -1047,15 +1047,17 @@ def _time(config: Config, estimate: dict) -> list[str]:
     )
     more = " more" if config.comm == "diloco" and config.diloco_overlap else ""
     codes = f", {estimate['coding_seconds']:.2f} s to code" if estimate["coding_seconds"] else ""
+    up_to = "" if config.packing else "up to "
     lines = [
         f"time: about {_duration(estimate['seconds'])} for {estimate['steps']:,} steps of "
-        f"{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute{codes} and "
+        f"{up_to}{estimate['tokens_a_step']:,} tokens: {estimate['compute_seconds']:.2f} s to compute{codes} and "
         f"{estimate['waiting_seconds']:.2f} s{more} to send, each",
         f"  ({counted}, {estimate['flops_a_token'] / 1e9:.3g} GFLOP a token in all; matrix products reach "
         f"{estimate['matrix_flops_per_second'] / 1e12:.3g} TFLOP/s here, a step {REACHED:.0%} of that)",
     ]
     if config.steps is None and estimate["steps"] < configuration.FEW:
-        few = "so few steps are too few to learn by: a smaller batch_size or sequence_length, or more data, makes more"
+        smaller = "batch_size or sequence_length" if config.packing else "batch_size"
+        few = f"so few steps are too few to learn by: a smaller {smaller}, or more data, makes more"
         lines.append(f"  {few}")
     return lines
 

@@ -358,7 +358,7 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
     log(f"run '{config.run}': {world.size} ranks on {', '.join(dict.fromkeys(world.hosts))}")
     each = f"{config.sequence_length}"
     if not config.packing:
-        each = f"one document each, {packed.token_count / len(packed):,.0f} of {each} tokens on average"
+        each = f"a document or a part of one, {packed.kept / len(packed):,.0f} of {each} tokens on average"
     log(
         f"{_parameters(run):,} parameters; {packed.token_count:,} tokens in {count(packed.documents, 'document')}, "
         f"{len(packed):,} sequences of {each}; {run.steps} steps of {config.batch_size} sequences; "
@@ -372,7 +372,12 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
             cut = f"{one.shortened:,} {what}documents were cut to {config.sequence_length} tokens"
             log(f"{cut}; {one.dropped:,} are lost")
         elif one and one.longer:
-            log(f"{one.longer:,} {what}documents are longer than a sequence and go on in the next one")
+            then = (
+                "go on in the next one"
+                if config.packing
+                else "are in parts, in each of which the model begins anew"
+            )
+            log(f"{one.longer:,} {what}documents are longer than a sequence and {then}")
     if found:
         log(f"resuming after step {run.progress.step}, from {world.hosts[found.source]}")
         if run.progress.step >= run.steps:

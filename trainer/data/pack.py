@@ -34,8 +34,8 @@ class Packed:
 
     sizes: sequences of each set. valid: (N,) int64, how many tokens of each sequence carry a loss.
     token_count, documents, longer, shortened, dropped: how many there are, are longer than a sequence, were cut, and
-    how many tokens that took. unigram_entropy: of the tokens with a loss, by the sets' weights, in nats. digest: a
-    hash of all that `packed[k]` can give.
+    how many tokens that took. kept: tokens of the sequences, without parts that teach nothing. unigram_entropy: of the
+    tokens with a loss, by the sets' weights, in nats. digest: a hash of all that `packed[k]` can give.
     """
 
     def __init__(self, sets: list["_Set"], weights: Sequence[float], cache_dir: Path):
@@ -50,6 +50,7 @@ class Packed:
         self.longer = sum(one["longer"] for one in facts)
         self.shortened = sum(one["shortened"] for one in facts)
         self.dropped = sum(one["dropped"] for one in facts)
+        self.kept = sum(one.get("kept", one["tokens"]) for one in facts)
         self.largest_id = max(one["largest_id"] for one in facts)
         self.unigram_entropy = _entropy([one.counts for one in sets], weights)
         self.layout = sets[0].layout
@@ -78,17 +79,17 @@ class Packed:
         number = int(np.searchsorted(self._ends, k, side="right"))
         return self._sets[number], k - (int(self._ends[number - 1]) if number else 0)
 
-    def inputs(self, sequences: Sequence[int]) -> list[int]:
-        """How many tokens each of these has before its padding; of packed ones it is not asked: all are full."""
+    def lengths(self, sequences: Sequence[int]) -> list[int]:
+        """How many tokens each of these has before its padding; packed ones count as full."""
         if self.layout != "alone":
             return [self.length] * len(sequences)
-        return [one.inputs(k) for one, k in map(self._at, sequences)]
+        return [one.tokens_of(k) for one, k in map(self._at, sequences)]
 
     def width(self, sequences: Sequence[int]) -> int:
         """Tokens of a sequence that are to be computed where these are computed together: what is beyond is padding."""
-        if self._sets[0].fixed:
+        if self._sets[0].fixed_width:
             return self.length
-        return min(self.length, -(-max(self.inputs(sequences)) // STRIDE) * STRIDE)
+        return min(self.length, -(-max(self.lengths(sequences)) // STRIDE) * STRIDE)
 
 
 def prepare(
@@ -133,17 +134,18 @@ class _Set:
         self.tokens = self._mapped(part / "tokens.bin", np.uint32)
         self.starts = self._mapped(part / "starts.bin", np.int64)
         self.loss = self._mapped(part / "loss.bin", np.uint8)
-        lays = {"stream": self._lay_stream, "whole": self._lay_pieces, "alone": self._lay_pieces}
+        lays = {"stream": self._lay_stream, "whole": self._lay_whole, "alone": self._lay_alone}
         self.layout = "stream" if config.overlong == "split" else "whole"
         if not config.packing:
             self.layout = "alone"
         # What is compiled for one width would be compiled anew for another.
-        self.fixed = config.packing or config.compile or config.attention == "flex_attention"
+        self.fixed_width = config.packing or config.compile or config.attention == "flex_attention"
         layout = cache.made(part / f"{self.layout}-{self.length}", lays[self.layout])
         self.facts |= json.loads((layout / "facts.json").read_text())
         self.valid = self._mapped(layout / "valid.bin", np.int64)
         if self.layout != "stream":
             self.pieces = self._mapped(layout / "pieces.bin", np.int64).reshape(-1, 2)
+        if self.layout == "whole":
             self.edges = self._mapped(layout / "edges.bin", np.int64)
 
     def __len__(self) -> int:
@@ -166,14 +168,16 @@ class _Set:
         self._forget()
         return inputs, labels, positions
 
-    def inputs(self, k: int) -> int:
+    def tokens_of(self, k: int) -> int:
         """Tokens of sequence k before its padding."""
         return sum(end - begin for begin, end in self._pieces_of(k))
 
     def _pieces_of(self, k: int) -> list[tuple[int, int]]:
         """The documents, or parts of such, of sequence k, as [begin, end) in the stream."""
-        if self.layout != "stream":
+        if self.layout == "whole":
             return self.pieces[self.edges[k] : self.edges[k + 1]].tolist()
+        if self.layout == "alone":
+            return [self.pieces[k].tolist()]
         begin = k * self.length
         end = min(begin + self.length, len(self.tokens) - 1)
         low, high = np.searchsorted(self.starts, [begin + 1, end])
@@ -185,11 +189,6 @@ class _Set:
         end = min(end, len(self.tokens))
         bits = np.unpackbits(self.loss[begin // 8 : (end + 7) // 8], bitorder="little")
         return bits[begin % 8 : begin % 8 + end - begin].astype(bool)
-
-    def _carried(self, piece: tuple[int, int]) -> int:
-        """Tokens with a loss that a piece [begin, end) predicts."""
-        begin, end = piece
-        return int(self._carries(begin + 1, end + 1).sum())
 
     def _lay_stream(self, folder: Path) -> None:
         """Write valid.bin: the tokens with a loss that each sequence of the stream predicts."""
@@ -203,7 +202,7 @@ class _Set:
                 self._forget(now=True)
         self._write_facts(folder)
 
-    def _lay_pieces(self, folder: Path) -> None:
+    def _lay_whole(self, folder: Path) -> None:
         """Write pieces.bin (begin, end), edges.bin (the first piece of each sequence, and the end) and valid.bin."""
         pieces_before = 0
         with (
@@ -219,26 +218,48 @@ class _Set:
                     for begin, end in itertools.pairwise(bounds)
                     for at in range(begin, end, self.length)
                 ]
-                if self.layout == "alone":
-                    inside = [[piece] for piece in pieces if self._carried(piece)]
-                else:
-                    sequences = best_fit([end - begin for begin, end in pieces], self.length)
-                    inside = [[pieces[n] for n in sequence] for sequence in sequences]
+                sequences = best_fit([end - begin for begin, end in pieces], self.length)
+                inside = [[pieces[n] for n in sequence] for sequence in sequences]
                 np.array([piece for one in inside for piece in one], dtype=np.int64).tofile(pieces_file)
-                edges = pieces_before + np.cumsum([len(one) for one in inside], dtype=np.int64)
-                edges.tofile(edges_file)
-                pieces_before += sum(map(len, inside))
-                valid = [sum(map(self._carried, one)) for one in inside]
+                edges = pieces_before + np.cumsum([len(one) for one in inside])
+                edges.astype(np.int64).tofile(edges_file)
+                pieces_before = int(edges[-1])
+                valid = [sum(int(self._carries(b + 1, e + 1).sum()) for b, e in one) for one in inside]
                 np.array(valid, dtype=np.int64).tofile(valid_file)
                 self._forget(now=True)
         self._write_facts(folder)
 
-    def _write_facts(self, folder: Path) -> None:
+    def _lay_alone(self, folder: Path) -> None:
+        """Write pieces.bin and valid.bin, a piece a sequence: those of which something is learnt."""
+        step, kept = max(1, TOGETHER // self.length) * self.length, 0
+        with (
+            (folder / "pieces.bin").open("wb") as pieces_file,
+            (folder / "valid.bin").open("wb") as valid_file,
+        ):
+            for first in range(0, len(self.starts), WINDOW):
+                bounds = [*self.starts[first : first + WINDOW + 1].tolist(), len(self.tokens)][: WINDOW + 1]
+                for begin, end in itertools.pairwise(bounds):
+                    for at in range(
+                        begin, end, step
+                    ):  # of a running text's document, which may be all there is
+                        begins = np.arange(at, min(at + step, end), self.length)
+                        ends = np.minimum(begins + self.length, end)
+                        carries = self._carries(at + 1, int(ends[-1]) + 1)
+                        sums = np.concatenate([[0], np.cumsum(carries, dtype=np.int64)])
+                        valid = sums[np.minimum(ends - at, len(carries))] - sums[begins - at]
+                        pieces = np.stack([begins, ends], 1)[valid > 0]
+                        kept += int((pieces[:, 1] - pieces[:, 0]).sum())
+                        pieces.tofile(pieces_file)
+                        valid[valid > 0].tofile(valid_file)
+                self._forget(now=True)
+        self._write_facts(folder, kept=kept)
+
+    def _write_facts(self, folder: Path, **more: int) -> None:
         longer = 0
         for first in range(0, len(self.starts), TOGETHER):
             bounds = np.append(self.starts[first : first + TOGETHER + 1], len(self.tokens))[: TOGETHER + 1]
             longer += int((np.diff(bounds) > self.length).sum())
-        (folder / "facts.json").write_text(json.dumps({"longer": longer}))
+        (folder / "facts.json").write_text(json.dumps({"longer": longer, **more}))
 
     def _mapped(self, path: Path, kind: type) -> np.ndarray:
         with path.open("rb") as file:

@@ -9,9 +9,6 @@ from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import senses
 
-# The last names of layers that peft takes for the experts' own, which are one parameter, in a model that has experts.
-OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-
 
 def add(model: nn.Module, config: Config) -> nn.Module:
     """`model` in a peft model, all but the adapter frozen; the adapter's weights are float32, made from the seed.
@@ -70,6 +67,13 @@ def _targets(model: nn.Module, config: Config) -> str | list[str]:
         return BY_ARCHITECTURE.get(model.config.get_text_config().model_type) or _beside_experts(model)
     wanted = [word.strip() for word in config.lora_targets.split(",") if word.strip()]
     there = linear_names(model)
+    left = {name.rsplit(".", 1)[-1] for name in _passed_by(model)}
+    if useless := [word for word in wanted if word in left - there]:
+        raise BadInput(
+            f"lora_targets: {', '.join(useless)}: in model {config.model} what is called so is read by a kernel of its "
+            "own, or multiplies in a way of its own, so that an adapter beside it would be without use; it has "
+            f"{', '.join(sorted(there))}; or write auto or all-linear"
+        )
     unknown = [word for word in wanted if word not in there]
     if unknown or not wanted:
         raise BadInput(
@@ -90,10 +94,18 @@ def _beside_experts(model: nn.Module) -> list[str]:
     # A number is a whole layer's name.
     left = experts | {one for one in holders if not one.isdigit()}
     names = [name for name in _linear(model) if left.isdisjoint(name.split("."))]
-    if holders:
-        names = [name for name in names if name.rsplit(".", 1)[-1] not in OF_EXPERTS]
+    taken = _of_experts(model)
+    names = [name for name in names if name.rsplit(".", 1)[-1] not in taken]
     # Where attention has experts, too, what is beside them is all that there is.
     return names or [name for name in _linear(model) if experts.isdisjoint(name.split("."))]
+
+
+def _of_experts(model: nn.Module) -> set[str]:
+    """The last names that peft takes for those of experts, which became one parameter in this architecture."""
+    from peft.utils import transformers_weight_conversion as conversion
+
+    pattern = conversion._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type)
+    return set(conversion._MOE_TARGET_MODULE_MAPPING.get(pattern, ()))
 
 
 def _passed_by(model: nn.Module) -> list[str]:
@@ -144,12 +156,11 @@ def _linear(model: nn.Module) -> list[str]:
     """The names of all layers that an adapter fits, the head left out."""
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
+    head, left = model.get_output_embeddings(), {*_passed_by(model)}
     return [
         name
         for name, module in model.named_modules()
-        if (isinstance(module, Conv1D) or (isinstance(module, nn.Linear) and _plain(module)))
-        and module is not head
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and name not in left
     ]
 
 

@@ -108,7 +108,8 @@ class TokenLoss(nn.Module):
         """The summed cross-entropy (nats, float32 scalar) of tokens (B, S) with a label other than IGNORE.
 
         labels[b, s] is the token after inputs[b, s]; None: the logits (B, S, V) are asked for. Attention stays within
-        each document, told by positions, which begin at 0 in each and in each row, and in the padding.
+        each document, told by positions where a row has several, which begin at 0 in each, in each row and in the
+        padding.
         routed: what is asked of a mixture of experts' routers besides; then (cross-entropy, its answer).
         """
         # A row's only document begins with it; the padding comes after all that counts, and none of that sees it.
