@@ -90,17 +90,44 @@ def test_a_daemon_older_than_its_file_is_found(survey, tmp_path, monkeypatch, st
     assert (found["running"], found["stale"]) == (state == "active", stale)
 
 
+def shown(state, command):
+    """A unit as `systemctl show` has it; `command` is "" for one that has none, as a timer."""
+    path = f"/usr/sbin/{command.split()[0]}" if command else ""
+    told = f"ExecStart={{ path={path} ; argv[]=/usr/sbin/{command} ; ignore_errors=no ; start_time=[n/a] }}\n"
+    return f"{told if command else ''}ActiveState={state}\n"
+
+
 @pytest.mark.parametrize(
-    ("states", "rival"),
-    [("active\n", "linuxptp"), ("inactive\nactive\n", "linuxptp"), ("inactive\n", ""), ("", "")],
+    ("units", "rival"),
+    [
+        ([("active", "phc2sys -w -s eth0")], "linuxptp"),
+        ([("inactive", "phc2sys -w -s eth0"), ("active", "phc2sys -a -r")], "linuxptp"),
+        ([("inactive", "phc2sys -w -s eth0")], ""),
+        ([], ""),
+        ([("active", "phc2sys -s CLOCK_REALTIME -c eth0 -O 37")], ""),  # a host that serves PTP itself
+        ([("active", "phc2sys -ws CLOCK_REALTIME -c eth0")], ""),
+        ([("active", "phc2sys -s eth0 -c CLOCK_REALTIME -O -37")], "linuxptp"),
+        ([("active", "phc2sys -a -r -E ntpshm -M 2")], ""),  # chrony is told, and sets the clock
+        ([("active", "phc2sys -a -r --clock_servo=refclock_sock")], ""),
+        ([("active", "phc2sys -a -r -E linreg")], "linuxptp"),
+        ([("active", "phc2sys -s CLOCK_REALTIME -c eth0"), ("active", "phc2sys -w -s eth1")], "linuxptp"),
+        ([("active", "timemaster -f /etc/linuxptp/timemaster.conf")], "linuxptp"),  # by a chronyd of its own
+        ([("active", "")], ""),  # a timer
+    ],
 )
-def test_a_network_cards_clock_that_is_the_systems_leaves_no_room_for_chrony(survey, tmp_path, states, rival):
+def test_a_network_cards_clock_that_is_the_systems_leaves_no_room_for_chrony(survey, tmp_path, units, rival):
     """phc2sys of linuxptp sets it, several times a second; ntpd's package is told before."""
 
     def run_command(command, packages=()):
-        if command[:2] == ["systemctl", "is-active"]:
-            assert command[2:] == ["phc2sys*", "timemaster*"]
-            return 3, states, ""
+        if "phc2sys*" in command:
+            assert command == [
+                "systemctl",
+                "show",
+                "--property=ActiveState,ExecStart",
+                "phc2sys*",
+                "timemaster*",
+            ]
+            return 0, "\n".join(shown(*unit) for unit in units), ""
         return Host(packages)(command)
 
     assert survey.survey(run_command, str(tmp_path / "none"))["rival"] == rival
