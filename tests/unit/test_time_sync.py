@@ -179,6 +179,32 @@ OURS = ["allow 10.0.0.0/24", "local stratum 10 orphan"]
         ([*OURS, "deny 10.0.0.2"], "deny 10.0.0.2"),
         ([*OURS, "deny 10.0.0.9"], ""),
         ([*OURS, "deny 10.0.0.0/25", "allow all"], ""),
+        # Of settings the last one counts, of networks the smallest, of equal ones again the last.
+        (["port 0", *OURS, "port 123"], ""),
+        (["port 123", *OURS, "port 0"], "port 0"),
+        (["bindaddress 127.0.0.1", *OURS, "bindaddress 0.0.0.0"], ""),
+        (["bindaddress 0.0.0.0", *OURS, "bindaddress 127.0.0.1"], "bindaddress 127.0.0.1"),
+        (["bindaddress 127.0.0.1", *OURS, "bindaddress ::1"], "bindaddress 127.0.0.1"),  # one of each kind
+        (["binddevice lo", *OURS, "binddevice eth0"], ""),
+        (["binddevice eth0", *OURS, "binddevice lo"], "binddevice lo"),
+        (["deny 10.0.0.2", "allow 10.0.0.2", *OURS], ""),
+        ([*OURS, "allow 10.0.0.2", "deny 10.0.0.2"], "deny 10.0.0.2"),
+        (["deny 10.0.0.0/25", "allow 10.0.0.2", *OURS], ""),
+        ([*OURS, "allow 10.0.0.0/25", "deny 10.0.0.2/31"], "deny 10.0.0.2/31"),
+        ([*OURS, "deny 10.0.0.0/24"], "deny 10.0.0.0/24"),
+        (["deny 10.0.0.0/24", *OURS], ""),
+        (["deny 10.0.0.0/24"], ""),  # ours is not there yet
+        (["deny 10.0.0.2"], "deny 10.0.0.2"),
+        ([*OURS, "deny all", "allow 10.0.0.0/24"], ""),
+        ([*OURS, "deny all 10.0.0.0/8"], "deny all 10.0.0.0/8"),
+        (["deny 10.0.0.2", *OURS, "allow all 10.0.0.0/24"], ""),
+        # Equal are those whose prefixes are of the same four.
+        ([*OURS, "deny 10.0.0.0/22"], "deny 10.0.0.0/22"),
+        ([*OURS, "deny 10.0.0.0/20"], ""),
+        ([*OURS, "allow 10.0.0.2", "deny 10.0.0.2/31"], "deny 10.0.0.2/31"),
+        ([*OURS, "deny 10.0.0.2", "allow 10.0.0.0/29"], ""),
+        ([*OURS, "deny 10.0.0.2", "allow 10.0.0.0/28"], "deny 10.0.0.2"),
+        (["DENY 10.0.0.2", *OURS], "DENY 10.0.0.2"),
         (
             [*OURS, "deny 10.1", "denyall", "local stratum 8", "acquisitionport 123", "", "server 10.0.0.9"],
             "",
