@@ -246,6 +246,43 @@ def test_and_is_refused_before_anything_is_changed_and_before_chrony_is_restarte
         assert 'found "port 0" in chrony' in templar.template(trust_as_template(role["_time_sync_silent"]))
 
 
+@pytest.mark.parametrize(
+    ("known", "refused"),
+    [
+        ({}, []),
+        ({"_time_sync_unserved": "port 0"}, ["silent"]),
+        ({"_time_sync_unserved": "port 0", "time_sync_manage": False}, []),
+        ({"_time_sync_unserved": "port 0", "_time_sync_container": True}, []),
+        ({"rival": "ntpsec"}, ["rival"]),
+        ({"rival": "ntpsec", "time_sync_manage": False}, []),
+        ({"rival": "ntpsec", "_time_sync_container": True}, []),
+        ({"reads": False}, ["unread"]),
+        ({"reads": False, "chrony": False}, []),  # the package brings its own
+        ({"reads": False, "time_sync_manage": False}, []),
+        ({"reads": False, "_time_sync_container": True}, []),
+    ],
+)
+def test_what_the_precheck_refuses(known, refused):
+    look, *tasks = yaml.safe_load((ROLE / "tasks/precheck.yml").read_text())
+    told = {"rival": "", "chrony": True, "reads": True, **known}
+    given = {"time_sync_manage": True, "_time_sync_container": False, "_time_sync_unserved": "", **known}
+    given[look["register"]] = {"survey": told}
+    environment = Environment()
+    fails = {
+        task["ansible.builtin.fail"]["msg"]: all(
+            environment.compile_expression(str(when))(**given) for when in task["when"]
+        )
+        for task in tasks
+    }
+    words = {
+        "silent": "{{ _time_sync_silent }}",
+        "unread": "{{ _time_sync_unread }}",
+        "rival": "survey.rival }} keeps",
+    }
+    assert len(fails) == 3
+    assert [name for text, fail in fails.items() if fail for name in words if words[name] in text] == refused
+
+
 WAITED = "try: 1, refid: 00000000, correction: 0.000000000, skew: 0.000\ntry: 2, refid: {}, correction: {}, skew: 0.1\n"
 
 
