@@ -243,6 +243,18 @@ def test_exports_are_read_as_exports_has_them(survey, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("before", ["\\", " \\", "# /old *(ro) \\"])
+def test_a_line_without_an_export_does_not_go_on(survey, tmp_path, before):
+    """Else the next one's path was a client of the export above, and nobody saw it."""
+    file = tmp_path / "exports"
+    file.write_text(f"/a *(ro)\n{before}\n/b \\\n  \\\n  *(rw,fsid=0)\n{before}\n{before}\n/c *\n")
+    assert survey.exports_of([str(file)]) == [
+        ("/a", f"{file}:1", ["*(ro)"]),
+        ("/b", f"{file}:3", ["*(rw,fsid=0)"]),
+        ("/c", f"{file}:8", ["*"]),
+    ]
+
+
 def test_which_exports_are_the_root_of_nfs_4(survey, tmp_path):
     file = tmp_path / "exports"
     file.write_text(
