@@ -149,6 +149,8 @@ def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
         (["*"], "server", True),
         (["*.lan"], "server", True),  # may be theirs
         (["192.168.1.0/24", "fd00::/8"], "server", False),  # theirs is another root
+        (["gss/krb5i"], "server", False),  # as in the example of Debian's /etc/exports
+        (["gss/krb5", "*"], "server", True),
         (["*"], "client", False),
     ],
 )
