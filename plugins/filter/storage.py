@@ -61,6 +61,8 @@ def _root_of(roots: Iterable[Mapping[str, Any]], addresses: list[str]) -> Mappin
     """The first of `roots` that one of the addresses is a client of; a name or a netgroup may be anybody's."""
 
     def concerns(client: str) -> bool:
+        if client.startswith("gss/"):  # those who mount by Kerberos, as the other hosts do not
+            return False
         try:
             network = ipaddress.ip_network(client, strict=False)
             return any(ipaddress.ip_address(address) in network for address in addresses)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from typing import Any
 
 SPREAD = 0.1  # seconds that clocks may be apart
 OWN_CLOCK = "7F7F0101"  # the reference of a chronyd that no source answers, and that serves all the same
+EVERYBODY = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
 TRY = r"refid: (\w+), correction: ([\d.]+)"
 
 
@@ -37,23 +39,51 @@ def time_sync_unserved(lines: Iterable[str], address: str, network: str, peers: 
     """
     own, cluster = _network(address), _network(network)
     peers = list(peers)
-    others = [one for one in map(_network, peers) if one]
-    found, allowed = "", False
+    others = [one for one in map(_network, peers) if one] or [one for one in [cluster] if one]
+    told: list[tuple[str, str, str]] = []
     for line in lines if peers else ():
         word, value = [*line.split(None, 1), "", ""][:2]
+        told.append((word.lower(), value.strip(), line.strip()))
+    if not any(word == "allow" and _network(value) == cluster for word, value, _ in told):
+        told.append(("allow", network, ""))  # ours is not there yet
+    kept: dict[str, str] = {}  # of each setting the line that counts, the last one; "" where it is well
+    for word, value, line in told:
         place = _network(value)
-        if word == "allow" and (value == "all" or (place and place == cluster)):
-            allowed = True
-            found = "" if found == "deny all" or (found.startswith("deny ") and value == "all") else found
-        elif (
-            (word == "port" and value != "123")
-            or (word == "bindaddress" and _is_another(place, own))
-            or (word == "binddevice" and value == "lo")
-            or (word == "deny" and value == "all" and allowed)  # before our file it does nothing to us
-            or (word == "deny" and _shuts(place, cluster, others))
-        ):
-            found = line.strip()
-    return found
+        if word == "port":
+            kept[word] = line if value != "123" else ""
+        elif word == "binddevice":
+            kept[word] = line if value == "lo" else ""
+        elif word == "bindaddress" and place and own and place.version == own.version:
+            kept[word] = line if place not in (own, _network("0.0.0.0")) else ""
+    access = _access([one for one in told if one[0] in ("allow", "deny")])
+    shut = [line for word, line in (_answer(access, one) for one in others) if word == "deny"]
+    return next(filter(None, [*kept.values(), *shut]), "")
+
+
+def _access(told: Iterable[tuple[str, str, str]]) -> list[tuple[Any, str, str]]:
+    """Chrony's table of access by its allow and deny (word, value, line): (network, word, line), as they came."""
+    access: list[tuple[Any, str, str]] = []
+    for word, value, line in told:
+        whole = value.split()[:1] == ["all"]
+        text = value.removeprefix("all") if whole else value
+        for place in [_network(text)] if text.strip() else EVERYBODY:
+            if place and whole:  # what was told of smaller networks in it, too, goes
+                access = [
+                    one for one in access if one[0].version != place.version or not one[0].subnet_of(place)
+                ]
+            if place:
+                access.append((place, word, line))
+    return access
+
+
+def _answer(access: list[tuple[Any, str, str]], address) -> tuple[str, str]:
+    """(allow or deny, its line) for an address: that of the smallest network counts, of equal ones the last.
+
+    Equal are those whose prefixes chrony rounds up to the same multiple of 4, as /21 to /24.
+    """
+    meant = [one for one in access if one[0].version == address.version and address.subnet_of(one[0])]
+    _, word, line = max(reversed(meant), key=lambda one: -(-one[0].prefixlen // 4), default=(None, "", ""))
+    return word, line
 
 
 def _network(text: str):
@@ -61,18 +91,6 @@ def _network(text: str):
         return ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:  # a name, or 10.1 for 10.1.0.0/16
         return None
-
-
-def _is_another(place, own) -> bool:
-    """Whether an address that chrony binds to is of the head's kind, and not its own; all of them are its own, too."""
-    return bool(place and own) and place.version == own.version and place not in (own, _network("0.0.0.0"))
-
-
-def _shuts(place, cluster, others) -> bool:
-    """Whether a `deny` of chrony's is for a smaller network than our `allow`, and one of the others is in it."""
-    if not place or not cluster or place.version != cluster.version or place.prefixlen <= cluster.prefixlen:
-        return False
-    return any(one.version == place.version and one.subnet_of(place) for one in others)
 
 
 def time_sync_fault(rc: int, words: str, head: str = "", apart: float = 0.0) -> str:

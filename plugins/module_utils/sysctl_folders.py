@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
+SWAPPED = str.maketrans("./", "/.")
 
 
 def separator(key: str) -> str:
@@ -14,13 +15,13 @@ def separator(key: str) -> str:
 
 
 def dotted(key: str) -> str:
-    """A key's name with dots between its parts."""
-    return key.replace(separator(key), ".")
+    """A key's name with dots between its parts, and a slash for the dot of a name, so that each has one."""
+    return key.translate(SWAPPED) if separator(key) == "/" else key
 
 
 def place(key: str) -> str:
     """Where a key is below /proc/sys: between dots a slash stands for the dot of a name, as of the VLAN eth0/100."""
-    return key if separator(key) == "/" else key.translate(str.maketrans("./", "/."))
+    return key if separator(key) == "/" else key.translate(SWAPPED)
 
 
 def set_elsewhere(path: str, folders: tuple[str, ...] = FOLDERS) -> tuple[dict, dict]:

@@ -48,7 +48,13 @@ OTHERS_OF_THE_KERNEL = {4789, 4791, 8472}  # VXLAN, RoCE, Linux' older VXLAN
 PASSED_ON = re.compile(
     r"\b(tcp|udp)\b[^\n]*?\bdports? (\{[^}\n]*\}|[\d,:-]+)\s[^\n]*?"
     r"(?:--to-destination (\S+)|\bdnat (?:ip6? )?to (\S+)"
-    r"|-j REDIRECT\b(?: --to-ports (\S+))?|\bredirect\b(?: to (\S+))?)"
+    r"|-j REDIRECT(?![-\w])(?: --to-ports (\S+))?|(?<![-\w])redirect(?![-\w])(?: to (\S+))?)"
+)
+# What passes nothing on for others: a comment's words, and what holds for the host's own connections. iptables-save:
+# -A OUTPUT …; nft: a chain that begins with type nat hook output …
+ASIDE = re.compile(
+    r'"(?:[^"\\\n]|\\[^\n])*"|^-A OUTPUT [^\n]*|^\s*type \w+ hook output\b.*?^\s*\}$',
+    re.MULTILINE | re.DOTALL,
 )
 # nft: dnat to tcp dport map { 80 : 172.17.0.2, 81 : 172.17.0.3 . 8080 }
 MAPPED = re.compile(r"\bdnat (?:ip6? )?to (tcp|udp) dport map \{([^}\n]*)\}")
@@ -137,6 +143,7 @@ def published(module):
 
 def passed_on(rules):
     """(proto, port or range of ports, to what) of what is passed on, "" where that is the same port of the host's."""
+    rules = ASIDE.sub("", rules)
     for proto, ports, *targets in PASSED_ON.findall(rules):
         for one in re.findall(r"[\d:-]+", ports):
             yield proto, one, "".join(targets)

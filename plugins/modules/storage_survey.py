@@ -175,12 +175,13 @@ def exports_of(files: list[str]) -> list[tuple[str, str, list[str]]]:
         for number, line in enumerate(lines, 1):
             text = line.removesuffix("\\")
             one = re.match(r'\s*(?:"([^"]*)"|([^\s#]\S*))', text)
-            if goes_on and found:
+            if goes_on:
                 found[-1][2].extend(text.split())
             elif one:
                 path = unescaped(one[1] or one[2]).rstrip("/") or "/"
                 found.append((path, f"{name}:{number}", text[one.end() :].partition("#")[0].split()))
-            goes_on = line.endswith("\\")
+            # A comment or an empty line that goes on has no export to which the next could belong.
+            goes_on = line.endswith("\\") and bool(one or goes_on)
     return found
 
 

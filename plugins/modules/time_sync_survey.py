@@ -50,8 +50,14 @@ from ansible.module_utils.host_survey import in_container, service, stale
 OURS, DEFAULT = "chrony", "systemd-timesyncd"
 # Of Debian and Ubuntu. For chrony apt removes each but ntpd-rs: of that, systemd stops one where the other starts.
 RIVALS = ("ntpsec", "ntp", "openntpd", "ntpd-rs")
-# Of linuxptp those set the system's clock by that of a network card; its ptp4l alone does not.
+# Of linuxptp those set the system's clock by that of a network card, timemaster by a chronyd or ntpd that it starts
+# itself; its ptp4l alone does not.
 PTP, SETS_CLOCK = "linuxptp", ("phc2sys*", "timemaster*")
+# So told, phc2sys does not: the card's clock has the system's, as where the host itself serves PTP, or chrony is told
+# what the card's says, and sets the clock.
+LEAVES_CLOCK = re.compile(
+    r"\s-\w*s ?CLOCK_REALTIME\b|\s(?:-\w*E|--clock_servo)[ =]?(?:ntpshm|refclock_sock)\b"
+)
 TIMESYNCD = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
 
 
@@ -113,13 +119,21 @@ def alike(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
 
 
+def sets_clock(run_command) -> bool:
+    """Whether one of linuxptp's units runs and sets the system's clock."""
+    _, out, _ = run_command(["systemctl", "show", "--property=ActiveState,ExecStart", *SETS_CLOCK])
+    return any(
+        "ActiveState=active" in unit.splitlines() and "argv[]=" in unit and not LEAVES_CLOCK.search(unit)
+        for unit in out.split("\n\n")
+    )
+
+
 def survey(run_command, conf: str) -> dict:
     there, started = installed(run_command), service(run_command, "chrony.service")["started"]
-    runs = "active" in run_command(["systemctl", "is-active", *SETS_CLOCK])[1].split()
     says = run_command(["/usr/sbin/chronyd", "-p"])[1] if OURS in there else ""
     return {
         "container": in_container(),
-        "rival": next((name for name in RIVALS if name in there), PTP if runs else ""),
+        "rival": next((name for name in RIVALS if name in there), PTP if sets_clock(run_command) else ""),
         "chrony": OURS in there,
         "timesyncd": DEFAULT in there,
         "running": started is not None,

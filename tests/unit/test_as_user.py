@@ -141,6 +141,23 @@ def test_lines_are_written_as_their_owner(run_module, home):
     assert owner(path) == USER and "other" in path.read_text()
 
 
+def test_a_link_of_the_service_users_leads_nowhere(run_module, home):
+    """As that of a run's own process, to another of his files: who is let in stands where sshd is told to look."""
+    ssh, kept = home / ".ssh", home / "kept"
+    ssh.mkdir()
+    kept.write_text("ssh-ed25519 MINE me@laptop\n")
+    if ROOT:
+        for path in (ssh, kept):
+            os.chown(path, pwd.getpwnam(USER).pw_uid, pwd.getpwnam(USER).pw_gid)
+    link(ssh / "authorized_keys", kept)
+    file = {"path": str(ssh / "authorized_keys"), "lines": {"node1": ["key trainyard@node1"]}, "owner": USER}
+    modes = {"mode": "0600", "directory_mode": "0700"}
+    assert run_module("peer_lines", files=[{**file, **modes}], keep=["node1"])["changed"]
+    assert not (ssh / "authorized_keys").is_symlink() and owner(ssh / "authorized_keys") == USER
+    assert "key trainyard@node1" in (ssh / "authorized_keys").read_text()
+    assert kept.read_text() == "ssh-ed25519 MINE me@laptop\n"
+
+
 def test_a_runs_files_are_had_and_removed(run_module, home):
     home.chmod(0o777)  # root, who may not be its user, puts them there
     (home / "exit").write_text("1")

@@ -809,6 +809,36 @@ def test_which_ports_are_passed_on(load_module):
     ]
 
 
+AFTER = "-A PREROUTING -p tcp -m tcp --dport 81 -j REDIRECT --to-ports 8081\n"  # that it is still read
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        '-A INPUT -p tcp -m tcp --dport 80 -m comment --comment "http redirect" -j ACCEPT\n',
+        '-A INPUT -p tcp -m tcp --dport 80 -m comment --comment "a \\"b\\" redirect" -j ACCEPT\n',
+        '-A INPUT -p tcp -m tcp --dport 80 -m comment --comment "was -j REDIRECT" -j ACCEPT\n',
+        "-A INPUT -p tcp -m tcp --dport 80 -j REDIRECT-LOG\n",
+        '\t\ttcp dport 80 accept comment "http, for the redirect"\n',
+        "\t\ttcp dport 80 counter packets 0 bytes 0 jump http-redirect\n",
+        "\t\ttcp dport 80 counter packets 0 bytes 0 jump redirect_http\n",
+        "-A OUTPUT -p tcp -m tcp --dport 443 -j REDIRECT --to-ports 15001\n",
+        "-A OUTPUT -d 127.0.0.1/32 -p tcp -m tcp --dport 5432 -j DNAT --to-destination 10.0.0.9:5432\n",
+        "\tchain OUTPUT {\n\t\ttype nat hook output priority -100; policy accept;\n"
+        "\t\tip daddr { 10.0.0.1, 10.0.0.2 } tcp dport 443 redirect to :15001\n"
+        "\t\tdnat to tcp dport map { 90 : 10.0.0.2 }\n\t}\n",
+    ],
+)
+def test_what_is_only_said_or_for_the_hosts_own_connections_passes_no_port_on(load_module, rules):
+    """Else a port that is open stood in the plan as one that was passed on, and was shut for it."""
+    passed_on = load_module("firewall_survey").passed_on
+    assert list(passed_on(rules + AFTER)) == [("tcp", "81", "8081")]
+    chain = "\tchain PREROUTING {\n\t\ttype nat hook prerouting priority -100; policy accept;\n"
+    assert list(passed_on(f"{rules}{chain}\t\ttcp dport 82 redirect to :8082\n\t}}\n")) == [
+        ("tcp", "82", ":8082")
+    ]
+
+
 @pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed")
 def test_nft_accepts_the_rules(tmp_path):
     allow = [{"port": "9100", "from": ["192.168.1.0/24", "fd00::/8"]}, {"port": "8000-8010", "proto": "udp"}]

@@ -294,6 +294,22 @@ def test_a_key_that_its_owner_wrote_into_the_block_stays(run_module, load_module
     assert load_module("host_made").without_block(str(path), "") == mine
 
 
+@pytest.mark.parametrize("after", [" ", "\t", " \r"])
+def test_a_removed_peers_key_goes_with_white_space_after_it_too(run_module, load_module, tmp_path, after):
+    """As an editor leaves it: the line was the owner's then, and let the peer in for good."""
+    path = tmp_path / "authorized_keys"
+    mine = "ssh-ed25519 MINE me-trainyard@laptop\n"
+    block = [line("node1", "old"), line("gone"), line("node2"), mine.removesuffix("\n")]
+    path.write_text("".join(f"{one}{after}\n" for one in ["# BEGIN trainyard", *block, "# END trainyard"]))
+    have = {"path": str(path), "lines": {"node1": [line("node1", "new")]}, "mode": "0600"}
+    assert run_module("peer_lines", files=[have], keep=["node1", "node2"])["changed"]
+    text = path.read_text()
+    assert "trainyard@gone" not in text and " old " not in text and text.count("trainyard@node2") == 1
+    assert text.startswith(mine.removesuffix("\n"))
+    path.write_text(f"# BEGIN trainyard\n{line('node1')}{after}\n# END trainyard\n")
+    assert load_module("host_made").without_block(str(path), "") == ""
+
+
 def test_a_file_that_its_owner_keeps_elsewhere_stays_there(run_module, tmp_path):
     """As somebody has his files in a repository; the link was replaced, and the repository's file forgotten."""
     kept, home = tmp_path / "dotfiles", tmp_path / "home/.ssh"

@@ -149,6 +149,8 @@ def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
         (["*"], "server", True),
         (["*.lan"], "server", True),  # may be theirs
         (["192.168.1.0/24", "fd00::/8"], "server", False),  # theirs is another root
+        (["gss/krb5i"], "server", False),  # as in the example of Debian's /etc/exports
+        (["gss/krb5", "*"], "server", True),
         (["*"], "client", False),
     ],
 )
@@ -240,6 +242,18 @@ def test_exports_are_read_as_exports_has_them(survey, tmp_path):
         ("/my data", f"{file}:2"),
         ("/a b", f"{file}:6"),
         (PATH, f"{file}:7"),
+    ]
+
+
+@pytest.mark.parametrize("before", ["\\", " \\", "# /old *(ro) \\"])
+def test_a_line_without_an_export_does_not_go_on(survey, tmp_path, before):
+    """Else the next one's path was a client of the export above, and nobody saw it."""
+    file = tmp_path / "exports"
+    file.write_text(f"/a *(ro)\n{before}\n/b \\\n  \\\n  *(rw,fsid=0)\n{before}\n{before}\n/c *\n")
+    assert survey.exports_of([str(file)]) == [
+        ("/a", f"{file}:1", ["*(ro)"]),
+        ("/b", f"{file}:3", ["*(rw,fsid=0)"]),
+        ("/c", f"{file}:8", ["*"]),
     ]
 
 

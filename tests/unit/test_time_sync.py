@@ -90,17 +90,44 @@ def test_a_daemon_older_than_its_file_is_found(survey, tmp_path, monkeypatch, st
     assert (found["running"], found["stale"]) == (state == "active", stale)
 
 
+def shown(state, command):
+    """A unit as `systemctl show` has it; `command` is "" for one that has none, as a timer."""
+    path = f"/usr/sbin/{command.split()[0]}" if command else ""
+    told = f"ExecStart={{ path={path} ; argv[]=/usr/sbin/{command} ; ignore_errors=no ; start_time=[n/a] }}\n"
+    return f"{told if command else ''}ActiveState={state}\n"
+
+
 @pytest.mark.parametrize(
-    ("states", "rival"),
-    [("active\n", "linuxptp"), ("inactive\nactive\n", "linuxptp"), ("inactive\n", ""), ("", "")],
+    ("units", "rival"),
+    [
+        ([("active", "phc2sys -w -s eth0")], "linuxptp"),
+        ([("inactive", "phc2sys -w -s eth0"), ("active", "phc2sys -a -r")], "linuxptp"),
+        ([("inactive", "phc2sys -w -s eth0")], ""),
+        ([], ""),
+        ([("active", "phc2sys -s CLOCK_REALTIME -c eth0 -O 37")], ""),  # a host that serves PTP itself
+        ([("active", "phc2sys -ws CLOCK_REALTIME -c eth0")], ""),
+        ([("active", "phc2sys -s eth0 -c CLOCK_REALTIME -O -37")], "linuxptp"),
+        ([("active", "phc2sys -a -r -E ntpshm -M 2")], ""),  # chrony is told, and sets the clock
+        ([("active", "phc2sys -a -r --clock_servo=refclock_sock")], ""),
+        ([("active", "phc2sys -a -r -E linreg")], "linuxptp"),
+        ([("active", "phc2sys -s CLOCK_REALTIME -c eth0"), ("active", "phc2sys -w -s eth1")], "linuxptp"),
+        ([("active", "timemaster -f /etc/linuxptp/timemaster.conf")], "linuxptp"),  # by a chronyd of its own
+        ([("active", "")], ""),  # a timer
+    ],
 )
-def test_a_network_cards_clock_that_is_the_systems_leaves_no_room_for_chrony(survey, tmp_path, states, rival):
+def test_a_network_cards_clock_that_is_the_systems_leaves_no_room_for_chrony(survey, tmp_path, units, rival):
     """phc2sys of linuxptp sets it, several times a second; ntpd's package is told before."""
 
     def run_command(command, packages=()):
-        if command[:2] == ["systemctl", "is-active"]:
-            assert command[2:] == ["phc2sys*", "timemaster*"]
-            return 3, states, ""
+        if "phc2sys*" in command:
+            assert command == [
+                "systemctl",
+                "show",
+                "--property=ActiveState,ExecStart",
+                "phc2sys*",
+                "timemaster*",
+            ]
+            return 0, "\n".join(shown(*unit) for unit in units), ""
         return Host(packages)(command)
 
     assert survey.survey(run_command, str(tmp_path / "none"))["rival"] == rival
@@ -152,6 +179,32 @@ OURS = ["allow 10.0.0.0/24", "local stratum 10 orphan"]
         ([*OURS, "deny 10.0.0.2"], "deny 10.0.0.2"),
         ([*OURS, "deny 10.0.0.9"], ""),
         ([*OURS, "deny 10.0.0.0/25", "allow all"], ""),
+        # Of settings the last one counts, of networks the smallest, of equal ones again the last.
+        (["port 0", *OURS, "port 123"], ""),
+        (["port 123", *OURS, "port 0"], "port 0"),
+        (["bindaddress 127.0.0.1", *OURS, "bindaddress 0.0.0.0"], ""),
+        (["bindaddress 0.0.0.0", *OURS, "bindaddress 127.0.0.1"], "bindaddress 127.0.0.1"),
+        (["bindaddress 127.0.0.1", *OURS, "bindaddress ::1"], "bindaddress 127.0.0.1"),  # one of each kind
+        (["binddevice lo", *OURS, "binddevice eth0"], ""),
+        (["binddevice eth0", *OURS, "binddevice lo"], "binddevice lo"),
+        (["deny 10.0.0.2", "allow 10.0.0.2", *OURS], ""),
+        ([*OURS, "allow 10.0.0.2", "deny 10.0.0.2"], "deny 10.0.0.2"),
+        (["deny 10.0.0.0/25", "allow 10.0.0.2", *OURS], ""),
+        ([*OURS, "allow 10.0.0.0/25", "deny 10.0.0.2/31"], "deny 10.0.0.2/31"),
+        ([*OURS, "deny 10.0.0.0/24"], "deny 10.0.0.0/24"),
+        (["deny 10.0.0.0/24", *OURS], ""),
+        (["deny 10.0.0.0/24"], ""),  # ours is not there yet
+        (["deny 10.0.0.2"], "deny 10.0.0.2"),
+        ([*OURS, "deny all", "allow 10.0.0.0/24"], ""),
+        ([*OURS, "deny all 10.0.0.0/8"], "deny all 10.0.0.0/8"),
+        (["deny 10.0.0.2", *OURS, "allow all 10.0.0.0/24"], ""),
+        # Equal are those whose prefixes are of the same four.
+        ([*OURS, "deny 10.0.0.0/22"], "deny 10.0.0.0/22"),
+        ([*OURS, "deny 10.0.0.0/20"], ""),
+        ([*OURS, "allow 10.0.0.2", "deny 10.0.0.2/31"], "deny 10.0.0.2/31"),
+        ([*OURS, "deny 10.0.0.2", "allow 10.0.0.0/29"], ""),
+        ([*OURS, "deny 10.0.0.2", "allow 10.0.0.0/28"], "deny 10.0.0.2"),
+        (["DENY 10.0.0.2", *OURS], "DENY 10.0.0.2"),
         (
             [*OURS, "deny 10.1", "denyall", "local stratum 8", "acquisitionport 123", "", "server 10.0.0.9"],
             "",
@@ -191,6 +244,43 @@ def test_and_is_refused_before_anything_is_changed_and_before_chrony_is_restarte
     assert found == ("port 0" if host == "node1" else "")
     if found:
         assert 'found "port 0" in chrony' in templar.template(trust_as_template(role["_time_sync_silent"]))
+
+
+@pytest.mark.parametrize(
+    ("known", "refused"),
+    [
+        ({}, []),
+        ({"_time_sync_unserved": "port 0"}, ["silent"]),
+        ({"_time_sync_unserved": "port 0", "time_sync_manage": False}, []),
+        ({"_time_sync_unserved": "port 0", "_time_sync_container": True}, []),
+        ({"rival": "ntpsec"}, ["rival"]),
+        ({"rival": "ntpsec", "time_sync_manage": False}, []),
+        ({"rival": "ntpsec", "_time_sync_container": True}, []),
+        ({"reads": False}, ["unread"]),
+        ({"reads": False, "chrony": False}, []),  # the package brings its own
+        ({"reads": False, "time_sync_manage": False}, []),
+        ({"reads": False, "_time_sync_container": True}, []),
+    ],
+)
+def test_what_the_precheck_refuses(known, refused):
+    look, *tasks = yaml.safe_load((ROLE / "tasks/precheck.yml").read_text())
+    told = {"rival": "", "chrony": True, "reads": True, **known}
+    given = {"time_sync_manage": True, "_time_sync_container": False, "_time_sync_unserved": "", **known}
+    given[look["register"]] = {"survey": told}
+    environment = Environment()
+    fails = {
+        task["ansible.builtin.fail"]["msg"]: all(
+            environment.compile_expression(str(when))(**given) for when in task["when"]
+        )
+        for task in tasks
+    }
+    words = {
+        "silent": "{{ _time_sync_silent }}",
+        "unread": "{{ _time_sync_unread }}",
+        "rival": "survey.rival }} keeps",
+    }
+    assert len(fails) == 3
+    assert [name for text, fail in fails.items() if fail for name in words if words[name] in text] == refused
 
 
 WAITED = "try: 1, refid: 00000000, correction: 0.000000000, skew: 0.000\ntry: 2, refid: {}, correction: {}, skew: 0.1\n"

@@ -86,7 +86,7 @@ def test_what_a_later_file_sets_is_that_files(sysctl, tmp_path):
         "vm.swappiness": ("1", str(etc / "99-a.conf")),
         "net.core.rmem_max": ("7", str(etc / "99-a.conf")),
         "net.ipv4.tcp_rmem": ("1 2 3", str(etc / "99-b.conf")),
-        "net.ipv4.conf.eth0.1.forwarding": ("1", str(etc / "99-b.conf")),
+        "net.ipv4.conf.eth0/1.forwarding": ("1", str(etc / "99-b.conf")),
     }
 
 
@@ -216,6 +216,9 @@ def test_an_interface_with_a_dot_in_its_name_is_found_as_systemd_finds_it(sysctl
     assert (kernel / "net/ipv4/conf/eth0/rp_filter").read_text() == ("0\n" if "100" in key else "2")
     # A file of the owner's that has the same key is known by it, however it is written there.
     _, (said,) = host([{"key": key, "value": "2"}], True, {"99-owner.conf": f"{key} = 1\n"})
+    assert said.startswith(f"{key} stays 1, not 2: ")
+    swapped = key.translate(str.maketrans("./", "/."))
+    _, (said,) = host([{"key": key, "value": "2"}], True, {"99-owner.conf": f"{swapped} = 1\n"})
     assert said.startswith(f"{key} stays 1, not 2: ")
 
 
