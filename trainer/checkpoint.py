@@ -517,11 +517,14 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = f" (the same name, another content){EARLIER.get(what, '')}" if then == now else ""
-            earlier = {name: FIELDS[name].default for name in SHAPING.get(what, ())} | manifest["settings"]
             shaped = [
-                f"{key}: {earlier[key]} then, {settings.get(key)} now"
+                f"{key}: {one} then, {other} now"
                 for key in SHAPING.get(what, ())
-                if earlier[key] != settings.get(key)
+                # One that a release did not have yet was as it is by default.
+                for one, other in [
+                    [some.get(key, FIELDS[key].default) for some in (manifest["settings"], settings)]
+                ]
+                if one != other
             ]
             differences += shaped or [f"{what}: {then} then, {now} now{content}"]
     if differences:

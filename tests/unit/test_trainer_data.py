@@ -691,6 +691,37 @@ def test_a_document_has_sequences_of_its_own_where_nothing_is_packed(tmp_path, m
     assert (other.lengths([0, 1]), other.width([0])) == ([16, 16], 16)
 
 
+def test_a_part_in_which_nothing_is_learnt_is_no_sequence(tmp_path, monkeypatch):
+    """Of long questions with short answers; each answer is predicted once, wherever parts end."""
+    records = [{"instruction": "say " * (3 + n * 2), "output": f"yes {n}"} for n in range(20)]
+    path = write_lines(tmp_path / "a.jsonl", records)
+    settings = {"dataset": path, "vocab_size": 300, "sequence_length": 16, "loss_on": "answers"}
+    packed, _ = prepared(from_mapping(settings), tmp_path / "cache")
+    for together in (1 << 20, 32):
+        monkeypatch.setattr("trainer.data.pack.TOGETHER", together)
+        found, _ = prepared(from_mapping({**settings, "packing": False}), tmp_path / f"cache-{together}")
+        assert found.valid.min() > 0 and found.valid.sum() == packed.valid.sum()
+        assert 20 <= len(found) < found.token_count / 16
+        assert found.kept == sum(found.lengths(range(len(found)))) < found.token_count
+        for k in range(len(found)):
+            _, labels, positions = found[k]
+            assert (labels[found.lengths([k])[0] :] == pack.IGNORE).all() and positions[0] == 0
+
+
+def test_a_running_text_is_laid_out_in_pieces(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"line {n} of a text that goes on\n\n" for n in range(200)))
+    settings = {"dataset": str(path), "vocab_size": 300, "sequence_length": 16, "packing": False}
+    found, _ = prepared(from_mapping(settings), tmp_path / "cache")
+    monkeypatch.setattr("trainer.data.pack.TOGETHER", 100)
+    other, _ = prepared(from_mapping(settings), tmp_path / "other")
+    assert len(found) == len(other) == -(-(found.token_count - 1) // 16) and found.lengths([0, 1]) == [16, 16]
+    for k in range(len(found)):
+        assert all(np.array_equal(a, b) for a, b in zip(found[k], other[k], strict=True))
+    stream, _ = prepared(from_mapping({**settings, "packing": True}), tmp_path / "cache")
+    assert found[3][0].tolist() == stream[3][0].tolist() and found[3][1].tolist() == stream[3][1].tolist()
+
+
 def test_of_padding_no_more_is_computed_than_the_longest_document_wants(tmp_path):
     texts = ["b" * n for n in (3, 70, 200)]
     paths = [write_lines(tmp_path / f"{n}.jsonl", [{"text": one}] * 2) for n, one in enumerate(texts)]

@@ -119,3 +119,16 @@ def test_what_makes_other_tokens_of_the_same_data_is_named():
         BadInput, match=r"dataset: a\.jsonl then, a\.jsonl now \(the same name, another content\)"
     ):
         checkpoint.check_identity(manifest, {"dataset": "2" * 64}, then)
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"packing": True}, r"something else: dataset: a\.jsonl then, a\.jsonl now \(the same name"),
+        ({"packing": False}, "something else: packing: True then, False now. Cure"),
+    ],
+)
+def test_a_run_that_knew_no_packing_is_not_told_that_this_was_another(now, said):
+    manifest = {"step": 4, "identity": {"dataset": "1" * 64}, "settings": {"dataset": "a.jsonl"}}
+    with pytest.raises(BadInput, match=said):
+        checkpoint.check_identity(manifest, {"dataset": "2" * 64}, {"dataset": "a.jsonl", **now})

@@ -379,6 +379,8 @@ def test_data_that_makes_a_handful_of_steps_is_warned_of():
     said = few_steps(config, 30, 6)
     assert said.startswith("the data is 30 sequences of 1024 tokens, and 3 epochs are 6 steps of 16, too few")
     assert "each of which stands more than once in a batch" in few_steps(config, 9, 100)
+    alone = few_steps(from_mapping({"epochs": 3, "packing": False}), 30, 6)
+    assert "30 sequences of up to 256 tokens" in alone and alone.endswith(": a smaller batch_size makes more")
     assert few_steps(config, 3000, 564) == "" == few_steps(from_mapping({"steps": 6}), 30, 6)
 
 
