@@ -163,7 +163,7 @@ def of_stanza(option, words):
 
 def size(where, value):
     """An MTU, if it is not the one that a card has by itself."""
-    word = str(value)
+    word = "" if value is None else str(value)
     return [] if word == USUAL_MTU or not word else [("mtu", where, word if word.isdecimal() else None)]
 
 

@@ -1993,6 +1993,7 @@ def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
     }
     cloud = said_beside(NETPLAN, {**overrides, "mtu": 1500, "wakeonlan": False, "link-local": []})
     planned([STATIC], files={"netplan": {NETPLAN: cloud}})
+    planned([STATIC], files={"netplan": {NETPLAN: "network: {ethernets: {eth0: {mtu: , routes: }}}"}})
     lan = "IPForward=no\nIPv6Token=::7\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n"
     planned([STATIC], files={"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, lan)}})
     wired = said_beside(
