@@ -66,21 +66,39 @@ OFF = ("", "0", "no", "n", "f", "false", "off", "none")
 
 
 def of_netplan(definition):
-    """Of a definition in a netplan file."""
-    found = []
+    """Of a definition in a netplan file, what it passes through to NetworkManager included."""
+    found, routes = [], []
     for key, value in definition.items():
         if key == "routes":
             listed = value if isinstance(value, list) else []
-            routes = [one for one in listed if isinstance(one, dict) and not is_default(one)]
-            found += [(key, key, [route(one) for one in routes])] if routes else []
+            routes = [route(one) for one in listed if isinstance(one, dict) and not is_default(one)]
         elif key == "mtu":
             found += size(key, value)
         elif key == "nameservers" and isinstance(value, dict) and isinstance(value.get("search"), list):
             found += search("nameservers.search", value["search"])
+        elif key == "wakeonlan" and isinstance(definition.get("networkmanager"), dict):
+            pass  # true in each profile that NetworkManager stores and that does not say no; what it says is below
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))
-    return found
+    known = {key for key, _, _ in found}
+    for key, where, value in of_profile(passed_through(definition)):
+        if (
+            key == "routes"
+        ):  # those that netplan does not understand as a whole; it may have the rest of them, too
+            routes += [one for one in value if one not in routes]
+        elif key not in known:
+            found.append((key, f"{where} in networkmanager.passthrough", value))
+    return found + ([("routes", "routes", routes)] if routes else [])
+
+
+def passed_through(definition):
+    """{(section, key): value} of what NetworkManager stored and netplan has no word of its own for."""
+    stored = definition.get("networkmanager")
+    kept = stored.get("passthrough") if isinstance(stored, dict) else None
+    # What stands for an empty section, as `proxy._`, is empty, too.
+    words = {str(key): str(value) for key, value in (kept if isinstance(kept, dict) else {}).items()}
+    return {key.partition(".")[::2]: value for key, value in words.items()}
 
 
 def of_networkd(text):

@@ -15,6 +15,7 @@ from plugins.filter.network_back import network_back
 from plugins.filter.network_plan import network_plan
 from plugins.module_utils.host_survey import interfaces, routes
 from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE, keyed, profile_for, read_netplan
+from plugins.module_utils.network_settings import of_netplan
 
 GUARD = "/usr/local/lib/trainyard/guard"
 
@@ -2045,6 +2046,76 @@ def test_what_netplan_has_no_word_for_is_left_to_networkmanager():
         files = {"networkmanager": {WIRED: said_beside(WIRED, lines)}}
         (refused,) = network_plan(survey(files=files, active=DESKTOP), [STATIC])["errors"]
         assert refused.endswith("has none: leave eth0 out of network_interfaces, or take it out there")
+
+
+def stored(more="", passthrough=""):
+    """A profile as NetworkManager stores it by netplan (Ubuntu 23.10 and later)."""
+    return f"""network:
+  version: 2
+  ethernets:
+    NM-ae9132e0-fcf6-3d96-9f77-aa48efd55419:
+      renderer: NetworkManager
+      match:
+        name: "eth0"
+      dhcp4: true
+      dhcp6: true
+      ipv6-address-generation: "stable-privacy"
+      wakeonlan: true{more}
+      networkmanager:
+        uuid: "ae9132e0-fcf6-3d96-9f77-aa48efd55419"
+        name: "Wired connection 1"
+        passthrough:
+          connection.timestamp: "1700000000"
+          802-1x._: ""
+          ethernet._: ""
+          ipv6.ip6-privacy: "-1"
+          proxy._: ""{passthrough}
+"""
+
+
+def by_stored(more="", passthrough=""):
+    files = {"netplan": {"/etc/netplan/90-NM-1.yaml": stored(more, passthrough)}}
+    return network_plan(survey(files=files, active=DESKTOP), [{**STATIC, "nameservers": []}])["errors"]
+
+
+def test_a_profile_that_networkmanager_stored_by_netplan_says_no_more_than_it_did():
+    assert by_stored() == []
+    assert by_stored(passthrough='\n          ethernet.wake-on-lan: "1"') == []
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "cure"),
+    [
+        ('ethernet.wake-on-lan: "64"', "wake-on-lan= in networkmanager.pass", "write options: {wakeonlan: true}"),
+        ('802-1x.eap: "tls;"', "[802-1x] in networkmanager.pass", f"write auth {IN_WORDS}"),
+        ("ethtool.ring-rx: 4096", "[ethtool] in networkmanager.pass", "leave eth0 out of network_interfaces"),
+        ('tc.qdisc.root: "fq"', "[tc] in networkmanager.pass", "leave eth0 out of network_interfaces"),
+        ('ipv4.method: "shared"', "[ipv4] method=shared in networkmanager.pass", "leave eth0 out of"),
+        ('ipv4.route2: "10.9.0.0/16,192.168.1.9"', "routes", "write routes: [{to: 10.9.0.0/16, via: 192.168.1.9}]"),
+    ],
+)  # fmt: skip
+def test_what_netplan_passes_through_to_networkmanager_does_not_go_unsaid(line, place, cure):
+    (refused,) = by_stored(passthrough=f"\n          {line}")
+    assert (
+        refused.startswith(f"network_interfaces[0]: /etc/netplan/90-NM-1.yaml has {place}")
+        and cure in refused
+    )
+
+
+def test_what_netplan_says_and_passes_through_is_told_once():
+    (refused,) = by_stored("\n      mtu: 9000", '\n          ethernet.mtu: "9000"')
+    assert "has mtu for eth0" in refused
+    one = "routes: [{to: 10.8.0.0/16, via: 192.168.1.7}]"
+    (refused,) = by_stored(f"\n      {one}", '\n          ipv4.route1: "10.8.0.0/16,192.168.1.7"')
+    assert f"has routes for eth0, which would be lost, since its entry has none: write {one}," in refused
+    (refused,) = by_stored(f"\n      {one}", '\n          ipv4.route2: "10.9.0.0/16,192.168.1.9"')
+    assert f"write {one[:-1]}, {{to: 10.9.0.0/16, via: 192.168.1.9}}]" in refused
+    auth = {"auth": AUTH, "networkmanager": {"passthrough": {"802-1x.eap": "tls;"}}}
+    files = {"netplan": {NETPLAN: said_beside(NETPLAN, auth)}}
+    planned([{**STATIC, "options": {"auth": AUTH}}], files=files)
+    assert [place for _, place, _ in of_netplan(auth)] == ["auth"]
+    for odd in ("networkmanager", {"passthrough": ["x"]}, {"passthrough": {7: None, "ipv4": ["y"]}}):
+        assert of_netplan({"networkmanager": odd}) == []
 
 
 def test_the_size_of_a_bonds_ports_is_the_bonds():
