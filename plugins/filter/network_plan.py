@@ -47,7 +47,16 @@ from network_files import (
     settings,
     yaml_fault,
 )
-from network_settings import NETWORKD_DEVICES, SEARCH, cure, of_netplan, of_networkd, of_profile, of_stanza
+from network_settings import (
+    NETWORKD_DEVICES,
+    NO_TREE,
+    SEARCH,
+    cure,
+    of_netplan,
+    of_networkd,
+    of_profile,
+    of_stanza,
+)
 
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
@@ -241,7 +250,7 @@ def check_left_out(survey, spoken, entries, before):
         )
 
 
-def check_settings(spoken, entries, said, claims, links):
+def check_settings(spoken, entries, said, claims, links, renderer):
     """What a file that gives way says of a card beside its addresses does not go unsaid: 802.1X, MTU, routes and such.
 
     spoken, said: as above. claims: the changes by which files give way.
@@ -264,6 +273,8 @@ def check_settings(spoken, entries, said, claims, links):
                 f"sections, into {beside}, which is read besides{out}"
             )
         for name, (key, place, value) in itertools.product(hit, one.settings):
+            if value == NO_TREE and entries[ours[name]]["definition"].get("renderer", renderer) == "networkd":
+                continue  # it has none unless an entry's parameters say so
             if not any(says(*pair, key, name) for pair in zip(entries, said, strict=True)):
                 write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
                 raise Refused(
@@ -1176,7 +1187,7 @@ def plan(survey, entries, said, renderer, before):
     check_left_out(survey, spoken, entries, before)
     check_default_route(survey["routes"], entries, said, gone)
     check_nameservers(survey, spoken, entries, said, gone)
-    check_settings(spoken, entries, said, claims, links)
+    check_settings(spoken, entries, said, claims, links, renderer)
     return {
         "files": wanted + claims,
         "netplan": after,

@@ -62,6 +62,7 @@ PROFILE_SECTIONS = {
 }
 STANZA_OPTIONS = {"mtu": "mtu", "hwaddress": "macaddress", "ethernet-wol": "wakeonlan"}
 SEARCH = "nameservers.search"
+NO_TREE = ("stp", False)  # of a bridge's parameters; what systemd-networkd has where there are none
 OFF = ("", "0", "no", "n", "f", "false", "off", "none")
 
 
@@ -78,6 +79,11 @@ def of_netplan(definition):
             found += search("nameservers.search", value["search"])
         elif key == "wakeonlan" and isinstance(definition.get("networkmanager"), dict):
             pass  # true in each profile that NetworkManager stores and that does not say no; what it says is below
+        elif key == "parameters" and isinstance(value, dict) and value.keys() <= {"stp", "forward-delay"}:
+            tree = (
+                str(value.get("stp", True)).lower() not in OFF
+            )  # which netplan has on beside other parameters
+            found += [(key, key, None if tree else NO_TREE)] if value else []
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))
@@ -174,6 +180,10 @@ def of_stanza(option, words):
         return [(STANZA_OPTIONS[option], option, None)]
     if option.startswith("wpa-"):
         return [("auth", option, None)]
+    if option in ("bridge-maxwait", "bridge-waitport") or (option, value) == ("bridge-fd", "0"):
+        return []  # how long ifup waits; and no delay, which a bridge without a spanning tree has anyway
+    if option == "bridge-stp":
+        return [("parameters", option, NO_TREE if value.lower() in OFF else ("stp", True))]
     if re.fullmatch("(bond|bridge)-(?!ports|slaves|master|primary).+", option):
         return [("parameters", option, None)]
     return []
@@ -216,6 +226,8 @@ def cure(key, value):
     """What to write into the entry for a setting."""
     if key == SEARCH:
         return f"nameservers: {{addresses: […], search: [{', '.join(value or ['…'])}]}}"
+    if isinstance(value, tuple):  # one of several
+        return f"options: {{{key}: {{{value[0]}: {shown(value[1])}, …}}}}"
     if isinstance(value, list) and None not in value:
         return f"{key}: {yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()}"
     if value is None or isinstance(value, list):

@@ -2118,6 +2118,70 @@ def test_what_netplan_says_and_passes_through_is_told_once():
         assert of_netplan({"networkmanager": odd}) == []
 
 
+IFUPDOWN = {"systemd-networkd": False, "NetworkManager": False, "systemd-resolved": True, "networking": True}
+
+
+def of_bridge(*lines, active=IFUPDOWN, path=STANZAS, options=None, **parameters):
+    """What is said where a bridge that ifupdown, or netplan, made comes into network_interfaces."""
+    content = "\n  ".join(["iface br0 inet dhcp", "bridge_ports eth0", *lines]) + "\niface eth0 inet manual\n"
+    if path == NETPLAN:
+        content = (
+            f"network: {{ethernets: {{eth0: {{}}}}, bridges: {{br0: {{interfaces: [eth0], {lines[0]}}}}}}}"
+        )
+    options = {
+        "interfaces": ["eth0"],
+        **({"parameters": parameters} if parameters else {}),
+        **(options or {}),
+    }
+    bridge = {**STATIC, "name": "br0", "kind": "bridges", "nameservers": [], "options": options}
+    cards = [
+        {**ETH0, "addresses": [], "master": "br0"},
+        card("br0", kind="bridge", addresses=ETH0["addresses"]),
+    ]
+    told = read_from(path, told={path: content})["files"]
+    out = [{**DEFAULT, "interface": "br0"}]
+    seen = survey(files=told, active=active, interfaces=cards, routes=out)
+    return network_plan(seen, [BARE, bridge])["errors"]
+
+
+USUAL_BRIDGE = (
+    "bridge_stp off",
+    "bridge_fd 0",
+    "bridge_maxwait 0",
+    "bridge_waitport 0",
+)  # Debian's wiki, Proxmox
+
+
+def test_a_bridge_without_a_spanning_tree_is_what_systemd_networkd_makes_by_itself():
+    assert of_bridge(*USUAL_BRIDGE) == []
+    assert of_bridge(*(line.replace("_", "-") for line in USUAL_BRIDGE)) == []
+    for parameters in ("{}", "{stp: false}", "{stp: no, forward-delay: 0}"):
+        assert of_bridge(f"parameters: {parameters}", path=NETPLAN) == [], parameters
+    for parameters in ("{stp: true}", "{forward-delay: 0}", "{stp: false, ageing-time: 7}"):
+        (refused,) = of_bridge(f"parameters: {parameters}", path=NETPLAN)
+        assert "has parameters for br0" in refused, parameters
+    for line in ("bridge_stp on", "bridge_fd 9", "bridge_ageing 7"):
+        (refused,) = of_bridge(*USUAL_BRIDGE[2:], line)
+        assert f"has {line.split()[0].replace('_', '-')} for br0" in refused
+        assert of_bridge(line, stp=True) == []
+    assert "write options: {parameters: {stp: true, …}}, or" in of_bridge("bridge_stp on")[0]
+
+
+def test_networkmanager_has_to_be_told_that_a_bridge_has_no_spanning_tree():
+    """By itself it has one."""
+    for said in ({"active": DESKTOP}, {"options": {"renderer": "NetworkManager"}}):
+        (refused,) = of_bridge(*USUAL_BRIDGE, **said)
+        assert (
+            "has bridge-stp for br0" in refused
+            and "write options: {parameters: {stp: false, …}}, or" in refused
+        )
+        (refused,) = of_bridge("renderer: NetworkManager, parameters: {stp: false}", path=NETPLAN, **said)
+        assert "has parameters for br0" in refused
+        assert of_bridge(*USUAL_BRIDGE, **said, stp=False) == []
+    networkds = {"options": {"renderer": "networkd"}}
+    assert of_bridge(*USUAL_BRIDGE, active=DESKTOP, **networkds) == []
+
+
 def test_the_size_of_a_bonds_ports_is_the_bonds():
     files = {"netplan": {NETPLAN: said_beside(NETPLAN, {"mtu": 9000})}}
     wanted = [BARE, {"name": "eth1"}, {**BOND, "mtu": 9000}]
