@@ -277,9 +277,12 @@ def check_settings(spoken, entries, said, claims, links, renderer):
                 continue  # it has none unless an entry's parameters say so
             if not any(says(*pair, key, name) for pair in zip(entries, said, strict=True)):
                 write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
+                own = entries[ours[name]]
+                of = next((item for item in entries if key == "parameters" and takes_in(item, name)), own)
+                whose = "its entry" if of is own else f"the entry of {of['name']}"
                 raise Refused(
-                    f"{entries[ours[name]]['where']}: {one.path} has {place} for {name}, which would be lost, since "
-                    f"its entry has none: {write}, or take it out there"
+                    f"{of['where']}: {one.path} has {place} for {name}, which would be lost, since {whose} has none: "
+                    f"{write}, or take it out there"
                 )
 
 
@@ -288,14 +291,20 @@ def says(item, said, key, name):
     if key == SEARCH:
         named = said.get("nameservers", (said.get("options") or {}).get("nameservers"))
         return named == [] or (isinstance(named, dict) and "search" in named)
-    own, inside = item["now"] == name, below(item["kind"], item["definition"])
+    own = item["now"] == name
     if own and key == "auth" and item["kind"] == "wifis":
         return True  # with its access-points
-    size_of_bond = key == "mtu" and item["kind"] == "bonds" and name in inside  # which its ports take
-    if not (own or size_of_bond or key in ("routes", "routing-policy")):
+    # A bond's size is its ports', whose stanzas may say what it is to be (ifenslave).
+    of_device = takes_in(item, name) and (key == "parameters" or (key == "mtu" and item["kind"] == "bonds"))
+    if not (own or of_device or key in ("routes", "routing-policy")):
         return False
     match = key == "macaddress" and item["kind"] not in MADE  # by which the card is known
     return key in (said.get("options") or {}) or (key in said and not match)
+
+
+def takes_in(item, name):
+    """Whether an entry makes a bond or a bridge that has the interface `name` for a port."""
+    return item["kind"] != "vlans" and name in below(item["kind"], item["definition"])
 
 
 def resolved_by_hand(survey):

@@ -2182,6 +2182,27 @@ def test_networkmanager_has_to_be_told_that_a_bridge_has_no_spanning_tree():
     assert of_bridge(*USUAL_BRIDGE, active=DESKTOP, **networkds) == []
 
 
+def test_what_the_stanzas_of_a_bonds_ports_say_of_it_is_the_bonds():
+    """ifenslave takes a bond's options from its ports, too."""
+    ports = [f"iface {name} inet manual\n  bond-master bond0\n  bond-mode 1" for name in ("eth0", "eth1")]
+    text = "\n".join([*ports, "iface bond0 inet dhcp\n  bond-slaves none\n"])
+    told = {"files": {"ifupdown": {STANZAS: text}}, "active": IFUPDOWN}
+    bond = {**BOND, "nameservers": []}
+    planned([BARE, {"name": "eth1"}, bond], **copy.deepcopy(told))
+    bond["options"] = {"interfaces": ["eth0", "eth1"]}
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [BARE, {"name": "eth1"}, bond])["errors"]
+    assert refused == (
+        f"network_interfaces[2]: {STANZAS} has bond-mode for eth0, which would be lost, since the entry of bond0 has "
+        f"none: write parameters {IN_WORDS}, or take it out there"
+    )
+    # Of another bond than that which takes the port in, they are not its own.
+    parameters = {"parameters": BOND["options"]["parameters"]}
+    other = {"name": "bond1", "kind": "bonds", "options": {"interfaces": ["eth1"], **parameters}}
+    bond["options"] = {"interfaces": ["eth0"]}
+    (refused,) = network_plan(survey(**told), [BARE, {"name": "eth1"}, bond, other])["errors"]
+    assert refused.startswith(f"network_interfaces[2]: {STANZAS} has bond-mode for eth0")
+
+
 def test_the_size_of_a_bonds_ports_is_the_bonds():
     files = {"netplan": {NETPLAN: said_beside(NETPLAN, {"mtu": 9000})}}
     wanted = [BARE, {"name": "eth1"}, {**BOND, "mtu": 9000}]
