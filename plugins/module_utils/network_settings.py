@@ -61,6 +61,8 @@ PROFILE_SECTIONS = {
     **dict.fromkeys(("dcb", "ethtool", "tc"), ""),
 }
 STANZA_OPTIONS = {"mtu": "mtu", "hwaddress": "macaddress", "ethernet-wol": "wakeonlan"}
+# Of a bridge that knows VLANs, which netplan has no word for (ifupdown2, as Proxmox has it).
+OF_NO_KEY = re.compile("bridge-(vlan-.+|(port-)?p?vids?|access|allow-untagged)")
 SEARCH = "nameservers.search"
 NO_TREE = ("stp", False)  # of a bridge's parameters; what systemd-networkd has where there are none
 OFF = ("", "0", "no", "n", "f", "false", "off", "none")
@@ -141,7 +143,9 @@ def of_profile(said):
     found, routes = [], []
     for (section, key), value in said.items():
         whole = (PROFILE_SECTIONS.get(section), f"[{section}]", None)
-        if section in PROFILE_SECTIONS:
+        if (section, key) == ("bridge", "vlan-filtering"):
+            found += [("", f"[{section}] {key}=", None)] if value.lower() not in OFF else []
+        elif section in PROFILE_SECTIONS:
             found += [whole] if value and whole not in found else []
         elif (key, value) == ("method", "shared"):
             found.append(("", f"[{section}] method=shared", None))
@@ -180,6 +184,8 @@ def of_stanza(option, words):
         return [(STANZA_OPTIONS[option], option, None)]
     if option.startswith("wpa-"):
         return [("auth", option, None)]
+    if OF_NO_KEY.fullmatch(option):
+        return [("", option, None)] if value.lower() not in OFF else []
     if option in ("bridge-maxwait", "bridge-waitport") or (option, value) == ("bridge-fd", "0"):
         return []  # how long ifup waits; and no delay, which a bridge without a spanning tree has anyway
     if option == "bridge-stp":

@@ -2124,7 +2124,9 @@ IFUPDOWN = {"systemd-networkd": False, "NetworkManager": False, "systemd-resolve
 def of_bridge(*lines, active=IFUPDOWN, path=STANZAS, options=None, **parameters):
     """What is said where a bridge that ifupdown, or netplan, made comes into network_interfaces."""
     content = "\n  ".join(["iface br0 inet dhcp", "bridge_ports eth0", *lines]) + "\niface eth0 inet manual\n"
-    if path == NETPLAN:
+    if path == WIRED:
+        content = lines[0]
+    elif path == NETPLAN:
         content = (
             f"network: {{ethernets: {{eth0: {{}}}}, bridges: {{br0: {{interfaces: [eth0], {lines[0]}}}}}}}"
         )
@@ -2180,6 +2182,19 @@ def test_networkmanager_has_to_be_told_that_a_bridge_has_no_spanning_tree():
         assert of_bridge(*USUAL_BRIDGE, **said, stp=False) == []
     networkds = {"options": {"renderer": "networkd"}}
     assert of_bridge(*USUAL_BRIDGE, active=DESKTOP, **networkds) == []
+
+
+def test_a_bridge_that_knows_vlans_is_left_to_whoever_made_it():
+    """Whatever parameters its entry has: none says that."""
+    for line in ("bridge-vlan-aware yes", "bridge_vids 2-4094", "bridge-pvid 7"):
+        (refused,) = of_bridge(*USUAL_BRIDGE, line, stp=False)
+        assert f"has {line.split()[0].replace('_', '-')} for br0" in refused
+        assert refused.endswith("none: leave br0 out of network_interfaces, or take it out there")
+    assert of_bridge(*USUAL_BRIDGE, "bridge-vlan-aware no") == []
+    lines = "[connection]\ntype=bridge\ninterface-name=br0\n[bridge]\nstp=false\n"
+    for more, refused in (("", False), ("vlan-filtering=false", False), ("vlan-filtering=true", True)):
+        errors = of_bridge(f"{lines}{more}", path=WIRED, active=DESKTOP, stp=False)
+        assert ["[bridge] vlan-filtering= for br0" in one for one in errors] == [True] * refused
 
 
 def test_what_the_stanzas_of_a_bonds_ports_say_of_it_is_the_bonds():
