@@ -63,6 +63,15 @@ PROFILE_SECTIONS = {
 STANZA_OPTIONS = {"mtu": "mtu", "hwaddress": "macaddress", "ethernet-wol": "wakeonlan"}
 # Of a bridge that knows VLANs, which netplan has no word for (ifupdown2, as Proxmox has it).
 OF_NO_KEY = re.compile("bridge-(vlan-.+|(port-)?p?vids?|access|allow-untagged)")
+# What ethtool sets (Debian's package of it, and ifupdown2); netplan has words for these alone.
+OF_ETHTOOL = re.compile(
+    "(driver|ethernet|ethtool|hardware|offload)-.+|link-(autoneg|duplex|fec|speed)|.+-offload"
+)
+OFFLOADS = {
+    **{"rx": "receive-checksum-offload", "tx": "transmit-checksum-offload"},
+    **{"gso": "generic-segmentation-offload", "tso": "tcp-segmentation-offload"},
+    **{"gro": "generic-receive-offload", "lro": "large-receive-offload"},
+}
 SEARCH = "nameservers.search"
 NO_TREE = ("stp", False)  # of a bridge's parameters; what systemd-networkd has where there are none
 OFF = ("", "0", "no", "n", "f", "false", "off", "none")
@@ -86,6 +95,8 @@ def of_netplan(definition):
                 str(value.get("stp", True)).lower() not in OFF
             )  # which netplan has on beside other parameters
             found += [(key, key, None if tree else NO_TREE)] if value else []
+        elif value is False and key in OFFLOADS.values():  # which most cards have on by themselves
+            found.append((key, key, value))
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))
@@ -184,6 +195,9 @@ def of_stanza(option, words):
         return [(STANZA_OPTIONS[option], option, None)]
     if option.startswith("wpa-"):
         return [("auth", option, None)]
+    if OF_ETHTOOL.fullmatch(option):
+        key = OFFLOADS.get(option.removeprefix("offload-").removesuffix("-offload"), "")
+        return [(key, option, {"on": True, "off": False}.get(value))]
     if OF_NO_KEY.fullmatch(option):
         return [("", option, None)] if value.lower() not in OFF else []
     if option in ("bridge-maxwait", "bridge-waitport") or (option, value) == ("bridge-fd", "0"):

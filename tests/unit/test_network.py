@@ -2118,6 +2118,43 @@ def test_what_netplan_says_and_passes_through_is_told_once():
         assert of_netplan({"networkmanager": odd}) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("ethernet-ring-rx 4096", "leave eth0 out of network_interfaces"),
+        ("ethernet_autoneg off", "leave eth0 out of network_interfaces"),
+        ("link-speed 1000", "leave eth0 out of network_interfaces"),
+        ("hardware-irq-coalesce-rx-usecs 9", "leave eth0 out of network_interfaces"),
+        ("offload-ufo off", "leave eth0 out of network_interfaces"),
+        ("ethtool-coalesce-rx-usecs 9", "leave eth0 out of network_interfaces"),
+        ("offload-tso off", "write options: {tcp-segmentation-offload: false}"),
+        ("gro-offload on", "write options: {generic-receive-offload: true}"),
+    ],
+)
+def test_what_ethtool_sets_by_a_stanza_does_not_go_unsaid(line, cure):
+    files = {"ifupdown": {STANZAS: said_beside(STANZAS, line)}}
+    wanted = {**STATIC, "nameservers": []}
+    (refused,) = network_plan(survey(files=copy.deepcopy(files)), [wanted])["errors"]
+    assert f"has {line.split()[0].replace('_', '-')} for eth0" in refused
+    assert refused.endswith(f"its entry has none: {cure}, or take it out there")
+    if "options" in cure:
+        planned([{**wanted, **yaml.safe_load(cure.removeprefix("write "))}], files=files)
+    planned([wanted], files={"ifupdown": {STANZAS: said_beside(STANZAS, "link-type dummy")}})
+
+
+def test_what_netplan_turns_off_does_not_go_unsaid():
+    """Most cards have it on by themselves."""
+    files = {"netplan": {NETPLAN: said_beside(NETPLAN, {"tcp-segmentation-offload": False})}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert "write options: {tcp-segmentation-offload: false}, or" in refused
+    files = {
+        "netplan": {
+            NETPLAN: said_beside(NETPLAN, {"virtual-function-count": 0, "emit-lldp": False, 7: False})
+        }
+    }
+    planned([STATIC], files=files)
+
+
 IFUPDOWN = {"systemd-networkd": False, "NetworkManager": False, "systemd-resolved": True, "networking": True}
 
 
