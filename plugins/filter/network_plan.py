@@ -280,9 +280,12 @@ def check_settings(spoken, entries, said, claims, links, renderer):
                 own = entries[ours[name]]
                 of = next((item for item in entries if key == "parameters" and takes_in(item, name)), own)
                 whose = "its entry" if of is own else f"the entry of {of['name']}"
+                out = (
+                    "" if one.path.startswith(("/usr/", "/lib/")) else ", or take it out there"
+                )  # a package's
                 raise Refused(
                     f"{of['where']}: {one.path} has {place} for {name}, which would be lost, since {whose} has none: "
-                    f"{write}, or take it out there"
+                    f"{write}{out}"
                 )
 
 
@@ -441,6 +444,14 @@ def others(meant, ours, links):
     """
     cards = [link for link in links if link["kind"] in (None, "wlan") or is_wire(link)]
     return [link["name"] for link in cards if link["name"] in meant and link["name"] not in ours]
+
+
+def own_cards(rest, hit, links):
+    """Of the names `rest` those of the host's own cards: no ends of wires, which are its pods' (Calico, Cilium) unless
+    it is a container itself, whose cards in `hit` are such, too.
+    """
+    wires = {link["name"] for link in links if is_wire(link)}
+    return rest if wires & {*hit} else [name for name in rest if name not in wires]
 
 
 def is_wire(link):
@@ -648,9 +659,11 @@ def netplan_hits(documents, ours, links, made):
             continue
         rest = others(meant, ours, links)
         if rest:
+            theirs = own_cards(rest, hit, links)
+            wish = f"put {', '.join(theirs)} into network_interfaces too, or " if theirs else ""
             raise Refused(
                 f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
-                f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
+                f"{wish}narrow the match in that file{'' if theirs else f' to {hit[0]}'}"
             )
         if kind in MADE:
             check_made(path, identifier, kind, made)
@@ -1123,10 +1136,14 @@ def networkmanager_claims(files, ours, links, taken, hidden, made):
         rest = others(meant, ours, links)
         name = said.get(("connection", "id"), os.path.basename(path))
         if rest:
+            theirs = own_cards(rest, hit, links)
+            wish = (
+                f"put {', '.join(theirs)} into network_interfaces too, or tie it to one by " if theirs else ""
+            )
             raise Refused(
                 f"{path}: the profile '{name}' names no interface, so it is for {', '.join(hit)} as well as for "
-                f"{', '.join(rest)}: put {', '.join(rest)} into network_interfaces too, or tie it to one by "
-                f'`nmcli connection modify "{name}" connection.interface-name {rest[0]}`'
+                f"{', '.join(rest)}: {wish or 'tie it to the card that is meant by '}"
+                f'`nmcli connection modify "{name}" connection.interface-name {(theirs or hit)[0]}`'
             )
         if path.startswith("/usr/lib/") and not uuid:
             raise Refused(

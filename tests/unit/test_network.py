@@ -620,6 +620,38 @@ def test_a_match_for_ours_and_others_is_refused(match):
     assert "'all' configures eth0 together with eth1" in found["errors"][0]
 
 
+PODS = card("cali1234567", kind="veth", driver="veth")
+
+
+def test_a_match_that_a_pods_card_fits_too_is_not_tied_to_that():
+    """Calico and Cilium leave the host's ends of their wires without a bridge."""
+    content = "network:\n  ethernets:\n    all: {match: {name: '*'}, dhcp4: true}\n"
+    all_ = {"netplan": {"/etc/netplan/01.yaml": content}}
+    (refused,) = network_plan(survey(files=all_, interfaces=[ETH0, PODS]), [STATIC])["errors"]
+    assert refused.endswith("together with cali1234567: narrow the match in that file to eth0")
+    (refused,) = network_plan(survey(files=all_, interfaces=[ETH0, PODS, ETH1]), [STATIC])["errors"]
+    assert refused.endswith(": put eth1 into network_interfaces too, or narrow the match in that file")
+    path = f"{PROFILES}/home.nmconnection"
+    home = {"networkmanager": {path: profile()}}
+
+    def said(*links):
+        seen = survey(files=copy.deepcopy(home), active=DESKTOP, interfaces=list(links))
+        return network_plan(seen, [STATIC])["errors"][0]
+
+    for meant, links, more in (
+        ("tie it to the card that is meant by `nmcli connection modify", (PODS, ETH0), "eth0`"),
+        ("put eth1 into network_interfaces too, or tie it to one by `nmcli", (PODS, ETH0, ETH1), "eth1`"),
+        # In a container each card is the end of a wire.
+        (
+            "put eth1 into network_interfaces too, or tie",
+            ({**ETH0, "kind": "veth"}, {**ETH1, "kind": "veth"}),
+            "eth1`",
+        ),
+    ):
+        refused = said(*links)
+        assert f": {meant}" in refused and refused.endswith(f"connection.interface-name {more}")
+
+
 OTHERS = f"network: {{ethernets: {{eth0: {{match: {{macaddress: '{ETH1['mac']}'}}, dhcp4: true}}}}}}"
 
 
@@ -2253,6 +2285,27 @@ def test_what_the_stanzas_of_a_bonds_ports_say_of_it_is_the_bonds():
     bond["options"] = {"interfaces": ["eth0"]}
     (refused,) = network_plan(survey(**told), [BARE, {"name": "eth1"}, bond, other])["errors"]
     assert refused.startswith(f"network_interfaces[2]: {STANZAS} has bond-mode for eth0")
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/usr/lib/netplan/50.yaml", said_beside(NETPLAN, {"mtu": 9000})),
+        ("/lib/netplan/50.yaml", said_beside(NETPLAN, {"mtu": 9000})),
+        (
+            "/usr/lib/NetworkManager/system-connections/lan",
+            said_beside(WIRED, "uuid=7b2d\n[ethernet]\nmtu=9000"),
+        ),
+    ],
+)
+def test_nobody_is_told_to_change_a_packages_file(path, content):
+    """The next upgrade would bring it back."""
+    kind = "netplan" if "netplan" in path else "networkmanager"
+    (refused,) = network_plan(survey(files={kind: {path: content}}, active=DESKTOP), [STATIC])["errors"]
+    assert refused.endswith(
+        f"{path} has mtu{'=' * (kind != 'netplan')} for eth0, which would be lost, since its "
+        "entry has none: write mtu: 9000"
+    )
 
 
 def test_the_size_of_a_bonds_ports_is_the_bonds():
