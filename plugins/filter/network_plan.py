@@ -47,7 +47,16 @@ from network_files import (
     settings,
     yaml_fault,
 )
-from network_settings import NETWORKD_DEVICES, SEARCH, cure, of_netplan, of_networkd, of_profile, of_stanza
+from network_settings import (
+    NETWORKD_DEVICES,
+    NO_TREE,
+    SEARCH,
+    cure,
+    of_netplan,
+    of_networkd,
+    of_profile,
+    of_stanza,
+)
 
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
@@ -241,7 +250,7 @@ def check_left_out(survey, spoken, entries, before):
         )
 
 
-def check_settings(spoken, entries, said, claims, links):
+def check_settings(spoken, entries, said, claims, links, renderer):
     """What a file that gives way says of a card beside its addresses does not go unsaid: 802.1X, MTU, routes and such.
 
     spoken, said: as above. claims: the changes by which files give way.
@@ -264,11 +273,19 @@ def check_settings(spoken, entries, said, claims, links):
                 f"sections, into {beside}, which is read besides{out}"
             )
         for name, (key, place, value) in itertools.product(hit, one.settings):
+            if value == NO_TREE and entries[ours[name]]["definition"].get("renderer", renderer) == "networkd":
+                continue  # it has none unless an entry's parameters say so
             if not any(says(*pair, key, name) for pair in zip(entries, said, strict=True)):
                 write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
+                own = entries[ours[name]]
+                of = next((item for item in entries if key == "parameters" and takes_in(item, name)), own)
+                whose = "its entry" if of is own else f"the entry of {of['name']}"
+                out = (
+                    "" if one.path.startswith(("/usr/", "/lib/")) else ", or take it out there"
+                )  # a package's
                 raise Refused(
-                    f"{entries[ours[name]]['where']}: {one.path} has {place} for {name}, which would be lost, since "
-                    f"its entry has none: {write}, or take it out there"
+                    f"{of['where']}: {one.path} has {place} for {name}, which would be lost, since {whose} has none: "
+                    f"{write}{out}"
                 )
 
 
@@ -277,14 +294,20 @@ def says(item, said, key, name):
     if key == SEARCH:
         named = said.get("nameservers", (said.get("options") or {}).get("nameservers"))
         return named == [] or (isinstance(named, dict) and "search" in named)
-    own, inside = item["now"] == name, below(item["kind"], item["definition"])
+    own = item["now"] == name
     if own and key == "auth" and item["kind"] == "wifis":
         return True  # with its access-points
-    size_of_bond = key == "mtu" and item["kind"] == "bonds" and name in inside  # which its ports take
-    if not (own or size_of_bond or key in ("routes", "routing-policy")):
+    # A bond's size is its ports', whose stanzas may say what it is to be (ifenslave).
+    of_device = takes_in(item, name) and (key == "parameters" or (key == "mtu" and item["kind"] == "bonds"))
+    if not (own or of_device or key in ("routes", "routing-policy")):
         return False
     match = key == "macaddress" and item["kind"] not in MADE  # by which the card is known
     return key in (said.get("options") or {}) or (key in said and not match)
+
+
+def takes_in(item, name):
+    """Whether an entry makes a bond or a bridge that has the interface `name` for a port."""
+    return item["kind"] != "vlans" and name in below(item["kind"], item["definition"])
 
 
 def resolved_by_hand(survey):
@@ -421,6 +444,14 @@ def others(meant, ours, links):
     """
     cards = [link for link in links if link["kind"] in (None, "wlan") or is_wire(link)]
     return [link["name"] for link in cards if link["name"] in meant and link["name"] not in ours]
+
+
+def own_cards(rest, hit, links):
+    """Of the names `rest` those of the host's own cards: no ends of wires, which are its pods' (Calico, Cilium) unless
+    it is a container itself, whose cards in `hit` are such, too.
+    """
+    wires = {link["name"] for link in links if is_wire(link)}
+    return rest if wires & {*hit} else [name for name in rest if name not in wires]
 
 
 def is_wire(link):
@@ -628,9 +659,11 @@ def netplan_hits(documents, ours, links, made):
             continue
         rest = others(meant, ours, links)
         if rest:
+            theirs = own_cards(rest, hit, links)
+            wish = f"put {', '.join(theirs)} into network_interfaces too, or " if theirs else ""
             raise Refused(
                 f"{path}: '{identifier}' configures {', '.join(hit)} together with {', '.join(rest)}: "
-                f"put {', '.join(rest)} into network_interfaces too, or narrow the match in that file"
+                f"{wish}narrow the match in that file{'' if theirs else f' to {hit[0]}'}"
             )
         if kind in MADE:
             check_made(path, identifier, kind, made)
@@ -1103,10 +1136,14 @@ def networkmanager_claims(files, ours, links, taken, hidden, made):
         rest = others(meant, ours, links)
         name = said.get(("connection", "id"), os.path.basename(path))
         if rest:
+            theirs = own_cards(rest, hit, links)
+            wish = (
+                f"put {', '.join(theirs)} into network_interfaces too, or tie it to one by " if theirs else ""
+            )
             raise Refused(
                 f"{path}: the profile '{name}' names no interface, so it is for {', '.join(hit)} as well as for "
-                f"{', '.join(rest)}: put {', '.join(rest)} into network_interfaces too, or tie it to one by "
-                f'`nmcli connection modify "{name}" connection.interface-name {rest[0]}`'
+                f"{', '.join(rest)}: {wish or 'tie it to the card that is meant by '}"
+                f'`nmcli connection modify "{name}" connection.interface-name {(theirs or hit)[0]}`'
             )
         if path.startswith("/usr/lib/") and not uuid:
             raise Refused(
@@ -1176,7 +1213,7 @@ def plan(survey, entries, said, renderer, before):
     check_left_out(survey, spoken, entries, before)
     check_default_route(survey["routes"], entries, said, gone)
     check_nameservers(survey, spoken, entries, said, gone)
-    check_settings(spoken, entries, said, claims, links)
+    check_settings(spoken, entries, said, claims, links, renderer)
     return {
         "files": wanted + claims,
         "netplan": after,

@@ -61,26 +61,63 @@ PROFILE_SECTIONS = {
     **dict.fromkeys(("dcb", "ethtool", "tc"), ""),
 }
 STANZA_OPTIONS = {"mtu": "mtu", "hwaddress": "macaddress", "ethernet-wol": "wakeonlan"}
+# Of a bridge that knows VLANs, which netplan has no word for (ifupdown2, as Proxmox has it).
+OF_NO_KEY = re.compile("bridge-(vlan-.+|(port-)?p?vids?|access|allow-untagged)")
+# What ethtool sets (Debian's package of it, and ifupdown2); netplan has words for these alone.
+OF_ETHTOOL = re.compile(
+    "(driver|ethernet|ethtool|hardware|offload)-.+|link-(autoneg|duplex|fec|speed)|.+-offload"
+)
+OFFLOADS = {
+    **{"rx": "receive-checksum-offload", "tx": "transmit-checksum-offload"},
+    **{"gso": "generic-segmentation-offload", "tso": "tcp-segmentation-offload"},
+    **{"gro": "generic-receive-offload", "lro": "large-receive-offload"},
+}
 SEARCH = "nameservers.search"
+NO_TREE = ("stp", False)  # of a bridge's parameters; what systemd-networkd has where there are none
 OFF = ("", "0", "no", "n", "f", "false", "off", "none")
 
 
 def of_netplan(definition):
-    """Of a definition in a netplan file."""
-    found = []
+    """Of a definition in a netplan file, what it passes through to NetworkManager included."""
+    found, routes = [], []
     for key, value in definition.items():
         if key == "routes":
             listed = value if isinstance(value, list) else []
-            routes = [one for one in listed if isinstance(one, dict) and not is_default(one)]
-            found += [(key, key, [route(one) for one in routes])] if routes else []
+            routes = [route(one) for one in listed if isinstance(one, dict) and not is_default(one)]
         elif key == "mtu":
             found += size(key, value)
         elif key == "nameservers" and isinstance(value, dict) and isinstance(value.get("search"), list):
             found += search("nameservers.search", value["search"])
+        elif key == "wakeonlan" and isinstance(definition.get("networkmanager"), dict):
+            pass  # true in each profile that NetworkManager stores and that does not say no; what it says is below
+        elif key == "parameters" and isinstance(value, dict) and value.keys() <= {"stp", "forward-delay"}:
+            tree = (
+                str(value.get("stp", True)).lower() not in OFF
+            )  # which netplan has on beside other parameters
+            found += [(key, key, None if tree else NO_TREE)] if value else []
+        elif value is False and key in OFFLOADS.values():  # which most cards have on by themselves
+            found.append((key, key, value))
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))
-    return found
+    known = {key for key, _, _ in found}
+    for key, where, value in of_profile(passed_through(definition)):
+        if (
+            key == "routes"
+        ):  # those that netplan does not understand as a whole; it may have the rest of them, too
+            routes += [one for one in value if one not in routes]
+        elif key not in known:
+            found.append((key, f"{where} in networkmanager.passthrough", value))
+    return found + ([("routes", "routes", routes)] if routes else [])
+
+
+def passed_through(definition):
+    """{(section, key): value} of what NetworkManager stored and netplan has no word of its own for."""
+    stored = definition.get("networkmanager")
+    kept = stored.get("passthrough") if isinstance(stored, dict) else None
+    # What stands for an empty section, as `proxy._`, is empty, too.
+    words = {str(key): str(value) for key, value in (kept if isinstance(kept, dict) else {}).items()}
+    return {key.partition(".")[::2]: value for key, value in words.items()}
 
 
 def of_networkd(text):
@@ -117,7 +154,9 @@ def of_profile(said):
     found, routes = [], []
     for (section, key), value in said.items():
         whole = (PROFILE_SECTIONS.get(section), f"[{section}]", None)
-        if section in PROFILE_SECTIONS:
+        if (section, key) == ("bridge", "vlan-filtering"):
+            found += [("", f"[{section}] {key}=", None)] if value.lower() not in OFF else []
+        elif section in PROFILE_SECTIONS:
             found += [whole] if value and whole not in found else []
         elif (key, value) == ("method", "shared"):
             found.append(("", f"[{section}] method=shared", None))
@@ -156,6 +195,15 @@ def of_stanza(option, words):
         return [(STANZA_OPTIONS[option], option, None)]
     if option.startswith("wpa-"):
         return [("auth", option, None)]
+    if OF_ETHTOOL.fullmatch(option):
+        key = OFFLOADS.get(option.removeprefix("offload-").removesuffix("-offload"), "")
+        return [(key, option, {"on": True, "off": False}.get(value))]
+    if OF_NO_KEY.fullmatch(option):
+        return [("", option, None)] if value.lower() not in OFF else []
+    if option in ("bridge-maxwait", "bridge-waitport") or (option, value) == ("bridge-fd", "0"):
+        return []  # how long ifup waits; and no delay, which a bridge without a spanning tree has anyway
+    if option == "bridge-stp":
+        return [("parameters", option, NO_TREE if value.lower() in OFF else ("stp", True))]
     if re.fullmatch("(bond|bridge)-(?!ports|slaves|master|primary).+", option):
         return [("parameters", option, None)]
     return []
@@ -163,7 +211,7 @@ def of_stanza(option, words):
 
 def size(where, value):
     """An MTU, if it is not the one that a card has by itself."""
-    word = str(value)
+    word = "" if value is None else str(value)
     return [] if word == USUAL_MTU or not word else [("mtu", where, word if word.isdecimal() else None)]
 
 
@@ -198,6 +246,8 @@ def cure(key, value):
     """What to write into the entry for a setting."""
     if key == SEARCH:
         return f"nameservers: {{addresses: […], search: [{', '.join(value or ['…'])}]}}"
+    if isinstance(value, tuple):  # one of several
+        return f"options: {{{key}: {{{value[0]}: {shown(value[1])}, …}}}}"
     if isinstance(value, list) and None not in value:
         return f"{key}: {yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()}"
     if value is None or isinstance(value, list):

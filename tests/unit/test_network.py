@@ -15,6 +15,7 @@ from plugins.filter.network_back import network_back
 from plugins.filter.network_plan import network_plan
 from plugins.module_utils.host_survey import interfaces, routes
 from plugins.module_utils.network_files import IFUPDOWN_RECORD, OUR_FILE, keyed, profile_for, read_netplan
+from plugins.module_utils.network_settings import of_netplan
 
 GUARD = "/usr/local/lib/trainyard/guard"
 
@@ -617,6 +618,38 @@ def test_a_match_for_ours_and_others_is_refused(match):
     content = f"network:\n  ethernets:\n    all: {{match: {match}, dhcp4: true}}\n"
     found = network_plan(survey(files={"netplan": {"/etc/netplan/01.yaml": content}}), [STATIC])
     assert "'all' configures eth0 together with eth1" in found["errors"][0]
+
+
+PODS = card("cali1234567", kind="veth", driver="veth")
+
+
+def test_a_match_that_a_pods_card_fits_too_is_not_tied_to_that():
+    """Calico and Cilium leave the host's ends of their wires without a bridge."""
+    content = "network:\n  ethernets:\n    all: {match: {name: '*'}, dhcp4: true}\n"
+    all_ = {"netplan": {"/etc/netplan/01.yaml": content}}
+    (refused,) = network_plan(survey(files=all_, interfaces=[ETH0, PODS]), [STATIC])["errors"]
+    assert refused.endswith("together with cali1234567: narrow the match in that file to eth0")
+    (refused,) = network_plan(survey(files=all_, interfaces=[ETH0, PODS, ETH1]), [STATIC])["errors"]
+    assert refused.endswith(": put eth1 into network_interfaces too, or narrow the match in that file")
+    path = f"{PROFILES}/home.nmconnection"
+    home = {"networkmanager": {path: profile()}}
+
+    def said(*links):
+        seen = survey(files=copy.deepcopy(home), active=DESKTOP, interfaces=list(links))
+        return network_plan(seen, [STATIC])["errors"][0]
+
+    for meant, links, more in (
+        ("tie it to the card that is meant by `nmcli connection modify", (PODS, ETH0), "eth0`"),
+        ("put eth1 into network_interfaces too, or tie it to one by `nmcli", (PODS, ETH0, ETH1), "eth1`"),
+        # In a container each card is the end of a wire.
+        (
+            "put eth1 into network_interfaces too, or tie",
+            ({**ETH0, "kind": "veth"}, {**ETH1, "kind": "veth"}),
+            "eth1`",
+        ),
+    ):
+        refused = said(*links)
+        assert f": {meant}" in refused and refused.endswith(f"connection.interface-name {more}")
 
 
 OTHERS = f"network: {{ethernets: {{eth0: {{match: {{macaddress: '{ETH1['mac']}'}}, dhcp4: true}}}}}}"
@@ -1993,6 +2026,7 @@ def test_of_what_is_said_beside_addresses_the_rest_is_replaced():
     }
     cloud = said_beside(NETPLAN, {**overrides, "mtu": 1500, "wakeonlan": False, "link-local": []})
     planned([STATIC], files={"netplan": {NETPLAN: cloud}})
+    planned([STATIC], files={"netplan": {NETPLAN: "network: {ethernets: {eth0: {mtu: , routes: }}}"}})
     lan = "IPForward=no\nIPv6Token=::7\nLLMNR=no\n[DHCP]\nUseMTU=yes\n[Link]\nMTUBytes=1500\nRequiredForOnline=no\n"
     planned([STATIC], files={"networkd": {LAN_NETWORK: said_beside(LAN_NETWORK, lan)}})
     wired = said_beside(
@@ -2044,6 +2078,234 @@ def test_what_netplan_has_no_word_for_is_left_to_networkmanager():
         files = {"networkmanager": {WIRED: said_beside(WIRED, lines)}}
         (refused,) = network_plan(survey(files=files, active=DESKTOP), [STATIC])["errors"]
         assert refused.endswith("has none: leave eth0 out of network_interfaces, or take it out there")
+
+
+def stored(more="", passthrough=""):
+    """A profile as NetworkManager stores it by netplan (Ubuntu 23.10 and later)."""
+    return f"""network:
+  version: 2
+  ethernets:
+    NM-ae9132e0-fcf6-3d96-9f77-aa48efd55419:
+      renderer: NetworkManager
+      match:
+        name: "eth0"
+      dhcp4: true
+      dhcp6: true
+      ipv6-address-generation: "stable-privacy"
+      wakeonlan: true{more}
+      networkmanager:
+        uuid: "ae9132e0-fcf6-3d96-9f77-aa48efd55419"
+        name: "Wired connection 1"
+        passthrough:
+          connection.timestamp: "1700000000"
+          802-1x._: ""
+          ethernet._: ""
+          ipv6.ip6-privacy: "-1"
+          proxy._: ""{passthrough}
+"""
+
+
+def by_stored(more="", passthrough=""):
+    files = {"netplan": {"/etc/netplan/90-NM-1.yaml": stored(more, passthrough)}}
+    return network_plan(survey(files=files, active=DESKTOP), [{**STATIC, "nameservers": []}])["errors"]
+
+
+def test_a_profile_that_networkmanager_stored_by_netplan_says_no_more_than_it_did():
+    assert by_stored() == []
+    assert by_stored(passthrough='\n          ethernet.wake-on-lan: "1"') == []
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "cure"),
+    [
+        ('ethernet.wake-on-lan: "64"', "wake-on-lan= in networkmanager.pass", "write options: {wakeonlan: true}"),
+        ('802-1x.eap: "tls;"', "[802-1x] in networkmanager.pass", f"write auth {IN_WORDS}"),
+        ("ethtool.ring-rx: 4096", "[ethtool] in networkmanager.pass", "leave eth0 out of network_interfaces"),
+        ('tc.qdisc.root: "fq"', "[tc] in networkmanager.pass", "leave eth0 out of network_interfaces"),
+        ('ipv4.method: "shared"', "[ipv4] method=shared in networkmanager.pass", "leave eth0 out of"),
+        ('ipv4.route2: "10.9.0.0/16,192.168.1.9"', "routes", "write routes: [{to: 10.9.0.0/16, via: 192.168.1.9}]"),
+    ],
+)  # fmt: skip
+def test_what_netplan_passes_through_to_networkmanager_does_not_go_unsaid(line, place, cure):
+    (refused,) = by_stored(passthrough=f"\n          {line}")
+    assert (
+        refused.startswith(f"network_interfaces[0]: /etc/netplan/90-NM-1.yaml has {place}")
+        and cure in refused
+    )
+
+
+def test_what_netplan_says_and_passes_through_is_told_once():
+    (refused,) = by_stored("\n      mtu: 9000", '\n          ethernet.mtu: "9000"')
+    assert "has mtu for eth0" in refused
+    one = "routes: [{to: 10.8.0.0/16, via: 192.168.1.7}]"
+    (refused,) = by_stored(f"\n      {one}", '\n          ipv4.route1: "10.8.0.0/16,192.168.1.7"')
+    assert f"has routes for eth0, which would be lost, since its entry has none: write {one}," in refused
+    (refused,) = by_stored(f"\n      {one}", '\n          ipv4.route2: "10.9.0.0/16,192.168.1.9"')
+    assert f"write {one[:-1]}, {{to: 10.9.0.0/16, via: 192.168.1.9}}]" in refused
+    auth = {"auth": AUTH, "networkmanager": {"passthrough": {"802-1x.eap": "tls;"}}}
+    files = {"netplan": {NETPLAN: said_beside(NETPLAN, auth)}}
+    planned([{**STATIC, "options": {"auth": AUTH}}], files=files)
+    assert [place for _, place, _ in of_netplan(auth)] == ["auth"]
+    for odd in ("networkmanager", {"passthrough": ["x"]}, {"passthrough": {7: None, "ipv4": ["y"]}}):
+        assert of_netplan({"networkmanager": odd}) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("ethernet-ring-rx 4096", "leave eth0 out of network_interfaces"),
+        ("ethernet_autoneg off", "leave eth0 out of network_interfaces"),
+        ("link-speed 1000", "leave eth0 out of network_interfaces"),
+        ("hardware-irq-coalesce-rx-usecs 9", "leave eth0 out of network_interfaces"),
+        ("offload-ufo off", "leave eth0 out of network_interfaces"),
+        ("ethtool-coalesce-rx-usecs 9", "leave eth0 out of network_interfaces"),
+        ("offload-tso off", "write options: {tcp-segmentation-offload: false}"),
+        ("gro-offload on", "write options: {generic-receive-offload: true}"),
+    ],
+)
+def test_what_ethtool_sets_by_a_stanza_does_not_go_unsaid(line, cure):
+    files = {"ifupdown": {STANZAS: said_beside(STANZAS, line)}}
+    wanted = {**STATIC, "nameservers": []}
+    (refused,) = network_plan(survey(files=copy.deepcopy(files)), [wanted])["errors"]
+    assert f"has {line.split()[0].replace('_', '-')} for eth0" in refused
+    assert refused.endswith(f"its entry has none: {cure}, or take it out there")
+    if "options" in cure:
+        planned([{**wanted, **yaml.safe_load(cure.removeprefix("write "))}], files=files)
+    planned([wanted], files={"ifupdown": {STANZAS: said_beside(STANZAS, "link-type dummy")}})
+
+
+def test_what_netplan_turns_off_does_not_go_unsaid():
+    """Most cards have it on by themselves."""
+    files = {"netplan": {NETPLAN: said_beside(NETPLAN, {"tcp-segmentation-offload": False})}}
+    (refused,) = network_plan(survey(files=files), [STATIC])["errors"]
+    assert "write options: {tcp-segmentation-offload: false}, or" in refused
+    files = {
+        "netplan": {
+            NETPLAN: said_beside(NETPLAN, {"virtual-function-count": 0, "emit-lldp": False, 7: False})
+        }
+    }
+    planned([STATIC], files=files)
+
+
+IFUPDOWN = {"systemd-networkd": False, "NetworkManager": False, "systemd-resolved": True, "networking": True}
+
+
+def of_bridge(*lines, active=IFUPDOWN, path=STANZAS, options=None, **parameters):
+    """What is said where a bridge that ifupdown, or netplan, made comes into network_interfaces."""
+    content = "\n  ".join(["iface br0 inet dhcp", "bridge_ports eth0", *lines]) + "\niface eth0 inet manual\n"
+    if path == WIRED:
+        content = lines[0]
+    elif path == NETPLAN:
+        content = (
+            f"network: {{ethernets: {{eth0: {{}}}}, bridges: {{br0: {{interfaces: [eth0], {lines[0]}}}}}}}"
+        )
+    options = {
+        "interfaces": ["eth0"],
+        **({"parameters": parameters} if parameters else {}),
+        **(options or {}),
+    }
+    bridge = {**STATIC, "name": "br0", "kind": "bridges", "nameservers": [], "options": options}
+    cards = [
+        {**ETH0, "addresses": [], "master": "br0"},
+        card("br0", kind="bridge", addresses=ETH0["addresses"]),
+    ]
+    told = read_from(path, told={path: content})["files"]
+    out = [{**DEFAULT, "interface": "br0"}]
+    seen = survey(files=told, active=active, interfaces=cards, routes=out)
+    return network_plan(seen, [BARE, bridge])["errors"]
+
+
+USUAL_BRIDGE = (
+    "bridge_stp off",
+    "bridge_fd 0",
+    "bridge_maxwait 0",
+    "bridge_waitport 0",
+)  # Debian's wiki, Proxmox
+
+
+def test_a_bridge_without_a_spanning_tree_is_what_systemd_networkd_makes_by_itself():
+    assert of_bridge(*USUAL_BRIDGE) == []
+    assert of_bridge(*(line.replace("_", "-") for line in USUAL_BRIDGE)) == []
+    for parameters in ("{}", "{stp: false}", "{stp: no, forward-delay: 0}"):
+        assert of_bridge(f"parameters: {parameters}", path=NETPLAN) == [], parameters
+    for parameters in ("{stp: true}", "{forward-delay: 0}", "{stp: false, ageing-time: 7}"):
+        (refused,) = of_bridge(f"parameters: {parameters}", path=NETPLAN)
+        assert "has parameters for br0" in refused, parameters
+    for line in ("bridge_stp on", "bridge_fd 9", "bridge_ageing 7"):
+        (refused,) = of_bridge(*USUAL_BRIDGE[2:], line)
+        assert f"has {line.split()[0].replace('_', '-')} for br0" in refused
+        assert of_bridge(line, stp=True) == []
+    assert "write options: {parameters: {stp: true, …}}, or" in of_bridge("bridge_stp on")[0]
+
+
+def test_networkmanager_has_to_be_told_that_a_bridge_has_no_spanning_tree():
+    """By itself it has one."""
+    for said in ({"active": DESKTOP}, {"options": {"renderer": "NetworkManager"}}):
+        (refused,) = of_bridge(*USUAL_BRIDGE, **said)
+        assert (
+            "has bridge-stp for br0" in refused
+            and "write options: {parameters: {stp: false, …}}, or" in refused
+        )
+        (refused,) = of_bridge("renderer: NetworkManager, parameters: {stp: false}", path=NETPLAN, **said)
+        assert "has parameters for br0" in refused
+        assert of_bridge(*USUAL_BRIDGE, **said, stp=False) == []
+    networkds = {"options": {"renderer": "networkd"}}
+    assert of_bridge(*USUAL_BRIDGE, active=DESKTOP, **networkds) == []
+
+
+def test_a_bridge_that_knows_vlans_is_left_to_whoever_made_it():
+    """Whatever parameters its entry has: none says that."""
+    for line in ("bridge-vlan-aware yes", "bridge_vids 2-4094", "bridge-pvid 7"):
+        (refused,) = of_bridge(*USUAL_BRIDGE, line, stp=False)
+        assert f"has {line.split()[0].replace('_', '-')} for br0" in refused
+        assert refused.endswith("none: leave br0 out of network_interfaces, or take it out there")
+    assert of_bridge(*USUAL_BRIDGE, "bridge-vlan-aware no") == []
+    lines = "[connection]\ntype=bridge\ninterface-name=br0\n[bridge]\nstp=false\n"
+    for more, refused in (("", False), ("vlan-filtering=false", False), ("vlan-filtering=true", True)):
+        errors = of_bridge(f"{lines}{more}", path=WIRED, active=DESKTOP, stp=False)
+        assert ["[bridge] vlan-filtering= for br0" in one for one in errors] == [True] * refused
+
+
+def test_what_the_stanzas_of_a_bonds_ports_say_of_it_is_the_bonds():
+    """ifenslave takes a bond's options from its ports, too."""
+    ports = [f"iface {name} inet manual\n  bond-master bond0\n  bond-mode 1" for name in ("eth0", "eth1")]
+    text = "\n".join([*ports, "iface bond0 inet dhcp\n  bond-slaves none\n"])
+    told = {"files": {"ifupdown": {STANZAS: text}}, "active": IFUPDOWN}
+    bond = {**BOND, "nameservers": []}
+    planned([BARE, {"name": "eth1"}, bond], **copy.deepcopy(told))
+    bond["options"] = {"interfaces": ["eth0", "eth1"]}
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [BARE, {"name": "eth1"}, bond])["errors"]
+    assert refused == (
+        f"network_interfaces[2]: {STANZAS} has bond-mode for eth0, which would be lost, since the entry of bond0 has "
+        f"none: write parameters {IN_WORDS}, or take it out there"
+    )
+    # Of another bond than that which takes the port in, they are not its own.
+    parameters = {"parameters": BOND["options"]["parameters"]}
+    other = {"name": "bond1", "kind": "bonds", "options": {"interfaces": ["eth1"], **parameters}}
+    bond["options"] = {"interfaces": ["eth0"]}
+    (refused,) = network_plan(survey(**told), [BARE, {"name": "eth1"}, bond, other])["errors"]
+    assert refused.startswith(f"network_interfaces[2]: {STANZAS} has bond-mode for eth0")
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/usr/lib/netplan/50.yaml", said_beside(NETPLAN, {"mtu": 9000})),
+        ("/lib/netplan/50.yaml", said_beside(NETPLAN, {"mtu": 9000})),
+        (
+            "/usr/lib/NetworkManager/system-connections/lan",
+            said_beside(WIRED, "uuid=7b2d\n[ethernet]\nmtu=9000"),
+        ),
+    ],
+)
+def test_nobody_is_told_to_change_a_packages_file(path, content):
+    """The next upgrade would bring it back."""
+    kind = "netplan" if "netplan" in path else "networkmanager"
+    (refused,) = network_plan(survey(files={kind: {path: content}}, active=DESKTOP), [STATIC])["errors"]
+    assert refused.endswith(
+        f"{path} has mtu{'=' * (kind != 'netplan')} for eth0, which would be lost, since its "
+        "entry has none: write mtu: 9000"
+    )
 
 
 def test_the_size_of_a_bonds_ports_is_the_bonds():
