@@ -253,8 +253,7 @@ def train_step(run: Run, observer) -> StepReport:
     # Where a host has several ranks, one codes for all of them while they wait for it.
     alone = world.size == len(world.firsts)
     besides = [*map(sum, zip(compression, optimizer, strict=True))] if alone else optimizer
-    # As of whole sequences, where they are a rank's own: what it waits, or sends, does not depend on their width.
-    full = config.sequence_length / run.width if run.balance.watched else 1.0
+    full = whole(run)
     run.balance.learn(*([seconds * full for seconds in some] for some in (rank_seconds, besides)))
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
@@ -308,6 +307,14 @@ class Wordless(Exception):
 
 class Overflow(Exception):
     """Gradients that were too large for float16, so that the step is to be tried with a smaller scale; on all ranks."""
+
+
+def whole(run: Run) -> float:
+    """How many times as long as this step's sequences whole ones take, where a rank's seconds are its own.
+
+    What it waits, or sends, does not depend on their width.
+    """
+    return run.config.sequence_length / run.width if run.width and run.balance.watched else 1.0
 
 
 def keep_scale(progress: Progress, loss: float, grad_norm: float) -> None:

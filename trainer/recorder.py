@@ -29,6 +29,7 @@ from trainer.loop import (
     epoch_steps,
     evaluation_is_due,
     evaluations_left,
+    whole,
 )
 from trainer.metrics import Metrics, Status
 from trainer.model import flops
@@ -413,9 +414,10 @@ class Recorder:
         balance = self.run.balance
         if list(report.shares) == balance.even or not balance.speeds:
             return None
-        saved = balance.saved(report.rank_seconds, report.shares)
+        full = whole(self.run)  # the balance counts whole sequences
+        saved = balance.saved([seconds * full for seconds in report.rank_seconds], report.shares)
         if saved is not None:
-            self._saving.append((report.shares, report.step_seconds, saved))
+            self._saving.append((report.shares, report.step_seconds, saved / full))
         alike = [(seconds, more) for shares, seconds, more in self._saving if shares == report.shares]
         taken = sum(seconds for seconds, _ in alike)
         got = (taken + sum(more for _, more in alike)) / taken if alike else None

@@ -50,6 +50,7 @@ from network_files import (
 from network_settings import (
     NETWORKD_DEVICES,
     NO_TREE,
+    OF_CARDS,
     SEARCH,
     cure,
     of_netplan,
@@ -276,8 +277,10 @@ def check_settings(spoken, entries, said, claims, links, renderer):
             if value == NO_TREE and entries[ours[name]]["definition"].get("renderer", renderer) == "networkd":
                 continue  # it has none unless an entry's parameters say so
             if not any(says(*pair, key, name) for pair in zip(entries, said, strict=True)):
-                write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
                 own = entries[ours[name]]
+                if own["kind"] in MADE and key in OF_CARDS:  # netplan knows these of a card alone
+                    key = ""
+                write = f"write {cure(key, value)}" if key else f"leave {name} out of network_interfaces"
                 of = next((item for item in entries if key == "parameters" and takes_in(item, name)), own)
                 whose = "its entry" if of is own else f"the entry of {of['name']}"
                 out = (

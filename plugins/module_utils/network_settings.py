@@ -67,11 +67,17 @@ OF_NO_KEY = re.compile("bridge-(vlan-.+|(port-)?p?vids?|access|allow-untagged)")
 OF_ETHTOOL = re.compile(
     "(driver|ethernet|ethtool|hardware|offload)-.+|link-(autoneg|duplex|fec|speed)|.+-offload"
 )
+# Lines that say what is so without them; that a bridge knows VLANs another one says.
+BY_DEFAULT = {
+    **dict.fromkeys(("ethernet-autoneg", "link-autoneg", "bridge-allow-untagged"), ("on", "yes")),
+    "bridge-pvid": ("1",),
+}
 OFFLOADS = {
     **{"rx": "receive-checksum-offload", "tx": "transmit-checksum-offload"},
     **{"gso": "generic-segmentation-offload", "tso": "tcp-segmentation-offload"},
     **{"gro": "generic-receive-offload", "lro": "large-receive-offload"},
 }
+OF_CARDS = {"wakeonlan", *OFFLOADS.values()}  # which netplan takes of no bridge, bond or VLAN
 SEARCH = "nameservers.search"
 NO_TREE = ("stp", False)  # of a bridge's parameters; what systemd-networkd has where there are none
 OFF = ("", "0", "no", "n", "f", "false", "off", "none")
@@ -100,7 +106,7 @@ def of_netplan(definition):
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))
-    known = {key for key, _, _ in found}
+    known = {key for key, _, value in found if value != NO_TREE}
     for key, where, value in of_profile(passed_through(definition)):
         if (
             key == "routes"
@@ -195,9 +201,11 @@ def of_stanza(option, words):
         return [(STANZA_OPTIONS[option], option, None)]
     if option.startswith("wpa-"):
         return [("auth", option, None)]
-    if OF_ETHTOOL.fullmatch(option):
+    if OF_ETHTOOL.fullmatch(option) and value not in BY_DEFAULT.get(option, ()):
         key = OFFLOADS.get(option.removeprefix("offload-").removesuffix("-offload"), "")
         return [(key, option, {"on": True, "off": False}.get(value))]
+    if value in BY_DEFAULT.get(option, ()):
+        return []
     if OF_NO_KEY.fullmatch(option):
         return [("", option, None)] if value.lower() not in OFF else []
     if option in ("bridge-maxwait", "bridge-waitport") or (option, value) == ("bridge-fd", "0"):

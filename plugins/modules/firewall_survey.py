@@ -53,7 +53,7 @@ PASSED_ON = re.compile(
 # What passes nothing on for others: a comment's words, and what holds for the host's own connections. iptables-save:
 # -A OUTPUT …; nft: a chain that begins with type nat hook output …
 ASIDE = re.compile(
-    r'"(?:[^"\\\n]|\\[^\n])*"|^-A OUTPUT [^\n]*|^\s*type \w+ hook output\b.*?^\s*\}$',
+    r'"(?:[^"\\\n]|\\[^\n])*"|--comment [^"\s]\S*|^-A OUTPUT [^\n]*|^\s*type \w+ hook output\b.*?^\s*\}$',
     re.MULTILINE | re.DOTALL,
 )
 # nft: dnat to tcp dport map { 80 : 172.17.0.2, 81 : 172.17.0.3 . 8080 }

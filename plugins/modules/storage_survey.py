@@ -175,13 +175,14 @@ def exports_of(files: list[str]) -> list[tuple[str, str, list[str]]]:
         for number, line in enumerate(lines, 1):
             text = line.removesuffix("\\")
             one = re.match(r'\s*(?:"([^"]*)"|([^\s#]\S*))', text)
+            words, comment, _ = text[one.end() if one and not goes_on else 0 :].partition("#")
             if goes_on:
-                found[-1][2].extend(text.split())
+                found[-1][2].extend(words.split())
             elif one:
                 path = unescaped(one[1] or one[2]).rstrip("/") or "/"
-                found.append((path, f"{name}:{number}", text[one.end() :].partition("#")[0].split()))
-            # A comment or an empty line that goes on has no export to which the next could belong.
-            goes_on = line.endswith("\\") and bool(one or goes_on)
+                found.append((path, f"{name}:{number}", words.split()))
+            # A comment ends with its line; an empty line that goes on has no export to which the next could belong.
+            goes_on = line.endswith("\\") and bool(one or goes_on) and not comment
     return found
 
 

@@ -818,6 +818,7 @@ AFTER = "-A PREROUTING -p tcp -m tcp --dport 81 -j REDIRECT --to-ports 8081\n"  
         '-A INPUT -p tcp -m tcp --dport 80 -m comment --comment "http redirect" -j ACCEPT\n',
         '-A INPUT -p tcp -m tcp --dport 80 -m comment --comment "a \\"b\\" redirect" -j ACCEPT\n',
         '-A INPUT -p tcp -m tcp --dport 80 -m comment --comment "was -j REDIRECT" -j ACCEPT\n',
+        "-A INPUT -p tcp -m tcp --dport 80 -m comment --comment redirect -j ACCEPT\n",
         "-A INPUT -p tcp -m tcp --dport 80 -j REDIRECT-LOG\n",
         '\t\ttcp dport 80 accept comment "http, for the redirect"\n',
         "\t\ttcp dport 80 counter packets 0 bytes 0 jump http-redirect\n",

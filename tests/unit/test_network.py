@@ -2259,7 +2259,14 @@ def test_a_bridge_that_knows_vlans_is_left_to_whoever_made_it():
         (refused,) = of_bridge(*USUAL_BRIDGE, line, stp=False)
         assert f"has {line.split()[0].replace('_', '-')} for br0" in refused
         assert refused.endswith("none: leave br0 out of network_interfaces, or take it out there")
-    assert of_bridge(*USUAL_BRIDGE, "bridge-vlan-aware no") == []
+    for line in ("bridge-vlan-aware no", "bridge-pvid 1", "bridge_allow_untagged yes", "ethernet-autoneg on"):
+        assert of_bridge(*USUAL_BRIDGE, line) == []
+    # netplan takes a card's offloads of cards alone.
+    (refused,) = of_bridge(*USUAL_BRIDGE, "offload-gro off")
+    assert refused.endswith("none: leave br0 out of network_interfaces, or take it out there")
+    stored = "networkmanager: {passthrough: {bridge.multicast-snooping: 'false'}}"
+    (refused,) = of_bridge(f"parameters: {{stp: false}}, {stored}", path=NETPLAN)
+    assert "in networkmanager.passthrough for br0, which would be lost" in refused
     lines = "[connection]\ntype=bridge\ninterface-name=br0\n[bridge]\nstp=false\n"
     for more, refused in (("", False), ("vlan-filtering=false", False), ("vlan-filtering=true", True)):
         errors = of_bridge(f"{lines}{more}", path=WIRED, active=DESKTOP, stp=False)

@@ -257,6 +257,17 @@ def test_a_line_without_an_export_does_not_go_on(survey, tmp_path, before):
     ]
 
 
+def test_a_comment_ends_with_its_line(survey, tmp_path):
+    file = tmp_path / "exports"
+    file.write_text('/a h(ro) # x \\\n/b h(rw)\n"/c#d" h(ro) \\\n # h2(ro,fsid=0)\n/e *\n')
+    assert survey.exports_of([str(file)]) == [
+        ("/a", f"{file}:1", ["h(ro)"]),
+        ("/b", f"{file}:2", ["h(rw)"]),
+        ("/c#d", f"{file}:3", ["h(ro)"]),
+        ("/e", f"{file}:5", ["*"]),
+    ]
+
+
 def test_which_exports_are_the_root_of_nfs_4(survey, tmp_path):
     file = tmp_path / "exports"
     file.write_text(
