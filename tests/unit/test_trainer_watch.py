@@ -311,13 +311,13 @@ def test_what_shares_gain_does_not_depend_on_how_wide_a_step_is(width):
     """The balance knows of whole sequences, of which a step computes as much as its documents want."""
     balance = Balance(8, 2)
     full = 256 / width
-    balance.begin([0.1 * full, 0.3 * full])
+    balance.begin([0.1 * full, 0.2 * full])
     balance._fixed = [0.05 * full, 0.1 * full]
     run = types.SimpleNamespace(balance=balance, width=width, config=from_mapping({"sequence_length": 256}))
     own = types.SimpleNamespace(run=run, _saving=[])
-    report = types.SimpleNamespace(shares=[6, 2], rank_seconds=[0.6, 0.6], step_seconds=1.0)
+    report = types.SimpleNamespace(shares=[6, 2], rank_seconds=[0.6, 0.4], step_seconds=1.0)
     found = recorder.Recorder._speed_up(own, report)
-    assert balance.split == [6, 2] and found["got"] == pytest.approx(1 + (4 * 0.3 + 0.1) - 0.7)
+    assert found["got"] == pytest.approx(1 + (4 * 0.2 + 0.1) - (6 * 0.1 + 0.05))
 
 
 def test_mfu_counts_the_tokens_that_carry_no_loss():
