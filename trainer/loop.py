@@ -253,7 +253,7 @@ def train_step(run: Run, observer) -> StepReport:
     # Where a host has several ranks, one codes for all of them while they wait for it.
     alone = world.size == len(world.firsts)
     besides = [*map(sum, zip(compression, optimizer, strict=True))] if alone else optimizer
-    full = whole(run)
+    full = as_whole(run)
     run.balance.learn(*([seconds * full for seconds in some] for some in (rank_seconds, besides)))
     if config.dtype == "float16":
         keep_scale(progress, loss, grad_norm)
@@ -309,7 +309,7 @@ class Overflow(Exception):
     """Gradients that were too large for float16, so that the step is to be tried with a smaller scale; on all ranks."""
 
 
-def whole(run: Run) -> float:
+def as_whole(run: Run) -> float:
     """How many times as long as this step's sequences whole ones take, where a rank's seconds are its own.
 
     What it waits, or sends, does not depend on their width.

@@ -25,11 +25,11 @@ from trainer.loop import (
     Run,
     StepReport,
     Wordless,
+    as_whole,
     epoch_has_ended,
     epoch_steps,
     evaluation_is_due,
     evaluations_left,
-    whole,
 )
 from trainer.metrics import Metrics, Status
 from trainer.model import flops
@@ -414,7 +414,7 @@ class Recorder:
         balance = self.run.balance
         if list(report.shares) == balance.even or not balance.speeds:
             return None
-        full = whole(self.run)  # the balance counts whole sequences
+        full = as_whole(self.run)  # the balance counts whole sequences
         saved = balance.saved([seconds * full for seconds in report.rank_seconds], report.shares)
         if saved is not None:
             self._saving.append((report.shares, report.step_seconds, saved / full))
