@@ -93,11 +93,11 @@ def tried(kind: str, folder: Path) -> list[str]:
     """What becomes of an architecture, and, a line each, what of it fails."""
     if (problem := apart(make, kind, folder)) is not None:
         return [f"not made: {problem}"]
-    what, settings = "packed", RUN
+    what = "packed"
     problem = apart(command, folder, "check", "run.yaml")
     if problem and "packing to false" in problem:
-        what, settings = "unpacked", RUN.replace("batch_size: 16", "batch_size: 32") + "packing: false\n"
-        (folder / "run.yaml").write_text(settings)
+        what = "unpacked"
+        (folder / "run.yaml").write_text(RUN.replace("batch_size: 16", "batch_size: 32") + "packing: false\n")
         problem = apart(command, folder, "check", "run.yaml")
     if problem:
         return [f"refused: {problem}"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from trainer import machine
-from trainer.loop import Run, now, summed_loss
+from trainer.loop import Run, as_whole, now, summed_loss
 from trainer.model.lora import key_dropout
 from trainer.world import lacks_memory, log
 
@@ -34,17 +34,17 @@ def begin(run: Run) -> list[dict[int, float]]:
     """
     world, balance = run.world, run.balance
     memory, start = tries_memory(world.device), time.perf_counter()
-    batch = run.index.batch(run.progress.cursor, run.config.batch_size)
-    run.width = None if memory else run.packed.width(batch)  # memory is tried for whole sequences
     if not (memory or balance.learns):
         return []
+    batch = run.index.batch(run.progress.cursor, run.config.batch_size)
+    run.width = None if memory else run.packed.width(batch)  # memory is tried for whole sequences
     found = []
     with _leaving_nothing(run):
         if memory:
             _limit(run, _most(run))
         if balance.learns:
             told = world.gather(list(_by_size(run, _size(run)).items()))
-            full = run.config.sequence_length / run.width if run.width else 1.0  # as the balance counts
+            full = as_whole(run)
             found = [{int(size): seconds * full for size, seconds in one} for one in told]
             each = [one[max(one)] / max(one) for one in found]
             balance.begin(each, found)

@@ -517,14 +517,13 @@ def check_identity(manifest: dict, identity: dict, settings: dict) -> None:
         if before != value:
             then, now = manifest["settings"].get(what, str(before)[:12]), settings.get(what, str(value)[:12])
             content = f" (the same name, another content){EARLIER.get(what, '')}" if then == now else ""
-            shaped = [
-                f"{key}: {one} then, {other} now"
-                for key in SHAPING.get(what, ())
+            before_now = {
                 # One that a release did not have yet was as it is by default.
-                for one, other in [
-                    [some.get(key, FIELDS[key].default) for some in (manifest["settings"], settings)]
-                ]
-                if one != other
+                key: [some.get(key, FIELDS[key].default) for some in (manifest["settings"], settings)]
+                for key in SHAPING.get(what, ())
+            }
+            shaped = [
+                f"{key}: {one} then, {other} now" for key, (one, other) in before_now.items() if one != other
             ]
             differences += shaped or [f"{what}: {then} then, {now} now{content}"]
     if differences:
