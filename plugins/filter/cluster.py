@@ -306,9 +306,13 @@ def etcd_token(
     return f"{token}-{anew}" if anew else max([token, *(one for one in kept if one.startswith(token))])
 
 
+def _etcd_unit(host: Mapping[str, Any]) -> str | None:
+    """A host's unit as it is, "" where it has none; None of a host that is not in the play."""
+    return host.get("__identity_survey", {}).get("survey", {}).get("etcd_unit")
+
+
 def _etcd_kept_token(host: Mapping[str, Any]) -> str:
-    unit = base64.b64decode(host.get("__etcd_unit", {}).get("content") or "").decode()
-    found = re.search(r"--initial-cluster-token=(\S+)", unit)
+    found = re.search(r"--initial-cluster-token=(\S+)", _etcd_unit(host) or "")
     return found[1] if found else ""
 
 
@@ -318,7 +322,7 @@ def etcd_lost(members: list[dict], hostvars: Mapping[str, Mapping[str, Any]], po
     One that forgot what it had promised the others must not come back as who it was; etcd refuses it, too.
     """
     names = [member["name"] for member in members]
-    seen = {name: hostvars[name] for name in names if "__etcd_unit" in hostvars[name]}
+    seen = {name: hostvars[name] for name in names if _etcd_unit(hostvars[name]) is not None}
     lost = {name: etcd_fault(host.get("__etcd_well", {})) for name, host in seen.items()}
     token = etcd_token(members, hostvars, port)
     having = [name for name, host in seen.items() if _etcd_kept_token(host) == token]

@@ -25,6 +25,7 @@ options:
       group: {type: str, default: root, description: Its group.}
       mode: {type: raw, default: "0644", description: Its mode.}
       validate: {type: str, description: "A command that must end well first; C(%s) is the new file's place."}
+      where: {type: path, description: "Only on a host that has this."}
 author: [Trainyard]
 """
 
@@ -114,6 +115,7 @@ def main() -> None:
         "group": {"type": "str", "default": "root"},
         "mode": {"type": "raw", "default": "0644"},
         "validate": {"type": "str"},
+        "where": {"type": "path"},
     }
     module = AnsibleModule(
         argument_spec={"files": {"type": "list", "elements": "dict", "required": True, "options": file}},
@@ -123,6 +125,8 @@ def main() -> None:
     for one in module.params["files"]:
         if sum([one["content"] is not None, bool(one["link_to"]), one["directory"]]) != 1:
             module.fail_json(msg=f"{one['path']}: say one of content, link_to and directory")
+        if one["where"] and not os.path.exists(one["where"]):
+            continue
         try:
             differs, diff = have(module, one)
         except OSError as error:

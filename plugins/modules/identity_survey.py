@@ -7,7 +7,8 @@ DOCUMENTATION = """
 module: identity_survey
 short_description: A host's names, its machine-id, its service user with its key, and what lies at that user's home
 description:
-  - Changes nothing. Where all is as it is wanted, this one look is all that the roles identity and ssh_mesh take.
+  - Changes nothing. Where all is as it is wanted, this one look is all that the roles identity and ssh_mesh take; those
+    that come later go by it, too.
 options:
   hosts:
     description: As the module etc_hosts has them.
@@ -73,6 +74,8 @@ survey:
     machine_id_stands: {description: "Whether it is one, and not in O(taken).", type: bool}
     public_key: {description: "The service user's public key, as type and base64; empty if there is none.", type: str}
     cloud_init: {description: Whether cloud-init is there., type: bool}
+    etcd_unit: {description: "The unit of the memory of runs (roles/etcd); empty without one.", type: str}
+    kept_awake: {description: "Whether a site.yml that installs, or was killed then, keeps it awake.", type: bool}
     groups: {description: "The groups that the user is in, by name; none without one.", type: list}
     sshd:
       description: >-
@@ -280,6 +283,8 @@ def main() -> None:
             "groups": groups_of(user),
             "sshd": sshd(module, user, hosts, module.params["own"]),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
+            "etcd_unit": read("/etc/systemd/system/trainyard-etcd.service").encode(errors="replace").decode(),
+            "kept_awake": os.path.exists("/run/systemd/transient/trainyard-setup.service"),
         },
     )
 

@@ -29,7 +29,7 @@ options:
     description: What the kernel's C(fs.nr_open), the most for nofile, is to become, where it is not set yet.
     type: int
   only_look:
-    description: Fail where nofile is more than that, and change nothing.
+    description: Say whether the file differs, fail where a limit cannot be granted, and change nothing.
     type: bool
     default: false
 """
@@ -46,7 +46,11 @@ RETURN = """
 left_out:
   description: Items that this container cannot grant.
   type: list
-  returned: always
+  returned: without O(only_look)
+differs:
+  description: Whether the file is to be written.
+  type: bool
+  returned: with O(only_look)
 """
 
 import os
@@ -137,8 +141,6 @@ def main() -> None:
             msg=f"tuning_nofile: found {beyond[0]}; expected at most {most}, fs.nr_open: this machine cannot grant "
             f"nofile beyond it. {cure}"
         )
-    if module.params["only_look"]:
-        module.exit_json(changed=False)
     granted = [limit for limit in limits if grantable(limit, most)]
     left_out = [limit["item"] for limit in limits if limit not in granted]
     if left_out:
@@ -146,6 +148,8 @@ def main() -> None:
             module.fail_json(msg=f"This machine cannot grant {', '.join(left_out)}: root itself is refused.")
         module.warn(f"This container may not raise limits; left as they are: {', '.join(left_out)}")
     before, after = read(path), render(granted)
+    if module.params["only_look"]:
+        module.exit_json(changed=False, differs=before != after)
     if before != after and not module.check_mode:
         write(module, path, after)
         module.set_mode_if_different(path, "0644", False)

@@ -84,6 +84,15 @@ class Controller:
             kill_all(process)
         return status, output.read_text(), time.monotonic() - begin
 
+    def calls(self, count):
+        """What so many calls of the plainest module take on all hosts, with ansible-playbook's start, in seconds."""
+        task = {"ansible.builtin.stat": {"path": "/etc/passwd"}, "become": True}
+        play = {"hosts": "cluster", "gather_facts": False, "tasks": [task] * count}
+        (self.checkout / "calls.yml").write_text(json.dumps([play]))
+        status, text, seconds = self.run("calls.yml")
+        assert status == 0, text
+        return seconds
+
     def kill_at(self, words, playbook, *arguments, patience=600):
         """Run it and kill -9 all of it once its output has `words`; returns the text so far."""
         process, output = self.start(playbook, *arguments)
@@ -226,10 +235,14 @@ def test_a_second_run_changes_nothing_and_is_quick(controller, cluster):
     assert status == 0, text
     assert changed(text) == dict.fromkeys(HOSTS, 0), text
     cluster.deployed = True
-    print(f"first {controller.seconds['first']:.0f} s, second {seconds:.0f} s")
-    assert seconds < controller.seconds["first"] / 4
-    if os.environ.get("TRAINYARD_FULL"):  # CI's machine may be busy; a ratio holds there, too
+    calls = controller.calls(30)
+    print(f"first {controller.seconds['first']:.0f} s, second {seconds:.0f} s, 30 calls {calls:.0f} s")
+    # CI's machine may be slow or busy: both are the controller's and the hosts' processors, as the first run is not,
+    # which waits for downloads, too.
+    assert seconds < 2 * calls  # 1.5 of it
+    if os.environ.get("TRAINYARD_FULL"):
         assert seconds < 30  # 25 on two quiet cores
+        assert seconds < controller.seconds["first"] / 4
 
 
 @pytest.mark.full

@@ -66,6 +66,16 @@ def test_a_text_that_its_command_refuses_leaves_the_old_one(have, tmp_path):
     assert (tmp_path / "a").read_text() == "good\n"
 
 
+def test_what_only_some_hosts_want_is_left_out_on_the_others(have, tmp_path):
+    files = [
+        mine(tmp_path, path=str(tmp_path / "conf.d/a"), content="a\n", where=str(tmp_path / "conf.d")),
+        mine(tmp_path, path=str(tmp_path / "b"), content="b\n"),
+    ]
+    assert have(*files)["paths"] == [str(tmp_path / "b")] and not (tmp_path / "conf.d").exists()
+    (tmp_path / "conf.d").mkdir()
+    assert have(*files)["paths"] == [str(tmp_path / "conf.d/a")]
+
+
 @pytest.mark.parametrize("more", [{}, {"content": "a", "link_to": "/b"}])
 def test_what_is_to_be_there_is_said_once(have, tmp_path, more):
     assert "say one of content, link_to and directory" in have(mine(tmp_path, path="/x", **more))["msg"]

@@ -335,7 +335,11 @@ def test_what_is_asked_before_anything_is_changed_changes_nothing(
     monkeypatch.setattr(limits, "in_container", lambda: container)
     good, bad = ({"domain": "x", "item": "nofile", "value": value, "why": ""} for value in ("64", "65"))
     answer = call_main(limits, path=path, limits=[good], nr_open=64, only_look=True)
-    assert answer == {"changed": False} and not os.path.exists(path)
+    assert answer == {"changed": False, "differs": True} and not os.path.exists(path)
+    (tmp_path / "limits.conf").write_text(limits.render([good]))
+    answer = call_main(limits, path=path, limits=[good], nr_open=64, only_look=True)
+    assert answer == {"changed": False, "differs": False}
+    os.unlink(path)
     answer = call_main(limits, path=path, limits=[bad], nr_open=64, only_look=True)
     assert bool(answer.get("failed")) is not container and not os.path.exists(path)
     assert container or "tuning_nofile: found 65; expected at most 64, fs.nr_open" in answer["msg"]
@@ -420,9 +424,36 @@ def test_what_keeps_a_host_awake_goes_with_the_rest():
         f"{item['path']}/{name}" for item in VALUES["_tuning_made_awake"] for name in item.get("inside", [])
     }
     gone |= {item["path"] for item in VALUES["_tuning_made_awake"]}
-    made = {item["path"]: item for item in VALUES["_tuning_awake"] + VALUES["_tuning_needrestart"]}
+    made = {item["path"]: item for item in VALUES["_tuning_awake"]}
     assert gone >= set(made)
     unit = (ROLE / "files/trainyard-awake.service").read_text()
     wanted = next(line.split("=")[1] for line in unit.splitlines() if line.startswith("WantedBy="))
     link = f"/etc/systemd/system/{wanted}.wants/trainyard-awake.service"  # what enabling it makes
     assert made[link]["link_to"] == "/etc/systemd/system/trainyard-awake.service"
+
+
+@pytest.mark.parametrize(
+    ("seen", "kept"),
+    [
+        ({}, True),  # --tags python_env: nobody looked
+        ({"__identity_survey": {"survey": {"kept_awake": True}}}, True),  # an earlier run, which was killed
+        ({"__identity_survey": {"survey": {"kept_awake": False}}}, False),
+        (
+            {"__identity_survey": {"survey": {"kept_awake": False}}, "__packages_room": {"first": False}},
+            False,
+        ),
+        ({"__identity_survey": {"survey": {"kept_awake": False}}, "__packages_room": {"first": True}}, True),
+    ],
+)
+def test_whoever_was_kept_awake_may_sleep_in_the_end(seen, kept):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    template = trust_as_template(VALUES["_tuning_kept_awake"])
+    assert Templar(loader=DataLoader(), variables=seen).template(template) is kept
+    (task,) = yaml.safe_load((ROLE / "tasks/release.yml").read_text())
+    (held,) = yaml.safe_load((ROLE / "tasks/hold.yml").read_text())
+    unit = task["ansible.builtin.systemd_service"]["name"].removesuffix(".service")
+    assert task["when"] == "_tuning_kept_awake" and f"--unit={unit}" in held["ansible.builtin.shell"]
+    look = (ROLE.parent.parent / "plugins/modules/identity_survey.py").read_text()
+    assert f'"/run/systemd/transient/{unit}.service"' in look
