@@ -9,7 +9,8 @@ metrics.jsonl, one object a line, by `kind`:
          memory_peak_bytes time
          (compute, comm and memory are the writing rank's own, comm with its compression and its waiting for others;
          rank_…: by rank, rank_seconds being those of computing, compression and optimizer those of the step before, and
-         the memory the most so far; on a CPU, reserved and mfu are null; mfu: model/flops.py; router_loss:
+         the memory the most so far, in seconds to a millionth; of more than TOLD_RANKS these and shares stand in every
+         second, third, … step alone (`by_rank`); on a CPU, reserved and mfu are null; mfu: model/flops.py; router_loss:
          model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
@@ -56,6 +57,7 @@ STATES = (
 )
 FINAL = ("stopped", "failed", "finished")
 BEGINS = ("start", "resume", "restart")  # the events with which attempts begin
+TOLD_RANKS = 64  # whose figures a step's line has at most, in the mean: every host keeps all lines, for ever
 KEYS = (
     *("run", "state", "step", "steps", "loss", "tokens_per_second", "eta_seconds", "attempt", "world_size"),
     *("last_checkpoint", "reason", "updated", "host", "compute_seconds", "slowest", "eval_loss", "best_eval"),
@@ -256,6 +258,17 @@ def parts(steps: list[dict]) -> dict | None:
     return went.means()
 
 
+def by_rank(step: int, **figures: list) -> dict[str, list]:
+    """What the line of a step has of each rank's figures, by name: nothing in most, where ranks are many."""
+    size = len(next(iter(figures.values())))
+    if step % -(-size // TOLD_RANKS):
+        return {}
+    return {
+        name: [round(one, 6) if isinstance(one, float) else one for one in some]
+        for name, some in figures.items()
+    }
+
+
 def step_seconds(parts: dict) -> float:
     """What a step takes by a status's `parts`, those of releases that told of a `rest`, too; 0 without any."""
     by_rank = ("compute", "compression", "optimizer", "waiting")
@@ -348,7 +361,7 @@ def curve(run_dir: Path, last: int | None = None) -> dict:
             if best is None or one["loss"] < best["loss"]:
                 best = {"step": one["step"], "loss": one["loss"]}
             ranks = len(one.get("rank_seconds") or [])
-            if ended or ranks != went.ranks:
+            if ended or (ranks and ranks != went.ranks):
                 went, ended = Went(), False
             if ranks:
                 went.add(one)
@@ -386,9 +399,11 @@ def last_attempt(records: list[dict]) -> list[dict]:
         if found and one["kind"] == "event" and one.get("event") in BEGINS:
             break
         if one["kind"] == "train":
-            if len(one.get("rank_seconds") or []) != (found[0] if found else one)["world_size"]:
+            ranks = len(one.get("rank_seconds") or [])
+            if ranks and ranks != one["world_size"]:
                 break
-            found.append(one)
+            if ranks:
+                found.append(one)
     return found[::-1]
 
 

@@ -314,6 +314,13 @@ class Recorder:
         self.profiler.step()
         self._tell_shares()
         self._propose()
+        figures = {
+            "rank_seconds": report.rank_seconds,
+            "rank_compression_seconds": report.rank_compression_seconds,
+            "rank_optimizer_seconds": report.rank_optimizer_seconds,
+            "rank_memory_peak_bytes": report.rank_memory_peak_bytes,
+            "shares": report.shares,
+        }
         told = self._tell(
             "train",
             epoch=report.epoch,
@@ -328,16 +335,12 @@ class Recorder:
             step_seconds=report.step_seconds,
             compute_seconds=report.compute_seconds,
             comm_seconds=report.comm_seconds,
-            rank_seconds=report.rank_seconds,
-            rank_compression_seconds=report.rank_compression_seconds,
-            rank_optimizer_seconds=report.rank_optimizer_seconds,
-            rank_memory_peak_bytes=report.rank_memory_peak_bytes,
             wire_bytes=run.strategy.wire_bytes,
             world_size=run.world.size,
-            shares=report.shares,
+            **metrics.by_rank(progress.step, **figures),
             **memory(run.world.devices),
         )
-        self._went.add(told)
+        self._went.add({**told, **figures})
         self._trend.add(report.loss)
         self.show(
             step=progress.step,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -68,11 +69,7 @@ def write(directory: Path) -> Path:
 def found(directory: Path) -> dict:
     """What the page shows of the run whose results lie in `directory`."""
     records = read_metrics(directory / "metrics.jsonl")
-    train = [
-        {**one, "memory_peak_bytes": metrics.most_memory(one) or None}
-        for one in records
-        if one["kind"] == "train"
-    ]
+    train = [{**one, "memory_peak_bytes": most} for one, most in _memory_so_far(records)]
     summary, status = _json(directory / "summary.json"), _json(directory / "status.json")
     events = [one for one in records if one["kind"] == "event"]
     evals = [[one["step"], one["loss"]] for one in records if one["kind"] == "eval"]
@@ -104,6 +101,19 @@ def found(directory: Path) -> dict:
         "memory": memory(train, names),
         "samples": _samples(directory),
     }
+
+
+def _memory_so_far(records: list[dict]) -> Iterator[tuple[dict, int | None]]:
+    """Each step's line, and the most that any rank had held by then in its attempt; None where no line says."""
+    most = 0
+    for one in records:
+        if one["kind"] == "event" and one.get("event") in metrics.BEGINS:
+            most = 0
+        elif one["kind"] == "train":
+            own = metrics.most_memory(one)
+            # Of many ranks not each line has all of them.
+            most = own if one.get("rank_memory_peak_bytes") else max(most, own)
+            yield one, most or None
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -256,8 +266,9 @@ def memory(train: list[dict], names: list[str]) -> dict:
 
     whose: "any rank" where the lines have that of each, else "the first rank", which has written them.
     """
-    last = train[-1].get("rank_memory_peak_bytes") or []
-    told = all(one.get("rank_memory_peak_bytes") for one in train)
+    last = next((found for one in reversed(train) if (found := one.get("rank_memory_peak_bytes"))), [])
+    each = [one for one in train if (one.get("world_size") or 0) <= metrics.TOLD_RANKS]
+    told = bool(last) and all(one.get("rank_memory_peak_bytes") for one in each)
     by_rank = zip(names, last, strict=True) if len(last) == len(names) else ()
     ranks = sorted(({"name": name, "bytes": most} for name, most in by_rank), key=lambda one: -one["bytes"])
     return {

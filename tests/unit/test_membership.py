@@ -1,11 +1,13 @@
 """Who takes part in a run's next attempt: the rules, and the stores that hold them."""
 
+import base64
 import contextlib
 import dataclasses
 import errno
 import gc
 import http.server
 import json
+import random
 import shutil
 import socket
 import threading
@@ -765,7 +767,8 @@ class Etcd:
     """
 
     def __init__(self, members):
-        self.mute, self.renewed, self.keys, self.revision = set(), 0.0, {}, 0
+        self.mute, self.renewed, self.sent = set(), 0.0, 0
+        self.begin_anew("14841639068965178418")
         self.servers = []
         for number in range(members):
             server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler(number))
@@ -773,6 +776,9 @@ class Etcd:
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             self.servers.append(server)
         self.place = ",".join(f"http://127.0.0.1:{one.server_address[1]}" for one in self.servers)
+
+    def begin_anew(self, cluster):
+        self.cluster, self.keys, self.revision = cluster, {}, 1
 
     def handler(self, number):
         etcd = self
@@ -803,11 +809,18 @@ class Etcd:
 
     def answer(self, path, told):
         if path == "kv/range":
+            least = int(told.get("min_mod_revision", 0))
             kvs = [
                 {"key": key, "value": value, "mod_revision": str(revision)}
                 for key, (value, revision) in self.keys.items()
+                if revision >= least
             ]
-            return {"kvs": kvs}
+            self.sent += len(kvs)
+            header = {"cluster_id": self.cluster, "revision": str(self.revision)}
+            return {"header": header, "count": str(len(self.keys)), **({"kvs": kvs} if kvs else {})}
+        if path == "kv/deleterange":
+            self.revision += self.keys.pop(told["key"], None) is not None
+            return {}
         if path == "lease/keepalive":
             self.renewed = time.monotonic()
             return {"result": {"TTL": str(store.LEASE)[0]}}
@@ -873,6 +886,69 @@ def until_answered(ask):
         with contextlib.suppress(store.Unreachable):
             return ask()
     raise AssertionError("no answer")
+
+
+def test_what_has_changed_is_all_that_is_sent(etcd):
+    one = store.connect(etcd.place, "run")
+    for node in range(30):
+        etcd.answer("kv/put", kept(f"hosts/{node}", {"node": node}))
+    assert len(until_answered(one.read)) == 30 and etcd.sent >= 30
+    etcd.sent = 0
+    assert len(until_answered(one.read)) == 30 and etcd.sent == 0
+    etcd.answer("kv/put", kept("hosts/7", {"node": 7, "done": 1}))
+    found = until_answered(one.read)
+    assert etcd.sent == 1 and len(found) == 30 and found["hosts/7"].value == {"node": 7, "done": 1}
+    found.clear()  # which is the caller's own
+    assert len(until_answered(one.read)) == 30
+
+
+def test_members_whose_disks_have_lost_what_they_said_are_read_anew(etcd):
+    one = store.connect(etcd.place, "run")
+    for turn in range(30):
+        etcd.answer("kv/put", kept(f"hosts/{turn % 3}", {"turn": turn}))
+    assert len(until_answered(one.read)) == 3
+    etcd.begin_anew(etcd.cluster)
+    for node in range(3):
+        etcd.answer("kv/put", kept(f"hosts/{node}", {"turn": "new"}))
+    assert [one.value for one in until_answered(one.read).values()] == [{"turn": "new"}] * 3
+
+
+def kept(key, value):
+    return {"key": store._packed(f"/trainyard/run/{key}"), "value": store._packed(json.dumps(value))}
+
+
+def test_whatever_happens_there_a_look_sees_all_there_is(etcd):
+    """Also where as many keys have gone as are new, and where members begin anew and come to as many keys."""
+    chance = random.Random(1)
+    one = store.connect(etcd.place, "run")
+    for turn in range(300):
+        for _ in range(chance.randrange(4)):
+            key = f"hosts/{chance.randrange(6)}"
+            what = chance.randrange(12)
+            if what == 0:
+                etcd.begin_anew(str(turn))
+            if what < 5:
+                etcd.answer("kv/deleterange", kept(key, {}))
+            else:
+                etcd.answer("kv/put", kept(key, {"turn": turn}))
+        found = {
+            store._packed(f"/trainyard/run/{key}"): entry for key, entry in until_answered(one.read).items()
+        }
+        there = {
+            key: (json.loads(base64.b64decode(value)), revision)
+            for key, (value, revision) in etcd.keys.items()
+        }
+        assert {key: (entry.value, entry.revision) for key, entry in found.items()} == there
+
+
+def test_who_is_no_member_asks_another_one_than_the_next():
+    members = [(f"10.0.0.{number}", 2389) for number in range(1, 6)]
+    place = ",".join(f"http://{address}:{port}" for address, port in members)
+    hosts = [store.connect(place, "run", f"10.0.0.{number}").members for number in range(1, 106)]
+    assert all(sorted(asked) == members for asked in hosts)
+    assert [asked[0] for asked in hosts[:5]] == members
+    counts = [sum(asked[0] == member for asked in hosts[5:]) for member in members]
+    assert 5 < min(counts) and max(counts) < 40  # of 100
 
 
 def test_one_member_of_three_that_answers_will_do(etcd):

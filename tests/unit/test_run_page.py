@@ -171,6 +171,41 @@ def test_whose_memory_is_shown(tmp_path):
     assert found["series"]["memory_peak_bytes"] == [800, 900]
 
 
+def test_of_many_ranks_some_steps_tell_and_the_others_go_by_these(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "TOLD_RANKS", 1)
+    start = {"kind": "event", "event": "start", "step": 0, "ranks": ["a", "b"]}
+    steps = []
+    for number in range(1, 8):
+        figures = {
+            "rank_seconds": [1.0, 1.0 + number],
+            "rank_compression_seconds": [0.0, 0.0],
+            "rank_optimizer_seconds": [0.5, 0.5],
+            "rank_memory_peak_bytes": [700, 800 + number],
+            "shares": [4, 4],
+        }
+        told = metrics.by_rank(number, **figures)
+        assert told == ({} if number % 2 else figures)
+        times = {"step_seconds": 2.0 + number, "compute_seconds": 1.0, "comm_seconds": 1.0}
+        steps.append(step(number, world_size=2, memory_peak_bytes=700, **times, **told))
+    again = {**start, "event": "restart", "step": 7}
+    found = run_page.found(write(tmp_path, start, *steps, again, {**steps[0], "step": 8}, *steps[1:3]))
+    assert found["memory"]["whose"] == "any rank" and found["memory"]["ranks"][0]["bytes"] == 802
+    peaks = [700, 802, 802, 804, 804, 806, 806, 700, 802, 802]
+    assert found["series"]["memory_peak_bytes"] == peaks
+    found = run_page.found(write(tmp_path, start, *steps))
+    means = {"a": (1.0, 4.0), "b": (5.0, 0.0)}
+    assert {one["name"]: (one["compute"], one["waiting"]) for one in found["parts"]["ranks"]} == means
+    parts = metrics.curve(tmp_path)["parts"]
+    assert (parts["compute"], parts["wire"]) == ([1.0, 5.0], 0.5)
+
+
+def test_a_steps_figures_of_ranks_are_as_long_as_they_must():
+    found = metrics.by_rank(3, rank_seconds=[0.12345678901] * 64, rank_memory_peak_bytes=[2**40] * 64)
+    assert found == {"rank_seconds": [0.123457] * 64, "rank_memory_peak_bytes": [2**40] * 64}
+    told = [bool(metrics.by_rank(number, rank_seconds=[0.5] * 8000)) for number in range(250)]
+    assert sum(told) == 2 and told[125]
+
+
 def test_what_the_machines_were_is_told_of_the_last_attempt(tmp_path):
     card = {"cards": ["RTX 3090", "RTX 3090", "GTX 1080"], "driver": "570.86", "cuda": "12.8"}
     one = {"kernel": "6.12", "cpu": "a CPU", "cores": 16, "memory_bytes": 64 << 30, "python": "3.13.5"}

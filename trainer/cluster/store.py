@@ -14,6 +14,7 @@ import json
 import os
 import time
 import urllib.parse
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,24 +165,45 @@ class Etcd:
                     f"environment variable TRAINYARD_STORE: expected a path or http://ADDRESS:PORT,…, found '{place}'"
                 )
             self.members.append((url.hostname, url.port))
+        # Else each begins with another one: the first would have the looks of all hosts.
+        first = zlib.crc32(own_address.encode()) % len(self.members)
+        self.members = self.members[first:] + self.members[:first]
         self.members.sort(key=lambda member: member[0] != own_address)
         self.prefix = f"/trainyard/{run}/"
         self._connection: http.client.HTTPConnection | None = None
         self._api = "v3"
+        self._read: dict[str, Entry] = {}  # what was read last
+        self._read_at = "", 0  # of which cluster, and its revision then
         self._own_lease: str | None = None
         self._told: tuple[str, dict] | None = None  # the record as it stands there, with that lease
         self.renewed = 0.0
 
     def read(self) -> dict[str, Entry]:
-        """As `Memory.read`."""
+        """As `Memory.read`.
+
+        What has changed since the last time is all that is sent, of a thousand records mostly none; that others are
+        gone shows in their number. Members that have begun anew are a cluster of their own, with other revisions.
+        """
+        cluster, revision = self._read_at
+        changed, count, at = self._range({"min_mod_revision": str(revision + 1)} if self._read else {})
+        entries = {**self._read, **changed}
+        if self._read and (at[0] != cluster or at[1] < revision or len(entries) != count):
+            entries, _, at = self._range({})
+        self._read, self._read_at = entries, at
+        return dict(entries)
+
+    def _range(self, only: dict) -> tuple[dict[str, Entry], int, tuple[str, int]]:
+        """The values, by key, or some of them; how many keys there are; of which cluster, and its revision."""
         last = self.prefix[:-1] + chr(ord("/") + 1)
-        answer = self._ask("kv/range", {"key": _packed(self.prefix), "range_end": _packed(last)})
-        return {
+        answer = self._ask("kv/range", {"key": _packed(self.prefix), "range_end": _packed(last), **only})
+        found = {
             base64.b64decode(one["key"]).decode().removeprefix(self.prefix): Entry(
                 json.loads(base64.b64decode(one["value"])), int(one["mod_revision"])
             )
             for one in answer.get("kvs", ())
         }
+        header = answer["header"]
+        return found, int(answer.get("count", 0)), (header["cluster_id"], int(header["revision"]))
 
     def put_if(self, key: str, value: dict, revision: int) -> bool:
         """As `Memory.put_if`."""
