@@ -30,6 +30,9 @@ FEWER_CARDS = (
     "one of these hosts (-l) it would be on the GPU"
 )
 MARK = "host-"  # in a run directory: of `find_sharers`
+# Ranks that connect each to each as they meet, which shows at once who does not reach whom. What they tell each other
+# for that grows with the cube of their number; of more, two connect when they first talk to each other.
+ALL_TO_ALL = 64
 PATIENCE = datetime.timedelta(hours=2)
 # For data, which one host may read and tokenise for hours after the others. Launchers see who dies or hangs meanwhile;
 # under plain torchrun a rank that ends is noticed, too, and only a host without power or wire is waited for in vain.
@@ -81,6 +84,8 @@ class World:
         self._timeout = timeout = datetime.timedelta(seconds=config.timeout_seconds)
         if self.size > 1:
             with translated(self):
+                if self.size > ALL_TO_ALL:
+                    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
                 dist.init_process_group("gloo", timeout=timeout)
                 self.training = dist.group.WORLD
                 self.control = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="control")

@@ -96,6 +96,7 @@ def network_plan(survey, wanted, renderer="auto"):
         check_together(entries, survey["interfaces"])
         check_mtu(entries, survey["interfaces"])
         check_ipv6(entries, survey["interfaces"], before)
+        check_further(entries, survey["interfaces"], before)
         renderer = choose_renderer(renderer, survey["active"])
         check_bridges(entries, survey["interfaces"], renderer)
         return {"errors": [], **plan(survey, entries, wanted, renderer, before)}
@@ -130,12 +131,7 @@ def check_ipv6(entries, present, before):
     """
     if any(":" in str(address) for item in entries for address in item["definition"].get("addresses", [])):
         return
-    ours = {
-        str(address)
-        for definitions in before.values()
-        for definition in definitions.values()
-        for address in definition.get("addresses") or []
-    }
+    ours = addresses_in(before)
     for item in entries:
         link = next((link for link in present if link["name"] == item["now"]), None)
         for address in link["addresses"] if link else []:
@@ -145,6 +141,48 @@ def check_ipv6(entries, present, before):
                     "IPv6 address, so it would be lost: write it under addresses, or give it up first by "
                     f"`ip address del {address} dev {item['now']}`"
                 )
+
+
+def check_further(entries, present, before):
+    """Of several fixed IPv4 addresses none goes unsaid as we take an interface over; one for one they are replaced.
+
+    What comes besides later is another program's, as is mostly a /32, which moves from host to host.
+    """
+    ours = addresses_in(before)
+    since_long = {name for found in before.values() for name in found if found[name].get("addresses")}
+    held = {link["name"]: link for link in present if link["name"] not in since_long}
+    wanted = {address.ip for item in entries for address in item["addresses"]}
+    standing = {ipaddress.ip_interface(text).ip for link in present for text in link["addresses"]}
+    going: dict[str, list] = {}  # by the entry that is to have them
+    for item in entries:
+        link = held.get(item["now"], {"addresses": []})
+        fixed = [text for text in link["addresses"] if text not in ours and text not in link["dynamic"]]
+        at = next((one["now"] for one in entries if takes_in(one, item["now"])), item["now"])
+        going.setdefault(at, []).extend(
+            (item["now"], text)
+            for text in fixed
+            if ":" not in text and not text.endswith("/32") and ipaddress.ip_interface(text).ip not in wanted
+        )
+    for item in entries:
+        own = {one.ip for one in item["addresses"] if one.version == 4}
+        leased = bool(item["definition"].get("dhcp4"))
+        lost = going.get(item["now"], [])[len(own - standing) + leased :]
+        if lost and (own or leased):  # without, none are meant
+            name, text = lost[0]
+            raise Refused(
+                f"{item['where']}: {name} has the fixed address {text}, too, which would be lost: write it under "
+                f"addresses, or give it up first by `ip address del {text} dev {name}`"
+            )
+
+
+def addresses_in(before):
+    """All addresses that our last file has, as they are written."""
+    return {
+        str(address)
+        for definitions in before.values()
+        for definition in definitions.values()
+        for address in definition.get("addresses") or []
+    }
 
 
 def check_default_route(routes, entries, said, gone):

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import os
 
 import numpy as np
 import peft
@@ -234,6 +235,27 @@ def test_documents_that_are_not_packed(material, references_alone, tmp_path, ada
     found = ranks.run(tmp_path, size, material / "run.yaml", *chosen, patch=patch)
     assert found == pytest.approx(references_alone[adapter], rel=1e-5)
     assert abs(found[-1] - found[0]) > 0.01
+
+
+@pytest.mark.parametrize("most", [3, pytest.param(4, marks=pytest.mark.full)])
+def test_ranks_that_are_many_connect_when_they_first_talk(material, references, tmp_path, most):
+    """And learn the same; of fewer each has met all the others before the first step."""
+    patch = {
+        ("trainer.world", "ALL_TO_ALL"): most,
+        ("torch.distributed", "init_process_group"): functools.partial(_noted, tmp_path / "lazy"),
+    }
+    chosen = ("strategy=ddp", "adapter=none", "batch_size=8")
+    found = ranks.run(tmp_path, 4, material / "run.yaml", *chosen, patch=patch)
+    assert found == pytest.approx(references["none"], rel=1e-5)
+    assert (tmp_path / "lazy").read_text() == ("1" * 4 if most == 3 else "")
+
+
+def _noted(file, *how, **more):
+    from torch import distributed
+
+    with file.open("a") as out:
+        out.write(os.environ.get("TORCH_GLOO_LAZY_INIT", ""))
+    return distributed.init_process_group_really(*how, **more)
 
 
 def test_a_step_is_as_wide_as_its_longest_document_on_all_ranks(material, tmp_path):

@@ -2602,6 +2602,48 @@ def test_a_fixed_ipv6_address_does_not_go_unsaid(dynamic, given, before, refused
             assert f"network_interfaces[0]: eth0 has the fixed address {FIXED}" in errors[0]
 
 
+FURTHER = "10.9.0.5/24"
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "said"),
+    [
+        ([FURTHER], [{**STATIC, "addresses": ["192.168.1.50/24"]}], FURTHER),
+        ([FURTHER], [{**STATIC, "addresses": ["192.168.1.50/16", FURTHER]}], None),
+        ([FURTHER], [{**STATIC, "addresses": ["192.168.1.100/24"]}], FURTHER),  # one is replaced
+        ([FURTHER], [{**STATIC, "addresses": ["192.168.1.100/24", "10.9.0.6/24"]}], None),  # both are
+        ([FURTHER], [{"name": "eth0", "options": {"dhcp4": True}, "gateway": "none"}], FURTHER),
+        ([FURTHER], [{"name": "eth1", "addresses": ["10.1.0.1/24"]}], None),  # which is another card
+        ([FURTHER], [{**STATIC_ALONE, "addresses": ["2001:db8::5/64"]}], None),  # IPv4 is given up
+        ([FURTHER], [BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.50/24"]}], FURTHER),
+        ([FURTHER], [BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.50/24", FURTHER]}], None),
+        ([], [BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.100/24"]}], None),
+        (["10.9.0.5/32"], [{**STATIC, "addresses": ["192.168.1.50/24"]}], None),  # a service's, by keepalived
+    ],
+)
+def test_a_further_address_does_not_go_unsaid(held, wanted, said):
+    interfaces = [{**ETH0, "addresses": ["192.168.1.50/24", *held], "dynamic": []}, copy.deepcopy(ETH1)]
+    errors = network_plan(survey(interfaces=interfaces), wanted)["errors"]
+    assert bool(errors) is bool(said)
+    if said:
+        at = next(number for number, one in enumerate(wanted) if one.get("addresses") or "options" in one)
+        assert errors == [
+            f"network_interfaces[{at}]: eth0 has the fixed address {said}, too, which would be lost: write it under "
+            f"addresses, or give it up first by `ip address del {said} dev eth0`"
+        ]
+
+
+def test_an_address_that_came_besides_since_is_no_matter_of_ours():
+    wanted = {**STATIC, "nameservers": []}
+    files = {"netplan": {OUR_FILE: written(planned([wanted]))["content"]}}
+    for dynamic in ([], [FURTHER]):
+        link = {**ETH0, "addresses": ["192.168.1.100/24", FURTHER], "dynamic": dynamic}
+        planned([wanted], interfaces=[link, copy.deepcopy(ETH1)], files=files)
+    leased = {**ETH0, "addresses": ["192.168.1.50/24", FURTHER], "dynamic": [FURTHER]}
+    alone = {**wanted, "addresses": ["192.168.1.50/24"]}
+    planned([alone], interfaces=[leased, copy.deepcopy(ETH1)])  # it comes again
+
+
 def test_cloud_init_is_told_to_leave_the_network_alone():
     plan = planned([STATIC], cloud_init=True)
     assert (
