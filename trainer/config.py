@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from trainer import others
 from trainer.balance import given
 from trainer.errors import BadInput
 from trainer.ways import EXACT
@@ -386,12 +387,24 @@ def _values(
         values[name] = (value, where)
     for override in overrides:
         name, equals, text = override.partition("=")
-        where = f"override '{override}'"
+        # The value of what is no key of ours may be a secret.
+        where = f"override '{override}'" if name in FIELDS or not equals else f"override '{name}=…'"
         if equals:
             values[name] = (text, where)
         else:
             problems.append(f"{where}: expected key=value")
     return values
+
+
+def instead(name: str, known: typing.Iterable[str], others_are: str) -> str:
+    """What to write instead of a key that is none; known: those there are. others_are: what comes before ours."""
+    if own := others.here(name):
+        return own
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return f"did you mean '{near[0]}'?"
+    if near := difflib.get_close_matches(name, others.KEYS, n=1, cutoff=0.8):
+        return f"did you mean '{near[0]}'? {others.here(near[0])}"
+    return f"{others_are}: {', '.join(FIELDS)}"
 
 
 def from_mapping(mapping: dict, where: str = "configuration") -> Config:
@@ -403,9 +416,7 @@ def _build(values: dict[str, tuple[object, str]], problems: list[str]) -> Config
     settings = {}
     for name, (value, where) in values.items():
         if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.6)
-            cure = f"did you mean '{near[0]}'?" if near else f"the keys are: {', '.join(FIELDS)}"
-            problems.append(f"{where}: unknown key '{name}'; {cure}")
+            problems.append(f"{where}: unknown key '{name}'; {instead(name, FIELDS, 'the keys are')}")
             continue
         try:
             settings[name] = _checked(FIELDS[name], value)

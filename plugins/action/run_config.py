@@ -107,12 +107,7 @@ def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[d
                 f"-e … {value}: expected key=value; where a value has spaces, quote it twice: -e \"key='a value'\""
             )
         elif name not in known and not name.startswith("ansible_"):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            cure = (
-                f"did you mean '{near[0]}'?"
-                if near
-                else f"the run's keys are: {', '.join(trainer_config.FIELDS)}"
-            )
+            cure = trainer_config.instead(name, known, "the run's keys are")
             problems.append(f"-e {name}=…: unknown key '{name}'; {cure}")  # its value may be a secret
     return switches, keys, problems
 

@@ -233,6 +233,10 @@ REFUSED = {
         lambda _: {"batchsize": 3},
         ["-e batchsize=…: unknown key", "did you mean 'batch_size'?"],
     ),
+    "another trainer's key": (
+        lambda _: {"per_device_train_batch_size": 8},
+        ["unknown key 'per_device_train_batch_size'; here it is batch_size, which counts over all ranks"],
+    ),
     "a misspelt switch": (lambda _: {"smok": "true"}, ["'smok'", "did you mean 'smoke'?"]),
     "a name that trials have": (
         lambda _: {"run": "smoke-first"},

@@ -1,19 +1,28 @@
 """The configuration: what is refused, where it stands, and what to write instead."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainer import config
+from trainer import config, others
 from trainer.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
 
 REFUSED = {
     "unknown key": ("step: 3", ":1: unknown key 'step'; did you mean 'steps'?"),
+    "another trainer's key": ("learning_rate: 1e-4", ":1: unknown key 'learning_rate'; here it is lr"),
+    "as an option": ("--load-in-4bit: true", "here it is quantize: 4bit, with adapter: lora"),
+    "one that is like ours": ("save_steps: 100", "'save_steps'; here it is checkpoint_every, in steps"),
+    "another trainer's, misspelt": (
+        "gradient_acumulation_steps: 4",
+        "did you mean 'gradient_accumulation_steps'? here it is batch_size, which counts over all ranks",
+    ),
+    "what nobody sets here": ("template: llama3", "here there is nothing to set: a chat goes by the model's"),
     "unknown key, far from any": ("zzzzzz: 3", "the keys are: run, model,"),
     "line of the second": (
         "lr: 0.1\nbach_size: 3",
@@ -125,6 +134,26 @@ def test_overrides_come_last_and_are_read_as_yaml(tmp_path):
     )
     assert (found.lr, found.steps, found.run, found.epochs) == (3e-4, 7, "2024", 2.0)
     assert found.trust_remote_code is True and found.max_samples is None
+
+
+@pytest.mark.parametrize("name", sorted(others.KEYS))
+def test_what_other_trainers_keys_are_here_is_there(name):
+    """Of what is said after "here it is", each key is one, and each value that is written out is taken."""
+    said = others.KEYS[name]
+    assert name not in config.FIELDS and others.here(name.replace("_", "-").upper()).endswith(said)
+    if said.startswith("nothing "):
+        return
+    first = re.match(r"[a-z_0-9]+", said)[0]
+    assert first in config.FIELDS or first == "trainer_hub_token"
+    for key, value in re.findall(r"([a-z_0-9]+): (\w+)", said):
+        config.from_mapping({key: value})
+    for key, value in re.findall(r"([a-z_0-9]+): (?:\w+(?:, | or ))+(\w+)", said):
+        assert value == "or" or value in config.FIELDS[key].metadata["choices"]
+
+
+def test_what_may_be_a_secret_is_not_printed():
+    with pytest.raises(BadInput, match="'hf_token=…': unknown key 'hf_token'; here it is trainer_hub_token"):
+        config.load(None, ["hf_token=hf_abc"])
 
 
 def test_an_empty_file_is_the_defaults(tmp_path):
