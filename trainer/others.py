@@ -65,7 +65,7 @@ KEYS = {
     "save_steps": STEPS_BETWEEN,
     "save_every": STEPS_BETWEEN,
     "save_interval": STEPS_BETWEEN,
-    "save_strategy": "checkpoint_every, in steps, checkpoint_epochs: true or checkpoint_minutes",
+    "save_strategy": "checkpoint_every, in steps, or checkpoint_epochs: true, or checkpoint_minutes",
     "save_total_limit": "checkpoint_keep",
     "eval_steps": "eval_every",
     "eval_interval": "eval_every",
