@@ -681,7 +681,8 @@ def _checked(field: dataclasses.Field, value: object):
         raise ValueError(f"expected UTF-8, found {value!a}; give what is called so another name")
     if rules["choices"] and value not in rules["choices"]:
         near = difflib.get_close_matches(value, rules["choices"], n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        meant = others.VALUES.get(field.name, {}).get(value.lower()) or next(iter(near), "")
+        hint = f"; did you mean '{meant}'?" if meant else ""
         raise ValueError(f"expected {' or '.join(rules['choices'])}, found '{value}'{hint}")
     if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
         raise ValueError(

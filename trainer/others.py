@@ -189,6 +189,49 @@ KEYS = {
     "rl": PREFERENCES,
 }
 
+# What they call a value, by our key.
+VALUES = {
+    "dtype": {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "half": "float16",
+        "fp32": "float32",
+        "float": "float32",
+    },
+    "device": {"gpu": "cuda", "cuda:0": "cuda"},
+    "optimizer": {
+        **dict.fromkeys(("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fused_adamw"), "adamw"),
+        **dict.fromkeys(("adam_8bit", "adamw_bnb_8bit", "adamw8bit"), "adamw_8bit"),
+        "paged_adamw_32bit": "paged_adamw",
+    },
+    "quantize": {
+        **dict.fromkeys(("4", "4-bit", "nf4", "fp4", "int4"), "4bit"),
+        **dict.fromkeys(("8", "8-bit", "int8"), "8bit"),
+    },
+    "adapter": {"qlora": "lora", "full": "none"},
+    "attention": {**dict.fromkeys(("flash", "flash_attn", "flash_attention", "fa2"), "flash_attention_2")},
+    "lr_schedule": {
+        **dict.fromkeys(("cosine_with_min_lr", "cosine_with_warmup", "cosine_with_restarts"), "cosine"),
+        **dict.fromkeys(("linear_with_warmup", "polynomial"), "linear"),
+        "constant_with_warmup": "constant",
+    },
+    "loss_on": {**dict.fromkeys(("answer", "assistant", "completion", "completions", "response"), "answers")},
+    "data_format": {
+        **dict.fromkeys(("alpaca", "dolly", "prompt_completion"), "instruction"),
+        **dict.fromkeys(("sharegpt", "messages", "chatml", "openai", "conversations"), "chat"),
+        **dict.fromkeys(("plain", "completion", "pretrain"), "text"),
+    },
+    "strategy": {
+        **dict.fromkeys(("dp", "none", "auto"), "ddp"),
+        **dict.fromkeys(("fsdp1", "fsdp2", "full_shard", "deepspeed_zero3", "stage3"), "fsdp"),
+        **dict.fromkeys(("deepspeed_zero2", "stage2", "shard_grad_op"), "zero2"),
+        **dict.fromkeys(("zero", "deepspeed", "deepspeed_zero1", "stage1"), "zero1"),
+        **dict.fromkeys(("cpu_offload", "zero_offload"), "offload"),
+        **dict.fromkeys(("nvme", "zero_infinity"), "infinity"),
+        "model_parallel": "split",
+    },
+}
+
 
 def here(name: str) -> str:
     """What to write instead of another trainer's key, as a sentence's end; "" for one that is not known."""

@@ -40,6 +40,8 @@ REFUSED = {
     "infinity": ("lr: .inf", "lr: expected a finite number"),
     "unknown strategy": ("strategy: dpd", "strategy: expected ddp or fsdp or zero1"),
     "a strategy of nobody": ("strategy: zero4", "found 'zero4'; did you mean 'zero3'?"),
+    "another trainer's word": ("device: gpu", "found 'gpu'; did you mean 'cuda'?"),
+    "another trainer's word, in capitals": ("dtype: BF16", "found 'BF16'; did you mean 'bfloat16'?"),
     "unknown schedule": ("lr_schedule: cosin", "expected cosine or linear or constant, found 'cosin'"),
     "a list": ("model: [a, b]", "model: expected one value, found a list"),
     "a list of shares": (
@@ -150,6 +152,13 @@ def test_what_other_trainers_keys_are_here_is_there(name):
     for last in re.findall(r": \w+(?:, \w+)* or (\w+)", said):
         key = said.partition(":")[0]
         config.from_mapping({key: last})
+
+
+def test_what_other_trainers_values_are_here_is_taken():
+    for key, values in others.VALUES.items():
+        choices = config.FIELDS[key].metadata["choices"]
+        assert {*values.values()} <= {*choices} and not {*values} & {*choices}
+        assert [one.lower() for one in values] == list(values)
 
 
 def test_what_may_be_a_secret_is_not_printed():
