@@ -85,8 +85,10 @@ def test_the_speed_that_is_shown_is_that_of_the_last_steps_together(chats, mater
     assert f"{tokens / seconds:,.0f} tokens/s" in line
 
 
-def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, material, tmp_path):
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_a_mix_is_the_same_on_any_number_of_ranks_and_after_a_stop(chats, material, tmp_path, packing):
     mix = [
+        f"packing={packing}",
         *(one for one in chats if not one.startswith("dataset")),
         f"{chats[1]},{material}/data.jsonl",
         "dataset_weights=2,1",

@@ -13,6 +13,7 @@ import time
 
 import pytest
 import ranks
+import torch
 from safetensors.torch import load_file
 
 from trainer import metrics
@@ -157,6 +158,30 @@ def test_evaluation_is_the_same_on_any_number_of_ranks(material, tmp_path, strat
     assert losses[2] < losses[0]
     summary = json.loads((tmp_path / "one/node0/summary.json").read_text())
     assert summary["evals"] == [[4, losses[0]], [8, losses[1]], [12, losses[2]]]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_evaluated_without_packing_is_each_document_by_itself(material, tmp_path, size):
+    """With the weights that the run has in the end, as transformers loads them."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    lines = (material / "data.jsonl").read_text().splitlines()[:30]
+    (tmp_path / "held.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    extra = ("packing=false", "sequence_length=64", f"validation={tmp_path}/held.jsonl", "eval_every=12")
+    patch = {("trainer.data.pack", "STRIDE"): 8}
+    ranks.run(tmp_path, size, material / "run.yaml", *extra, patch=patch)
+    tokenizer = AutoTokenizer.from_pretrained(material / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "node0/model", attn_implementation="eager").eval()
+    total = count = 0
+    for line in lines:
+        ids = [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
+        for at in range(0, len(ids) - 1, 64):
+            part = torch.tensor(ids[at : at + 65])
+            logits = model(part[None, :-1]).logits[0]
+            total += torch.nn.functional.cross_entropy(logits, part[1:], reduction="sum").item()
+            count += len(part) - 1
+    (record,) = ranks.records(tmp_path / "node0", "eval")
+    assert record["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
 def _counted(run, packed, sequences):
