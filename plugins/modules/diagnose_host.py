@@ -181,7 +181,7 @@ def last_words(path: str) -> tuple[str, float | None]:
     try:
         with opened(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            lines = file.read(4096).decode(errors="replace").strip().splitlines()
         return (lines[-1] if lines else ""), time.time() - os.path.getmtime(path)
     except OSError:
         return "", None

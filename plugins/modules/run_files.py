@@ -39,14 +39,14 @@ from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
 
 
-def read(handle: int, name: str) -> str | None:
-    """The text of a plain file of a directory; None where there is none."""
+def says(handle: int, name: str, wanted: str) -> bool:
+    """Whether a plain file of a directory says this. No more than that is read: the directory is the service user's."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
         with open(file, encoding="utf-8", errors="replace") as text:
-            return text.read()
+            return text.read(len(wanted) + 1) == wanted
     except OSError:
-        return None
+        return False
 
 
 def is_there(handle: int, name: str) -> bool:
@@ -96,7 +96,7 @@ def main() -> None:
         with acting_as(p["user"]) if p["user"] else contextlib.nullcontext():
             handle = os.open(p["directory"], os.O_RDONLY | os.O_DIRECTORY)
             for name, text in p["files"].items():
-                if is_there(handle, name) if text is None else read(handle, name) != text:
+                if is_there(handle, name) if text is None else not says(handle, name, text):
                     names.append(name)
                     if not module.check_mode:
                         have(handle, name, text)

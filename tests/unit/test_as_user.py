@@ -169,6 +169,9 @@ def test_a_runs_files_are_had_and_removed(run_module, home):
     assert {path.name: path.read_text() for path in home.iterdir()} == {"config.yaml": "run: a\n"}
     assert (home / "config.yaml").stat().st_mode & 0o777 == 0o640
     assert run_module("run_files", **options)["changed"] is False
+    for other in ("run: a\nmore", "run: a"):  # which begins as it should
+        (home / "config.yaml").write_text(other)
+        assert run_module("run_files", **options)["names"] == ["config.yaml"]
     elsewhere = {**options, "directory": str(home / "none")}
     assert run_module("run_files", check=True, **elsewhere)["changed"] is True
     assert "No such file or directory for the service user" in run_module("run_files", **elsewhere)["msg"]
